@@ -1,0 +1,168 @@
+"""The boundary payload: what the prefix hands to the suffix, in memory as it is, on the wire as safe bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ariadne import tree
+from ariadne.errors import BoundaryError, ConsumedError, PayloadError
+from ariadne.wire import TensorRef, decode, encode, register_boundary_serializer
+
+PROTOCOL_VERSION = 2
+
+
+class BoundaryPayload:
+    """The values that cross one cut, for one batch.
+
+    In memory nothing is copied. `labels` names the values in order; `tensors` holds every tensor by its label (a sequence
+    called `parts` gives `parts[0]`, `parts[1]`, ...), `values` the tree with `TensorRef`s in their place. A boundary made
+    by `run_training_prefix` also keeps the prefix's autograd graph, which does not travel.
+
+    `to_bytes` and `from_bytes` write and read it as bytes without pickle; reading checks every length before it
+    allocates, and raises `PayloadError` for anything malformed.
+    """
+
+    __slots__ = ("_consumed", "_graph", "_shared", "batch", "labels", "plan_signature", "raw", "requires_grad",
+                 "split_id")  # fmt: skip
+
+    def __init__(
+        self,
+        split_id: str,
+        plan_signature: str,
+        batch: int,
+        labels: tuple[str, ...],
+        raw: tuple[Any, ...],
+        requires_grad: tuple[str, ...] = (),
+        graph: tuple[Any, ...] | None = None,
+    ) -> None:
+        self.split_id, self.plan_signature, self.batch = split_id, plan_signature, batch
+        self.labels, self.raw, self.requires_grad = labels, raw, requires_grad
+        self._graph = graph
+        self._consumed: tuple[str, ...] = ()
+        self._shared: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    @property
+    def protocol_version(self) -> int:
+        """The version of the payload's form."""
+        return PROTOCOL_VERSION
+
+    @property
+    def batch_size(self) -> int:
+        """The batch."""
+        return self.batch
+
+    @property
+    def supports_prefix_backward(self) -> bool:
+        """Whether the prefix's graph is still there for `backward_prefix`."""
+        return self._graph is not None and "backward_prefix" not in self._consumed
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor, by label."""
+        return {label: t for label, t in self._leaves() if isinstance(t, torch.Tensor)}
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The values in the order of `labels`, with a `TensorRef` for every tensor."""
+        return tuple(
+            tree.unflatten(
+                [TensorRef(f"{label}{at}") if isinstance(v, torch.Tensor) else v for at, v in tree.paths(value)],
+                tree.flatten(value)[1],
+            )
+            for label, value in zip(self.labels, self.raw, strict=True)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all its tensors."""
+        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+    def _leaves(self) -> list[tuple[str, Any]]:
+        return [(f"{label}{at}", v) for label, value in zip(self.labels, self.raw, strict=True) for at, v in tree.paths(value)]
+
+    def consume(self, by: str) -> None:
+        """Mark it as taken by `train_suffix` or `backward_prefix`; the second time by the same one raises."""
+        with _CONSUMING:
+            if by in self._consumed:
+                raise ConsumedError(
+                    f"this boundary (batch {self.batch}, {self.split_id}) was already taken by {by}; each boundary is trained "
+                    "once. Make another with run_training_prefix"
+                )
+            self._consumed = (*self._consumed, by)
+
+    def to_bytes(self) -> bytes:
+        """The payload as bytes, for any process that prepared the same split."""
+        header = {
+            "protocol_version": PROTOCOL_VERSION,
+            "split_id": self.split_id,
+            "plan_signature": self.plan_signature,
+            "batch": self.batch,
+            "labels": self.labels,
+            "requires_grad": self.requires_grad,
+        }
+        with torch.no_grad():
+            tensors = {label: t.detach() for label, t in self.tensors.items()}
+        return encode(header, tensors, self.values)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview, *, device: str = "cpu") -> BoundaryPayload:
+        """The payload that `to_bytes` wrote; `PayloadError` says what is wrong with bytes that are none."""
+        header, tensors, values = decode(data, device=device)
+        wanted = {"split_id": str, "plan_signature": str, "batch": int, "labels": (tuple, list), "requires_grad": (tuple, list)}
+        for key, kind in wanted.items():
+            if not isinstance(header.get(key), kind):  # type: ignore[arg-type]
+                raise PayloadError(f"the header's {key!r} is {header.get(key)!r}, which is not of the expected type")
+        if header.get("protocol_version") != PROTOCOL_VERSION:
+            raise PayloadError(
+                f"the payload has protocol version {header.get('protocol_version')!r}; this Ariadne reads {PROTOCOL_VERSION}"
+            )
+        labels = tuple(header["labels"])
+        if not isinstance(values, (tuple, list)) or len(values) != len(labels):
+            raise PayloadError(f"the payload has {len(labels)} label(s), but not as many values")
+        raw = tuple(tree.map_leaves(lambda v: _take(tensors, v), value) for value in values)
+        return cls(header["split_id"], header["plan_signature"], header["batch"], labels, raw, tuple(header["requires_grad"]))
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{k}: {list(t.shape)}" for k, t in self.tensors.items())
+        return f"BoundaryPayload({self.split_id}, batch {self.batch}, {parts})"
+
+
+ReplayBoundary = BoundaryPayload
+_CONSUMING = threading.Lock()
+
+
+def _take(tensors: Mapping[str, torch.Tensor], value: Any) -> Any:
+    if isinstance(value, TensorRef):
+        if value.label not in tensors:
+            raise PayloadError(f"the payload refers to a tensor {value.label!r} that it does not hold")
+        return tensors[value.label]
+    return value
+
+
+def gradients_to_bytes(gradients: Mapping[str, torch.Tensor | None]) -> bytes:
+    """Boundary gradients, by label, as bytes that `gradients_from_bytes` reads without pickle."""
+    held = {k: g for k, g in gradients.items() if g is not None}
+    return encode({"gradients": list(gradients)}, held, None)
+
+
+def gradients_from_bytes(data: bytes | bytearray | memoryview) -> dict[str, torch.Tensor | None]:
+    """The gradients that `gradients_to_bytes` wrote; None where there was none."""
+    header, tensors, _ = decode(data)
+    names = header.get("gradients")
+    if not isinstance(names, (tuple, list)):
+        raise PayloadError("the bytes hold no boundary gradients")
+    return {name: tensors.get(name) for name in names}
+
+
+__all__ = [
+    "BoundaryError",
+    "BoundaryPayload",
+    "ReplayBoundary",
+    "gradients_from_bytes",
+    "gradients_to_bytes",
+    "register_boundary_serializer",
+]

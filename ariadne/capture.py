@@ -1,0 +1,258 @@
+"""Capture: from a model and example inputs to a plan, by the first way that serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from sympy import Eq, Integer, Ne
+from torch import nn
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from ariadne import tree
+from ariadne.errors import CaptureError, UnsupportedError
+from ariadne.generalize import Disagreement, at_batch, disagreement, generalize
+from ariadne.lower import Lowering, state_tensors
+from ariadne.plan import Batches, TracePlan, check
+from ariadne.recorder import Recorder, Recording, recording
+from ariadne.state import Snapshot
+
+
+@dataclass(frozen=True)
+class Example:
+    """Example inputs: leaves, their structure, which tensor leaves carry the batch, and the batch they have."""
+
+    leaves: tuple[Any, ...]
+    spec: tree.Spec
+    batched: tuple[int, ...]
+    batch: int
+
+    @classmethod
+    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Example:
+        leaves, spec = tree.flatten((tuple(args), dict(kwargs)))
+        tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        batch = leaves[tensors[0]].shape[0]
+        batched = tuple(i for i in tensors if leaves[i].dim() and leaves[i].shape[0] == batch)
+        return cls(tuple(leaves), spec, batched, batch)
+
+    def resized(self, batch: int) -> list[Any]:
+        """Fresh leaves with `batch` samples: copies of those given, repeated or cut."""
+        out: list[Any] = []
+        for i, leaf in enumerate(self.leaves):
+            if not isinstance(leaf, torch.Tensor):
+                out.append(leaf)
+                continue
+            with torch.no_grad():
+                if i in self.batched and batch != self.batch:
+                    t = leaf.detach()[torch.arange(batch, device=leaf.device) % self.batch]
+                    t = t.contiguous(memory_format=_format(leaf))
+                else:
+                    t = leaf.detach().clone()
+            out.append(t.requires_grad_(leaf.requires_grad))
+        return out
+
+
+def _format(t: torch.Tensor) -> torch.memory_format:
+    for dims, fmt in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if t.dim() == dims and t.is_contiguous(memory_format=fmt) and not t.is_contiguous():
+            return fmt
+    return torch.contiguous_format
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One real run of the model, made during capture: its batch and what it returned."""
+
+    batch: int
+    output: Any
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A plan, and the real runs that it was held against."""
+
+    plan: TracePlan
+    evidence: tuple[Evidence, ...]
+
+
+def capture(model: nn.Module, example: Example, *, batch_symbol: str, batches: range, grad: bool) -> Captured:
+    """The plan of the model's forward on inputs like `example`, for as many of `batches` as it can be shown to hold for.
+
+    Tried in this order: symbolic; observed at several batch sizes; observed at the example's batch alone. Whatever made
+    the plan, real runs at the example's batch and at batch 1 are held against it, op by op. `grad`: gradients enabled.
+
+    Raises `UnsupportedError` where forward does something that no plan can hold, and what the model raises itself.
+    """
+    size = example.batch if example.batch in batches else max(batches.start, min(2, batches.stop - 1))
+    reasons: list[tuple[str, str]] = []
+    real, evidence = observe(model, example, size, batch_symbol, grad)
+    plan = None
+    try:
+        plan = symbolic(model, example, batch_symbol, batches, grad)
+    except UnsupportedError as error:
+        reasons.append(("symbolic", str(error)))
+    except Exception as error:  # whatever torch's fake tensors raise: the next way runs real ones
+        reasons.append(("symbolic", _first_line(error)))
+    if plan is not None:
+        differs = disagreement(plan, real) if size in plan.batches else f"batch {size} is not covered"
+        if differs:
+            reasons.append(("symbolic", f"not what a real run does: {differs}"))
+            plan = None
+    if plan is None:
+        plan = _observed(model, example, batch_symbol, batches, grad, real, reasons)
+    plan, more = _at_batch_1(model, example, plan, batches, grad)
+    plan = replace(plan, not_captured_by=tuple(reasons))
+    return Captured(check(plan), (evidence, *more))
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''}"
+
+
+def _at_batch_1(
+    model: nn.Module, example: Example, plan: TracePlan, batches: range, grad: bool
+) -> tuple[TracePlan, list[Evidence]]:
+    """Batch 1 takes paths of its own (sizes of 1 broadcast): it is covered if a real run does what the plan says."""
+    if 1 not in batches or plan.traced_batch == 1 or plan.captured_by == "observed-per-batch":
+        return plan, []
+    rest = [b for b in plan.batches if b != 1]
+    try:
+        seen, evidence = observe(model, example, 1, plan.batch_symbol, grad)
+        differs = disagreement(plan, seen)
+    except Exception as error:  # the model itself may refuse one sample; it will say so again when it is asked to
+        differs, evidence = _first_line(error), None
+    if differs or evidence is None:
+        return replace(plan, batches=Batches.of(rest), excluded=(*plan.excluded, f"batch 1: {differs}")), []
+    return replace(plan, batches=Batches.of([1, *rest])), [evidence]
+
+
+def _observed(
+    model: nn.Module,
+    example: Example,
+    batch_symbol: str,
+    batches: range,
+    grad: bool,
+    real: TracePlan,
+    reasons: list[tuple[str, str]],
+) -> TracePlan:
+    sizes = [b for b in (2, 3, 5) if b in batches]
+    sizes += [b for b in batches if b > 1 and b not in sizes][: 3 - len(sizes)]
+    try:
+        if len(sizes) < min(3, len([b for b in batches if b > 1])) or not sizes:
+            raise Disagreement("the batch range is too small to compare runs")
+        plans = [
+            real if b == real.traced_batch else observe(model, example, b, batch_symbol, grad)[0] for b in sizes
+        ]
+        return generalize(plans, Batches.of([b for b in batches if b > 1]))
+    except CaptureError as error:
+        reasons.append(("observed", str(error)))
+    except Exception as error:
+        reasons.append(("observed", _first_line(error)))
+    return at_batch(real, real.traced_batch, {})
+
+
+def observe(
+    model: nn.Module, example: Example, batch: int, batch_symbol: str, grad: bool
+) -> tuple[TracePlan, Evidence]:
+    """Run the forward on real tensors of this batch: the plan of that run, all its numbers as they were, and the output."""
+    leaves = example.resized(batch)
+    snapshot = Snapshot(model)
+    snapshot.save_buffers()
+    state = state_tensors(snapshot)
+    args, kwargs = tree.unflatten(leaves, example.spec)
+    try:
+        with torch.set_grad_enabled(grad), recording(model, None, snapshot) as (found, _):
+            found.output = model(*args, **kwargs)
+        _refuse_python_state(found, snapshot)
+        low = Lowering(model, found, snapshot, state, leaves, None, batch_symbol, {})
+        plan = low.plan(example.spec, batch, Batches(((batch, batch),)), "observed", grad)
+        output = tree.map_leaves(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t, found.output)
+        return plan, Evidence(batch, output)
+    finally:
+        snapshot.restore()
+
+
+def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
+    moved = snapshot.moved_rng()
+    if moved:
+        raise UnsupportedError(
+            f"forward draws from {' and '.join(moved)}, whose numbers would be frozen in the plan; draw from torch's RNG instead"
+        )
+    for path, name, before, now in found.changed:
+        if (path, name) in found.read_attributes and isinstance(before, (bool, int, float)) and before != now:
+            raise UnsupportedError(
+                f"forward reads and changes the attribute {name!r} of {path or 'the model'!r} (from {before!r} to {now!r}), which "
+                "a plan can't follow; keep such state in a buffer"
+            )
+
+
+def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: range, grad: bool) -> TracePlan:
+    """Run the forward on fake tensors whose batch is a symbol; the plan holds for batches that meet every guard."""
+    shapes = _Sizes()
+    fake = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    size = max(example.batch, 2)
+    leaves = example.resized(size)
+    snapshot = Snapshot(model)
+    state = state_tensors(snapshot)
+    inputs: list[Any] = []
+    for i, leaf in enumerate(leaves):
+        if not isinstance(leaf, torch.Tensor):
+            inputs.append(leaf)
+            continue
+        dynamic = [DimDynamic.DUCK if d == 0 and i in example.batched else DimDynamic.STATIC for d in range(leaf.dim())]
+        context = StatelessSymbolicContext(dynamic_sizes=dynamic, constraint_sizes=[None] * leaf.dim())  # type: ignore[arg-type]
+        inputs.append(fake.from_tensor(leaf, source=ConstantSource(f"x{i}"), symbolic_context=context))
+    symbol = inputs[example.batched[0]].shape[0].node.expr
+    args, kwargs = tree.unflatten(inputs, example.spec)
+    try:
+        with torch.set_grad_enabled(grad), recording(model, fake, snapshot) as (found, recorder):
+            shapes.recorder = recorder
+            found.output = model(*args, **kwargs)
+        shapes.recorder = None
+        low = Lowering(model, found, snapshot, state, inputs, fake, batch_symbol, {symbol: batch_symbol})
+        plan = low.plan(example.spec, size, Batches.of([b for b in batches if b > 1]), "symbolic", grad)
+        return _within_guards(plan, shapes, symbol)
+    finally:
+        snapshot.restore()
+
+
+class _Sizes(ShapeEnv):
+    """A shape environment that keeps what was asked about sizes, apart by whether forward's Python or an op asked."""
+
+    recorder: Recorder | None = None
+
+    def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = super().evaluate_expr(orig_expr, *args, **kwargs)
+        if self.recorder is not None:
+            asked = self.__dict__.setdefault("asked_by_op" if self.recorder.depth else "asked_by_forward", {})
+            asked[orig_expr] = answer
+        return answer
+
+
+def _within_guards(plan: TracePlan, sizes: _Sizes, symbol: Any) -> TracePlan:
+    """The plan with only those batches for which every question about a size has the answer that it had.
+
+    What torch's own ops ask while they compute shapes (to choose a memory layout, say) does not decide which ops run: of
+    those questions only equalities count, whose answers may be written into a shape.
+    """
+    kept = list(plan.batches)
+    excluded = []
+    questions = list(sizes.__dict__.get("asked_by_forward", {}).items())
+    questions += [
+        (q, a) for q, a in sizes.__dict__.get("asked_by_op", {}).items() if not q.is_Relational or q.func in (Eq, Ne)
+    ]
+    for question, answer in questions:
+        if question.free_symbols != {symbol}:
+            continue
+        holds = [b for b in kept if question.xreplace({symbol: Integer(b)}) == answer]
+        if len(holds) < len(kept):
+            text = str(question).replace(str(symbol), plan.batch_symbol)
+            lost = Batches.of([b for b in kept if b not in set(holds)])
+            excluded.append(f"batch {lost}: {text} is {answer} at batch {plan.traced_batch}, and forward goes on from there")
+            kept = holds
+    return replace(plan, batches=Batches.of(kept), excluded=tuple(excluded))

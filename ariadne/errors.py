@@ -1,0 +1,100 @@
+"""Every error that Ariadne raises on purpose.
+
+The tree, most general first::
+
+    AriadneError
+      SpecError            (ValueError)    an argument that can't be meant: mode, percentage, range, option
+      CaptureError         (RuntimeError)  the forward can't be recorded as one plan
+        UnsupportedError                   ... because it does something a plan can't hold
+      FrontierError        (ValueError)    no such cut, or the cut is not safe
+      GuardError           (RuntimeError)  a condition that the plan relies on does not hold now
+        InputError         (ValueError)    inputs: structure, rank, dims, dtype, device
+          BatchError                       ... the batch is outside the range
+        ModuleError                        the model: training flags, modules, hooks, attributes
+        WitnessError                       a value that Python read out of a tensor came out different
+      BoundaryError        (ValueError)    a boundary that this runtime can't take
+        ConsumedError                      ... because it was already trained or walked back
+        PayloadError                       ... because its bytes are malformed
+      TrainingError        (RuntimeError)  parameters or optimizers that can't be trained split
+      CompileError         (RuntimeError)  a segment that the compiler refused
+      VerificationError    (RuntimeError)  split and whole were compared, and differ
+
+Each message says what was asked, what was found, and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AriadneError(Exception):
+    """Base of every error that Ariadne raises on purpose."""
+
+
+class SpecError(AriadneError, ValueError):
+    """An argument that can't be meant: a misspelt mode, a percentage out of range, an empty batch range."""
+
+
+class CaptureError(AriadneError, RuntimeError):
+    """The model's forward could not be recorded as one plan."""
+
+
+class UnsupportedError(CaptureError):
+    """The model's forward does something that a plan can't hold, such as drawing from Python's `random`."""
+
+
+class FrontierError(AriadneError, ValueError):
+    """The boundary names no cut, more than one cut, or a cut that is not safe."""
+
+
+class GuardError(AriadneError, RuntimeError):
+    """A condition recorded at capture does not hold at this call; nothing was computed."""
+
+
+class InputError(GuardError, ValueError):
+    """The inputs differ from the captured ones in structure, rank, a non-batch dim, dtype or device type."""
+
+
+class BatchError(InputError):
+    """The batch is missing, not shared by all batched inputs, or outside `dynamic_batch`."""
+
+
+class ModuleError(GuardError):
+    """The model changed since capture: a training flag, a module, a hook, or an attribute that forward reads."""
+
+
+class WitnessError(GuardError):
+    """A value that the model's Python reads out of a tensor differs from the one captured."""
+
+
+class BoundaryError(AriadneError, ValueError):
+    """The boundary was made by another split, or does not have the values that this one needs."""
+
+
+class ConsumedError(BoundaryError):
+    """The boundary was already consumed by `train_suffix` or `backward_prefix`; each takes it once."""
+
+
+class PayloadError(BoundaryError):
+    """The bytes are not a well-formed boundary payload."""
+
+
+class TrainingError(AriadneError, RuntimeError):
+    """Parameters, gradients or optimizers that split training can't handle exactly."""
+
+
+class CompileError(AriadneError, RuntimeError):
+    """torch.compile refused a generated segment."""
+
+
+class VerificationError(AriadneError, RuntimeError):
+    """The split and the whole model were run on the same input, and their results differ."""
+
+
+def nearest(name: str, known: Iterable[str], n: int = 5) -> str:
+    """The names nearest to `name`, quoted and joined for an error message; empty if none is near."""
+    pool = list(dict.fromkeys(known))
+    found = difflib.get_close_matches(name, pool, n=n, cutoff=0.5)
+    found += [k for k in pool if k not in found and (name in k or k in name) and k][: n - len(found)]
+    return ", ".join(repr(k) for k in found)

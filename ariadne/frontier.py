@@ -1,0 +1,171 @@
+"""The frontier of every cut: which values cross it, what they weigh, and whether the cut is safe."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ariadne.plan import TracePlan, Value, uses
+
+
+@dataclass(frozen=True, slots=True)
+class SplitCandidate:
+    """One cut of a plan: the first `cut` ops are the prefix, the others the suffix.
+
+    `live`: the values that cross, in the order in which they were made. `written`: those of them that the suffix writes
+    into, and so copies first. `boundary_bytes`: bytes per sample. `trainable`: the suffix reads a parameter that requires
+    grad; `trainable_prefix`: the prefix does. `after`: the outermost module that ends here, if one does.
+    `reason` says why a cut is not `safe`, and is empty where it is.
+    """
+
+    cut: int
+    live: tuple[str, ...]
+    written: tuple[str, ...]
+    boundary_bytes: float
+    prefix_ops: int
+    suffix_ops: int
+    trainable: bool
+    trainable_prefix: bool
+    after: str
+    reason: str
+
+    @property
+    def split_id(self) -> str:
+        """The string that names this cut of its plan."""
+        return f"cut:{self.cut}"
+
+    @property
+    def safe(self) -> bool:
+        """Whether the two sides, run one after the other, equal the whole."""
+        return not self.reason
+
+
+class _Groups:
+    """Values that may share memory, as disjoint sets."""
+
+    def __init__(self, plan: TracePlan) -> None:
+        self.parent: dict[str, str] = {}
+        by_storage: dict[int, str] = {}
+        for name, value in plan.values.items():
+            self.parent[name] = name
+            if value.storage >= 0:
+                self.join(name, by_storage.setdefault(value.storage, name))
+        for node in plan.nodes:
+            for a, b in node.may_alias:
+                self.join(a, b)
+
+    def find(self, name: str) -> str:
+        while self.parent[name] != name:
+            self.parent[name] = self.parent[self.parent[name]]
+            name = self.parent[name]
+        return name
+
+    def join(self, a: str, b: str) -> None:
+        self.parent[self.find(a)] = self.find(b)
+
+
+def crosses(value: Value | None) -> bool:
+    """Whether a value, where live, must be carried over: state, constants and callables are at hand on both sides."""
+    return value is not None and (
+        value.kind in ("input", "tensor", "sequence", "scalar") or (value.kind == "object" and bool(value.origin))
+    )
+
+
+def _sweep(plan: TracePlan) -> Iterator[tuple[int, dict[str, None]]]:
+    """Each cut with what is live across it, from the last to the first."""
+    values = plan.values
+    live = {n: None for n in uses(plan.output) if crosses(values.get(n))}
+    for _, _, name in plan.stores:
+        if crosses(values.get(name)):
+            live[name] = None
+    for cut in range(len(plan.nodes) - 1, 0, -1):
+        node = plan.nodes[cut]
+        for name in node.outputs:
+            live.pop(name, None)
+        for name in node.reads:
+            if crosses(values.get(name)):
+                live[name] = None
+        yield cut, live
+
+
+def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
+    """Every cut of the plan, in order, with the values that must cross it.
+
+    One backward sweep: time is linear in the number of ops, and in that of the live values of each cut.
+
+    >>> [c.split_id for c in frontiers(plan)]
+    ['cut:1', 'cut:2', 'cut:3']
+    """
+    groups = _Groups(plan)
+    last_write: dict[str, tuple[int, str]] = {}
+    fixed: dict[str, str] = {}
+    stored = {(path, name): value for path, name, value in plan.stores}
+    for i, node in enumerate(plan.nodes):
+        for name in node.writes:
+            last_write[groups.find(name)] = (i, node.name)
+    for name, value in plan.values.items():
+        if value.is_state or value.kind in ("input", "constant"):
+            fixed.setdefault(groups.find(name), name)
+    order = {name: i for i, name in enumerate(plan.values)}
+    trainable = [
+        i for i, node in enumerate(plan.nodes)
+        if any((v := plan.values.get(r)) is not None and v.kind == "parameter" and v.requires_grad for r in node.reads)
+    ]  # fmt: skip
+    first_trainable = trainable[0] if trainable else len(plan.nodes)
+    last_trainable = trainable[-1] if trainable else -1
+    ends: dict[int, str] = {}
+    times = Counter(c.path for c in plan.calls)
+    for call in plan.calls:
+        if call.end > call.start and call.path:
+            ends.setdefault(call.end, call.path if times[call.path] == 1 else f"{call.path}#{call.call}")
+    env: dict[str, Any] = {plan.batch_symbol: plan.traced_batch}
+    weights = {name: value.nbytes(env) / plan.traced_batch for name, value in plan.values.items() if crosses(value)}
+    old_reads: dict[str, int] = {}
+    for i, node in enumerate(plan.nodes):
+        for r in node.reads:
+            origin = plan.values[r].origin if r in plan.values else ()
+            if len(origin) == 2 and origin in stored:
+                old_reads[stored[origin]] = i
+
+    def weigh(cut: int, live: dict[str, None]) -> SplitCandidate:
+        written, reason = [], ""
+        members: dict[str, list[str]] = {}
+        for name in live:
+            root = groups.find(name)
+            at, _ = last_write.get(root, (-1, ""))
+            if at >= cut:
+                written.append(name)
+                members.setdefault(root, []).append(name)
+        for root, names in members.items():
+            _, writer = last_write[root]
+            if len(names) > 1:
+                reason = (
+                    f"{writer!r} writes into memory that {' and '.join(repr(n) for n in sorted(names)[:3])} share, and both "
+                    "cross the boundary"
+                )
+            elif root in fixed:
+                what = plan.values[fixed[root]]
+                owner = "an input of the model" if what.kind == "input" else f"the model's {what.kind}"
+                reason = f"{writer!r} writes through {names[0]!r}, which crosses the boundary, into {owner} {what.name!r}"
+        for value, last in old_reads.items():
+            if plan.definitions.get(value, -1) < cut <= last:
+                reason = f"forward replaces a buffer before the cut (by {value!r}) and reads the old one after it"
+        names_in_order = tuple(sorted(live, key=order.__getitem__))
+        if not names_in_order:
+            reason = reason or "nothing crosses it: the suffix does not depend on the prefix"
+        return SplitCandidate(
+            cut,
+            names_in_order,
+            tuple(n for n in names_in_order if n in written),
+            sum(weights[n] for n in live),
+            cut,
+            len(plan.nodes) - cut,
+            last_trainable >= cut,
+            first_trainable < cut,
+            ends.get(cut, ""),
+            reason,
+        )
+
+    return tuple(weigh(cut, live) for cut, live in _sweep(plan))[::-1]

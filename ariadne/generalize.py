@@ -1,0 +1,225 @@
+"""Generalisation: plans observed at several batch sizes become one plan, or are shown to disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ariadne.errors import CaptureError
+from ariadne.expr import Expr
+from ariadne.plan import Batches, Ref, TraceNode, TracePlan, Value
+
+
+class Disagreement(CaptureError):
+    """Two recordings of one forward differ in more than numbers that follow the batch."""
+
+
+def disagreement(plan: TracePlan, seen: TracePlan) -> str | None:
+    """Where a real run, lowered to the plan `seen`, did something that `plan` at that batch does not say; None if nowhere.
+
+    Both are walked op by op: same overloads, same values, same numbers.
+    """
+    env: dict[str, Any] = {plan.batch_symbol: seen.traced_batch}
+    names: dict[str, str] = {a: b for (_, a), (_, b) in zip(plan.inputs, seen.inputs, strict=True)}
+
+    def same(a: Any, b: Any) -> bool:
+        if isinstance(a, Ref):
+            if not isinstance(b, Ref):
+                return a.name in env and _same_number(env[a.name], b)
+            if a.name not in names and a.name in plan.values and a.name not in plan.definitions:
+                if not _same_source(plan, plan.values[a.name], seen, seen.values[b.name]):
+                    return False
+                names[a.name] = b.name
+            return names.get(a.name) == b.name
+        if isinstance(a, Expr):
+            return _same_number(a.evaluate(env), env.get(b.source) if isinstance(b, Expr) else b)
+        if type(a) is tuple and type(b) is tuple:
+            return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+        return _same_number(a, b)
+
+    rest = list(seen.nodes)
+    at = 0
+    for i, node in enumerate(plan.nodes):
+        if node.target == "aten.sym_size.int" and (at >= len(rest) or rest[at].target != node.target):
+            ref, dim = node.args
+            env[node.outputs[0]] = seen.values[names[ref.name]].shape[dim]
+            continue
+        if at >= len(rest):
+            return f"the real run ends before op {i}, {plan.show(node)}"
+        other = rest[at]
+        at += 1
+        if (
+            node.target != other.target
+            or node.region != other.region
+            or len(node.outputs) != len(other.outputs)
+            or [k for k, _ in node.kwargs] != [k for k, _ in other.kwargs]
+            or not same((node.args, tuple(v for _, v in node.kwargs)), (other.args, tuple(v for _, v in other.kwargs)))
+        ):
+            return f"op {i} is {plan.show(node)} in the plan, {seen.show(other)} in the real run ({other.module})"
+        for a, b in zip(node.outputs, other.outputs, strict=True):
+            names[a] = b
+            if other.is_witness:
+                env[a] = other.witness
+            mine, theirs = plan.values[a], seen.values[b]
+            if mine.dtype is not theirs.dtype:
+                return f"op {i} makes {mine.describe()} in the plan, {theirs.describe()} in the real run"
+            sizes = tuple(d.evaluate(env) if isinstance(d, Expr) and d.names <= env.keys() else d for d in mine.shape)
+            known = [(x, y) for x, y in zip(sizes, theirs.shape, strict=False) if not isinstance(x, Expr)]
+            if len(mine.shape) != len(theirs.shape) or any(x != y for x, y in known):
+                return f"op {i} makes {mine.describe()} in the plan, {theirs.describe()} in the real run"
+    if at != len(rest):
+        return f"the real run goes on after the plan ends, with {seen.show(rest[at])}"
+    if plan.output_spec != seen.output_spec or not same(plan.output, seen.output):
+        return "the outputs differ"
+    stores = tuple((p, n, names.get(v)) for p, n, v in plan.stores)
+    return None if stores == seen.stores else "the buffers that forward replaces differ"
+
+
+def _same_number(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return False
+    if type(a) is not type(b) and not (isinstance(a, (int, float)) and isinstance(b, (int, float))):
+        return False
+    return bool(a == b or (a != a and b != b))
+
+
+def _same_source(plan: TracePlan, a: Value, seen: TracePlan, b: Value) -> bool:
+    if a.kind != b.kind:
+        return False
+    if a.name in plan.objects:
+        return plan.objects[a.name] == seen.objects.get(b.name)
+    if a.kind == "constant":
+        x, y = plan.constants[a.name], seen.constants[b.name]
+        return x is y or (x.dtype == y.dtype and x.shape == y.shape and bool(torch.equal(x, y)))
+    return a.origin == b.origin
+
+
+def generalize(plans: Sequence[TracePlan], batches: Batches) -> TracePlan:
+    """One plan that agrees with every plan in `plans` at its batch, for the batches given.
+
+    Numbers that are the same throughout stay constants; those that differ are fitted as expressions in the batch, from the
+    first two plans where two decide, and every other plan must agree. Raises `Disagreement` where ops differ in kind or
+    number, or where no expression fits.
+    """
+    first, *others = plans
+    for other in others:
+        if len(other.nodes) != len(first.nodes):
+            raise Disagreement(
+                f"at batch {first.traced_batch} forward runs {len(first.nodes)} ops, at batch {other.traced_batch} it runs "
+                f"{len(other.nodes)}"
+            )
+    fit = _Fit([p.traced_batch for p in plans], first.batch_symbol)
+    names: list[dict[str, str]] = [dict(zip((n for _, n in p.inputs), (n for _, n in first.inputs), strict=True)) for p in plans]
+
+    def merge(items: Sequence[Any], where: Callable[[], str]) -> Any:
+        head = items[0]
+        if isinstance(head, Ref):
+            for k, (p, item) in enumerate(zip(plans, items, strict=True)):
+                if not isinstance(item, Ref):
+                    raise Disagreement(f"{where()}: a tensor at one batch, {item!r} at another")
+                if item.name not in names[k] and item.name not in p.definitions:
+                    if not _same_source(first, first.values[head.name], p, p.values[item.name]):
+                        raise Disagreement(f"{where()}: it reads {head.name!r} at one batch, {item.name!r} at another")
+                    names[k][item.name] = head.name
+                if names[k].get(item.name) != head.name:
+                    raise Disagreement(f"{where()}: it reads {head.name!r} at one batch, {item.name!r} at another")
+            return head
+        if type(head) is tuple:
+            if any(type(i) is not tuple or len(i) != len(head) for i in items):
+                raise Disagreement(f"{where()}: its arguments differ in number from one batch to another")
+            return tuple(merge(parts, where) for parts in zip(*items, strict=True))
+        if all(_same_number(head, i) for i in items[1:]):
+            return head
+        if all(isinstance(i, (int, float)) and not isinstance(i, bool) for i in items):
+            found = fit(items)
+            if found is not None:
+                return found
+        raise Disagreement(f"{where()}: {', '.join(map(repr, items))} at batch {', '.join(map(str, fit.sizes))}")
+
+    nodes: list[TraceNode] = []
+    values = dict(first.values)
+    for i, group in enumerate(zip(*(p.nodes for p in plans), strict=True)):
+        head = group[0]
+
+        def where(i: int = i, head: TraceNode = head) -> str:
+            return f"op {i} ({head.target} in {head.module or 'the model itself'})"
+
+        for other_node in group[1:]:
+            if (head.target, head.region, head.unpack, len(head.outputs), [k for k, _ in head.kwargs]) != (
+                other_node.target, other_node.region, other_node.unpack, len(other_node.outputs), [k for k, _ in other_node.kwargs],
+            ):  # fmt: skip
+                raise Disagreement(f"{where()} is {other_node.target} at another batch")
+        args = merge([n.args for n in group], where)
+        kwargs = tuple(
+            (k, merge([n.kwargs[j][1] for n in group], where)) for j, (k, _) in enumerate(head.kwargs)
+        )
+        witness = merge([n.witness for n in group], where) if head.is_witness else None
+        nodes.append(replace(head, args=args, kwargs=kwargs, witness=witness))
+        for j, name in enumerate(head.outputs):
+            for k, other_node in enumerate(group):
+                names[k][other_node.outputs[j]] = name
+            values[name] = _merge_value([p.values[n.outputs[j]] for p, n in zip(plans, group, strict=True)], values[name], fit)
+    for _, name in first.inputs:
+        group_of = [p.values[next(n for n in p.values if names[k].get(n) == name)] for k, p in enumerate(plans)]
+        values[name] = _merge_value(group_of, values[name], fit)
+    output = merge([p.output for p in plans], lambda: "the output")
+    if any(p.output_spec != first.output_spec for p in others):
+        raise Disagreement("the structure of the output differs from one batch to another")
+    stores = [tuple((a, b, names[k].get(v)) for a, b, v in p.stores) for k, p in enumerate(plans)]
+    if any(s != first.stores for s in stores):
+        raise Disagreement("the buffers that forward replaces differ from one batch to another")
+    return replace(first, nodes=tuple(nodes), values=values, output=output, batches=batches, captured_by="observed")
+
+
+def _merge_value(group: Sequence[Value], head: Value, fit: _Fit) -> Value:
+    if any(len(v.shape) != len(head.shape) or v.dtype != head.dtype for v in group):
+        raise Disagreement(f"{head.name!r} has another rank or dtype at another batch")
+    dims = []
+    for sizes in zip(*(v.shape for v in group), strict=True):
+        found = sizes[0] if all(s == sizes[0] for s in sizes) else fit(sizes)
+        if found is None:
+            raise Disagreement(f"a size of {head.name!r} is {', '.join(map(str, sizes))} at batch {', '.join(map(str, fit.sizes))}")
+        dims.append(found)
+    return replace(head, shape=tuple(dims))
+
+
+class _Fit:
+    """Expressions in the batch through observed numbers; what fits some must fit all."""
+
+    def __init__(self, sizes: Sequence[int], symbol: str) -> None:
+        self.sizes, self.symbol = list(sizes), symbol
+        self.cache: dict[tuple[Any, ...], Expr | None] = {}
+
+    def __call__(self, numbers: Sequence[Any]) -> Expr | None:
+        key = tuple(numbers)
+        if key not in self.cache:
+            self.cache[key] = self._search(key)
+        return self.cache[key]
+
+    def _search(self, numbers: tuple[Any, ...]) -> Expr | None:
+        b, (b0, b1), (n0, n1) = self.symbol, self.sizes[:2], numbers[:2]
+        candidates: list[str] = []
+        if all(isinstance(n, int) for n in numbers):
+            slope, rest = divmod(n1 - n0, b1 - b0)
+            if rest == 0:
+                offset = n0 - slope * b0
+                candidates.append(f"{slope}*{b}{f' + {offset}' if offset > 0 else f' - {-offset}' if offset < 0 else ''}")
+            for k in range(2, 9):
+                candidates += [f"{b}//{k}", f"({b} + {k - 1})//{k}"]
+            if n0 % (b0 * b0) == 0:
+                candidates.append(f"{n0 // (b0 * b0)}*{b}*{b}")
+        else:
+            candidates += [f"{n0 * b0!r}/{b}", f"{n0 / b0!r}*{b}"]
+        for source in candidates:
+            expr = Expr(source)
+            if all(_same_number(expr.evaluate({b: size}), n) for size, n in zip(self.sizes, numbers, strict=True)):
+                return expr
+        return None
+
+
+def at_batch(plan: TracePlan, batch: int, change: Mapping[str, Any]) -> TracePlan:
+    """The plan of one batch alone."""
+    return replace(plan, batches=Batches(((batch, batch),)), captured_by="observed-per-batch", **change)

@@ -1,0 +1,384 @@
+"""The plan: a forward as frozen data - values, ops over them, the output, and what the capture relied on."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ariadne import tree
+from ariadne.expr import Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A use of the plan's value called `name`; `item` picks one element where the value is a sequence."""
+
+    name: str
+    item: int | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.item is None else f"{self.name}[{self.item}]"
+
+
+Dim = int | Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What is known of one value.
+
+    `kind`: input, parameter, buffer, attribute (a tensor in a plain attribute), constant (made in forward from no
+    tensor), tensor, sequence (a list whose length may depend on the batch), scalar (a Python number) or object.
+    `origin`: the position among the input leaves; or the module's path, then the keys that lead to the tensor; or empty.
+    `storage`: values with the same number shared memory when the forward ran.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[Dim, ...] = ()
+    dtype: torch.dtype | None = None
+    device: str = ""
+    requires_grad: bool = False
+    storage: int = -1
+    origin: tuple[Any, ...] = ()
+
+    @property
+    def is_state(self) -> bool:
+        """Whether it is read from the model."""
+        return self.kind in ("parameter", "buffer", "attribute")
+
+    def describe(self) -> str:
+        """Its type as the printed plan shows it: `f32[B, 64]`."""
+        if self.dtype is None:
+            return self.kind
+        return f"{short_dtype(self.dtype)}[{', '.join(str(d) for d in self.shape)}]"
+
+    def nbytes(self, env: Mapping[str, Any]) -> int:
+        """Bytes of a dense tensor of this type, where the batch and other symbols are as in `env`; unknown sizes count 1."""
+        if self.dtype is None:
+            return 0
+        total = self.dtype.itemsize
+        for d in self.shape:
+            total *= d if isinstance(d, int) else int(d.evaluate(env)) if d.names <= env.keys() else 1
+        return total
+
+
+_SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
+
+
+def short_dtype(dtype: torch.dtype) -> str:
+    """`torch.float32` as `f32`."""
+    text = str(dtype).removeprefix("torch.")
+    head = text.rstrip("0123456789")
+    return _SHORT[head] + text[len(head) :] if head in _SHORT and head != text else text
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """What was switched inside forward, against the mode of the caller, when an op ran.
+
+    `grad`: True or False where forward itself switched gradients; `autocast`: (device type, enabled, dtype, cache)
+    for each device whose autocast forward itself switched.
+    """
+
+    grad: bool | None = None
+    autocast: tuple[tuple[str, bool, torch.dtype, bool], ...] = ()
+
+
+PLAIN = Region()
+
+
+@dataclass(frozen=True, slots=True)
+class TraceNode:
+    """One op: `outputs = target(*args, **kwargs)`.
+
+    `target` names an ATen overload (`aten.conv2d.default`), or `python.<name>` for a callable kept in `plan.objects`.
+    `args` and `kwargs` are trees of tuples over `Ref`, `Expr` and constants. Where `unpack` is false the op has one
+    output; else it returns a sequence of known length, unpacked into `outputs`.
+    `writes`: values whose memory it writes. `witness`: what it returned at capture, where Python looked at that.
+    """
+
+    target: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    outputs: tuple[str, ...] = ()
+    unpack: bool = False
+    module: str = ""
+    call: int = 1
+    region: Region = PLAIN
+    writes: tuple[str, ...] = ()
+    may_alias: tuple[tuple[str, str], ...] = ()
+    seeded: bool = False
+    witness: Any = None
+    is_witness: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of its first output."""
+        return self.outputs[0] if self.outputs else self.target
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the values and symbols that it uses, each once, in order."""
+        return tuple(dict.fromkeys(uses((self.args, tuple(v for _, v in self.kwargs)))))
+
+
+def uses(atoms: Any) -> Iterator[str]:
+    """The names that a tree of arguments refers to."""
+    if isinstance(atoms, Ref):
+        yield atoms.name
+    elif isinstance(atoms, Expr):
+        yield from sorted(atoms.names)
+    elif isinstance(atoms, tuple):
+        for a in atoms:
+            yield from uses(a)
+    elif isinstance(atoms, slice):
+        yield from uses((atoms.start, atoms.stop, atoms.step))
+
+
+def substitute(atoms: Any, function: Callable[[Any], Any]) -> Any:
+    """The same tree of arguments with `function` applied to each `Ref` and `Expr`."""
+    if isinstance(atoms, (Ref, Expr)):
+        return function(atoms)
+    if isinstance(atoms, slice):
+        return slice(*(substitute(a, function) for a in (atoms.start, atoms.stop, atoms.step)))
+    if type(atoms) is tuple:
+        return tuple(substitute(a, function) for a in atoms)
+    return atoms
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """One call of one module: its ops are `nodes[start:end]`, those of its children included."""
+
+    path: str
+    call: int
+    start: int
+    end: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """The batch sizes that a plan serves: closed ranges, ascending."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, sizes: Iterator[int] | list[int] | range) -> Batches:
+        """The ranges that hold exactly `sizes`."""
+        found: list[list[int]] = []
+        for b in sorted(set(sizes)):
+            if found and b == found[-1][1] + 1:
+                found[-1][1] = b
+            else:
+                found.append([b, b])
+        return cls(tuple((lo, hi) for lo, hi in found))
+
+    def __contains__(self, batch: int) -> bool:
+        return any(lo <= batch <= hi for lo, hi in self.ranges)
+
+    def __iter__(self) -> Iterator[int]:
+        for lo, hi in self.ranges:
+            yield from range(lo, hi + 1)
+
+    def __str__(self) -> str:
+        return ", ".join(str(lo) if lo == hi else f"{lo} to {hi}" for lo, hi in self.ranges) or "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """What the model's Python looked at besides tensors' shapes, so that the plan holds only where it is the same.
+
+    A field is None where Python did not look. `grad`: gradients enabled; `requires_grad`: flags of the parameters, by
+    path; `autocast`: (device type, enabled, dtype) per device; `dtypes` is true where Python read a dtype, or a dtype or
+    device is written in the plan, so that `model.to(...)` calls for a new capture.
+    """
+
+    grad: bool | None = None
+    requires_grad: tuple[tuple[str, bool], ...] | None = None
+    autocast: tuple[tuple[str, bool, torch.dtype], ...] | None = None
+    dtypes: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class TracePlan:
+    """A captured forward: `nodes` over `values`, from input leaves to the output tree, for every batch in `batches`.
+
+    `inputs` names the input leaves that are tensors, by their position among all leaves; `literals` are the other leaves,
+    which calls must repeat. `output_spec` with `output` (a tuple of `Ref`, `Expr` or constants) gives the result.
+    `stores`: buffers that forward replaces by assignment (module path, name, value). `attributes`: plain attributes of
+    modules that forward read (module path, name, what it was).
+    `captured_by` is symbolic, observed or observed-per-batch; `not_captured_by` says why the earlier ways did not serve.
+    """
+
+    batch_symbol: str
+    traced_batch: int
+    input_spec: tree.Spec
+    inputs: tuple[tuple[int, str], ...]
+    literals: tuple[tuple[int, Any], ...]
+    values: Mapping[str, Value]
+    nodes: tuple[TraceNode, ...]
+    output_spec: tree.Spec
+    output: tuple[Any, ...]
+    calls: tuple[ModuleCall, ...]
+    batches: Batches
+    grad_enabled: bool
+    training: bool
+    captured_by: str
+    not_captured_by: tuple[tuple[str, str], ...] = ()
+    assumption: Assumption = Assumption()
+    excluded: tuple[str, ...] = ()
+    stores: tuple[tuple[str, str, str], ...] = ()
+    attributes: tuple[tuple[str, str, Any], ...] = field(default=(), repr=False)
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    objects: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def definitions(self) -> dict[str, int]:
+        """For each value that an op makes, the index of that op."""
+        return {name: i for i, node in enumerate(self.nodes) for name in node.outputs}
+
+    def node(self, name: str) -> TraceNode:
+        """The op that makes the value `name`."""
+        return self.nodes[self.definitions[name]]
+
+    @cached_property
+    def signature(self) -> str:
+        """A digest of everything that decides what the plan computes; the same in every process."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON-able data; constants appear by digest, Python callables by name."""
+        return {
+            "version": 1,
+            "batch": self.batch_symbol,
+            "input_spec": str(self.input_spec),
+            "inputs": [[i, n] for i, n in self.inputs],
+            "literals": [[i, encode(v)] for i, v in self.literals],
+            "values": [
+                [v.name, v.kind, encode(v.shape), encode(v.dtype), v.device, v.requires_grad, encode(v.origin)]
+                for v in self.values.values()
+            ],
+            "nodes": [
+                [n.target, encode(n.args), encode(n.kwargs), list(n.outputs), n.unpack, n.module, n.call]
+                + [encode(n.region.grad), encode(n.region.autocast), encode(n.witness)]
+                for n in self.nodes
+            ],
+            "stores": [list(s) for s in self.stores],
+            "output_spec": str(self.output_spec),
+            "output": encode(self.output),
+            "constants": {k: _digest(v) for k, v in self.constants.items()},
+            "grad": self.assumption.grad,
+        }
+
+    def __str__(self) -> str:
+        args = ", ".join(f"{n}: {self.values[n].describe()}" for _, n in self.inputs)
+        lines = [f"# captured by {self.captured_by}; batch {self.batch_symbol} in {self.batches}"]
+        lines += [f"# not {way}: {why}" for way, why in self.not_captured_by]
+        lines += [f"# not at {reason}" for reason in self.excluded]
+        lines += [f"def forward({args}):"]
+        for i, node in enumerate(self.nodes):
+            lines.append(f"    {self.show(node)}  # {i}: {node.module or 'the model itself'}")
+        lines.append(f"    return {show_tree(self.output_spec, [show(o) for o in self.output])}")
+        return "\n".join(lines)
+
+    def show(self, node: TraceNode) -> str:
+        """One op as a line of Python, with the types of its results."""
+        args = [show(a) for a in node.args] + [f"{k}={show(v)}" for k, v in node.kwargs]
+        names = ", ".join(
+            f"{n}: {self.values[n].describe()}" if not node.unpack else n for n in node.outputs
+        )
+        return f"{names or '_'} = {node.target.removeprefix('aten.')}({', '.join(args)})"
+
+    def with_nodes(self, nodes: tuple[TraceNode, ...], **changes: Any) -> TracePlan:
+        """This plan with other ops (same order of modules), values that no op makes any more left out."""
+        made = {n for node in nodes for n in node.outputs}
+        kept = {k: v for k, v in self.values.items() if k in made or k not in self.definitions}
+        return replace(self, nodes=nodes, **{"values": kept, **changes})
+
+
+def show(atom: Any) -> str:
+    """An argument as Python source; tensors and ops by name."""
+    if isinstance(atom, (Ref, Expr)):
+        return str(atom)
+    if type(atom) is tuple:
+        return f"({', '.join(show(a) for a in atom)}{',' if len(atom) == 1 else ''})"
+    if isinstance(atom, slice):
+        return f"slice({show(atom.start)}, {show(atom.stop)}, {show(atom.step)})"
+    return repr(atom)
+
+
+def show_tree(spec: tree.Spec, leaves: list[str]) -> str:
+    """A nested value with these leaves as Python source."""
+    rest = iter(leaves)
+
+    def walk(node: tree.Spec) -> str:
+        if node.kind == tree.LEAF:
+            return next(rest)
+        inner = [walk(c) for c in node.children]
+        if node.kind == "list":
+            return f"[{', '.join(inner)}]"
+        if node.kind == "tuple":
+            return f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
+        if node.kind == "dict":
+            return "{" + ", ".join(f"{k!r}: {v}" for k, v in zip(node.keys, inner, strict=True)) + "}"
+        names = [str(k) for k in node.keys] or [""] * len(inner)
+        inner = [f"{k}={v}" if k else v for k, v in zip(names, inner, strict=True)]
+        return f"{node.cls.__name__ if node.cls else ''}({', '.join(inner)})"
+
+    return walk(spec)
+
+
+def encode(atom: Any) -> Any:
+    """An argument as JSON-able data, told apart by type."""
+    if atom is None or isinstance(atom, (bool, str)):
+        return atom
+    if isinstance(atom, Ref):
+        return {"ref": atom.name, "item": atom.item}
+    if isinstance(atom, Expr):
+        return {"expr": atom.source}
+    if isinstance(atom, (tuple, list)):
+        return [encode(a) for a in atom]
+    if type(atom) is int:
+        return atom
+    if isinstance(atom, float):
+        return {"float": atom.hex()}
+    if isinstance(atom, slice):
+        return {"slice": [encode(atom.start), encode(atom.stop), encode(atom.step)]}
+    if isinstance(atom, (torch.dtype, torch.device, torch.layout, torch.memory_format, complex, int)):
+        return {type(atom).__name__: str(atom)}
+    if isinstance(atom, torch.Tensor):
+        return {"tensor": _digest(atom)}
+    return {"object": f"{type(atom).__module__}.{type(atom).__qualname__}"}
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    data = tensor.detach().cpu().contiguous().view(-1)
+    head = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
+    raw = ctypes.string_at(data.data_ptr(), data.nbytes) if data.numel() else b""
+    return hashlib.sha256(head + raw).hexdigest()[:16]
+
+
+def check(plan: TracePlan) -> TracePlan:
+    """The plan itself, if it is well formed: every use follows its definition, every name is unique and known."""
+    known = {name for name, v in plan.values.items() if name not in plan.definitions}
+    for i, node in enumerate(plan.nodes):
+        missing = [r for r in node.reads if r not in known and r != plan.batch_symbol]
+        if missing:
+            raise AssertionError(f"op {i} ({node.target}) reads {missing[0]!r} before it is made")
+        for name in node.outputs:
+            if name in known:
+                raise AssertionError(f"op {i} ({node.target}) makes {name!r} a second time")
+            known.add(name)
+    missing = [r for r in uses(plan.output) if r not in known and r != plan.batch_symbol]
+    if missing:
+        raise AssertionError(f"the output reads {missing[0]!r}, which nothing makes")
+    return plan

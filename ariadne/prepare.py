@@ -1,0 +1,185 @@
+"""Preparation: the whole pipeline, from a model to a runtime that was checked against it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne import tree
+from ariadne.capture import Captured, Example, capture
+from ariadne.errors import BatchError, InputError, SpecError, VerificationError
+from ariadne.frontier import frontiers
+from ariadne.plan import TracePlan
+from ariadne.runtime import Settings, SplitRuntime
+from ariadne.spec import MODES, ExecutionMode, Objective, SplitSpec, parse_boundary
+from ariadne.state import Snapshot
+from ariadne.verify import difference
+
+
+def prepare_split(
+    model: nn.Module,
+    example_inputs: Sequence[Any],
+    *,
+    split: SplitSpec | str,
+    mode: ExecutionMode = "generated_eager",
+    objective: Objective | None = None,
+    compile_options: Mapping[str, Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+) -> SplitRuntime:
+    """Capture `model` once and split it at `split`, ready to run and to train on any batch in the range.
+
+    `example_inputs` are positional inputs of forward, `example_kwargs` keywords; dim 0 of the first tensor is the batch,
+    and so is dim 0 of every other tensor that has the same size there. `mode`: generated_eager, compiled (then
+    `compile_options` go to torch.compile) or debug_interpreter. `objective` weighs cuts for "auto": a mapping with any of
+    boundary_bytes, prefix_ops, suffix_ops (weights), max_boundary_bytes and min_share (limits), or a callable that takes a
+    candidate. The model is left as found, training flags, buffers, gradients and RNG state included.
+
+    Raises `SpecError` and `InputError` for arguments that can't be meant, `CaptureError` where forward can't be held in a
+    plan, `FrontierError` where there is no such cut, `VerificationError` where split and whole differ on the example.
+
+    >>> runtime = prepare_split(model, (torch.randn(2, 3, 224, 224),), split="after:layer3")
+    >>> output = runtime.run_suffix(runtime.run_prefix(torch.randn(7, 3, 224, 224)))
+    """
+    spec = split if isinstance(split, SplitSpec) else SplitSpec(boundary=split)
+    if mode not in MODES:
+        raise SpecError(f"mode must be one of {', '.join(map(repr, MODES))}; found {mode!r}")
+    example = _example(model, example_inputs, example_kwargs or {}, spec)
+    return _prepare(model, example, Settings(spec, parse_boundary(spec.boundary), mode, objective, compile_options), True)
+
+
+def prepare_split_replay(
+    model: nn.Module,
+    example_inputs: Sequence[Any],
+    *,
+    split: SplitSpec | str,
+    mode: ExecutionMode = "generated_eager",
+    objective: Objective | None = None,
+    compile_options: Mapping[str, Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+) -> SplitRuntime:
+    """As `prepare_split`, for inference only: what training alone would need is not captured until it is asked for."""
+    spec = split if isinstance(split, SplitSpec) else SplitSpec(boundary=split)
+    if mode not in MODES:
+        raise SpecError(f"mode must be one of {', '.join(map(repr, MODES))}; found {mode!r}")
+    example = _example(model, example_inputs, example_kwargs or {}, spec)
+    return _prepare(model, example, Settings(spec, parse_boundary(spec.boundary), mode, objective, compile_options), False)
+
+
+@dataclass(frozen=True)
+class _Recapture:
+    """Captures a model again for a call that no plan serves yet."""
+
+    model: nn.Module
+    batch_symbol: str
+    batches: range
+
+    def __call__(self, example: Example, training: bool) -> TracePlan:
+        return capture(
+            self.model, example, batch_symbol=self.batch_symbol, batches=self.batches, grad=training
+        ).plan
+
+    def of(self, model: nn.Module) -> _Recapture:
+        """The same for another model."""
+        return _Recapture(model, self.batch_symbol, self.batches)
+
+
+def _prepare(model: nn.Module, example: Example, settings: Settings, training: bool) -> SplitRuntime:
+    lo, hi = settings.spec.batch_range
+    recapture = _Recapture(model, settings.spec.batch_symbol, range(lo, hi + 1))
+    captures = [_capture(recapture, example, training)]
+    if training and captures[0].plan.assumption.grad is not None:
+        captures.append(_capture(recapture, example, False))
+        if not settings.spec.trainable:
+            captures.reverse()
+    plans = {c.plan: frontiers(c.plan) for c in captures}
+    runtime = SplitRuntime(model, settings, plans, recapture)
+    _verify(runtime, example, [c for c in captures if c.plan.assumption.grad is not True] or captures)
+    return runtime
+
+
+def _capture(recapture: _Recapture, example: Example, grad: bool) -> Captured:
+    return capture(
+        recapture.model, example, batch_symbol=recapture.batch_symbol, batches=recapture.batches, grad=grad
+    )
+
+
+def _verify(runtime: SplitRuntime, example: Example, captures: Sequence[Captured]) -> None:
+    """Hold the split against the model's own outputs, seen while capturing, bit for bit."""
+    if runtime.settings.mode == "compiled":
+        return
+    for captured in captures:
+        for seen in captured.evidence:
+            if seen.batch not in captured.plan.batches:
+                continue
+            snapshot = Snapshot(runtime.model)
+            snapshot.save_buffers()
+            args, kwargs = tree.unflatten(example.resized(seen.batch), example.spec)
+            try:
+                found = runtime.run_suffix(runtime.run_prefix(*args, **kwargs))
+            finally:
+                snapshot.restore()
+            wrong = difference(seen.output, found)
+            if wrong:
+                raise VerificationError(
+                    f"at batch {seen.batch} the split at {runtime.split_id} differs from the model: {wrong}. If the model "
+                    "gives the same result twice on the same input, this is a bug in Ariadne"
+                )
+
+
+def validate_dynamic_batches(
+    runtime: SplitRuntime, example_inputs: Sequence[Any], batch_sizes: Sequence[int], example_kwargs: Mapping[str, Any] | None = None
+) -> tuple[Any, ...]:
+    """Run split and model at each batch size and compare them bit for bit; returns the outputs of the split.
+
+    Inputs of each size are made from the samples of `example_inputs`, repeated or cut. The model is left as found. Raises
+    `VerificationError` for the first size at which they differ.
+    """
+    example = _example(runtime.model, example_inputs, example_kwargs or {}, runtime.settings.spec)
+    outputs = []
+    for size in batch_sizes:
+        results = []
+        for run in (lambda a, k: runtime.run_suffix(runtime.run_prefix(*a, **k)), runtime.model):
+            snapshot = Snapshot(runtime.model)
+            snapshot.save_buffers()
+            args, kwargs = tree.unflatten(example.resized(size), example.spec)
+            try:
+                with torch.no_grad():
+                    results.append(run(*((args, kwargs) if run is not runtime.model else ()), **{}) if run is not runtime.model
+                                   else runtime.model(*args, **kwargs))
+            finally:
+                snapshot.restore()
+        wrong = difference(results[1], results[0])
+        if wrong:
+            raise VerificationError(f"at batch {size} the split at {runtime.split_id} differs from the model: {wrong}")
+        outputs.append(results[0])
+    return tuple(outputs)
+
+
+def _example(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], spec: SplitSpec) -> Example:
+    if not isinstance(model, nn.Module):
+        raise SpecError(f"the model must be a torch.nn.Module; found {type(model).__name__}")
+    meta = next((n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta), None)
+    if meta is not None:
+        raise SpecError(f"{meta!r} is on the meta device, so there is nothing to run; load or initialise the model first")
+    if isinstance(args, torch.Tensor) or not isinstance(args, (tuple, list)):
+        raise InputError(f"example_inputs is a tuple of forward's positional inputs; found {type(args).__name__}. Write (x,)")
+    leaves = [*tree.leaves((tuple(args), dict(kwargs)))]
+    tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
+    if not tensors:
+        raise InputError("example inputs hold no tensor, so there is no batch; pass at least one tensor")
+    first = tensors[0]
+    if first.dim() == 0:
+        raise InputError("the first tensor of the example inputs has no dims; its dim 0 must be the batch")
+    batch, (lo, hi) = first.shape[0], spec.batch_range
+    if batch < 1:
+        raise BatchError("the example inputs have batch 0; pass at least one sample")
+    if spec.trace_batch_mode == "batch_1" and batch != 1:
+        raise BatchError(f"trace_batch_mode 'batch_1' needs example inputs of batch 1; found batch {batch}")
+    if spec.trace_batch_mode == "batch_gt1" and batch < 2:
+        raise BatchError("trace_batch_mode 'batch_gt1' needs example inputs of batch 2 or more; found batch 1")
+    del lo, hi
+    return Example.of(args, kwargs)

@@ -1,0 +1,327 @@
+"""Recording: the pre-dispatch ATen ops that a forward runs, with the modules, modes and values around them.
+
+Ops are seen above autograd and autocast, so composite ones stay whole and what acts on them acts again at replay. The
+tensors underneath may be real or fake. What Python looks at besides tensors' data is noted by patched attributes, not by
+a torch function mode: while one of those is on, models such as `nn.TransformerEncoder` leave their fast path.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+
+from ariadne.errors import UnsupportedError
+from ariadne.plan import PLAIN, Region
+from ariadne.state import Snapshot
+
+PATCHING = threading.RLock()
+AUTOCAST_DEVICES = ("cpu", "cuda")
+_BOOKKEEPING = frozenset(
+    "_parameters _buffers _modules _non_persistent_buffers_set _backward_pre_hooks _backward_hooks _forward_hooks "
+    "_forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks _forward_pre_hooks_with_kwargs "
+    "_state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks "
+    "_is_full_backward_hook __dict__ __class__ training".split()
+)
+_SIMPLE = (int, float, bool, str, type(None), torch.dtype, torch.device)
+
+
+@dataclass(slots=True)
+class Event:
+    """One op as it ran: `target` an OpOverload, or a Python callable kept whole; tensors in `args` are live objects."""
+
+    target: Any
+    args: tuple[Any, ...]
+    out: Any
+    module: str
+    call: int
+    region: Region
+
+
+@dataclass(slots=True)
+class Recording:
+    """All that was seen of one forward."""
+
+    events: list[Event] = field(default_factory=list)
+    calls: list[list[Any]] = field(default_factory=list)
+    read_attributes: dict[tuple[str, str], Any] = field(default_factory=dict)
+    looked: set[str] = field(default_factory=set)
+    output: Any = None
+    stores: list[tuple[str, str, torch.Tensor]] = field(default_factory=list)
+    changed: list[tuple[str, str, Any, Any]] = field(default_factory=list)
+
+
+def bind(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """All the arguments of a call in the order of the op's schema, defaults filled in."""
+    schema = op._schema.arguments
+    bound = list(args)
+    for arg in schema[len(args) :]:
+        if arg.name in kwargs:
+            bound.append(kwargs[arg.name])
+        else:
+            bound.append(arg.default_value)
+    return tuple(bound)
+
+
+class Recorder(ProxyTorchDispatchMode):
+    """The dispatch mode that records; torch lets only its own kinds of mode stand at the pre-dispatch key."""
+
+    def __init__(self, recording: Recording, fake: FakeTensorMode | None, snapshot: Snapshot) -> None:
+        super().__init__(None, "symbolic" if fake else "real", pre_dispatch=True)  # type: ignore[arg-type]
+        self.recording, self.fake, self.snapshot = recording, fake, snapshot
+        self.stack: list[tuple[str, int]] = [("", 1)]
+        self.depth = 0
+        self.own: set[int] = set()
+        self.ambient = modes()
+
+    def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **(kwargs or {}))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, OpOverload):
+            raise UnsupportedError(f"forward calls the higher-order op {func}, which a plan can't hold")
+        if func.namespace == "prim" or self.depth:
+            return func(*args, **kwargs)
+        if self.fake is None:
+            self._keep_what_is_written(func, args, kwargs)
+            self.depth += 1
+            try:
+                out = func(*args, **kwargs)
+            finally:
+                self.depth -= 1
+        else:
+            lifted = func is torch.ops.aten.lift_fresh.default
+            run_args, run_kwargs = (args, kwargs) if lifted else self._faked((args, kwargs))
+            self.depth += 1
+            try:
+                out = func(*run_args, **run_kwargs)
+            finally:
+                self.depth -= 1
+        self.add(func, bind(func, args, kwargs), out)
+        return out
+
+    def add(self, target: Any, args: tuple[Any, ...], out: Any) -> None:
+        """Note one op."""
+        path, call = self.stack[-1]
+        self.recording.events.append(Event(target, args, out, path, call, self._region()))
+        for t in tensors_in(out):
+            self.own.add(id(t))
+
+    def _region(self) -> Region:
+        now = modes()
+        if now == self.ambient:
+            return PLAIN
+        grad, inference, *autocast = now
+        if inference != self.ambient[1]:
+            raise UnsupportedError("forward enters torch.inference_mode() by itself; use torch.no_grad() there instead")
+        changed = [a for a, before in zip(autocast, self.ambient[2:], strict=True) if a != before]
+        return Region(grad if grad != self.ambient[0] else None, tuple(changed))
+
+    def _faked(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value if isinstance(value, FakeTensor) else self.fake.from_tensor(value, static_shapes=True)  # type: ignore[union-attr]
+        if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+            return type(value)(self._faked(v) for v in value)
+        if type(value) is dict:
+            return {k: self._faked(v) for k, v in value.items()}
+        return value
+
+    def _keep_what_is_written(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        for i in written_arguments(func, bound := bind(func, args, kwargs)):
+            for t in tensors_in(bound[i]):
+                if id(t) not in self.own:
+                    self.snapshot.save(t)
+
+
+def written_arguments(func: OpOverload, bound: tuple[Any, ...]) -> Iterator[int]:
+    """The positions of the arguments that an op writes, by its schema.
+
+    Schemas of `batch_norm` and `instance_norm` keep silent about their running statistics: an argument called
+    `running_...` counts as written where the op is told to train or to use the statistics of its input.
+    """
+    names = [a.name for a in func._schema.arguments]
+    trains = any(
+        bound[names.index(flag)] for flag in ("training", "train", "use_input_stats") if flag in names
+    )
+    for i, arg in enumerate(func._schema.arguments):
+        if arg.alias_info is not None and arg.alias_info.is_write:
+            yield i
+        elif trains and arg.name.startswith("running_") and bound[i] is not None:
+            yield i
+
+
+def modes() -> tuple[Any, ...]:
+    """Whether gradients and inference mode are on, and the state of autocast for each device type."""
+    cache = torch.is_autocast_cache_enabled()
+    return (
+        torch._C.is_grad_enabled(),
+        torch._C.is_inference_mode_enabled(),
+        *((d, torch._C.is_autocast_enabled(d), torch._C.get_autocast_dtype(d), cache) for d in AUTOCAST_DEVICES),  # type: ignore[attr-defined]
+    )
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of an op's argument or result."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for v in value:
+            yield from tensors_in(v)
+
+
+def simple(value: Any) -> bool:
+    """Whether a value is a plain constant that a guard can compare: numbers, strings, and short containers of them."""
+    if isinstance(value, _SIMPLE):
+        return True
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return len(value) <= 64 and all(isinstance(v, _SIMPLE) or simple(v) for v in value)
+    if isinstance(value, dict):
+        return len(value) <= 64 and all(simple(k) and simple(v) for k, v in value.items())
+    return False
+
+
+class _Patches:
+    """Attributes of classes and modules, replaced while recording and put back after."""
+
+    def __init__(self) -> None:
+        self.undo: list[tuple[Any, str, Any]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        self.undo.append((owner, name, owner.__dict__.get(name, _Patches)))
+        setattr(owner, name, value)
+
+    def restore(self) -> None:
+        for owner, name, value in reversed(self.undo):
+            if value is _Patches:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+_MODES_OF_TORCH = ("torch.autograd", "torch.utils", "torch._", "torch.amp", "torch.fx", "ariadne")
+
+
+def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> None:
+    recording, thread = recorder.recording, threading.get_ident()
+    counts: dict[str, int] = {}
+
+    def mine() -> bool:
+        return threading.get_ident() == thread and not recorder.depth
+
+    original_call = nn.Module.__call__
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        path = paths.get(id(self))
+        if path is None or not mine():
+            return original_call(self, *args, **kwargs)
+        counts[path] = counts.get(path, 0) + 1
+        entry = [path, counts[path], len(recording.events), -1, type(self).__name__]
+        recording.calls.append(entry)
+        recorder.stack.append((path, counts[path]))
+        try:
+            return original_call(self, *args, **kwargs)
+        finally:
+            recorder.stack.pop()
+            entry[3] = len(recording.events)
+
+    original_read = nn.Module.__getattribute__
+
+    def read(self: nn.Module, name: str) -> Any:
+        value = original_read(self, name)
+        if name not in _BOOKKEEPING and id(self) in paths and mine() and simple(value):
+            key = (paths[id(self)], name)
+            if key not in recording.read_attributes:
+                recording.read_attributes[key] = value.copy() if isinstance(value, (list, dict, set)) else value
+        return value
+
+    original_grad = torch.is_grad_enabled
+
+    def is_grad_enabled() -> bool:
+        if mine() and not sys._getframe(1).f_globals.get("__name__", "").startswith(_MODES_OF_TORCH):
+            recording.looked.add("grad")
+        return original_grad()
+
+    def watched(fact: str, name: str) -> property:
+        base = getattr(torch._C.TensorBase, name)
+
+        def get(self: torch.Tensor) -> Any:
+            if mine() and not sys._getframe(1).f_globals.get("__name__", "").startswith(_MODES_OF_TORCH):
+                recording.looked.add(fact)
+            return base.__get__(self)
+
+        def put(self: torch.Tensor, value: Any) -> None:
+            base.__set__(self, value)
+
+        return property(get, put)
+
+    def refused(name: str, why: str) -> Callable[..., Any]:
+        base = getattr(torch.Tensor, name)
+
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if mine():
+                raise UnsupportedError(f"forward calls Tensor.{name}, {why}")
+            return base(self, *args, **kwargs)
+
+        return method
+
+    owner = next(c for c in torch.autograd.Function.__mro__ if "apply" in c.__dict__)
+    original_apply = owner.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if not mine():
+            return original_apply.__get__(None, cls)(*args, **kwargs)
+        recorder.depth += 1
+        try:
+            out = original_apply.__get__(None, cls)(*args, **kwargs)
+        finally:
+            recorder.depth -= 1
+        if kwargs:
+            raise UnsupportedError(f"forward calls {cls.__name__}.apply with keywords")
+        recorder.add(cls, args, out)
+        return out
+
+    patches.set(nn.Module, "__call__", call)
+    patches.set(nn.Module, "__getattribute__", read)
+    patches.set(torch, "is_grad_enabled", is_grad_enabled)
+    patches.set(torch.Tensor, "requires_grad", watched("requires_grad", "requires_grad"))
+    patches.set(torch.Tensor, "dtype", watched("dtype", "dtype"))
+    for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad"):
+        patches.set(torch.Tensor, name, refused(name, "whose effect on gradients a plan can't hold; register it outside"))
+    patches.set(torch.autograd.Function, "apply", classmethod(apply))
+
+
+@contextmanager
+def recording(model: nn.Module, fake: FakeTensorMode | None, snapshot: Snapshot) -> Iterator[tuple[Recording, Recorder]]:
+    """Record everything that runs in the block; one thread of the process records at a time.
+
+    The model is not restored: that is for the `snapshot`, which holds the data of all that was written.
+    """
+    paths: dict[int, str] = {}
+    for path, module in snapshot.modules.items():
+        paths.setdefault(id(module), path)
+    found = Recording()
+    recorder = Recorder(found, fake, snapshot)
+    patches = _Patches()
+    with PATCHING, ExitStack() as stack:
+        try:
+            _patch(recorder, paths, patches)
+            if fake is not None:
+                stack.enter_context(fake)
+            stack.enter_context(enable_python_dispatcher())
+            stack.enter_context(recorder)
+            yield found, recorder
+        finally:
+            patches.restore()
+    found.stores = list(snapshot.replaced_buffers())
+    found.changed = list(snapshot.changes())

@@ -1,0 +1,457 @@
+"""The runtime: one pair of segments for inference and training, and the plans that they come from."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne import training, tree
+from ariadne.boundary import BoundaryPayload
+from ariadne.capture import Example
+from ariadne.codegen import emit
+from ariadne.errors import AriadneError, BatchError, BoundaryError, SpecError, TrainingError
+from ariadne.expr import Expr
+from ariadne.frontier import SplitCandidate, frontiers
+from ariadne.guards import ModuleGuard, entrance, explain, state_types
+from ariadne.plan import TracePlan, Value, short_dtype
+from ariadne.segment import compiled, load
+from ariadne.select import select
+from ariadne.spec import Boundary, ExecutionMode, Objective, SplitSpec, parse_boundary
+from ariadne.state import Snapshot
+from ariadne.verify import Interpreter
+
+MOST_PLANS = 16
+_is_grad_enabled = torch._C.is_grad_enabled
+_set_grad_enabled = torch._C._set_grad_enabled
+
+
+@dataclass(frozen=True)
+class RuntimeCacheKey:
+    """What a prepared split depends on, the concrete batch left out."""
+
+    plan_signature: str
+    split_id: str
+    mode: str
+    non_batch_shapes: tuple[tuple[int | str, ...], ...]
+    dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a runtime was asked to be: kept so that it can cut, capture and copy itself again."""
+
+    spec: SplitSpec
+    boundary: Boundary
+    mode: ExecutionMode
+    objective: Objective | None
+    compile_options: Mapping[str, Any] | None
+
+
+class Variant:
+    """One plan, cut: its guards, its segments, and what it assumes."""
+
+    def __init__(self, plan: TracePlan, candidates: tuple[SplitCandidate, ...], candidate: SplitCandidate,
+                 model: nn.Module, settings: Settings) -> None:  # fmt: skip
+        self.plan, self.candidates, self.candidate, self.model = plan, candidates, candidate, model
+        self.key = (plan.signature, candidate.split_id)
+        self.moved = state_types(model)
+        self.enter = entrance(plan, model)
+        self.prefix_guard = ModuleGuard(plan, model, range(candidate.cut))
+        self.suffix_guard = ModuleGuard(plan, model, range(candidate.cut, len(plan.nodes)))
+        self.prefix_source = emit(plan, candidate, "prefix", model)
+        self.suffix_source = emit(plan, candidate, "suffix", model)
+        label = f"{candidate.split_id} of {type(model).__name__}"
+        if settings.mode == "debug_interpreter":
+            self.prefix: Callable[..., Any] = Interpreter(plan, candidate, "prefix", model)
+            self.suffix: Callable[..., Any] = Interpreter(plan, candidate, "suffix", model)
+            return
+        self.prefix, self.suffix = load(self.prefix_source, label), load(self.suffix_source, label)
+        if settings.mode == "compiled":
+            self.prefix = compiled(self.prefix, settings.compile_options)
+            self.suffix = compiled(self.suffix, settings.compile_options)
+
+    def serves(self, training: bool) -> bool:
+        """Whether it may be used for training (or for inference, if not `training`)."""
+        return self.plan.assumption.grad is None or self.plan.assumption.grad == training
+
+    def parameters(self, side: str) -> list[nn.Parameter]:
+        """The parameters that the ops of one side read now, each once."""
+        nodes = self.plan.nodes[: self.candidate.cut] if side == "prefix" else self.plan.nodes[self.candidate.cut :]
+        found: dict[int, nn.Parameter] = {}
+        for node in nodes:
+            for name in node.reads:
+                value = self.plan.values.get(name)
+                if value is not None and value.kind == "parameter":
+                    path, key = value.origin
+                    p = self.model.get_submodule(path)._parameters[key]
+                    if p is not None:
+                        found[id(p)] = p
+        return list(found.values())
+
+
+class SplitRuntime:
+    """A model split in two: run it, or train it, as prefix, boundary and suffix.
+
+    Made by `prepare_split`. `run_prefix` and `run_suffix` give what the model gives under `torch.no_grad()`;
+    `run_training_prefix`, `train_suffix` and `backward_prefix` what a training step of the whole model gives, bit for bit.
+    Parameters and buffers are read from the model at every call, so optimizer steps, `load_state_dict`, `.to(...)` and
+    replaced parameters are followed. A condition of the capture that no longer holds raises a `GuardError` before anything is
+    computed. It may be used from several threads; boundaries may be in flight in any number.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Settings,
+        plans: Mapping[TracePlan, tuple[SplitCandidate, ...]],
+        recapture: Callable[[Example, bool], TracePlan],
+        chosen: SplitCandidate | None = None,
+    ) -> None:
+        self.model, self.settings, self._recapture = model, settings, recapture
+        self._lock = threading.RLock()
+        self._plans = dict(plans)
+        self._variants: list[Variant] = []
+        self._by_key: dict[tuple[str, str], Variant] = {}
+        for plan, candidates in self._plans.items():
+            self._add(plan, candidates, chosen)
+        self._main = self._variants[0]
+        self._now = {
+            flag: next((v for v in self._variants if v.serves(flag)), self._main) for flag in (False, True)
+        }
+
+    # --- what it is -----------------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> TracePlan:
+        """The plan that was captured when the split was prepared."""
+        return self._main.plan
+
+    trace_plan = plan
+
+    @property
+    def candidate(self) -> SplitCandidate:
+        """The cut that is in use."""
+        return self._main.candidate
+
+    @property
+    def candidates(self) -> tuple[SplitCandidate, ...]:
+        """Every cut of the plan, in order."""
+        return self._main.candidates
+
+    @property
+    def split_id(self) -> str:
+        """The string that names the cut in use."""
+        return self._main.candidate.split_id
+
+    @property
+    def prefix_source(self) -> str:
+        """The prefix as Python source."""
+        return self._now[self.settings.spec.trainable].prefix_source.text
+
+    @property
+    def suffix_source(self) -> str:
+        """The suffix as Python source."""
+        return self._now[self.settings.spec.trainable].suffix_source.text
+
+    @property
+    def cache_key(self) -> RuntimeCacheKey:
+        """What this split depends on; runtimes with equal keys compute the same."""
+        plan = self.plan
+        inputs = [plan.values[name] for _, name in plan.inputs]
+        return RuntimeCacheKey(
+            plan.signature,
+            self.split_id,
+            self.settings.mode,
+            tuple(tuple(d if isinstance(d, int) else d.source for d in v.shape) for v in inputs),
+            tuple(short_dtype(v.dtype) for v in inputs if v.dtype is not None),
+        )
+
+    def prefix_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the prefix reads, each once; give those that are not shared to its optimizer."""
+        return self._now[True].parameters("prefix")
+
+    def suffix_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the suffix reads, each once."""
+        return self._now[True].parameters("suffix")
+
+    def shared_parameters(self) -> list[nn.Parameter]:
+        """The parameters that both sides read, such as tied embeddings."""
+        mine = {id(p) for p in self.prefix_parameters()}
+        return [p for p in self.suffix_parameters() if id(p) in mine]
+
+    def __repr__(self) -> str:
+        c = self.candidate
+        return (
+            f"SplitRuntime({type(self.model).__name__}, {c.split_id}{f' after {c.after}' if c.after else ''}, "
+            f"{c.prefix_ops} + {c.suffix_ops} ops, {len(c.live)} value(s) across, {c.boundary_bytes:.0f} bytes per sample)"
+        )
+
+    # --- inference ------------------------------------------------------------------------------------------------
+
+    def run_prefix(self, *args: Any, **kwargs: Any) -> BoundaryPayload:
+        """Run the prefix without gradients; takes what the model's forward takes, in the form that was captured."""
+        variant = self._now[False]
+        entered = variant.enter(args, kwargs)
+        if entered is None or not variant.prefix_guard():
+            variant, entered = self._enter_anew(args, kwargs, False)
+        enabled = _is_grad_enabled()
+        _set_grad_enabled(False)
+        try:
+            raw = variant.prefix(*entered)
+        finally:
+            _set_grad_enabled(enabled)
+        return BoundaryPayload(variant.key[1], variant.key[0], entered[0], variant.candidate.live, raw)
+
+    def run_suffix(self, boundary: BoundaryPayload) -> Any:
+        """Run the suffix without gradients; returns what the model returns. The boundary stays as it is."""
+        variant = self._accept(boundary)
+        if not variant.suffix_guard():
+            variant.suffix_guard.explain()
+        enabled = _is_grad_enabled()
+        _set_grad_enabled(False)
+        try:
+            return variant.suffix(boundary.batch, *boundary.raw)
+        finally:
+            _set_grad_enabled(enabled)
+
+    def warmup(self, *args: Any, **kwargs: Any) -> None:
+        """Run both sides once, so that whatever is compiled or cached on first use is there; the model stays as it is."""
+        snapshot = Snapshot(self.model)
+        snapshot.save_buffers()
+        try:
+            self.run_suffix(self.run_prefix(*args, **kwargs))
+        finally:
+            snapshot.restore()
+
+    # --- training -------------------------------------------------------------------------------------------------
+
+    def run_training_prefix(self, *args: Any, **kwargs: Any) -> BoundaryPayload:
+        """Run the prefix with gradients; the boundary keeps the prefix's graph for `backward_prefix`."""
+        if torch.is_inference_mode_enabled():
+            raise TrainingError("run_training_prefix was called under torch.inference_mode(), where nothing can be trained")
+        variant = self._now[True]
+        with torch.enable_grad():
+            entered = variant.enter(args, kwargs)
+            if entered is None or not variant.prefix_guard():
+                variant, entered = self._enter_anew(args, kwargs, True)
+            raw = variant.prefix(*entered)
+        labels = variant.candidate.live
+        requires_grad = tuple(
+            f"{label}{at}"
+            for label, value in zip(labels, raw, strict=True)
+            for at, t in tree.paths(value)
+            if isinstance(t, torch.Tensor) and t.requires_grad
+        )
+        carried = tuple(tree.map_leaves(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, v) for v in raw)
+        return BoundaryPayload(variant.key[1], variant.key[0], entered[0], labels, carried, requires_grad, raw)
+
+    def train_suffix(
+        self,
+        boundary: BoundaryPayload,
+        targets: Any = None,
+        *,
+        loss_fn: Callable[[Any, Any], torch.Tensor],
+        optimizer: torch.optim.Optimizer | None = None,
+        scaler: Any = None,
+    ) -> tuple[torch.Tensor, training.Gradients]:
+        """Run the suffix, `loss_fn(output, targets)` and the backward pass of both.
+
+        With an `optimizer`: its gradients are cleared before, and it steps after; without one, gradients add up. With a
+        `scaler` (`torch.amp.GradScaler`) the loss is scaled, and so are the gradients returned. Returns the loss, and the
+        gradient of each boundary tensor by label, None where none arrived.
+        """
+        variant = self._accept(boundary, training=True)
+        if not variant.suffix_guard():
+            variant.suffix_guard.explain()
+        return training.train_suffix(
+            variant.suffix,
+            boundary,
+            targets,
+            loss_fn=loss_fn,
+            optimizer=optimizer,
+            scaler=scaler,
+            shared=self._shared(variant),
+        )
+
+    def backward_prefix(
+        self,
+        boundary: BoundaryPayload,
+        boundary_grads: Mapping[str, torch.Tensor | None],
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        scaler: Any = None,
+    ) -> None:
+        """Take the boundary gradients back through the prefix's graph; nothing is recomputed.
+
+        With an `optimizer`, the gradients of what it owns in the prefix alone are cleared before, and it steps after.
+        """
+        if not isinstance(boundary_grads, Mapping):
+            raise BoundaryError(f"boundary_grads is the dict that train_suffix returned; found {type(boundary_grads).__name__}")
+        variant = self._accept(boundary, training=True)
+        training.backward_prefix(
+            boundary,
+            boundary_grads,
+            optimizer=optimizer,
+            scaler=scaler,
+            suffix_parameters=variant.parameters("suffix") if optimizer is not None else (),
+        )
+
+    @staticmethod
+    def _shared(variant: Variant) -> list[nn.Parameter]:
+        mine = {id(p) for p in variant.parameters("prefix")}
+        return [p for p in variant.parameters("suffix") if id(p) in mine and p.requires_grad]
+
+    # --- cutting elsewhere ----------------------------------------------------------------------------------------
+
+    def resplit(self, boundary: str | SplitCandidate) -> SplitRuntime:
+        """The same plan, cut elsewhere, as a new runtime; nothing is captured again.
+
+        `boundary` is any boundary string, a candidate of this plan, or its `split_id`.
+        """
+        chosen = None
+        if isinstance(boundary, SplitCandidate):
+            if boundary not in self.candidates:
+                raise SpecError(f"{boundary.split_id} is not a candidate of this plan; take one from runtime.candidates")
+            boundary = boundary.split_id
+        parsed = parse_boundary(boundary)
+        old = self.settings
+        settings = Settings(old.spec, parsed, old.mode, old.objective, old.compile_options)
+        chosen = select(
+            self.plan, self.candidates, parsed, trainable=old.spec.trainable, objective=old.objective
+        )
+        return SplitRuntime(self.model, settings, self._plans, self._recapture, chosen)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SplitRuntime:
+        model = copy.deepcopy(self.model, memo)
+        again = getattr(self._recapture, "of", None)
+        recapture = again(model) if again is not None else self._recapture
+        return SplitRuntime(model, self.settings, self._plans, recapture, self._main.candidate)
+
+    # --- plans and guards -----------------------------------------------------------------------------------------
+
+    def _add(
+        self, plan: TracePlan, candidates: tuple[SplitCandidate, ...], chosen: SplitCandidate | None = None
+    ) -> Variant:
+        settings = self.settings
+        if chosen is None or chosen not in candidates:
+            boundary = settings.boundary
+            if self._variants and boundary.kind == "cut":
+                boundary = self._likewise()
+            chosen = select(
+                plan, candidates, boundary, trainable=settings.spec.trainable, objective=settings.objective
+            )
+        variant = Variant(plan, candidates, chosen, self.model, settings)
+        self._variants.append(variant)
+        self._by_key[variant.key] = variant
+        if len(self._variants) > MOST_PLANS:
+            oldest = self._variants.pop(1)
+            self._by_key.pop(oldest.key, None)
+            self._plans.pop(oldest.plan, None)
+        return variant
+
+    def _likewise(self) -> Boundary:
+        """Where to cut another plan of the same model so that it is cut like the first: at the same module or share."""
+        main = self._variants[0]
+        if main.candidate.after:
+            return parse_boundary(f"after:{main.candidate.after}")
+        return Boundary("percent", percent=100 * main.candidate.cut / len(main.plan.nodes))
+
+    def _enter_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> tuple[Variant, tuple[Any, ...]]:
+        """The plan that serves this call, captured now if none does; or the error that says why none can."""
+        with self._lock:
+            for variant in reversed(self._variants):
+                if not variant.serves(training):
+                    continue
+                entered = variant.enter(args, kwargs)
+                if entered is not None:
+                    if not variant.prefix_guard():
+                        variant.prefix_guard.explain()
+                    self._now[training] = variant
+                    return variant, entered
+            base = self._now[training]
+            for guard in (base.prefix_guard, base.suffix_guard):
+                if not guard():
+                    guard.explain()
+            lo, hi = self.settings.spec.batch_range
+            if state_types(self.model) == base.moved:
+                explain(base.plan, self.model, args, kwargs, range(lo, hi + 1))
+            plan = self._recapture(self._example(args, kwargs, base.plan, range(lo, hi + 1)), training)
+            candidates = self._plans.get(plan) or frontiers(plan)
+            variant = self._add(plan, candidates)
+            self._plans[plan] = candidates
+            entered = variant.enter(args, kwargs)
+            if entered is None:
+                explain(plan, self.model, args, kwargs, range(lo, hi + 1))
+                raise AriadneError("the plan captured for this call does not accept it; please report this as a bug")
+            self._now[training] = variant
+            return variant, entered
+
+    @staticmethod
+    def _example(args: tuple[Any, ...], kwargs: dict[str, Any], plan: TracePlan, batches: range) -> Example:
+        leaves, spec = tree.flatten((args, kwargs))
+        if spec != plan.input_spec:
+            explain(plan, nn.Module(), args, kwargs, batches)
+        batched = tuple(
+            i for i, name in plan.inputs if any(isinstance(d, Expr) for d in plan.values[name].shape)
+        )
+        batch = leaves[batched[0]].shape[0]
+        if batch not in batches:
+            raise BatchError(f"batch {batch} lies outside dynamic_batch ({batches.start}, {batches.stop - 1})")
+        return Example(tuple(leaves), spec, batched, batch)
+
+    def _accept(self, boundary: BoundaryPayload, training: bool = False) -> Variant:
+        if not isinstance(boundary, BoundaryPayload):
+            raise BoundaryError(f"a boundary is what run_prefix or run_training_prefix returns; found {type(boundary).__name__}")
+        variant = self._by_key.get((boundary.plan_signature, boundary.split_id))
+        if variant is None:
+            raise BoundaryError(
+                f"this boundary was made by another split ({boundary.split_id} of plan {boundary.plan_signature}); this one is "
+                f"{self.split_id} of plan {self.plan.signature}. Run the prefix and the suffix of the same split"
+            )
+        if boundary.labels is not variant.candidate.live:
+            _check_values(boundary, variant)
+        return variant
+
+
+def _check_values(boundary: BoundaryPayload, variant: Variant) -> None:
+    """Whether a boundary from elsewhere has the values that the suffix needs, each of the right type and sizes."""
+    live = variant.candidate.live
+    if tuple(boundary.labels) != live:
+        raise BoundaryError(f"the boundary holds {', '.join(boundary.labels)}; this split needs {', '.join(live)}")
+    if boundary.batch not in variant.plan.batches:
+        raise BoundaryError(f"the boundary's batch {boundary.batch} is not one that this plan serves ({variant.plan.batches})")
+    env: dict[str, Any] = {variant.plan.batch_symbol: boundary.batch}
+    for label, value in zip(live, boundary.raw, strict=True):
+        expected = variant.plan.values[label]
+        if expected.kind == "scalar" and isinstance(value, (bool, int, float)):
+            env[label] = value
+    for label, value in zip(live, boundary.raw, strict=True):
+        _check_value(label, value, variant.plan.values[label], env)
+
+
+def _check_value(label: str, value: Any, expected: Value, env: Mapping[str, Any]) -> None:
+    if expected.kind == "sequence":
+        if not (isinstance(value, (list, tuple)) and all(isinstance(v, torch.Tensor) for v in value)):
+            raise BoundaryError(f"{label!r} must be a sequence of tensors; found {type(value).__name__}")
+    elif expected.kind == "scalar":
+        if not isinstance(value, (bool, int, float)):
+            raise BoundaryError(f"{label!r} must be a number; found {type(value).__name__}")
+    elif expected.dtype is not None:
+        if not isinstance(value, torch.Tensor):
+            raise BoundaryError(f"{label!r} must be a tensor {expected.describe()}; found {type(value).__name__}")
+        sizes = [
+            d if isinstance(d, int) else d.evaluate(env) if d.names <= env.keys() else None for d in expected.shape
+        ]
+        wrong = len(sizes) != value.dim() or any(
+            s is not None and s != n for s, n in zip(sizes, value.shape, strict=False)
+        )
+        if wrong or value.dtype.is_floating_point != expected.dtype.is_floating_point:
+            raise BoundaryError(
+                f"{label!r} must be {expected.describe()}, here {sizes}; found {short_dtype(value.dtype)}{list(value.shape)}"
+            )

@@ -1,0 +1,109 @@
+"""What the user asks for: the strings that they type, parsed once, at the door."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ariadne.errors import SpecError
+
+ExecutionMode = Literal["debug_interpreter", "generated_eager", "compiled"]
+TraceBatchMode = Literal["batch_1", "batch_gt1"]
+MODES = ("debug_interpreter", "generated_eager", "compiled")
+TRACE_BATCH_MODES = ("batch_1", "batch_gt1")
+Objective = Mapping[str, float] | Callable[[Any], float]
+
+
+@dataclass(frozen=True)
+class SplitSpec:
+    """Where to cut a model, and for which batches.
+
+    `boundary`: "after:<module>", "after:<module>#<call>", "percent:50", "50%", "at:50%", "auto" or "cut:<k>" (after the
+    k-th op). `dynamic_batch`: the smallest and largest batch to serve, both included; None means 1 to 64. `trainable`:
+    the suffix must hold parameters to train. `trace_batch_mode`: "batch_1" wants example inputs of batch 1 and a range
+    that includes 1; "batch_gt1" wants a larger example batch. None (the default) takes the example as it comes.
+    `batch_symbol` is how the batch is written in plans and sources.
+
+    Raises `SpecError` for anything else.
+
+    >>> SplitSpec(boundary="after:layer3", dynamic_batch=(2, 64), trainable=True, trace_batch_mode="batch_gt1")
+    """
+
+    boundary: str
+    batch_symbol: str = "B"
+    dynamic_batch: tuple[int, int] | None = (1, 64)
+    trainable: bool = False
+    trace_batch_mode: TraceBatchMode | None = None
+
+    def __post_init__(self) -> None:
+        parse_boundary(self.boundary)
+        if not (isinstance(self.batch_symbol, str) and self.batch_symbol.isidentifier()):
+            raise SpecError(f"batch_symbol must be a Python identifier such as 'B'; found {self.batch_symbol!r}")
+        if self.trace_batch_mode is not None and self.trace_batch_mode not in TRACE_BATCH_MODES:
+            raise SpecError(
+                f"trace_batch_mode must be one of {', '.join(map(repr, TRACE_BATCH_MODES))}; found {self.trace_batch_mode!r}"
+            )
+        lo, hi = self.batch_range
+        if self.trace_batch_mode == "batch_1" and lo > 1:
+            raise SpecError(f"trace_batch_mode 'batch_1' needs a dynamic_batch that includes 1; found {(lo, hi)}")
+
+    @property
+    def batch_range(self) -> tuple[int, int]:
+        """The smallest and the largest batch."""
+        if self.dynamic_batch is None:
+            return (1, 64)
+        pair = self.dynamic_batch
+        if not (
+            isinstance(pair, (tuple, list))
+            and len(pair) == 2
+            and all(isinstance(b, int) and not isinstance(b, bool) for b in pair)
+            and 1 <= pair[0] <= pair[1]
+        ):
+            raise SpecError(f"dynamic_batch must be (smallest, largest) with 1 <= smallest <= largest; found {pair!r}")
+        return (pair[0], pair[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """A boundary string, parsed: `kind` is after, percent, auto or cut."""
+
+    kind: str
+    module: str = ""
+    call: int | None = None
+    percent: float = 0.0
+    cut: int = 0
+
+
+_PERCENT = re.compile(r"(?:(?:percent:|at:)\s*)?(?P<number>[-+]?\d+(?:\.\d*)?)\s*(?P<sign>%?)")
+
+
+def parse_boundary(text: str) -> Boundary:
+    """The meaning of a boundary string; `SpecError` lists the forms where it has none.
+
+    >>> parse_boundary("after:layer3#2")
+    Boundary(kind='after', module='layer3', call=2, percent=0.0, cut=0)
+    """
+    if not isinstance(text, str):
+        raise SpecError(f"a boundary is a string such as 'after:layer3', '50%' or 'auto'; found {type(text).__name__}")
+    asked = text.strip()
+    if asked == "auto":
+        return Boundary("auto")
+    if asked.startswith("after:"):
+        name, mark, call = asked.removeprefix("after:").partition("#")
+        if name and not mark:
+            return Boundary("after", module=name)
+        if name and call.isdigit() and int(call) > 0:
+            return Boundary("after", module=name, call=int(call))
+    elif asked.startswith("cut:") and asked.removeprefix("cut:").isdigit():
+        return Boundary("cut", cut=int(asked.removeprefix("cut:")))
+    elif (found := _PERCENT.fullmatch(asked)) and (found["sign"] or asked.startswith("percent:")):
+        percent = float(found["number"])
+        if not 0 < percent < 100:
+            raise SpecError(f"a percentage must lie between 0 and 100, both excluded; found {asked!r}")
+        return Boundary("percent", percent=percent)
+    raise SpecError(
+        f"no boundary reads {text!r}; write 'after:<module>', 'after:<module>#<call>', 'percent:50', '50%', 'at:50%', "
+        "'auto' or 'cut:<k>'"
+    )

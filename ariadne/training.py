@@ -1,0 +1,173 @@
+"""Training across a cut: two functions over the same segments that inference uses.
+
+The whole model's backward pass runs the suffix's ops first and then the prefix's. So does this: the suffix is trained from
+copies that carry no graph, the gradients that arrive there are taken as they are, and start the walk back through the
+prefix's graph, which is still alive. Nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from ariadne import tree
+from ariadne.boundary import BoundaryPayload
+from ariadne.errors import BoundaryError, TrainingError
+
+Gradients = dict[str, torch.Tensor | None]
+
+
+class _Tap(torch.autograd.Function):
+    """Gives a boundary tensor to the suffix, and keeps the gradient that comes back just as it came.
+
+    A leaf would do too, but accumulating into a leaf lays its gradient out anew, and kernels may follow the layout.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor, anchor: torch.Tensor, label: str, kept: Gradients) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.label, ctx.kept = label, kept
+        return t.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[None, None, None, None]:  # type: ignore[override]
+        ctx.kept[ctx.label] = gradient
+        return None, None, None, None
+
+
+def tapped(boundary: BoundaryPayload) -> tuple[list[Any], Gradients]:
+    """The boundary's values for a training run of the suffix, and the dict that its gradients will be put into."""
+    kept: Gradients = {label: None for label in boundary.tensors}
+    wanting = set(boundary.requires_grad)
+    anchor = torch.zeros((), requires_grad=True)
+    values = []
+    for label, value in zip(boundary.labels, boundary.raw, strict=True):
+        leaves, spec = tree.flatten(value)
+        names = [f"{label}{at}" for at, _ in tree.paths(value)]
+        taken = [
+            _Tap.apply(v, anchor, name, kept) if name in wanting else v for name, v in zip(names, leaves, strict=True)
+        ]
+        values.append(tree.unflatten(taken, spec))
+    return values, kept
+
+
+def train_suffix(
+    suffix: Callable[..., Any],
+    boundary: BoundaryPayload,
+    targets: Any,
+    *,
+    loss_fn: Callable[[Any, Any], torch.Tensor],
+    optimizer: torch.optim.Optimizer | None,
+    scaler: Any,
+    shared: Iterable[torch.nn.Parameter],
+    suffix_parameters: Callable[[], list[torch.nn.Parameter]],
+) -> tuple[torch.Tensor, Gradients]:
+    """Run the suffix, its loss and its backward pass; step `optimizer` if there is one.
+
+    Returns the loss, detached, and the gradient of each boundary tensor by label, None where none arrived. Gradients of
+    parameters that the prefix uses too wait in the boundary until `backward_prefix` adds its own.
+    """
+    shared = list(shared) if boundary._graph is not None else []
+    refuse_shared(shared, optimizer)
+    boundary.consume("train_suffix")
+    if optimizer is not None:
+        optimizer.zero_grad(set_to_none=True)
+    with torch.enable_grad():
+        values, kept = tapped(boundary)
+        output = suffix(boundary.batch, *values)
+        loss = loss_fn(output, targets)
+        if not (isinstance(loss, torch.Tensor) and loss.numel() == 1):
+            raise TrainingError(f"loss_fn must return a tensor with one element; found {_describe(loss)}")
+        if not loss.requires_grad:
+            raise TrainingError(
+                "the loss does not depend on anything that requires grad: no parameter of the suffix does, nor any boundary "
+                "tensor. Unfreeze a parameter, or cut elsewhere"
+            )
+        del output, values
+        before = [p.grad for p in shared]
+        for p in shared:
+            p.grad = None
+        try:
+            (loss if scaler is None else scaler.scale(loss)).backward()
+            boundary._shared = [(p, p.grad) for p in shared if p.grad is not None]
+        finally:
+            for p, gradient in zip(shared, before, strict=True):
+                p.grad = gradient
+    if optimizer is not None:
+        _step(optimizer, scaler)
+    return loss.detach(), kept
+
+
+def backward_prefix(
+    boundary: BoundaryPayload,
+    gradients: Mapping[str, torch.Tensor | None],
+    *,
+    optimizer: torch.optim.Optimizer | None,
+    scaler: Any,
+    suffix_parameters: Iterable[torch.nn.Parameter],
+) -> None:
+    """Walk back through the prefix's graph from the boundary gradients; step `optimizer` if there is one."""
+    if boundary._graph is None:
+        raise BoundaryError(
+            "this boundary has no prefix graph: it was made by run_prefix, or came over the wire. Use the one that "
+            "run_training_prefix returned"
+        )
+    labels = set(boundary.tensors)
+    unknown = sorted(set(gradients) - labels)
+    if unknown:
+        raise BoundaryError(f"there is a gradient for {unknown[0]!r}, but the boundary holds {', '.join(sorted(labels))}")
+    roots, given = [], []
+    for label, value in zip(boundary.labels, boundary._graph, strict=True):
+        for at, t in tree.paths(value):
+            gradient = gradients.get(f"{label}{at}")
+            if gradient is None or not isinstance(t, torch.Tensor) or not t.requires_grad:
+                continue
+            if gradient.shape != t.shape:
+                raise BoundaryError(
+                    f"the gradient of {label + at!r} has shape {list(gradient.shape)}; the boundary tensor has {list(t.shape)}"
+                )
+            roots.append(t)
+            given.append(gradient)
+    boundary.consume("backward_prefix")
+    if optimizer is not None:
+        keep = {id(p) for p in suffix_parameters}
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if id(p) not in keep:
+                    p.grad = None
+    roots += [p for p, _ in boundary._shared]
+    given += [g for _, g in boundary._shared]
+    boundary._graph, boundary._shared = (), []
+    if roots:
+        torch.autograd.backward(roots, given)
+    if optimizer is not None:
+        _step(optimizer, scaler)
+    if scaler is not None and optimizer is not None:
+        scaler.update()
+
+
+def _step(optimizer: torch.optim.Optimizer, scaler: Any) -> None:
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+
+
+def refuse_shared(shared: Iterable[torch.nn.Parameter], optimizer: torch.optim.Optimizer | None) -> None:
+    """Raise `TrainingError` if the suffix's optimizer owns a parameter whose gradient the prefix has yet to complete."""
+    if optimizer is None:
+        return
+    ids = {id(p) for p in shared}
+    owned = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"] if id(p) in ids]
+    if owned:
+        raise TrainingError(
+            f"the optimizer of the suffix owns {len(owned)} parameter(s) that the prefix uses too (shape {owned[0]}), and would "
+            "step before the prefix has added its gradient. Call train_suffix with optimizer=None, then backward_prefix, and "
+            "step one optimizer that owns them; or leave them to the optimizer of the prefix alone"
+        )
+
+
+def _describe(thing: Any) -> str:
+    return f"a tensor of shape {list(thing.shape)}" if isinstance(thing, torch.Tensor) else type(thing).__name__

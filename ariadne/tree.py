@@ -1,0 +1,155 @@
+"""The one walker of nested values: lists, tuples, namedtuples, dicts, dataclasses, and types known to torch's pytree."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils import _pytree as torch_pytree
+
+LEAF = "leaf"
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """The structure of a nested value without its leaves: a kind, a class, its keys and its children.
+
+    `kind` is one of leaf, list, tuple, namedtuple, dict, fields (a dataclass or a dict-like dataclass such as
+    `transformers.ModelOutput`), mapping (another dict class) or registered (a type in torch's pytree registry).
+    """
+
+    kind: str
+    cls: type | None = None
+    keys: tuple[Any, ...] = ()
+    children: tuple[Spec, ...] = ()
+    context: Any = None
+
+    def __str__(self) -> str:
+        if self.kind == LEAF:
+            return "*"
+        inner = [str(c) for c in self.children]
+        if self.keys:
+            inner = [f"{k!r}: {c}" for k, c in zip(self.keys, inner, strict=True)]
+        if self.kind == "list":
+            return f"[{', '.join(inner)}]"
+        if self.kind == "tuple":
+            return f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
+        if self.kind == "dict":
+            return "{" + ", ".join(inner) + "}"
+        return f"{self.cls.__name__ if self.cls else self.kind}({', '.join(inner)})"
+
+    @property
+    def size(self) -> int:
+        """How many leaves it has."""
+        return 1 if self.kind == LEAF else sum(c.size for c in self.children)
+
+
+_LEAF = Spec(LEAF)
+
+
+def _open(value: Any) -> tuple[Spec, list[Any]] | None:
+    """One level of `value`: its spec (children still to be filled in) and its children; None for a leaf."""
+    cls = type(value)
+    if cls is list:
+        return Spec("list", list), value
+    if cls is tuple:
+        return Spec("tuple", tuple), list(value)
+    if cls is dict:
+        return Spec("dict", dict, tuple(value)), list(value.values())
+    if isinstance(value, tuple) and hasattr(cls, "_fields"):
+        return Spec("namedtuple", cls, tuple(cls._fields)), list(value)
+    if isinstance(value, dict) and dataclasses.is_dataclass(cls):
+        return Spec("fields", cls, tuple(value)), list(value.values())
+    if cls is OrderedDict:
+        return Spec("mapping", cls, tuple(value)), list(value.values())
+    if cls in torch_pytree.SUPPORTED_NODES:
+        children, context = torch_pytree.SUPPORTED_NODES[cls].flatten_fn(value)
+        return Spec("registered", cls, (), (), context), list(children)
+    if dataclasses.is_dataclass(cls) and not isinstance(value, type):
+        names = tuple(f.name for f in dataclasses.fields(value) if f.init)
+        return Spec("fields", cls, names), [getattr(value, n) for n in names]
+    return None
+
+
+def flatten(value: Any) -> tuple[list[Any], Spec]:
+    """The leaves of a nested value in order, and its structure; `unflatten` undoes it.
+
+    Anything that is not a known container is a leaf, None and scalars included.
+
+    >>> flatten({"a": (1, [2]), "b": None})[0]
+    [1, 2, None]
+    """
+    leaves: list[Any] = []
+
+    def walk(node: Any) -> Spec:
+        opened = _open(node)
+        if opened is None:
+            leaves.append(node)
+            return _LEAF
+        spec, children = opened
+        return dataclasses.replace(spec, children=tuple(walk(c) for c in children))
+
+    return leaves, walk(value)
+
+
+def build(spec: Spec, children: Sequence[Any]) -> Any:
+    """One level: the container that `spec` describes, around `children`."""
+    if spec.kind == "list":
+        return list(children)
+    if spec.kind == "tuple":
+        return tuple(children)
+    if spec.kind == "dict":
+        return dict(zip(spec.keys, children, strict=True))
+    assert spec.cls is not None
+    if spec.kind == "namedtuple":
+        return spec.cls(*children)
+    if spec.kind == "fields":
+        return spec.cls(**dict(zip(spec.keys, children, strict=True)))
+    if spec.kind == "mapping":
+        return spec.cls(zip(spec.keys, children, strict=True))
+    return torch_pytree.SUPPORTED_NODES[spec.cls].unflatten_fn(list(children), spec.context)
+
+
+def unflatten(leaves: Sequence[Any], spec: Spec) -> Any:
+    """The nested value with this structure and these leaves."""
+    rest = iter(leaves)
+
+    def walk(node: Spec) -> Any:
+        return next(rest) if node.kind == LEAF else build(node, [walk(c) for c in node.children])
+
+    return walk(spec)
+
+
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+    """The same structure with `function` applied to every leaf."""
+    opened = _open(value)
+    if opened is None:
+        return function(value)
+    spec, children = opened
+    return build(spec, [map_leaves(function, c) for c in children])
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """The leaves of a nested value, in order."""
+    opened = _open(value)
+    if opened is None:
+        yield value
+    else:
+        for child in opened[1]:
+            yield from leaves(child)
+
+
+def paths(value: Any, root: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves with where they are, written as Python would reach them: `[0]['mask']`, `.logits`."""
+    opened = _open(value)
+    if opened is None:
+        yield root, value
+        return
+    spec, children = opened
+    for i, child in enumerate(children):
+        key = spec.keys[i] if spec.keys else i
+        step = f".{key}" if spec.kind in ("fields", "namedtuple") else f"[{key!r}]"
+        yield from paths(child, root + step)

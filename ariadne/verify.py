@@ -1,0 +1,141 @@
+"""Verification: an evaluator of plans that shares nothing with code generation, and the one comparator of results."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne import tree
+from ariadne.errors import WitnessError
+from ariadne.expr import Expr
+from ariadne.frontier import SplitCandidate
+from ariadne.plan import Ref, Region, TracePlan, substitute
+
+
+class Interpreter:
+    """One side of a cut as a callable that evaluates the plan op by op, through torch's dispatcher.
+
+    Slow, and simple enough to be read at a glance: it is what generated code is held against.
+    """
+
+    def __init__(self, plan: TracePlan, candidate: SplitCandidate, side: str, model: nn.Module) -> None:
+        self.plan, self.candidate, self.side, self.model = plan, candidate, side, model
+
+    def __call__(self, batch: int, *given: Any) -> Any:
+        plan, prefix = self.plan, self.side == "prefix"
+        names = [n for _, n in plan.inputs] if prefix else list(self.candidate.live)
+        env: dict[str, Any] = {plan.batch_symbol: batch, **dict(zip(names, given, strict=True))}
+        if not prefix:
+            env.update({n: env[n].clone() for n in self.candidate.written})
+        nodes = plan.nodes[: self.candidate.cut] if prefix else plan.nodes[self.candidate.cut :]
+        made = set(names) if prefix else set()
+        for node in nodes:
+            args = substitute(node.args, lambda a: self._value(a, env))
+            kwargs = {k: substitute(v, lambda a: self._value(a, env)) for k, v in node.kwargs}
+            with ExitStack() as stack:
+                _enter(node.region, stack)
+                if node.target == "aten.sym_size.int":
+                    out: Any = args[0].shape[args[1]]
+                elif node.target.startswith("python."):
+                    out = args[0](*args[1:])
+                else:
+                    namespace, name, overload = node.target.split(".", 2)
+                    out = getattr(getattr(getattr(torch.ops, namespace), name), overload)(*args, **kwargs)
+            outs = list(out) if node.unpack else [out] if node.outputs else []
+            env.update(zip(node.outputs, outs, strict=True))
+            made.update(node.outputs)
+            if node.is_witness:
+                expected = substitute(node.witness, lambda a: self._value(a, env))
+                if out != expected and not (out != out and expected != expected):
+                    raise WitnessError(f"{node.target} gave {expected!r} at capture, now it gives {out!r}; prepare again")
+        for path, name, value in plan.stores:
+            if value in made:
+                self.model.get_submodule(path)._buffers[name] = env[value]
+        if prefix:
+            return tuple(env[n] for n in self.candidate.live)
+        return tree.unflatten([substitute(a, lambda r: self._value(r, env)) for a in plan.output], plan.output_spec)
+
+    def _value(self, atom: Ref | Expr, env: dict[str, Any]) -> Any:
+        if isinstance(atom, Expr):
+            return atom.evaluate(env)
+        if atom.name in env:
+            found = env[atom.name]
+        elif atom.name in self.plan.objects:
+            found = self.plan.objects[atom.name]
+        elif atom.name in self.plan.constants:
+            found = self.plan.constants[atom.name]
+        else:
+            path, *keys = self.plan.values[atom.name].origin
+            module = self.model.get_submodule(path)
+            found = getattr(module, keys[0])
+            for key in keys[1:]:
+                found = found[key]
+        return found if atom.item is None else found[atom.item]
+
+
+def _enter(region: Region, stack: ExitStack) -> None:
+    if region.grad is not None:
+        stack.enter_context(torch.set_grad_enabled(region.grad))
+    for device, enabled, dtype, cache in region.autocast:
+        stack.enter_context(torch.autocast(device, dtype, enabled=enabled, cache_enabled=cache))
+
+
+def bits(t: torch.Tensor) -> torch.Tensor:
+    """A dense tensor's elements as integers, so that NaNs and signed zeros compare by their bits."""
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    t = t.detach().resolve_conj().resolve_neg()
+    if t.is_complex():
+        t = torch.view_as_real(t)
+    return t.contiguous().view(kind[t.element_size()])
+
+
+def difference(whole: Any, split: Any, *, exact: bool = True) -> str | None:
+    """The first difference between two nested results, in words; None if they are the same, bit for bit.
+
+    Structure, types, dtypes, shapes, strides, devices and every bit of every tensor count. With `exact=False` tensors need
+    only be equal as numbers.
+
+    >>> difference({"out": torch.zeros(2)}, {"out": torch.ones(2)})
+    "['out']: values differ in 2 of 2 elements, by at most 1.0"
+    """
+    a, spec_a = tree.flatten(whole)
+    b, spec_b = tree.flatten(split)
+    if spec_a != spec_b:
+        return f"structure: {spec_a} against {spec_b}"
+    for (where, x), y in zip(tree.paths(whole), b, strict=True):
+        found = _leaf_difference(x, y, exact)
+        if found:
+            return f"{where or 'the result'}: {found}"
+    return None
+
+
+def _leaf_difference(x: Any, y: Any, exact: bool) -> str | None:
+    if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
+        same = type(x) is type(y) and (x is y or x == y or (x != x and y != y))
+        return None if same else f"{x!r} against {y!r}"
+    for what in ("dtype", "shape", "device", "layout"):
+        if getattr(x, what) != getattr(y, what):
+            return f"{what} {getattr(x, what)} against {getattr(y, what)}"
+    if x.layout is torch.strided and x.stride() != y.stride():
+        return f"stride {x.stride()} against {y.stride()}"
+    if x.numel() == 0 or x is y:
+        return None
+    unequal = bits(x) != bits(y) if exact else x != y
+    if not bool(unequal.any()):
+        return None
+    far = largest_difference(x, y)
+    return f"values differ in {int(unequal.sum())} of {x.numel()} elements, by at most {far}"
+
+
+def largest_difference(whole: Any, split: Any) -> float:
+    """The largest absolute difference between two nested results of the same structure; 0.0 where all bits agree."""
+    found = 0.0
+    for x, y in zip(tree.leaves(whole), tree.leaves(split), strict=True):
+        if isinstance(x, torch.Tensor) and x.numel() and not torch.equal(bits(x), bits(y)):
+            wide = torch.complex128 if x.is_complex() else torch.float64
+            gap = (x.detach().to(wide) - y.detach().to(wide)).abs().max().item()
+            found = max(found, gap if gap == gap else float("inf"))
+    return found

@@ -1,0 +1,75 @@
+"""What the zoo knows about a model."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model_zoo.losses import loss
+from model_zoo.process import seeded, undisturbed
+from model_zoo.sampling import Inputs, Sampler
+from model_zoo.weights import randomise, settle_batch_norms
+
+COSTS = frozenset({"cheap", "medium", "heavy"})
+NONDETERMINISTIC = "nondeterministic"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model by name: how to make it, what to feed it, and what it is like.
+
+    The tags name
+
+    - a task ("classification", "detection", "segmentation", "flow", "features", "generation") and perhaps what it is
+      about ("video", "language");
+    - one cost, that of a training step at batch 2 on one CPU thread: "cheap" to 0.1 s, "medium" to 0.5 s, then "heavy";
+    - what a check may want to choose by: "batchnorm" (keeps running statistics), "draws" (a training forward draws
+      random numbers), "kwargs" (takes inputs by keyword), "tied" (a parameter stands in two places), "grad-mode" (in
+      eval mode, a forward that records no gradients takes other kernels: its last bits differ), "nondeterministic" (two
+      equal runs differ).
+
+    `nondeterministic`, the field, is the reason for the last of these.
+    """
+
+    name: str
+    tags: frozenset[str]
+    make: Callable[[], nn.Module] = field(repr=False)
+    sample: Sampler = field(repr=False)
+    nondeterministic: str | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.tags & COSTS) != 1:
+            found = sorted(self.tags & COSTS)
+            raise ValueError(f"{self.name}: exactly one of the tags {sorted(COSTS)} must be given, not {found}")
+        if (NONDETERMINISTIC in self.tags) != (self.nondeterministic is not None):
+            raise ValueError(f"{self.name}: the tag {NONDETERMINISTIC!r} and its reason go together")
+
+    @property
+    def family(self) -> str:
+        """The library that defines the model: the part of the name before the slash."""
+        return self.name.partition("/")[0]
+
+    def build(self, seed: int = 0) -> nn.Module:
+        """A new model in training mode on the CPU, with random weights that are a function of the seed.
+
+        Of torch's version and number of threads too, in the last bits of what BatchNorm keeps. Leaves the global RNG
+        states of torch, Python and numpy as they were.
+        """
+        args, kwargs = self.inputs(batch=4, seed=seed)
+        with undisturbed(), seeded(seed):
+            model = self.make()
+            randomise(model)
+            settle_batch_norms(model, args, kwargs)
+        return model.train()
+
+    def inputs(self, batch: int, seed: int = 0) -> Inputs:
+        """Positional and keyword arguments of a forward call over `batch` rows, a function of the two numbers."""
+        if batch < 1:
+            raise ValueError(f"{self.name}: a batch has at least one row, not {batch}")
+        return self.sample(batch, torch.Generator().manual_seed(seed))
+
+    def loss(self, output: Any) -> Tensor:
+        """A scalar that depends on every floating tensor of the output; see `model_zoo.losses`."""
+        return loss(output)
