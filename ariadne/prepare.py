@@ -97,7 +97,7 @@ def _prepare(model: nn.Module, example: Example, settings: Settings, training: b
             captures.reverse()
     plans = {c.plan: frontiers(c.plan) for c in captures}
     runtime = SplitRuntime(model, settings, plans, recapture)
-    _verify(runtime, example, [c for c in captures if c.plan.assumption.grad is not True] or captures)
+    _verify(runtime, example, captures)
     return runtime
 
 
@@ -119,7 +119,7 @@ def _verify(runtime: SplitRuntime, example: Example, captures: Sequence[Captured
             snapshot.save_buffers()
             args, kwargs = tree.unflatten(example.resized(seen.batch), example.spec)
             try:
-                found = runtime.run_suffix(runtime.run_prefix(*args, **kwargs))
+                found = runtime.replay(args, kwargs, grad=captured.plan.grad_enabled)
             finally:
                 snapshot.restore()
             wrong = difference(seen.output, found)
@@ -139,23 +139,28 @@ def validate_dynamic_batches(
     `VerificationError` for the first size at which they differ.
     """
     example = _example(runtime.model, example_inputs, example_kwargs or {}, runtime.settings.spec)
+    def whole(*args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return runtime.model(*args, **kwargs)
+
+    def halves(*args: Any, **kwargs: Any) -> Any:
+        return runtime.run_suffix(runtime.run_prefix(*args, **kwargs))
+
     outputs = []
     for size in batch_sizes:
         results = []
-        for run in (lambda a, k: runtime.run_suffix(runtime.run_prefix(*a, **k)), runtime.model):
+        for run in (whole, halves):
             snapshot = Snapshot(runtime.model)
             snapshot.save_buffers()
             args, kwargs = tree.unflatten(example.resized(size), example.spec)
             try:
-                with torch.no_grad():
-                    results.append(run(*((args, kwargs) if run is not runtime.model else ()), **{}) if run is not runtime.model
-                                   else runtime.model(*args, **kwargs))
+                results.append(run(*args, **kwargs))
             finally:
                 snapshot.restore()
-        wrong = difference(results[1], results[0])
+        wrong = difference(*results)
         if wrong:
             raise VerificationError(f"at batch {size} the split at {runtime.split_id} differs from the model: {wrong}")
-        outputs.append(results[0])
+        outputs.append(results[1])
     return tuple(outputs)
 
 

@@ -97,7 +97,8 @@ class Recorder(ProxyTorchDispatchMode):
             self._keep_what_is_written(func, args, kwargs)
             self.depth += 1
             try:
-                out = func(*args, **kwargs)
+                with torch._C._DisablePythonDispatcher():  # else composite ops such as lstm run as Python decompositions
+                    out = func(*args, **kwargs)
             finally:
                 self.depth -= 1
         else:

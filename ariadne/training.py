@@ -62,7 +62,6 @@ def train_suffix(
     optimizer: torch.optim.Optimizer | None,
     scaler: Any,
     shared: Iterable[torch.nn.Parameter],
-    suffix_parameters: Callable[[], list[torch.nn.Parameter]],
 ) -> tuple[torch.Tensor, Gradients]:
     """Run the suffix, its loss and its backward pass; step `optimizer` if there is one.
 

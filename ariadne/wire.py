@@ -99,9 +99,9 @@ def encode(header: Mapping[str, Any], tensors: Mapping[str, Tensor], values: Any
     """The payload as bytes, the same for the same input; raises `BoundaryError` for what can't cross.
 
     `header` is a flat dict of None, bool, int, float, str, bytes, and tuples or lists of these. `tensors` are dense
-    tensors of any shape, strides and device, by label; those that share storage share it after `decode`. `values` is a
-    tree of the header's kinds, complex, slice, list, tuple, dict, torch dtype, device and Size, `TensorRef` and what was
-    registered. Conjugate and negative bits are resolved, so such a view shares nothing; requires_grad is not sent.
+    tensors of any shape, strides and device by label; those that share storage share it after `decode`. `values` is a
+    tree of the header's kinds, complex, slice, list, tuple, dict, torch dtype, device and Size, `TensorRef`, and what
+    was registered. Conjugate and negative bits are resolved, so such views share nothing; requires_grad isn't sent.
 
     >>> x = torch.arange(6.0).reshape(2, 3)
     >>> header, tensors, values = decode(encode({"batch": 2}, {"x": x, "xt": x.t()}, [TensorRef("xt"), None]))
@@ -196,7 +196,7 @@ def _stop(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether no memory between the first and the last element is left out; stride 0 repeats, and leaves out nothing."""
+    """Whether no memory between the first and the last element is left out; to repeat (stride 0) leaves out nothing."""
     moves = sorted((s, n) for n, s in zip(shape, strides, strict=True) if n > 1 and s > 0)
     return all(s == math.prod(n for _, n in moves[:i]) for i, (s, _) in enumerate(moves))
 
@@ -210,11 +210,11 @@ def _is_countable(shape: Sequence[int], strides: Sequence[int], itemsize: int) -
 def _memory(raw: Tensor) -> memoryview:
     """The bytes of a contiguous uint8 tensor on the CPU, which must outlive them."""
     n = raw.numel()
-    return memoryview((ctypes.c_ubyte * n).from_address(raw.data_ptr())).cast("B") if n else memoryview(b"")
+    return memoryview((ctypes.c_ubyte * n).from_address(raw.data_ptr())).cast("B") if n else memoryview(bytearray())
 
 
 def _place(raw: Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
-    """A tensor in the bytes of `raw`; all in there share one version counter, so autograd sees what is written later."""
+    """A tensor in the bytes of `raw`; all in there share one version counter, so autograd sees later writes."""
     base = raw[: raw.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
     return base.as_strided(shape, strides, offset // dtype.itemsize).detach()
 
@@ -350,6 +350,12 @@ def _dict(items: list[Any]) -> dict[Any, Any]:
     return found
 
 
+def _size(items: list[Any]) -> torch.Size:
+    if not all(type(n) is int and -_WORD <= n < _WORD for n in items):  # torch takes more than it can print
+        raise ValueError("a torch.Size of something else than sizes")
+    return torch.Size(items)
+
+
 # By type: the tag, to bytes, from bytes.
 _LEAVES: dict[type, tuple[bytes, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
     type(None): (b"N", lambda v: b"", lambda b: None),
@@ -377,7 +383,7 @@ _BRANCHES: dict[type, tuple[bytes, Callable[[Any], Sequence[Any]], Callable[[lis
     tuple: (b"(", list, tuple),
     dict: (b"{", lambda v: [part for pair in v.items() for part in pair], _dict),
     slice: (b":", lambda v: [v.start, v.stop, v.step], lambda items: slice(*items)),
-    torch.Size: (b"S", list, torch.Size),
+    torch.Size: (b"S", list, _size),
 }
 _LEAF_TAGS = {tag: write for tag, write, _ in _LEAVES.values()}
 _READ: dict[bytes, Callable[[Any], Any]] = {tag: read for tag, _, read in _LEAVES.values()}
@@ -478,7 +484,7 @@ class _Reader:
             return self.custom(*content)
         try:
             value = _READ[tag](content)
-        except (ValueError, TypeError, KeyError, OverflowError, RuntimeError, struct.error) as error:
+        except Exception as error:  # a KeyError of ours, a RuntimeError of torch.device: whatever the bytes provoke
             raise self.error(f"no value of kind {tag!r}: {_show(str(error))}") from None
         if write and write(value) != content:
             raise self.error(f"{_show(content)} is not how a value of kind {tag!r} is written")

@@ -21,7 +21,7 @@ def _entry(architecture: str, tags: str, image: int, **options: Any) -> Entry:
 
 
 ENTRIES = (
-    _entry("levit_128s", "medium batchnorm", 224),
+    _entry("levit_128s", "cheap batchnorm", 224),
     _entry("mobilevit_s", "cheap batchnorm", 64),
     _entry("resnet50", "medium batchnorm", 64),
     _entry("swin_tiny_patch4_window7_224", "medium draws", 112, img_size=112),
