@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ariadne.plan import TracePlan, Value, uses
+from ariadne.prune import Groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,30 +43,6 @@ class SplitCandidate:
         return not self.reason
 
 
-class _Groups:
-    """Values that may share memory, as disjoint sets."""
-
-    def __init__(self, plan: TracePlan) -> None:
-        self.parent: dict[str, str] = {}
-        by_storage: dict[int, str] = {}
-        for name, value in plan.values.items():
-            self.parent[name] = name
-            if value.storage >= 0:
-                self.join(name, by_storage.setdefault(value.storage, name))
-        for node in plan.nodes:
-            for a, b in node.may_alias:
-                self.join(a, b)
-
-    def find(self, name: str) -> str:
-        while self.parent[name] != name:
-            self.parent[name] = self.parent[self.parent[name]]
-            name = self.parent[name]
-        return name
-
-    def join(self, a: str, b: str) -> None:
-        self.parent[self.find(a)] = self.find(b)
-
-
 def crosses(value: Value | None) -> bool:
     """Whether a value, where live, must be carried over: state, constants and callables are at hand on both sides."""
     return value is not None and (
@@ -98,7 +75,7 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
     >>> [c.split_id for c in frontiers(plan)]
     ['cut:1', 'cut:2', 'cut:3']
     """
-    groups = _Groups(plan)
+    groups = Groups(plan)
     last_write: dict[str, tuple[int, str]] = {}
     fixed: dict[str, str] = {}
     stored = {(path, name): value for path, name, value in plan.stores}

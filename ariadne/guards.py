@@ -13,7 +13,7 @@ from torch import nn
 from ariadne import tree
 from ariadne.errors import BatchError, InputError, ModuleError
 from ariadne.expr import Expr
-from ariadne.plan import TracePlan, short_dtype
+from ariadne.plan import TracePlan, layout, short_dtype
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(
@@ -96,6 +96,10 @@ def _assumed(plan: TracePlan, model: nn.Module) -> list[tuple[str, str, Any]]:
     if assumed.autocast is not None:
         found.append(("autocast_now", "if autocast_now() != autocast_then: return None", autocast_state))
         found.append(("autocast_then", "pass", assumed.autocast))
+    if assumed.layouts is not None:
+        names = [f"leaf{i}" for i, name in plan.inputs if plan.values[name].kind == "input"]
+        found.append(("layout", f"if tuple(map(layout, ({', '.join(names)},))) != layouts: return None", layout))
+        found.append(("layouts", "pass", assumed.layouts))
     if assumed.requires_grad is not None and assumed.grad:
         tables = [
             (model.get_submodule(path.rpartition(".")[0])._parameters, path.rpartition(".")[2])

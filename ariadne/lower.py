@@ -27,7 +27,9 @@ from ariadne.plan import (
     TracePlan,
     Value,
     check,
+    layout,
 )
+from ariadne.prune import prune
 from ariadne.recorder import Event, Recording, bind, simple, tensors_in, written_arguments
 from ariadne.state import Snapshot
 
@@ -109,6 +111,7 @@ class Lowering:
         self.objects: dict[str, Any] = {}
         self.leaf_objects: dict[int, str] = {}
         self.inputs: list[tuple[int, str]] = []
+        self.input_tensors: list[torch.Tensor] = []
         self.literals: list[tuple[int, Any]] = []
         self.crowd: dict[tuple[str, int], int] = {}
         for e in recorded.events:
@@ -120,6 +123,7 @@ class Lowering:
         if isinstance(leaf, torch.Tensor):
             name = self.names.new(f"x{i}" if i else "x")
             self.inputs.append((i, name))
+            self.input_tensors.append(leaf)
             self._define(name, "input", leaf, (i,))
         elif simple(leaf) or isinstance(leaf, complex):
             self.literals.append((i, leaf))
@@ -437,7 +441,7 @@ class Lowering:
         leaves, output_spec = tree.flatten(self.recorded.output)
         output = tuple(self._output(leaf) for leaf in leaves)
         stores = tuple((path, name, self.tensor(t).name) for path, name, t in self.recorded.stores)
-        return check(
+        plan = check(
             TracePlan(
                 self.batch_symbol,
                 traced_batch,
@@ -460,6 +464,7 @@ class Lowering:
                 objects=self.objects,
             )
         )
+        return check(prune(plan))
 
     def _output(self, leaf: Any) -> Any:
         atom = self.atom(leaf)
@@ -485,9 +490,11 @@ class Lowering:
             autocast = tuple(
                 (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")
             )
-        return Assumption(
-            grad_enabled if looked & {"requires_grad", "grad"} else None, flags, autocast, "dtype" in looked or written
-        )
+        layouts = None
+        if "layout" in looked:
+            layouts = tuple(layout(t) for t in self.input_tensors)
+        grad = grad_enabled if looked & {"requires_grad", "grad"} else None
+        return Assumption(grad, flags, autocast, layouts, "dtype" in looked or written)
 
 
 def _same_view(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -198,13 +198,14 @@ class Assumption:
     """What the model's Python looked at besides tensors' shapes, so that the plan holds only where it is the same.
 
     A field is None where Python did not look. `grad`: gradients enabled; `requires_grad`: flags of the parameters, by
-    path; `autocast`: (device type, enabled, dtype) per device; `dtypes` is true where Python read a dtype, or a dtype or
+    path; `autocast`: (device type, enabled, dtype) per device; `layouts`: memory formats of the inputs; `dtypes` is true where Python read a dtype, or a dtype or
     device is written in the plan, so that `model.to(...)` calls for a new capture.
     """
 
     grad: bool | None = None
     requires_grad: tuple[tuple[str, bool], ...] | None = None
     autocast: tuple[tuple[str, bool, torch.dtype], ...] | None = None
+    layouts: tuple[tuple[bool, ...], ...] | None = None
     dtypes: bool = False
 
 
@@ -301,8 +302,10 @@ class TracePlan:
     def with_nodes(self, nodes: tuple[TraceNode, ...], **changes: Any) -> TracePlan:
         """This plan with other ops (same order of modules), values that no op makes any more left out."""
         made = {n for node in nodes for n in node.outputs}
-        kept = {k: v for k, v in self.values.items() if k in made or k not in self.definitions}
-        return replace(self, nodes=nodes, **{"values": kept, **changes})
+        used = {n for node in nodes for n in node.reads} | {n for _, n in self.inputs} | set(uses(self.output))
+        kept = {k: v for k, v in self.values.items() if k in made or (k not in self.definitions and k in used)}
+        constants = {k: t for k, t in self.constants.items() if k in kept}
+        return replace(self, nodes=nodes, **{"values": kept, "constants": constants, **changes})
 
 
 def show(atom: Any) -> str:
@@ -365,6 +368,12 @@ def _digest(tensor: torch.Tensor) -> str:
     head = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
     raw = ctypes.string_at(data.data_ptr(), data.nbytes) if data.numel() else b""
     return hashlib.sha256(head + raw).hexdigest()[:16]
+
+
+def layout(t: torch.Tensor) -> tuple[bool, ...]:
+    """Which memory formats a tensor is contiguous in."""
+    formats = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}.get(t.dim(), ())
+    return (t.is_contiguous(), *(t.is_contiguous(memory_format=f) for f in formats))
 
 
 def check(plan: TracePlan) -> TracePlan:

@@ -266,6 +266,16 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> N
 
         return property(get, put)
 
+    def noted(fact: str, name: str) -> Callable[..., Any]:
+        base = getattr(torch._C.TensorBase, name)
+
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if mine() and not sys._getframe(1).f_globals.get("__name__", "").startswith(_MODES_OF_TORCH):
+                recording.looked.add(fact)
+            return base(self, *args, **kwargs)
+
+        return method
+
     def refused(name: str, why: str) -> Callable[..., Any]:
         base = getattr(torch.Tensor, name)
 
@@ -297,6 +307,8 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> N
     patches.set(torch, "is_grad_enabled", is_grad_enabled)
     patches.set(torch.Tensor, "requires_grad", watched("requires_grad", "requires_grad"))
     patches.set(torch.Tensor, "dtype", watched("dtype", "dtype"))
+    patches.set(torch.Tensor, "is_contiguous", noted("layout", "is_contiguous"))
+    patches.set(torch.Tensor, "stride", noted("layout", "stride"))
     for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad"):
         patches.set(torch.Tensor, name, refused(name, "whose effect on gradients a plan can't hold; register it outside"))
     patches.set(torch.autograd.Function, "apply", classmethod(apply))

@@ -1,0 +1,76 @@
+"""Pruning: the plan without ops that nothing can tell from not having run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ariadne.plan import TracePlan, Value, uses
+
+
+class Groups:
+    """Values that may share memory, as disjoint sets: by what was seen at capture, and by what the ops' schemas allow."""
+
+    def __init__(self, plan: TracePlan) -> None:
+        self.parent: dict[str, str] = {}
+        by_storage: dict[int, str] = {}
+        for name, value in plan.values.items():
+            self.parent[name] = name
+            if value.storage >= 0:
+                self.join(name, by_storage.setdefault(value.storage, name))
+        for node in plan.nodes:
+            for a, b in node.may_alias:
+                self.join(a, b)
+
+    def find(self, name: str) -> str:
+        """The name that stands for all values that may share memory with `name`."""
+        while self.parent[name] != name:
+            self.parent[name] = self.parent[self.parent[name]]
+            name = self.parent[name]
+        return name
+
+    def join(self, a: str, b: str) -> None:
+        """Note that two values may share memory."""
+        self.parent[self.find(a)] = self.find(b)
+
+
+def _lasting(value: Value) -> bool:
+    return value.is_state or value.kind in ("input", "constant")
+
+
+def prune(plan: TracePlan) -> TracePlan:
+    """The plan without ops whose results reach no output, write nothing that lasts, draw no random numbers and guard nothing.
+
+    A number that Python read out of constants alone guards nothing: it can't change.
+    """
+    groups = Groups(plan)
+    lasting = {groups.find(n) for n, v in plan.values.items() if _lasting(v)}
+    varies = {n for n, v in plan.values.items() if v.is_state or v.kind == "input"}
+    for node in plan.nodes:
+        if node.seeded or any(r in varies for r in node.reads):
+            varies.update(node.outputs)
+            varies.update(node.writes)
+    needed = {*uses(plan.output), *(value for _, _, value in plan.stores)}
+    needed_groups = {groups.find(n) for n in needed if n in groups.parent}
+    kept: list[int] = []
+    for i in range(len(plan.nodes) - 1, -1, -1):
+        node = plan.nodes[i]
+        if (
+            node.seeded
+            or any(n in needed for n in node.outputs)
+            or (node.is_witness and any(r in varies for r in node.reads))
+            or any(groups.find(w) in lasting or groups.find(w) in needed_groups for w in node.writes)
+        ):
+            kept.append(i)
+            needed.update(node.reads)
+            needed_groups.update(groups.find(r) for r in node.reads if r in groups.parent)
+    kept.reverse()
+    if len(kept) == len(plan.nodes):
+        return plan
+    new_index, count = [], 0
+    chosen = set(kept)
+    for i in range(len(plan.nodes)):
+        new_index.append(count)
+        count += i in chosen
+    new_index.append(count)
+    calls = tuple(replace(c, start=new_index[c.start], end=new_index[c.end]) for c in plan.calls)
+    return plan.with_nodes(tuple(plan.nodes[i] for i in kept), calls=calls)
