@@ -3,7 +3,7 @@
 The pipeline, in import order; nothing imports backwards::
 
     errors, expr, tree, plan, state      the words: errors, sizes, nested values, plans as data, leaving things as found
-    prune, recorder, lower,
+    prune, sizes, recorder, lower,
     generalize, capture                  a forward, recorded, becomes a plan
     frontier, spec, select               every cut, and the one that was asked for
     bindings, codegen, segment           one side of a cut becomes Python

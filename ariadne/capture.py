@@ -15,10 +15,11 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from ariadne import tree
 from ariadne.errors import CaptureError, UnsupportedError
-from ariadne.generalize import Disagreement, at_batch, disagreement, generalize
+from ariadne.generalize import Disagreement, at_batch, disagreement, generalize, size_sources
 from ariadne.lower import Lowering, state_tensors
 from ariadne.plan import Batches, TracePlan, check
-from ariadne.recorder import Recorder, Recording, recording
+from ariadne.recorder import Recorder, Recording, recording, tensors_in
+from ariadne.sizes import Watch, holding
 from ariadne.state import Snapshot
 
 
@@ -72,6 +73,15 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class Observation:
+    """One recorded real run: its plan, its output, and the shapes of what each recorded op made."""
+
+    plan: TracePlan
+    evidence: Evidence
+    shapes: tuple[tuple[tuple[int, ...], ...], ...]
+
+
+@dataclass(frozen=True)
 class Captured:
     """A plan, and the real runs that it was held against."""
 
@@ -79,17 +89,20 @@ class Captured:
     evidence: tuple[Evidence, ...]
 
 
-def capture(model: nn.Module, example: Example, *, batch_symbol: str, batches: range, grad: bool) -> Captured:
+def capture(
+    model: nn.Module, example: Example, *, batch_symbol: str, batches: range, grad: bool, needed: bool = False
+) -> Captured:
     """The plan of the model's forward on inputs like `example`, for as many of `batches` as it can be shown to hold for.
 
     Tried in this order: symbolic; observed at several batch sizes; observed at the example's batch alone. Whatever made
     the plan, real runs at the example's batch and at batch 1 are held against it, op by op. `grad`: gradients enabled.
+    `needed`: the plan must serve the example's own batch, be it that batch alone.
 
     Raises `UnsupportedError` where forward does something that no plan can hold, and what the model raises itself.
     """
     size = example.batch if example.batch in batches else max(batches.start, min(2, batches.stop - 1))
     reasons: list[tuple[str, str]] = []
-    real, evidence = observe(model, example, size, batch_symbol, grad)
+    real = observe(model, example, size, batch_symbol, grad)
     plan = None
     try:
         plan = symbolic(model, example, batch_symbol, batches, grad)
@@ -98,15 +111,18 @@ def capture(model: nn.Module, example: Example, *, batch_symbol: str, batches: r
     except Exception as error:  # whatever torch's fake tensors raise: the next way runs real ones
         reasons.append(("symbolic", _first_line(error)))
     if plan is not None:
-        differs = disagreement(plan, real) if size in plan.batches else f"batch {size} is not covered"
+        differs = disagreement(plan, real.plan) if size in plan.batches else f"batch {size} is not covered"
         if differs:
             reasons.append(("symbolic", f"not what a real run does: {differs}"))
             plan = None
     if plan is None:
         plan = _observed(model, example, batch_symbol, batches, grad, real, reasons)
     plan, more = _at_batch_1(model, example, plan, batches, grad)
+    if needed and example.batch not in plan.batches:
+        reasons.append((plan.captured_by, "; ".join(plan.excluded)))
+        plan, more = at_batch(real.plan, example.batch, {}), []
     plan = replace(plan, not_captured_by=tuple(reasons))
-    return Captured(check(plan), (evidence, *more))
+    return Captured(check(plan), (real.evidence, *more))
 
 
 def _first_line(error: BaseException) -> str:
@@ -122,13 +138,13 @@ def _at_batch_1(
         return plan, []
     rest = [b for b in plan.batches if b != 1]
     try:
-        seen, evidence = observe(model, example, 1, plan.batch_symbol, grad)
-        differs = disagreement(plan, seen)
+        seen = observe(model, example, 1, plan.batch_symbol, grad)
+        differs = disagreement(plan, seen.plan)
     except Exception as error:  # the model itself may refuse one sample; it will say so again when it is asked to
-        differs, evidence = _first_line(error), None
-    if differs or evidence is None:
+        differs = _first_line(error)
+    if differs:
         return replace(plan, batches=Batches.of(rest), excluded=(*plan.excluded, f"batch 1: {differs}")), []
-    return replace(plan, batches=Batches.of([1, *rest])), [evidence]
+    return replace(plan, batches=Batches.of([1, *rest])), [seen.evidence]
 
 
 def _observed(
@@ -137,42 +153,88 @@ def _observed(
     batch_symbol: str,
     batches: range,
     grad: bool,
-    real: TracePlan,
+    real: Observation,
     reasons: list[tuple[str, str]],
 ) -> TracePlan:
-    sizes = [b for b in (2, 3, 5) if b in batches]
-    sizes += [b for b in batches if b > 1 and b not in sizes][: 3 - len(sizes)]
-    try:
-        if len(sizes) < min(3, len([b for b in batches if b > 1])) or not sizes:
-            raise Disagreement("the batch range is too small to compare runs")
-        plans = [
-            real if b == real.traced_batch else observe(model, example, b, batch_symbol, grad)[0] for b in sizes
-        ]
-        return generalize(plans, Batches.of([b for b in batches if b > 1]))
-    except CaptureError as error:
-        reasons.append(("observed", str(error)))
-    except Exception as error:
-        reasons.append(("observed", _first_line(error)))
-    return at_batch(real, real.traced_batch, {})
+    here = real.plan.traced_batch
+    above = [b for b in batches if b > 1]
+    for start in dict.fromkeys((2, here)):
+        sizes = [b for b in (start, start + 1, start + 3) if b in batches and b > 1]
+        near = sorted((b for b in above if b not in sizes), key=lambda b: abs(b - start))
+        sizes = sorted([*sizes, *near[: 3 - len(sizes)]])
+        try:
+            if not sizes:
+                raise Disagreement("the range holds no batch above 1 to compare runs at")
+            runs = [real if b == here else observe(model, example, b, batch_symbol, grad) for b in sizes]
+            plan = generalize([r.plan for r in runs], Batches.of(sizes))
+            plan = _as_far_as_shown(model, example, plan, runs, batches)
+            if here in plan.batches or here == 1:
+                return plan
+        except CaptureError as error:
+            reasons.append(("observed", str(error)))
+        except Exception as error:  # the model may refuse a size that nobody asked it to run
+            reasons.append(("observed", _first_line(error)))
+    return at_batch(real.plan, here, {})
+
+
+def _as_far_as_shown(
+    model: nn.Module, example: Example, plan: TracePlan, runs: Sequence[Observation], batches: range
+) -> TracePlan:
+    """The observed plan for all batches at which forward would have branched as it did, read from what it asks of sizes.
+
+    Where that can't be followed, only for the span of batches that was run.
+    """
+    wanted = [b for b in batches if b > 1]
+    shown = [r.plan.traced_batch for r in runs]
+    sources = size_sources([r.shapes for r in runs], shown, plan.batch_symbol)
+    if sources is None:
+        lost, watch = True, None
+    else:
+        watch = Watch(sources)
+        again = observe(model, example, shown[0], plan.batch_symbol, plan.grad_enabled, watch)
+        differs = disagreement(plan, again.plan)
+        if differs:
+            raise Disagreement(f"the same batch run twice differs: {differs}")
+        lost = watch.lost
+    excluded: list[str] = []
+    if watch is not None:
+        kept, reasons = holding(watch, plan.batch_symbol, wanted)
+        excluded += [f"batch {Batches.of([b for b in wanted if b not in kept])}: {r}" for r in reasons]
+        wanted = kept
+    if lost:
+        span = [b for b in wanted if min(shown) <= b <= max(shown)]
+        if len(span) < len(wanted):
+            excluded.append(f"batch above {max(shown)}: forward computes with its batch in a way that can't be followed")
+        wanted = span
+    if any(b not in wanted for b in shown):
+        raise Disagreement(f"forward branches on its batch: {'; '.join(excluded)}")
+    return replace(plan, batches=Batches.of(wanted), excluded=tuple(excluded))
 
 
 def observe(
-    model: nn.Module, example: Example, batch: int, batch_symbol: str, grad: bool
-) -> tuple[TracePlan, Evidence]:
-    """Run the forward on real tensors of this batch: the plan of that run, all its numbers as they were, and the output."""
+    model: nn.Module, example: Example, batch: int, batch_symbol: str, grad: bool, watch: Watch | None = None
+) -> Observation:
+    """Run the forward on real tensors of this batch: the plan of that run, all its numbers as they were, and the output.
+
+    With a `watch`, sizes that follow the batch note what is asked of them.
+    """
     leaves = example.resized(batch)
     snapshot = Snapshot(model)
     snapshot.save_buffers()
     state = state_tensors(snapshot)
     args, kwargs = tree.unflatten(leaves, example.spec)
     try:
-        with torch.set_grad_enabled(grad), recording(model, None, snapshot) as (found, _):
+        if watch is not None:
+            for i in example.batched:
+                watch.known[id(leaves[i])] = (batch_symbol, *(None,) * (leaves[i].dim() - 1))
+        with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
             found.output = model(*args, **kwargs)
         _refuse_python_state(found, snapshot)
-        low = Lowering(model, found, snapshot, state, leaves, None, batch_symbol, {})
+        low = Lowering(model, found, snapshot, state, leaves, example.batched, None, batch_symbol, {})
         plan = low.plan(example.spec, batch, Batches(((batch, batch),)), "observed", grad)
         output = tree.map_leaves(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t, found.output)
-        return plan, Evidence(batch, output)
+        shapes = tuple(tuple(tuple(t.shape) for t in tensors_in(e.out)) for e in found.events)
+        return Observation(plan, Evidence(batch, output), shapes)
     finally:
         snapshot.restore()
 
@@ -214,7 +276,7 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
             shapes.recorder = recorder
             found.output = model(*args, **kwargs)
         shapes.recorder = None
-        low = Lowering(model, found, snapshot, state, inputs, fake, batch_symbol, {symbol: batch_symbol})
+        low = Lowering(model, found, snapshot, state, inputs, example.batched, fake, batch_symbol, {symbol: batch_symbol})
         plan = low.plan(example.spec, size, Batches.of([b for b in batches if b > 1]), "symbolic", grad)
         return _within_guards(plan, shapes, symbol)
     finally:

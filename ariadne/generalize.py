@@ -179,7 +179,7 @@ def _merge_value(group: Sequence[Value], head: Value, fit: _Fit) -> Value:
         raise Disagreement(f"{head.name!r} has another rank or dtype at another batch")
     dims = []
     for sizes in zip(*(v.shape for v in group), strict=True):
-        found = sizes[0] if all(s == sizes[0] for s in sizes) else fit(sizes)
+        found = sizes[0] if all(s == sizes[0] for s in sizes) else fit(sizes) if not any(isinstance(s, Expr) for s in sizes) else None
         if found is None:
             raise Disagreement(f"a size of {head.name!r} is {', '.join(map(str, sizes))} at batch {', '.join(map(str, fit.sizes))}")
         dims.append(found)
@@ -206,7 +206,8 @@ class _Fit:
             slope, rest = divmod(n1 - n0, b1 - b0)
             if rest == 0:
                 offset = n0 - slope * b0
-                candidates.append(f"{slope}*{b}{f' + {offset}' if offset > 0 else f' - {-offset}' if offset < 0 else ''}")
+                times = b if slope == 1 else f"{slope}*{b}"
+                candidates.append(f"{times} + {offset}" if offset > 0 else f"{times} - {-offset}" if offset else times)
             for k in range(2, 9):
                 candidates += [f"{b}//{k}", f"({b} + {k - 1})//{k}"]
             if n0 % (b0 * b0) == 0:
@@ -223,3 +224,30 @@ class _Fit:
 def at_batch(plan: TracePlan, batch: int, change: Mapping[str, Any]) -> TracePlan:
     """The plan of one batch alone."""
     return replace(plan, batches=Batches(((batch, batch),)), captured_by="observed-per-batch", **change)
+
+
+def size_sources(
+    shapes: Sequence[Sequence[Sequence[tuple[int, ...]]]], sizes: Sequence[int], symbol: str
+) -> list[list[tuple[str | None, ...]]] | None:
+    """For every tensor that the recorded ops made, its dims as expressions in the batch, None where constant.
+
+    `shapes[k]` are the shapes seen at batch `sizes[k]`, event by event. None if the runs had other numbers of ops or tensors;
+    a dim that no expression fits counts as constant.
+    """
+    if len({len(s) for s in shapes}) > 1:
+        return None
+    fit = _Fit(sizes, symbol)
+    found = []
+    for events in zip(*shapes, strict=True):
+        if len({len(e) for e in events}) > 1:
+            found.append([])
+            continue
+        tensors = []
+        for tensor in zip(*events, strict=True):
+            if len({len(t) for t in tensor}) > 1:
+                tensors.append(())
+                continue
+            dims = [None if len(set(d)) == 1 else fit(d) for d in zip(*tensor, strict=True)]
+            tensors.append(tuple(None if d is None else d.source for d in dims))
+        found.append(tensors)
+    return found

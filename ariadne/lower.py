@@ -93,12 +93,13 @@ class Lowering:
         snapshot: Snapshot,
         state: Mapping[int, tuple[str, tuple[Any, ...]]],
         leaves: Sequence[Any],
+        batched: Sequence[int],
         fake: FakeTensorMode | None,
         batch_symbol: str,
         symbols: dict[Any, str],
     ) -> None:
         self.model, self.recorded, self.snapshot, self.state, self.fake = model, recorded, snapshot, state, fake
-        self.batch_symbol, self.symbols = batch_symbol, symbols
+        self.batch_symbol, self.symbols, self.batched = batch_symbol, symbols, batched
         ops = {e.target._schema.name.split("::")[1] for e in recorded.events if isinstance(e.target, OpOverload)}
         self.names = Namespace({batch_symbol} | ops)
         self.values: dict[str, Value] = {}
@@ -125,6 +126,9 @@ class Lowering:
             self.inputs.append((i, name))
             self.input_tensors.append(leaf)
             self._define(name, "input", leaf, (i,))
+            if i in self.batched:
+                value = self.values[name]
+                self.values[name] = replace(value, shape=(Expr(self.batch_symbol), *value.shape[1:]))
         elif simple(leaf) or isinstance(leaf, complex):
             self.literals.append((i, leaf))
         else:

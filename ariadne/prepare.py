@@ -79,7 +79,7 @@ class _Recapture:
 
     def __call__(self, example: Example, training: bool) -> TracePlan:
         return capture(
-            self.model, example, batch_symbol=self.batch_symbol, batches=self.batches, grad=training
+            self.model, example, batch_symbol=self.batch_symbol, batches=self.batches, grad=training, needed=True
         ).plan
 
     def of(self, model: nn.Module) -> _Recapture:

@@ -7,6 +7,7 @@ a torch function mode: while one of those is on, models such as `nn.TransformerE
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from ariadne.errors import UnsupportedError
 from ariadne.plan import PLAIN, Region
+from ariadne.sizes import Watch
 from ariadne.state import Snapshot
 
 PATCHING = threading.RLock()
@@ -76,9 +78,11 @@ def bind(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tu
 class Recorder(ProxyTorchDispatchMode):
     """The dispatch mode that records; torch lets only its own kinds of mode stand at the pre-dispatch key."""
 
-    def __init__(self, recording: Recording, fake: FakeTensorMode | None, snapshot: Snapshot) -> None:
+    def __init__(
+        self, recording: Recording, fake: FakeTensorMode | None, snapshot: Snapshot, watch: Watch | None = None
+    ) -> None:
         super().__init__(None, "symbolic" if fake else "real", pre_dispatch=True)  # type: ignore[arg-type]
-        self.recording, self.fake, self.snapshot = recording, fake, snapshot
+        self.recording, self.fake, self.snapshot, self.watch = recording, fake, snapshot, watch
         self.stack: list[tuple[str, int]] = [("", 1)]
         self.depth = 0
         self.own: set[int] = set()
@@ -116,8 +120,10 @@ class Recorder(ProxyTorchDispatchMode):
         """Note one op."""
         path, call = self.stack[-1]
         self.recording.events.append(Event(target, args, out, path, call, self._region()))
-        for t in tensors_in(out):
-            self.own.add(id(t))
+        made = list(tensors_in(out))
+        self.own.update(map(id, made))
+        if self.watch is not None:
+            self.watch.learn(len(self.recording.events) - 1, made)
 
     def _region(self) -> Region:
         now = modes()
@@ -303,6 +309,8 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> N
         return out
 
     patches.set(nn.Module, "__call__", call)
+    if recorder.watch is not None:
+        _patch_sizes(recorder.watch, mine, patches)
     patches.set(nn.Module, "__getattribute__", read)
     patches.set(torch, "is_grad_enabled", is_grad_enabled)
     patches.set(torch.Tensor, "requires_grad", watched("requires_grad", "requires_grad"))
@@ -314,8 +322,28 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> N
     patches.set(torch.autograd.Function, "apply", classmethod(apply))
 
 
+def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: _Patches) -> None:
+    read_shape = torch._C.TensorBase.shape.__get__  # type: ignore[attr-defined]
+
+    def shape(self: torch.Tensor) -> torch.Size:
+        return watch.shape(self, read_shape(self)) if mine() else read_shape(self)
+
+    def size(self: torch.Tensor, dim: int | None = None) -> Any:
+        return shape(self) if dim is None else shape(self)[dim]
+
+    def numel(self: torch.Tensor) -> Any:
+        return math.prod(shape(self))
+
+    patches.set(torch.Tensor, "shape", property(shape))
+    patches.set(torch.Tensor, "size", size)
+    patches.set(torch.Tensor, "numel", numel)
+    patches.set(torch.Tensor, "nelement", numel)
+
+
 @contextmanager
-def recording(model: nn.Module, fake: FakeTensorMode | None, snapshot: Snapshot) -> Iterator[tuple[Recording, Recorder]]:
+def recording(
+    model: nn.Module, fake: FakeTensorMode | None, snapshot: Snapshot, watch: Watch | None = None
+) -> Iterator[tuple[Recording, Recorder]]:
     """Record everything that runs in the block; one thread of the process records at a time.
 
     The model is not restored: that is for the `snapshot`, which holds the data of all that was written.
@@ -324,7 +352,7 @@ def recording(model: nn.Module, fake: FakeTensorMode | None, snapshot: Snapshot)
     for path, module in snapshot.modules.items():
         paths.setdefault(id(module), path)
     found = Recording()
-    recorder = Recorder(found, fake, snapshot)
+    recorder = Recorder(found, fake, snapshot, watch)
     patches = _Patches()
     with PATCHING, ExitStack() as stack:
         try:

@@ -53,11 +53,25 @@ _TENSOR_DTYPES = {dtype: name for name, dtype in _DTYPES.items() if re.fullmatch
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
 class TensorRef:
-    """Where a tensor stands in a value tree: `TensorRef("relu_6")` stands for `tensors["relu_6"]`."""
+    """Where a tensor stands in a value tree: `TensorRef("relu_6")` stands for `tensors["relu_6"]`.
 
-    label: str
+    Not a dataclass, so that `ariadne.tree` takes it for the leaf that it is.
+    """
+
+    __slots__ = ("label",)
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorRef) and other.label == self.label
+
+    def __hash__(self) -> int:
+        return hash((TensorRef, self.label))
+
+    def __repr__(self) -> str:
+        return f"TensorRef({self.label!r})"
 
 
 class _Registered(NamedTuple):

@@ -1,0 +1,232 @@
+"""What a split costs: the figures that the project promises, measured as interleaved pairs in one process.
+
+    python -m benchmarks.overhead [--pairs 300] [--only inference training prepare frontier memory]
+
+Every ratio is the median over pairs of (split time / whole time), each pair run back to back in random order on one
+thread; the eager-against-eager row is the noise floor. Nothing here is asserted: timing is for people to read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+import model_zoo
+from ariadne import SplitSpec, prepare_split
+from ariadne.boundary import BoundaryPayload
+from ariadne.capture import Example, symbolic
+from ariadne.frontier import frontiers
+from ariadne.runtime import SplitRuntime
+
+
+def pairs(whole: Callable[[], Any], split: Callable[[], Any], count: int, warmup: int = 10) -> tuple[float, float, float]:
+    """Median seconds of `whole`, median seconds of `split`, median of the ratios of `count` pairs in random order."""
+    for _ in range(warmup):
+        whole(), split()
+    ratios, wholes, splits = [], [], []
+    for _ in range(count):
+        order = [(whole, wholes), (split, splits)]
+        random.shuffle(order)
+        for run, times in order:
+            start = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - start)
+        ratios.append(splits[-1] / wholes[-1])
+    return statistics.median(wholes), statistics.median(splits), statistics.median(ratios)
+
+
+def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows as a Markdown table."""
+    print(f"\n## {title}\n")
+    widths = [max(len(str(r[i])) for r in [head, *rows]) for i in range(len(head))]
+    for row in [head, ["-" * w for w in widths], *rows]:
+        print("| " + " | ".join(str(c).ljust(w) for c, w in zip(row, widths, strict=True)) + " |", flush=True)
+
+
+def _resized(name: str, pixels: int) -> tuple[nn.Module, tuple[Any, ...]]:
+    entry = model_zoo.entry(name)
+    model = entry.build().eval()
+    return model, (torch.randn(1, 3, pixels, pixels),)
+
+
+def _vit_tiny_224() -> tuple[nn.Module, tuple[Any, ...]]:
+    import timm
+
+    torch.manual_seed(0)
+    return timm.create_model("vit_tiny_patch16_224", pretrained=False).eval(), (torch.randn(1, 3, 224, 224),)
+
+
+def _mlp() -> tuple[nn.Module, tuple[Any, ...]]:
+    return model_zoo.entry("nn/mlp10x64").build().eval(), (torch.randn(1, 64),)
+
+
+INFERENCE: dict[str, tuple[Callable[[], tuple[nn.Module, tuple[Any, ...]]], float, int]] = {
+    "MLP, 10 layers of 64": (_mlp, 0.75, 8),
+    "mobilenet_v3_large, 96 px": (lambda: _resized("torchvision/mobilenet_v3_large", 96), 0.85, 1),
+    "resnet18, 96 px": (lambda: _resized("torchvision/resnet18", 96), 0.98, 1),
+    "vit_tiny, 224 px": (_vit_tiny_224, 0.97, 1),
+}
+
+
+def inference(count: int) -> None:
+    """Generated eager, prefix + payload + suffix, over `model(x)`."""
+    rows = []
+    for name, (build, goal, more) in INFERENCE.items():
+        model, inputs = build()
+        example = tuple(torch.cat([x, x]) for x in inputs)
+        runtime = prepare_split(model, example, split="percent:50")
+        with torch.no_grad():
+            floor = pairs(lambda: model(*inputs), lambda: model(*inputs), count)
+            whole, split, ratio = pairs(
+                lambda: model(*inputs), lambda: runtime.run_suffix(runtime.run_prefix(*inputs)), count * more
+            )
+        rows.append([name, f"{whole * 1e3:.3f}", f"{split * 1e3:.3f}", f"{ratio:.3f}", f"{goal}", f"{floor[2]:.3f}"])
+    head = ["model, batch 1", "whole ms", "split ms", "split / whole", "to reach", "whole / whole"]
+    table("Inference: prefix + payload + suffix over the model, no_grad", head, rows)
+
+
+def training(count: int) -> None:
+    """A split training round over a whole training step."""
+    rows = []
+    for name in ("torchvision/resnet18", "torchvision/mobilenet_v3_large", "timm/vit_tiny_patch16_224", "ultralytics/yolov8n",
+                 "nn/mlp10x64"):  # fmt: skip
+        entry = model_zoo.entry(name)
+        model = entry.build().train()
+        args, kwargs = entry.inputs(4)
+        runtime = prepare_split(model, args, example_kwargs=kwargs, split=SplitSpec("percent:50", trainable=True))
+        twin = copy.deepcopy(model)
+        whole_optimizer = torch.optim.SGD(twin.parameters(), lr=1e-4, momentum=0.9)
+        prefix = torch.optim.SGD(runtime.prefix_parameters(), lr=1e-4, momentum=0.9)
+        suffix = torch.optim.SGD(runtime.suffix_parameters(), lr=1e-4, momentum=0.9)
+
+        def whole() -> None:
+            whole_optimizer.zero_grad(set_to_none=True)
+            entry.loss(twin(*args, **kwargs)).backward()
+            whole_optimizer.step()
+
+        def split() -> None:
+            boundary = runtime.run_training_prefix(*args, **kwargs)
+            _, gradients = runtime.train_suffix(
+                boundary, None, loss_fn=lambda output, _: entry.loss(output), optimizer=suffix
+            )
+            runtime.backward_prefix(boundary, gradients, optimizer=prefix)
+
+        a, b, ratio = pairs(whole, split, max(20, count // 6), warmup=3)
+        rows.append([name, f"{a * 1e3:.2f}", f"{b * 1e3:.2f}", f"{ratio:.3f}", "1.03"])
+    table("Training: split round over whole step, batch 4", ["model", "whole ms", "split ms", "split / whole", "to reach"], rows)
+
+
+def prepare(count: int) -> None:
+    """`prepare_split` at percent:50 over `torch.export.export` of the same model, same process."""
+    rows = []
+    for name in ("torchvision/resnet18", "torchvision/mobilenet_v3_large", "torchvision/swin_t", "timm/vit_tiny_patch16_224",
+                 "ultralytics/yolov8n"):  # fmt: skip
+        entry = model_zoo.entry(name)
+        model = entry.build().eval()
+        args, _ = entry.inputs(2)
+
+        def export() -> None:
+            dims = tuple({0: torch.export.Dim("B", min=1, max=64)} for _ in args)
+            torch.export.export(model, args, dynamic_shapes=(dims,) if _variadic(model) else dims, strict=False)
+
+        def split() -> None:
+            prepare_split(model, args, split="percent:50")
+
+        a, b, ratio = pairs(export, split, max(3, count // 60), warmup=1)
+        rows.append([name, f"{a:.2f}", f"{b:.2f}", f"{ratio:.2f}", "1.6"])
+    table("Prepare: prepare_split over torch.export", ["model", "export s", "prepare s", "prepare / export", "to reach"], rows)
+
+
+def _variadic(model: nn.Module) -> bool:
+    import inspect
+
+    return any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(model.forward).parameters.values())
+
+
+def frontier(count: int) -> None:
+    """All frontiers of a chain of ops, structure checked."""
+
+    class Chain(nn.Module):
+        def __init__(self, length: int) -> None:
+            super().__init__()
+            self.length = length
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(self.length):
+                x = torch.sin(x)
+            return x
+
+    rows = []
+    for length in (2500, 5000, 10000):
+        plan = symbolic(Chain(length), Example.of((torch.randn(2, 4),), {}), "B", range(1, 65), False)
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            found = frontiers(plan)
+            times.append(time.perf_counter() - start)
+        rows.append([str(length), str(len(found)), f"{statistics.median(times):.3f}", "3 at 10,000"])
+    table("Frontiers of a chain", ["ops", "cuts", "seconds", "to reach"], rows)
+
+
+def memory(count: int) -> None:
+    """Peak memory of a split forward over the model's own, by resident set in fresh child processes."""
+    from benchmarks.memory import peak
+
+    rows = []
+    for name in ("torchvision/resnet18", "torchvision/densenet121", "ultralytics/yolov8n"):
+        whole, split = peak(name)
+        rows.append([name, f"{whole / 2**20:.2f}", f"{split / 2**20:.2f}", f"{split / whole:.3f}", "1.05"])
+    table("Peak memory of tensors in a forward", ["model, batch 8", "whole MiB", "split MiB", "split / whole", "to reach"], rows)
+
+
+def guards(count: int) -> None:
+    """What checking the guards costs per call."""
+    model = model_zoo.entry("torchvision/resnet18").build().eval()
+    runtime: SplitRuntime = prepare_split(model, (torch.randn(2, 3, 64, 64),), split="percent:50")
+    variant = runtime._now[False]
+    x = torch.randn(1, 3, 64, 64)
+    rows = []
+    checks: dict[str, Callable[[], Any]] = {
+        "inputs": lambda: variant.enter((x,), {}),
+        "modules of the prefix": variant.prefix_guard,
+        "modules of the suffix": variant.suffix_guard,
+        "payload": lambda: BoundaryPayload("cut:1", "", 1, ("x",), (x,)),
+    }
+    total = 0.0
+    for name, check in checks.items():
+        times = []
+        for _ in range(count * 5):
+            start = time.perf_counter()
+            check()
+            times.append(time.perf_counter() - start)
+        total += statistics.median(times)
+        rows.append([name, f"{statistics.median(times) * 1e6:.1f}"])
+    rows.append([f"all, of {len(list(model.modules()))} modules (to reach: 20 for 100)", f"{total * 1e6:.1f}"])
+    table("Guards, µs per call", ["check", "µs"], rows)
+
+
+SUITES = {f.__name__: f for f in (inference, training, prepare, frontier, memory, guards)}
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=300, help="pairs per row (training and prepare take fewer)")
+    parser.add_argument("--only", nargs="+", choices=sorted(SUITES), default=list(SUITES))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"torch {torch.__version__}, one thread, {args.pairs} pairs")
+    for name in args.only:
+        SUITES[name](args.pairs)
+
+
+if __name__ == "__main__":
+    main()
