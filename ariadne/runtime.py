@@ -66,6 +66,13 @@ class Variant:
         self.suffix_guard = ModuleGuard(plan, model, range(candidate.cut, len(plan.nodes)))
         self.prefix_source = emit(plan, candidate, "prefix", model)
         self.suffix_source = emit(plan, candidate, "suffix", model)
+        reads = {side: self._reads(side) for side in ("prefix", "suffix")}
+        self._slots = {
+            side: [(model.get_submodule(path)._parameters, key) for path, key in found] for side, found in reads.items()
+        }
+        self._common = [
+            (model.get_submodule(path)._parameters, key) for path, key in reads["suffix"] if (path, key) in reads["prefix"]
+        ]
         label = f"{candidate.split_id} of {type(model).__name__}"
         if settings.mode == "debug_interpreter":
             self.prefix: Callable[..., Any] = Interpreter(plan, candidate, "prefix", model)
@@ -82,17 +89,20 @@ class Variant:
 
     def parameters(self, side: str) -> list[nn.Parameter]:
         """The parameters that the ops of one side read now, each once."""
+        return _present(self._slots[side])
+
+    def shared(self) -> list[nn.Parameter]:
+        """The parameters that both sides read now and that are to be trained."""
+        return [p for p in _present(self._common) if p.requires_grad] if self._common else []
+
+    def _reads(self, side: str) -> dict[tuple[str, str], None]:
         nodes = self.plan.nodes[: self.candidate.cut] if side == "prefix" else self.plan.nodes[self.candidate.cut :]
-        found: dict[int, nn.Parameter] = {}
-        for node in nodes:
-            for name in node.reads:
-                value = self.plan.values.get(name)
-                if value is not None and value.kind == "parameter":
-                    path, key = value.origin
-                    p = self.model.get_submodule(path)._parameters[key]
-                    if p is not None:
-                        found[id(p)] = p
-        return list(found.values())
+        values = (self.plan.values.get(name) for node in nodes for name in node.reads)
+        return {(v.origin[0], v.origin[1]): None for v in values if v is not None and v.kind == "parameter"}
+
+
+def _present(slots: list[tuple[dict[str, Any], str]]) -> list[nn.Parameter]:
+    return list({id(p): p for table, key in slots if (p := table[key]) is not None}.values())
 
 
 class SplitRuntime:
@@ -251,15 +261,10 @@ class SplitRuntime:
             if entered is None or not variant.prefix_guard():
                 variant, entered = self._enter_anew(args, kwargs, True)
             raw = variant.prefix(*entered)
-        labels = variant.candidate.live
-        requires_grad = tuple(
-            f"{label}{at}"
-            for label, value in zip(labels, raw, strict=True)
-            for at, t in tree.paths(value)
-            if isinstance(t, torch.Tensor) and t.requires_grad
+        carried, requires_grad = training.carried(variant.candidate.live, raw)
+        return BoundaryPayload(
+            variant.key[1], variant.key[0], entered[0], variant.candidate.live, carried, requires_grad, raw
         )
-        carried = tuple(tree.map_leaves(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, v) for v in raw)
-        return BoundaryPayload(variant.key[1], variant.key[0], entered[0], labels, carried, requires_grad, raw)
 
     def train_suffix(
         self,
@@ -286,7 +291,7 @@ class SplitRuntime:
             loss_fn=loss_fn,
             optimizer=optimizer,
             scaler=scaler,
-            shared=self._shared(variant),
+            shared=variant.shared(),
         )
 
     def backward_prefix(
@@ -311,11 +316,6 @@ class SplitRuntime:
             scaler=scaler,
             suffix_parameters=variant.parameters("suffix") if optimizer is not None else (),
         )
-
-    @staticmethod
-    def _shared(variant: Variant) -> list[nn.Parameter]:
-        mine = {id(p) for p in variant.parameters("prefix")}
-        return [p for p in variant.parameters("suffix") if id(p) in mine and p.requires_grad]
 
     # --- cutting elsewhere ----------------------------------------------------------------------------------------
 

@@ -37,19 +37,40 @@ class _Tap(torch.autograd.Function):
         return None, None, None, None
 
 
+def carried(labels: tuple[str, ...], raw: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+    """What a training boundary holds: the values without their graph, and the labels of those that want a gradient."""
+    values, wanting = [], []
+    for label, value in zip(labels, raw, strict=True):
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                wanting.append(label)
+            values.append(value.detach())
+        else:
+            wanting += [label + at for at, t in tree.paths(value) if isinstance(t, torch.Tensor) and t.requires_grad]
+            values.append(tree.map_leaves(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, value))
+    return tuple(values), tuple(wanting)
+
+
 def tapped(boundary: BoundaryPayload) -> tuple[list[Any], Gradients]:
     """The boundary's values for a training run of the suffix, and the dict that its gradients will be put into."""
-    kept: Gradients = {label: None for label in boundary.tensors}
+    kept: Gradients = {}
     wanting = set(boundary.requires_grad)
     anchor = torch.zeros((), requires_grad=True)
+
+    def take(name: str, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        kept[name] = None
+        return _Tap.apply(value, anchor, name, kept) if name in wanting else value
+
     values = []
     for label, value in zip(boundary.labels, boundary.raw, strict=True):
-        leaves, spec = tree.flatten(value)
-        names = [f"{label}{at}" for at, _ in tree.paths(value)]
-        taken = [
-            _Tap.apply(v, anchor, name, kept) if name in wanting else v for name, v in zip(names, leaves, strict=True)
-        ]
-        values.append(tree.unflatten(taken, spec))
+        if isinstance(value, torch.Tensor):
+            values.append(take(label, value))
+        else:
+            leaves, spec = tree.flatten(value)
+            names = [label + at for at, _ in tree.paths(value)]
+            values.append(tree.unflatten([take(n, v) for n, v in zip(names, leaves, strict=True)], spec))
     return values, kept
 
 

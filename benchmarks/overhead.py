@@ -133,11 +133,12 @@ def prepare(count: int) -> None:
         model = entry.build().eval()
         args, _ = entry.inputs(2)
 
-        def export() -> None:
-            dims = tuple({0: torch.export.Dim("B", min=1, max=64)} for _ in args)
-            torch.export.export(model, args, dynamic_shapes=(dims,) if _variadic(model) else dims, strict=False)
+        only_x = _OnlyX(model)
 
-        def split() -> None:
+        def export(model: nn.Module = only_x, args: tuple[Any, ...] = args) -> None:
+            torch.export.export(model, args, dynamic_shapes=({0: torch.export.Dim("B", min=1, max=64)},), strict=False)
+
+        def split(model: nn.Module = only_x, args: tuple[Any, ...] = args) -> None:
             prepare_split(model, args, split="percent:50")
 
         a, b, ratio = pairs(export, split, max(3, count // 60), warmup=1)
@@ -145,10 +146,15 @@ def prepare(count: int) -> None:
     table("Prepare: prepare_split over torch.export", ["model", "export s", "prepare s", "prepare / export", "to reach"], rows)
 
 
-def _variadic(model: nn.Module) -> bool:
-    import inspect
+class _OnlyX(nn.Module):
+    """The model with a forward of one input: torch.export wants a spec for every parameter of forward, `*args` too."""
 
-    return any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(model.forward).parameters.values())
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.model(x)
 
 
 def frontier(count: int) -> None:
@@ -177,7 +183,7 @@ def frontier(count: int) -> None:
 
 
 def memory(count: int) -> None:
-    """Peak memory of a split forward over the model's own, by resident set in fresh child processes."""
+    """Peak memory of a split forward over the model's own, from the allocator's record."""
     from benchmarks.memory import peak
 
     rows = []

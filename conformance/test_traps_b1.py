@@ -1,4 +1,4 @@
-"""Traps 15 to 21: threads, errors, modes that Python looks at, numbers read out of tensors, autograd's own, changed models."""
+"""Traps 15 to 21: threads, errors, modes that Python looks at, numbers read out, autograd's own, changed models."""
 
 from __future__ import annotations
 
@@ -52,15 +52,22 @@ def same(whole: Any, split: Any) -> None:
 class Twins:
     """One model built twice from one seed: the first runs whole, the second split; both always do the same."""
 
-    def __init__(self, build: Callable[[], nn.Module], *example: Any, batches: tuple[int, int] = (1, 8), train: bool = False,
-                 prepare: Callable[..., SplitRuntime] = prepare_split, mode: str = "generated_eager") -> None:  # fmt: skip
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        *example: Any,
+        batches: tuple[int, int] = (1, 8),
+        train: bool = False,
+        prepare: Callable[..., SplitRuntime] = prepare_split,
+        mode: str = "generated_eager",
+    ) -> None:
         torch.manual_seed(0)
         self.whole = build().train(train)
         torch.manual_seed(0)
         self.split = build().train(train)
         self.runtime = prepare(self.split, example, split=SplitSpec("50%", dynamic_batch=batches), mode=mode)
-        self.step_whole = torch.optim.SGD([p for p in self.whole.parameters()], lr=0.05, momentum=0.9)
-        self.step_split = torch.optim.SGD([p for p in self.split.parameters()], lr=0.05, momentum=0.9)
+        self.step_whole = torch.optim.SGD(self.whole.parameters(), lr=0.05, momentum=0.9)
+        self.step_split = torch.optim.SGD(self.split.parameters(), lr=0.05, momentum=0.9)
 
     def cuts(self) -> list[SplitRuntime]:
         """A runtime for every safe cut."""
@@ -97,6 +104,13 @@ class Twins:
                 self.step_split.step()
                 same(loss.detach(), found)
                 same(after, state(self.split, self.step_split))
+
+    def sync(self) -> None:
+        """Set the second model to the state of the first."""
+        self.split.load_state_dict(self.whole.state_dict())
+        self.step_split.load_state_dict(copy.deepcopy(self.step_whole.state_dict()))
+        self.whole.zero_grad()
+        self.split.zero_grad()
 
     def hold(self, *dims: int, batches: Sequence[int] = (1, 2, 3, 5)) -> Twins:
         """Replay at these batches and train at two of them."""
@@ -291,11 +305,12 @@ def test_a_boundary_consumed_twice_is_refused(by: str) -> None:
     if by == "backward_prefix":
         runtime.backward_prefix(boundary, gradients)
     before = {n: p.grad.clone() for n, p in runtime.model.named_parameters() if p.grad is not None}
+    again = {
+        "train_suffix": lambda: runtime.train_suffix(boundary, loss_fn=square_loss),
+        "backward_prefix": lambda: runtime.backward_prefix(boundary, gradients),
+    }
     with pytest.raises(ConsumedError, match=f"already taken by {by}.*run_training_prefix"):
-        if by == "train_suffix":
-            runtime.train_suffix(boundary, loss_fn=square_loss)
-        else:
-            runtime.backward_prefix(boundary, gradients)
+        again[by]()
     same(before, {n: p.grad for n, p in runtime.model.named_parameters() if p.grad is not None})
 
 
@@ -347,12 +362,15 @@ def test_a_traceback_shows_the_generated_line_and_the_module(side: str, train: b
     spec = SplitSpec("after:lin" if side == "suffix" else "after:inner")
     runtime = prepare_split(model, (torch.tensor([1, 2]), seeded((2, 4))), split=spec)
     bad = torch.tensor([1, 7])
-    with pytest.raises(IndexError) as raised:
+
+    def act() -> None:
         if train:
-            boundary = runtime.run_training_prefix(bad, seeded((2, 4)))
-            runtime.train_suffix(boundary, loss_fn=square_loss)
+            runtime.train_suffix(runtime.run_training_prefix(bad, seeded((2, 4))), loss_fn=square_loss)
         else:
             runtime.run_suffix(runtime.run_prefix(bad, seeded((2, 4))))
+
+    with pytest.raises(IndexError) as raised:
+        act()
     frames = [f for f in traceback.extract_tb(raised.value.__traceback__) if f.filename.startswith("<ariadne")]
     assert len(frames) == 1
     assert side in frames[0].filename
@@ -385,7 +403,11 @@ def encoder() -> nn.Module:
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.pre, self.attention, self.out = nn.Linear(8, 8), nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 3)
+        self.pre, self.attention, self.out = (
+            nn.Linear(8, 8),
+            nn.MultiheadAttention(8, 2, batch_first=True),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.pre(x)
@@ -420,7 +442,7 @@ WAYS_TO_ASK_FOR_GRADIENTS: dict[str, Callable[[torch.Tensor], bool]] = {
 @pytest.mark.parametrize("build", [encoder, Attention])
 def test_fast_paths_of_torch_are_those_of_the_mode(build: Callable[[], nn.Module], train: bool) -> None:
     twins = Twins(build, seeded((2, 5, 8)), train=train)
-    few = [c for c in twins.cuts()][::4]
+    few = twins.cuts()[::4]
     for b in (1, 3):
         twins.replay(seeded((b, 5, 8), b), cuts=few)
         twins.train(seeded((b, 5, 8), b), cuts=few)
@@ -428,7 +450,9 @@ def test_fast_paths_of_torch_are_those_of_the_mode(build: Callable[[], nn.Module
 
 @pytest.mark.parametrize("prepare", [prepare_split, prepare_split_replay])
 @pytest.mark.parametrize("way", WAYS_TO_ASK_FOR_GRADIENTS)
-def test_python_that_looks_at_the_grad_mode_sees_that_of_the_call(way: str, prepare: Callable[..., SplitRuntime]) -> None:
+def test_python_that_looks_at_the_grad_mode_sees_that_of_the_call(
+    way: str, prepare: Callable[..., SplitRuntime]
+) -> None:
     Twins(lambda: Looks(WAYS_TO_ASK_FOR_GRADIENTS[way]), seeded((2, 6)), prepare=prepare).hold(6, batches=(1, 3))
 
 
@@ -544,7 +568,10 @@ def test_batch_norm_with_cumulative_averages_follows_or_refuses() -> None:
     twins = Twins(build, seeded((2, 6)), train=True)
     twins.train(seeded((3, 6)), steps=1, cuts=[twins.runtime])
     for _ in range(3):
-        if either(lambda: twins.train(seeded((3, 6)), steps=1, cuts=[twins.runtime]), WitnessError, "capture") == "refused":
+        if (
+            either(lambda: twins.train(seeded((3, 6)), steps=1, cuts=[twins.runtime]), WitnessError, "capture")
+            == "refused"
+        ):
             break
     Twins(build, seeded((2, 6)), train=False).hold(6)
 
@@ -811,7 +838,9 @@ CHANGES = [
 @pytest.mark.parametrize(
     ("change", "when"),
     [(c, "before the call") for c in CHANGES]
-    + [(c, "between the halves") for c in CHANGES if c not in (assigned_state, replaced_other_kind)],  # the suffix's alone
+    + [
+        (c, "between the halves") for c in CHANGES if c not in (assigned_state, replaced_other_kind)
+    ],  # the suffix's alone
 )
 def test_a_model_that_changed_is_followed_or_refused(change: Callable[[nn.Module], None], when: str) -> None:
     twins = Twins(Net, seeded((2, 6)))
@@ -871,7 +900,7 @@ def test_hooks_that_were_there_at_prepare_are_part_of_the_plan_until_removed(hoo
         for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
             getattr(model, table).clear()
             getattr(model.second, table).clear()
-    with pytest.raises(ModuleError, match="hooks of.*changed.*prepare"):
+    with pytest.raises(ModuleError, match=r"hooks of.*changed.*prepare"):
         twins.runtime.run_prefix(seeded((2, 6)))
 
 

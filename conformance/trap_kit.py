@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import nn
 
 from ariadne import BoundaryPayload, SplitRuntime, SplitSpec, prepare_split, tree
 from ariadne.boundary import gradients_from_bytes, gradients_to_bytes
+from ariadne.errors import GuardError
 from ariadne.verify import difference
 
 Modes = Callable[[], AbstractContextManager[Any]]
@@ -46,8 +47,15 @@ def over_the_wire(boundary: BoundaryPayload) -> BoundaryPayload:
 class Twins:
     """One model twice, equal at first: `whole` runs as it is, `split` through a runtime."""
 
-    def __init__(self, build: Callable[[], nn.Module], *args: Any, train: bool = True, boundary: str = "50%",
-                 batches: tuple[int, int] = (1, 8), **kwargs: Any) -> None:  # fmt: skip
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        *args: Any,
+        train: bool = True,
+        boundary: str = "50%",
+        batches: tuple[int, int] = (1, 8),
+        **kwargs: Any,
+    ) -> None:
         torch.manual_seed(0)
         self.whole = build().train(train)
         self.split = copy.deepcopy(self.whole)
@@ -70,8 +78,27 @@ class Twins:
             "rng": torch.get_rng_state(),
         }
 
-    def replay(self, *args: Any, runtime: SplitRuntime | None = None, wire: bool = False, mode: Modes = nullcontext,
-               **kwargs: Any) -> Any:  # fmt: skip
+    def both(self, change: Callable[[nn.Module], Any]) -> None:
+        """Change both models in the same way."""
+        for model in (self.whole, self.split):
+            change(model)
+
+    def held(self, runtimes: Sequence[SplitRuntime], *args: Any, **kwargs: Any) -> None:
+        """Each of the runtimes equals the model as it is now, or a guard says that it can't."""
+        for runtime in runtimes:
+            try:
+                self.replay(*args, runtime=runtime, **kwargs)
+            except GuardError:
+                self.whole.load_state_dict(self.split.state_dict())
+
+    def replay(
+        self,
+        *args: Any,
+        runtime: SplitRuntime | None = None,
+        wire: bool = False,
+        mode: Modes = nullcontext,
+        **kwargs: Any,
+    ) -> Any:
         """Run both on the same inputs, at every safe cut (or one), and compare all that moved; returns the last output."""
         for cut in [runtime] if runtime else self.cuts():
             torch.manual_seed(7)
@@ -87,20 +114,32 @@ class Twins:
             same(after, self.state(self.split), cut.split_id)
         return found
 
-    def train(self, *args: Any, steps: int = 3, runtime: SplitRuntime | None = None, wire: bool = False, mode: Modes = nullcontext,
-              backward_outside: bool = False, optimizer: str = "SGD", loss: Callable[..., Any] = loss_of,
-              **kwargs: Any) -> None:  # fmt: skip
-        """Train both for some steps at every safe cut (or one) and compare loss, gradients, state and inputs' gradients.
+    def train(
+        self,
+        *args: Any,
+        steps: int = 3,
+        runtime: SplitRuntime | None = None,
+        wire: bool = False,
+        mode: Modes = nullcontext,
+        backward_outside: bool = False,
+        optimizer: str = "SGD",
+        one: bool = False,
+        loss: Callable[..., Any] = loss_of,
+        **kwargs: Any,
+    ) -> None:
+        """Train both for some steps at every safe cut (or one) and compare all that a step moves.
 
-        One optimizer per side, as users have them; parameters that both sides read go to neither and are stepped by a third.
+        One optimizer per side, as users have them; parameters that both sides
+        read go to neither and are stepped by a third. With `one`, a single optimizer owns all, and steps after both halves.
         """
         for cut in [runtime] if runtime else self.cuts():
             shared = {id(p) for p in cut.shared_parameters()}
             sides = [
-                [p for p in side if id(p) not in shared]
-                for side in (cut.prefix_parameters(), cut.suffix_parameters())
+                [p for p in side if id(p) not in shared] for side in (cut.prefix_parameters(), cut.suffix_parameters())
             ]
             sides.append(cut.shared_parameters())
+            if one:
+                sides = [[], [], list(self.split.parameters())]
             prefix_step, suffix_step, shared_step = (make_optimizer(optimizer, side) for side in sides)
             whole_step = make_optimizer(optimizer, list(self.whole.parameters()))
             for step in range(steps):
@@ -134,7 +173,11 @@ class Twins:
                 same(expected.detach(), found, at)
                 same(after, self.state(self.split), at)
                 same(gradients_of(mine), gradients_of(theirs), f"{at}, inputs")
-            same(self.memory(self.whole, whole_step), self.memory(self.split, prefix_step, suffix_step, shared_step), cut.split_id)
+            same(
+                self.memory(self.whole, whole_step),
+                self.memory(self.split, prefix_step, suffix_step, shared_step),
+                cut.split_id,
+            )
 
     @staticmethod
     def memory(model: nn.Module, *optimizers: torch.optim.Optimizer | None) -> dict[str, Any]:
@@ -148,11 +191,14 @@ def make_optimizer(kind: str, parameters: Sequence[nn.Parameter]) -> torch.optim
     """SGD with momentum, or Adam; None where there is nothing to own."""
     if not parameters:
         return None
-    return torch.optim.Adam(parameters, lr=0.01) if kind == "Adam" else torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+    return (
+        torch.optim.Adam(parameters, lr=0.01) if kind == "Adam" else torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+    )
 
 
 def copies(value: Any) -> Any:
     """Fresh tensors in the same structure, since a forward may write into its inputs; `requires_grad` is kept."""
+
     def copied(t: Any) -> Any:
         return t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t
 
@@ -177,4 +223,4 @@ class Fn(nn.Module):
         return self.function(self, *args, **kwargs)
 
 
-__all__ = ["Fn", "Mapping", "Modes", "Twins", "copies", "loss_of", "numbers", "over_the_wire", "same"]
+__all__ = ["Fn", "Modes", "Twins", "copies", "loss_of", "numbers", "over_the_wire", "same"]
