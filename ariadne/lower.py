@@ -289,7 +289,9 @@ class Lowering:
         return None
 
     def _changes_nothing(self, event: Event) -> bool:
-        """Dropout that returned its own input, and slices of all there is: PyTorch's own indexing leaves those out."""
+        """Dropout that returned its own input, and views of all there is, which indexing makes or leaves out as it likes."""
+        if event.target is torch.ops.aten.alias.default:
+            return True
         if event.target is torch.ops.aten.slice.Tensor:
             _, _, start, end, step = event.args
             return start in (None, 0) and isinstance(end, int) and end >= _END and step == 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ariadne import tree
 from ariadne.capture import Captured, Example, capture
@@ -170,6 +171,13 @@ def _example(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], s
     meta = next((n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta), None)
     if meta is not None:
         raise SpecError(f"{meta!r} is on the meta device, so there is nothing to run; load or initialise the model first")
+    for path, module in model.named_modules():
+        stale = next((k for k, v in module.__dict__.items() if isinstance(v, FakeTensor)), None)
+        if stale is not None:
+            raise SpecError(
+                f"attribute {stale!r} of {path or 'the model'!r} is a fake tensor, left there by an earlier torch.export or "
+                "tracer; the model can't run with it. Set it anew, or build the model again"
+            )
     if isinstance(args, torch.Tensor) or not isinstance(args, (tuple, list)):
         raise InputError(f"example_inputs is a tuple of forward's positional inputs; found {type(args).__name__}. Write (x,)")
     leaves = [*tree.leaves((tuple(args), dict(kwargs)))]

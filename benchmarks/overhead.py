@@ -136,6 +136,7 @@ def prepare(count: int) -> None:
         only_x = _OnlyX(model)
 
         def export(model: nn.Module = only_x, args: tuple[Any, ...] = args) -> None:
+            model = copy.deepcopy(model)  # export leaves fake tensors in what YOLO caches
             torch.export.export(model, args, dynamic_shapes=({0: torch.export.Dim("B", min=1, max=64)},), strict=False)
 
         def split(model: nn.Module = only_x, args: tuple[Any, ...] = args) -> None:

@@ -287,9 +287,7 @@ def test_a_segment_that_the_compiler_refuses_raises_and_does_not_fall_back() -> 
     runtime = prepare_split(
         a_model().eval(), (x,), split="after:layer3", mode="compiled", compile_options={"backend": backend}
     )
-    with pytest.raises(
-        CompileError, match=r"(?s)torch.compile refused 'prefix'.*no such instruction.*'generated_eager'"
-    ):
+    with pytest.raises(CompileError, match=r"(?s)refused 'prefix'.*no such instruction.*'generated_eager'"):
         runtime.run_prefix(x)
 
 

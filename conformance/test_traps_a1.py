@@ -131,18 +131,20 @@ def test_a_view_that_crosses_alone_and_is_written_keeps_its_strides(step: str, o
 
 
 @pytest.mark.parametrize("wire", [False, True])
-def test_reshape_that_may_or_may_not_copy_is_taken_for_a_view(wire: bool) -> None:
+def test_reshape_that_copied_at_capture_is_still_taken_for_a_view(wire: bool) -> None:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        a = self.a(x)
-        b = a.reshape(-1, 3, 2)
-        c = self.b(x)
-        b.add_(1)
-        return a * c
+        a = torch.tanh(x)
+        b = a.reshape(-1, 24)
+        c = self.a(x)
+        a.add_(1)
+        return self.b(b.view(-1, 4, 6) * c)
 
-    twins = Twins(lambda: Fn(forward, a=nn.Linear(6, 6), b=nn.Linear(6, 6)), X)
+    example = numbers(2, 6, 4).transpose(1, 2)
+    twins = Twins(lambda: Fn(forward, a=nn.Linear(6, 6), b=nn.Linear(6, 2)), example)
     assert any(not c.safe for c in twins.runtime.candidates)
-    twins.replay(numbers(3, 6), wire=wire)
-    twins.train(numbers(3, 6), wire=wire)
+    for x in (numbers(3, 4, 6), numbers(3, 6, 4).transpose(1, 2)):
+        twins.replay(x, wire=wire)
+        twins.train(x, wire=wire)
 
 
 def test_broadcast_tensors_whose_schema_is_silent_about_aliases_are_views() -> None:

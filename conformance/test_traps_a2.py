@@ -296,7 +296,9 @@ def test_a_deep_copy_made_after_the_model_changed_follows_it_or_is_refused() -> 
 def test_a_model_of_integer_inputs_moved_to_another_dtype_is_followed() -> None:
     def forward(self: Any, ids: torch.Tensor) -> torch.Tensor:
         h = self.embed(ids)
-        return self.head(h * torch.arange(3, dtype=h.dtype)[:, None] + torch.zeros(3, 6, dtype=self.head.weight.dtype))
+        return self.head(
+            h * (torch.arange(3, dtype=h.dtype) / 7)[:, None] + torch.zeros(3, 6, dtype=self.head.weight.dtype)
+        )
 
     twins = Twins(lambda: Fn(forward, embed=nn.Embedding(9, 6), head=nn.Linear(6, 2)), IDS)
     for dtype in (torch.float64, torch.float32):

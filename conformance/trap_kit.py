@@ -99,7 +99,7 @@ class Twins:
         mode: Modes = nullcontext,
         **kwargs: Any,
     ) -> Any:
-        """Run both on the same inputs, at every safe cut (or one), and compare all that moved; returns the last output."""
+        """Run both on the same inputs, at every safe cut (or one), and compare all that moved."""
         for cut in [runtime] if runtime else self.cuts():
             torch.manual_seed(7)
             with torch.no_grad(), mode():

@@ -1,7 +1,7 @@
 """The main job on real models: split, replay and train ResNet-18, YOLOv8n and RF-DETR Nano; `nox -s demo` runs it.
 
 Each model is captured in eval mode and in train mode and cut in the middle. The split must give what the whole model
-gives, in every bit: outputs at several batch sizes; loss, gradients, parameters, buffers and RNG after training steps.
+gives, in every bit: outputs at several batch sizes; loss, gradients, parameters, buffers and RNG after a training step.
 """
 
 import argparse
@@ -32,8 +32,8 @@ HEAD = (
     "time, split / whole",
     "prepare s",
 )
-REPLAYED, TRAINED, STEPS = (1, 2, 3), 2, 2
-PARTS = ("prepare for inference", "replay at batch 1, 2 and 3", "time it", "prepare for training", "train 2 steps")
+REPLAYED, TRAINED = (1, 2, 3), 2
+PARTS = ("prepare for inference", "replay at batch 1, 2 and 3", "time it", "prepare for training", "train a step")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         progress.step(f"{title}: {next(parts)}")
         training = prepare(entry, entry.build().train())
         progress.step(f"{title}: {next(parts)}")
-        steps = trained(training, entry, TRAINED, STEPS)
+        steps = trained(training, entry, TRAINED)
 
         failures += [f"{title}: {found.words}" for found in (*replay, steps) if found.words]
         cut = runtime.candidate

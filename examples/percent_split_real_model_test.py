@@ -1,4 +1,4 @@
-"""Real models captured once and cut at several percentages: replay and training, bit for bit against the whole model."""
+"""Real models captured once and cut at several percentages: replay and training against the whole, bit for bit."""
 
 import argparse
 import sys
