@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
@@ -55,13 +55,14 @@ class _Catcher(ProxyTorchDispatchMode):
 def resolve(target: str) -> OpOverload:
     """The overload that a plan's target such as `aten.conv2d.default` names."""
     namespace, name, overload = target.split(".", 2)
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    return found
 
 
 class Binder:
     """Finds the bindings of one plan's ops; what it learns about a kind of call is kept for all plans."""
 
-    known: dict[tuple[Any, ...], Binding] = {}
+    known: ClassVar[dict[tuple[Any, ...], Binding]] = {}
 
     def __init__(self, plan: TracePlan) -> None:
         self.plan = plan
@@ -72,7 +73,12 @@ class Binder:
         """The binding to call `node` by; the overload itself where torch has none that means the same."""
         op = resolve(node.target)
         index = node.target in ("aten.slice.Tensor", "aten.select.int", "aten.index.Tensor")
-        key = (node.target, _kinds(node.args), _kinds(tuple(v for _, v in node.kwargs)), tuple(k for k, _ in node.kwargs))
+        key: tuple[Any, ...] = (
+            node.target,
+            _kinds(node.args),
+            _kinds(tuple(v for _, v in node.kwargs)),
+            tuple(k for k, _ in node.kwargs),
+        )
         if index:
             key = (*key, self._shape(node.args[0]), node.args[1:])
         if key not in self.known:

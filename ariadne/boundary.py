@@ -82,7 +82,11 @@ class BoundaryPayload:
         return sum(t.numel() * t.element_size() for t in self.tensors.values())
 
     def _leaves(self) -> list[tuple[str, Any]]:
-        return [(f"{label}{at}", v) for label, value in zip(self.labels, self.raw, strict=True) for at, v in tree.paths(value)]
+        return [
+            (f"{label}{at}", v)
+            for label, value in zip(self.labels, self.raw, strict=True)
+            for at, v in tree.paths(value)
+        ]
 
     def consume(self, by: str) -> None:
         """Mark it as taken by `train_suffix` or `backward_prefix`; the second time by the same one raises."""
@@ -112,7 +116,13 @@ class BoundaryPayload:
     def from_bytes(cls, data: bytes | bytearray | memoryview, *, device: str = "cpu") -> BoundaryPayload:
         """The payload that `to_bytes` wrote; `PayloadError` says what is wrong with bytes that are none."""
         header, tensors, values = decode(data, device=device)
-        wanted = {"split_id": str, "plan_signature": str, "batch": int, "labels": (tuple, list), "requires_grad": (tuple, list)}
+        wanted = {
+            "split_id": str,
+            "plan_signature": str,
+            "batch": int,
+            "labels": (tuple, list),
+            "requires_grad": (tuple, list),
+        }
         for key, kind in wanted.items():
             if not isinstance(header.get(key), kind):  # type: ignore[arg-type]
                 raise PayloadError(f"the header's {key!r} is {header.get(key)!r}, which is not of the expected type")
@@ -124,7 +134,9 @@ class BoundaryPayload:
         if not isinstance(values, (tuple, list)) or len(values) != len(labels):
             raise PayloadError(f"the payload has {len(labels)} label(s), but not as many values")
         raw = tuple(tree.map_leaves(lambda v: _take(tensors, v), value) for value in values)
-        return cls(header["split_id"], header["plan_signature"], header["batch"], labels, raw, tuple(header["requires_grad"]))
+        return cls(
+            header["split_id"], header["plan_signature"], header["batch"], labels, raw, tuple(header["requires_grad"])
+        )
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{k}: {list(t.shape)}" for k, t in self.tensors.items())

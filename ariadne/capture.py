@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from sympy import Eq, Integer, Ne
+from sympy import Eq, Integer, Ne  # type: ignore[import-untyped]
 from torch import nn
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -204,7 +204,9 @@ def _as_far_as_shown(
     if lost:
         span = [b for b in wanted if min(shown) <= b <= max(shown)]
         if len(span) < len(wanted):
-            excluded.append(f"batch above {max(shown)}: forward computes with its batch in a way that can't be followed")
+            excluded.append(
+                f"batch above {max(shown)}: forward computes with its batch in a way that can't be followed"
+            )
         wanted = span
     if any(b not in wanted for b in shown):
         raise Disagreement(f"forward branches on its batch: {'; '.join(excluded)}")
@@ -267,7 +269,7 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
             inputs.append(leaf)
             continue
         dynamic = [DimDynamic.DUCK if d == 0 and i in example.batched else DimDynamic.STATIC for d in range(leaf.dim())]
-        context = StatelessSymbolicContext(dynamic_sizes=dynamic, constraint_sizes=[None] * leaf.dim())  # type: ignore[arg-type]
+        context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic, constraint_sizes=[None] * leaf.dim())
         inputs.append(fake.from_tensor(leaf, source=ConstantSource(f"x{i}"), symbolic_context=context))
     symbol = inputs[example.batched[0]].shape[0].node.expr
     args, kwargs = tree.unflatten(inputs, example.spec)
@@ -276,7 +278,9 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
             shapes.recorder = recorder
             found.output = model(*args, **kwargs)
         shapes.recorder = None
-        low = Lowering(model, found, snapshot, state, inputs, example.batched, fake, batch_symbol, {symbol: batch_symbol})
+        low = Lowering(
+            model, found, snapshot, state, inputs, example.batched, fake, batch_symbol, {symbol: batch_symbol}
+        )
         plan = low.plan(example.spec, size, Batches.of([b for b in batches if b > 1]), "symbolic", grad)
         return _within_guards(plan, shapes, symbol)
     finally:
@@ -315,6 +319,8 @@ def _within_guards(plan: TracePlan, sizes: _Sizes, symbol: Any) -> TracePlan:
         if len(holds) < len(kept):
             text = str(question).replace(str(symbol), plan.batch_symbol)
             lost = Batches.of([b for b in kept if b not in set(holds)])
-            excluded.append(f"batch {lost}: {text} is {answer} at batch {plan.traced_batch}, and forward goes on from there")
+            excluded.append(
+                f"batch {lost}: {text} is {answer} at batch {plan.traced_batch}, and forward goes on from there"
+            )
             kept = holds
     return replace(plan, batches=Batches.of(kept), excluded=tuple(excluded))

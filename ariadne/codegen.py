@@ -18,6 +18,7 @@ from ariadne.frontier import SplitCandidate
 from ariadne.lower import Namespace
 from ariadne.plan import PLAIN, Ref, Region, TraceNode, TracePlan, Value, uses
 
+
 @dataclass(frozen=True)
 class Source:
     """A function as text, and the objects that its text names.
@@ -84,7 +85,9 @@ class _Writer:
         body: list[tuple[Region, str]] = []
         if not prefix:
             for name in candidate.written:
-                body.append((PLAIN, f"{name} = {name}.clone()  # the suffix writes into it; the boundary keeps its own"))
+                body.append(
+                    (PLAIN, f"{name} = {name}.clone()  # the suffix writes into it; the boundary keeps its own")
+                )
         dead = [n for n in parameters if n not in last and n not in kept]
         if dead and nodes:
             body.append((PLAIN, f"del {', '.join(dead)}"))
@@ -103,7 +106,7 @@ class _Writer:
             body.append((PLAIN, f"return {self._output()}"))
         lines = [head, *self._regions(body)]
         self.namespace["broken_witness"] = broken_witness
-        self.namespace.update({k: v for k, v in FUNCTIONS.items()})
+        self.namespace.update(FUNCTIONS)
         return Source(self.side, "\n".join(lines) + "\n", self.namespace, parameters, candidate.live if prefix else ())
 
     def _stores(
@@ -202,7 +205,11 @@ class _Writer:
         if value is None or isinstance(value, (bool, str)) or type(value) is int:
             return repr(value)
         if isinstance(value, float):
-            return repr(value) if math.isfinite(value) else self.use(value, repr(value).replace("-", "minus_"), repr(value))
+            return (
+                repr(value)
+                if math.isfinite(value)
+                else self.use(value, repr(value).replace("-", "minus_"), repr(value))
+            )
         if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
             return self.use(value, str(value).removeprefix("torch."), ("torch", str(value)))
         if isinstance(value, torch.device):

@@ -125,7 +125,9 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
             elif root in fixed:
                 what = plan.values[fixed[root]]
                 owner = "an input of the model" if what.kind == "input" else f"the model's {what.kind}"
-                reason = f"{writer!r} writes through {names[0]!r}, which crosses the boundary, into {owner} {what.name!r}"
+                reason = (
+                    f"{writer!r} writes through {names[0]!r}, which crosses the boundary, into {owner} {what.name!r}"
+                )
         for value, last in old_reads.items():
             if plan.definitions.get(value, -1) < cut <= last:
                 reason = f"forward replaces a buffer before the cut (by {value!r}) and reads the old one after it"

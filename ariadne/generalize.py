@@ -11,6 +11,7 @@ import torch
 from ariadne.errors import CaptureError
 from ariadne.expr import Expr
 from ariadne.plan import Batches, Ref, TraceNode, TracePlan, Value
+from ariadne.sizes import Sources
 
 
 class Disagreement(CaptureError):
@@ -90,7 +91,7 @@ def _same_source(plan: TracePlan, a: Value, seen: TracePlan, b: Value) -> bool:
     if a.kind != b.kind:
         return False
     if a.name in plan.objects:
-        return plan.objects[a.name] == seen.objects.get(b.name)
+        return bool(plan.objects[a.name] == seen.objects.get(b.name))
     if a.kind == "constant":
         x, y = plan.constants[a.name], seen.constants[b.name]
         return x is y or (x.dtype == y.dtype and x.shape == y.shape and bool(torch.equal(x, y)))
@@ -112,7 +113,9 @@ def generalize(plans: Sequence[TracePlan], batches: Batches) -> TracePlan:
                 f"{len(other.nodes)}"
             )
     fit = _Fit([p.traced_batch for p in plans], first.batch_symbol)
-    names: list[dict[str, str]] = [dict(zip((n for _, n in p.inputs), (n for _, n in first.inputs), strict=True)) for p in plans]
+    names: list[dict[str, str]] = [
+        dict(zip((n for _, n in p.inputs), (n for _, n in first.inputs), strict=True)) for p in plans
+    ]
 
     def merge(items: Sequence[Any], where: Callable[[], str]) -> Any:
         head = items[0]
@@ -153,15 +156,15 @@ def generalize(plans: Sequence[TracePlan], batches: Batches) -> TracePlan:
             ):  # fmt: skip
                 raise Disagreement(f"{where()} is {other_node.target} at another batch")
         args = merge([n.args for n in group], where)
-        kwargs = tuple(
-            (k, merge([n.kwargs[j][1] for n in group], where)) for j, (k, _) in enumerate(head.kwargs)
-        )
+        kwargs = tuple((k, merge([n.kwargs[j][1] for n in group], where)) for j, (k, _) in enumerate(head.kwargs))
         witness = merge([n.witness for n in group], where) if head.is_witness else None
         nodes.append(replace(head, args=args, kwargs=kwargs, witness=witness))
         for j, name in enumerate(head.outputs):
             for k, other_node in enumerate(group):
                 names[k][other_node.outputs[j]] = name
-            values[name] = _merge_value([p.values[n.outputs[j]] for p, n in zip(plans, group, strict=True)], values[name], fit)
+            values[name] = _merge_value(
+                [p.values[n.outputs[j]] for p, n in zip(plans, group, strict=True)], values[name], fit
+            )
     for _, name in first.inputs:
         group_of = [p.values[next(n for n in p.values if names[k].get(n) == name)] for k, p in enumerate(plans)]
         values[name] = _merge_value(group_of, values[name], fit)
@@ -179,9 +182,17 @@ def _merge_value(group: Sequence[Value], head: Value, fit: _Fit) -> Value:
         raise Disagreement(f"{head.name!r} has another rank or dtype at another batch")
     dims = []
     for sizes in zip(*(v.shape for v in group), strict=True):
-        found = sizes[0] if all(s == sizes[0] for s in sizes) else fit(sizes) if not any(isinstance(s, Expr) for s in sizes) else None
+        found = (
+            sizes[0]
+            if all(s == sizes[0] for s in sizes)
+            else fit(sizes)
+            if not any(isinstance(s, Expr) for s in sizes)
+            else None
+        )
         if found is None:
-            raise Disagreement(f"a size of {head.name!r} is {', '.join(map(str, sizes))} at batch {', '.join(map(str, fit.sizes))}")
+            raise Disagreement(
+                f"a size of {head.name!r} is {', '.join(map(str, sizes))} at batch {', '.join(map(str, fit.sizes))}"
+            )
         dims.append(found)
     return replace(head, shape=tuple(dims))
 
@@ -228,7 +239,7 @@ def at_batch(plan: TracePlan, batch: int, change: Mapping[str, Any]) -> TracePla
 
 def size_sources(
     shapes: Sequence[Sequence[Sequence[tuple[int, ...]]]], sizes: Sequence[int], symbol: str
-) -> list[list[tuple[str | None, ...]]] | None:
+) -> list[list[Sources]] | None:
     """For every tensor that the recorded ops made, its dims as expressions in the batch, None where constant.
 
     `shapes[k]` are the shapes seen at batch `sizes[k]`, event by event. None if the runs had other numbers of ops or tensors;
@@ -237,12 +248,12 @@ def size_sources(
     if len({len(s) for s in shapes}) > 1:
         return None
     fit = _Fit(sizes, symbol)
-    found = []
+    found: list[list[Sources]] = []
     for events in zip(*shapes, strict=True):
         if len({len(e) for e in events}) > 1:
             found.append([])
             continue
-        tensors = []
+        tensors: list[Sources] = []
         for tensor in zip(*events, strict=True):
             if len({len(t) for t in tensor}) > 1:
                 tensors.append(())

@@ -18,7 +18,12 @@ from ariadne.plan import TracePlan, layout, short_dtype
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(
     getattr(nn.modules.module, name)
-    for name in ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
+    for name in (
+        "_global_forward_pre_hooks",
+        "_global_forward_hooks",
+        "_global_backward_hooks",
+        "_global_backward_pre_hooks",
+    )
 )
 
 
@@ -60,7 +65,9 @@ def entrance(plan: TracePlan, model: nn.Module) -> Callable[[tuple[Any, ...], di
             continue
         lines.append(f"    if not isinstance({leaf[i]}, Tensor): return None")
         dims = [f"d{i}_{k}" for k in range(len(value.shape))]
-        lines.append(f"    {', '.join(dims)}, = {leaf[i]}.shape" if dims else f"    if {leaf[i]}.dim() != 0: return None")
+        lines.append(
+            f"    {', '.join(dims)}, = {leaf[i]}.shape" if dims else f"    if {leaf[i]}.dim() != 0: return None"
+        )
         checks = []
         for name, dim in zip(dims, value.shape, strict=True):
             if isinstance(dim, int):
@@ -143,7 +150,9 @@ def _tied(plan: TracePlan, model: nn.Module) -> list[tuple[Any, str, Any, str]]:
     return pairs
 
 
-def explain(plan: TracePlan, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], batches: range) -> None:
+def explain(
+    plan: TracePlan, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], batches: range
+) -> None:
     """Raise the error that says which condition on the inputs does not hold; return where none is at fault."""
     try:
         ordered = {k: kwargs[k] for k in plan.input_spec.children[1].keys} if len(kwargs) else {}
@@ -182,7 +191,9 @@ def explain(plan: TracePlan, model: nn.Module, args: tuple[Any, ...], kwargs: Ma
                 if batch is None:
                     batch = leaf.shape[d]
                 elif leaf.shape[d] != batch:
-                    raise BatchError(f"inputs must share one batch: the first has {batch}, input {name} has {leaf.shape[d]}")
+                    raise BatchError(
+                        f"inputs must share one batch: the first has {batch}, input {name} has {leaf.shape[d]}"
+                    )
             elif leaf.shape[d] != dim:
                 raise InputError(
                     f"input {name} must be {value.describe()}: dim {d} is {dim} in the plan; found {found}. Only the batch may "
@@ -208,7 +219,8 @@ class ModuleGuard:
     def __init__(self, plan: TracePlan, model: nn.Module, nodes: range) -> None:
         paths = {""}
         for call in plan.calls:
-            if call.start < nodes.stop and call.end > nodes.start or call.start == call.end and call.start in nodes:
+            overlaps = call.start < nodes.stop and call.end > nodes.start
+            if overlaps or (call.start == call.end and call.start in nodes):
                 parts = call.path.split(".") if call.path else []
                 paths |= {".".join(parts[:i]) for i in range(len(parts) + 1)}
         self.modules = {p: model.get_submodule(p) for p in sorted(paths)}
@@ -223,7 +235,11 @@ class ModuleGuard:
 
     def _arm(self) -> None:
         self._expected = [
-            (itemgetter(*names), self.modules[p].__dict__, tuple(names.values()) if len(names) > 1 else names["training"])
+            (
+                itemgetter(*names),
+                self.modules[p].__dict__,
+                tuple(names.values()) if len(names) > 1 else names["training"],
+            )
             for p, names in self.read.items()
         ]
         self._children = [(self.modules[p]._modules, children) for p, children in self.children.items()]
@@ -264,7 +280,9 @@ class ModuleGuard:
                         f"{where} was captured in {old} mode and is now in {new} mode; call .{old}() on it, or prepare again in "
                         f"{new} mode"
                     )
-                raise ModuleError(f"attribute {name!r} of {where} was {was!r} when forward read it, now it is {now!r}{again}")
+                raise ModuleError(
+                    f"attribute {name!r} of {where} was {was!r} when forward read it, now it is {now!r}{again}"
+                )
             if "forward" in module.__dict__ and len(module.__dict__) != self._sizes[list(self.modules).index(path)]:
                 raise ModuleError(f"{where} has a new forward of its own{again}")
         for path, children in self.children.items():

@@ -299,11 +299,15 @@ class Lowering:
         writes = next(written_arguments(event.target, event.args), None) is not None
         return seeded and not writes and isinstance(event.out, torch.Tensor) and event.out is event.args[0]
 
-    def _arguments(self, target: OpOverload, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
+    def _arguments(
+        self, target: OpOverload, args: tuple[Any, ...]
+    ) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
         schema = target._schema.arguments
         positional, keywords = [], []
         for arg, value in zip(schema, args, strict=True):
-            is_default = arg.has_default_value() and type(value) is type(arg.default_value) and value == arg.default_value
+            is_default = (
+                arg.has_default_value() and type(value) is type(arg.default_value) and value == arg.default_value
+            )
             if not arg.kwarg_only:
                 positional.append((self.atom(value), is_default))
             elif not is_default:
@@ -422,7 +426,7 @@ class Lowering:
         )
 
     def _opaque_argument(self, value: Any, cls: Any) -> Any:
-        if isinstance(value, torch.Tensor) or isinstance(value, (*_CONSTANTS, *_SYMBOLIC)):
+        if isinstance(value, (torch.Tensor, *_CONSTANTS, *_SYMBOLIC)):
             return self.atom(value)
         if any(isinstance(v, (torch.Tensor, *_SYMBOLIC)) for v in tree.leaves(value)):
             raise UnsupportedError(f"{cls.__name__}.apply takes tensors inside a container, which a plan can't hold")
@@ -487,15 +491,11 @@ class Lowering:
         if looked & {"requires_grad", "grad"}:
             flags = tuple((path, p.requires_grad) for path, p in self.model.named_parameters())
         written = any(
-            isinstance(a, (torch.dtype, torch.device))
-            for n in self.nodes
-            for a in (*n.args, *(v for _, v in n.kwargs))
+            isinstance(a, (torch.dtype, torch.device)) for n in self.nodes for a in (*n.args, *(v for _, v in n.kwargs))
         )
         autocast = None
         if "dtype" in looked:
-            autocast = tuple(
-                (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")
-            )
+            autocast = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
         layouts = None
         if "layout" in looked:
             layouts = tuple(layout(t) for t in self.input_tensors)
@@ -504,7 +504,7 @@ class Lowering:
 
 
 def _same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return (
+    return bool(
         a.shape == b.shape
         and a.stride() == b.stride()
         and a.storage_offset() == b.storage_offset()

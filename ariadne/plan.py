@@ -198,8 +198,8 @@ class Assumption:
     """What the model's Python looked at besides tensors' shapes, so that the plan holds only where it is the same.
 
     A field is None where Python did not look. `grad`: gradients enabled; `requires_grad`: flags of the parameters, by
-    path; `autocast`: (device type, enabled, dtype) per device; `layouts`: memory formats of the inputs; `dtypes` is true where Python read a dtype, or a dtype or
-    device is written in the plan, so that `model.to(...)` calls for a new capture.
+    path; `autocast`: (device type, enabled, dtype) per device; `layouts`: memory formats of the inputs; `dtypes` is true
+    where Python read a dtype, or a dtype or device is written in the plan, so that `model.to(...)` calls for a new capture.
     """
 
     grad: bool | None = None
@@ -269,8 +269,10 @@ class TracePlan:
                 for v in self.values.values()
             ],
             "nodes": [
-                [n.target, encode(n.args), encode(n.kwargs), list(n.outputs), n.unpack, n.module, n.call]
-                + [encode(n.region.grad), encode(n.region.autocast), encode(n.witness)]
+                [
+                    *(n.target, encode(n.args), encode(n.kwargs), list(n.outputs), n.unpack, n.module, n.call),
+                    *(encode(n.region.grad), encode(n.region.autocast), encode(n.witness)),
+                ]
                 for n in self.nodes
             ],
             "stores": [list(s) for s in self.stores],
@@ -294,9 +296,7 @@ class TracePlan:
     def show(self, node: TraceNode) -> str:
         """One op as a line of Python, with the types of its results."""
         args = [show(a) for a in node.args] + [f"{k}={show(v)}" for k, v in node.kwargs]
-        names = ", ".join(
-            f"{n}: {self.values[n].describe()}" if not node.unpack else n for n in node.outputs
-        )
+        names = ", ".join(f"{n}: {self.values[n].describe()}" if not node.unpack else n for n in node.outputs)
         return f"{names or '_'} = {node.target.removeprefix('aten.')}({', '.join(args)})"
 
     def with_nodes(self, nodes: tuple[TraceNode, ...], **changes: Any) -> TracePlan:

@@ -49,7 +49,9 @@ def prepare_split(
     if mode not in MODES:
         raise SpecError(f"mode must be one of {', '.join(map(repr, MODES))}; found {mode!r}")
     example = _example(model, example_inputs, example_kwargs or {}, spec)
-    return _prepare(model, example, Settings(spec, parse_boundary(spec.boundary), mode, objective, compile_options), True)
+    return _prepare(
+        model, example, Settings(spec, parse_boundary(spec.boundary), mode, objective, compile_options), True
+    )
 
 
 def prepare_split_replay(
@@ -67,7 +69,9 @@ def prepare_split_replay(
     if mode not in MODES:
         raise SpecError(f"mode must be one of {', '.join(map(repr, MODES))}; found {mode!r}")
     example = _example(model, example_inputs, example_kwargs or {}, spec)
-    return _prepare(model, example, Settings(spec, parse_boundary(spec.boundary), mode, objective, compile_options), False)
+    return _prepare(
+        model, example, Settings(spec, parse_boundary(spec.boundary), mode, objective, compile_options), False
+    )
 
 
 @dataclass(frozen=True)
@@ -103,9 +107,7 @@ def _prepare(model: nn.Module, example: Example, settings: Settings, training: b
 
 
 def _capture(recapture: _Recapture, example: Example, grad: bool) -> Captured:
-    return capture(
-        recapture.model, example, batch_symbol=recapture.batch_symbol, batches=recapture.batches, grad=grad
-    )
+    return capture(recapture.model, example, batch_symbol=recapture.batch_symbol, batches=recapture.batches, grad=grad)
 
 
 def _verify(runtime: SplitRuntime, example: Example, captures: Sequence[Captured]) -> None:
@@ -132,7 +134,10 @@ def _verify(runtime: SplitRuntime, example: Example, captures: Sequence[Captured
 
 
 def validate_dynamic_batches(
-    runtime: SplitRuntime, example_inputs: Sequence[Any], batch_sizes: Sequence[int], example_kwargs: Mapping[str, Any] | None = None
+    runtime: SplitRuntime,
+    example_inputs: Sequence[Any],
+    batch_sizes: Sequence[int],
+    example_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[Any, ...]:
     """Run split and model at each batch size and compare them bit for bit; returns the outputs of the split.
 
@@ -140,6 +145,7 @@ def validate_dynamic_batches(
     `VerificationError` for the first size at which they differ.
     """
     example = _example(runtime.model, example_inputs, example_kwargs or {}, runtime.settings.spec)
+
     def whole(*args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():
             return runtime.model(*args, **kwargs)
@@ -170,7 +176,9 @@ def _example(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], s
         raise SpecError(f"the model must be a torch.nn.Module; found {type(model).__name__}")
     meta = next((n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta), None)
     if meta is not None:
-        raise SpecError(f"{meta!r} is on the meta device, so there is nothing to run; load or initialise the model first")
+        raise SpecError(
+            f"{meta!r} is on the meta device, so there is nothing to run; load or initialise the model first"
+        )
     for path, module in model.named_modules():
         stale = next((k for k, v in module.__dict__.items() if isinstance(v, FakeTensor)), None)
         if stale is not None:
@@ -179,7 +187,9 @@ def _example(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], s
                 "tracer; the model can't run with it. Set it anew, or build the model again"
             )
     if isinstance(args, torch.Tensor) or not isinstance(args, (tuple, list)):
-        raise InputError(f"example_inputs is a tuple of forward's positional inputs; found {type(args).__name__}. Write (x,)")
+        raise InputError(
+            f"example_inputs is a tuple of forward's positional inputs; found {type(args).__name__}. Write (x,)"
+        )
     leaves = [*tree.leaves((tuple(args), dict(kwargs)))]
     tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
     if not tensors:

@@ -101,7 +101,9 @@ class Recorder(ProxyTorchDispatchMode):
             self._keep_what_is_written(func, args, kwargs)
             self.depth += 1
             try:
-                with torch._C._DisablePythonDispatcher():  # else composite ops such as lstm run as Python decompositions
+                with (
+                    torch._C._DisablePythonDispatcher()
+                ):  # else composite ops such as lstm run as Python decompositions
                     out = func(*args, **kwargs)
             finally:
                 self.depth -= 1
@@ -158,13 +160,10 @@ def written_arguments(func: OpOverload, bound: tuple[Any, ...]) -> Iterator[int]
     `running_...` counts as written where the op is told to train or to use the statistics of its input.
     """
     names = [a.name for a in func._schema.arguments]
-    trains = any(
-        bound[names.index(flag)] for flag in ("training", "train", "use_input_stats") if flag in names
-    )
+    trains = any(bound[names.index(flag)] for flag in ("training", "train", "use_input_stats") if flag in names)
     for i, arg in enumerate(func._schema.arguments):
-        if arg.alias_info is not None and arg.alias_info.is_write:
-            yield i
-        elif trains and arg.name.startswith("running_") and bound[i] is not None:
+        by_schema = arg.alias_info is not None and arg.alias_info.is_write
+        if by_schema or (trains and arg.name.startswith("running_") and bound[i] is not None):
             yield i
 
 
@@ -174,7 +173,7 @@ def modes() -> tuple[Any, ...]:
     return (
         torch._C.is_grad_enabled(),
         torch._C.is_inference_mode_enabled(),
-        *((d, torch._C.is_autocast_enabled(d), torch._C.get_autocast_dtype(d), cache) for d in AUTOCAST_DEVICES),  # type: ignore[attr-defined]
+        *((d, torch._C.is_autocast_enabled(d), torch._C.get_autocast_dtype(d), cache) for d in AUTOCAST_DEVICES),
     )
 
 
@@ -318,7 +317,9 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> N
     patches.set(torch.Tensor, "is_contiguous", noted("layout", "is_contiguous"))
     patches.set(torch.Tensor, "stride", noted("layout", "stride"))
     for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad"):
-        patches.set(torch.Tensor, name, refused(name, "whose effect on gradients a plan can't hold; register it outside"))
+        patches.set(
+            torch.Tensor, name, refused(name, "whose effect on gradients a plan can't hold; register it outside")
+        )
     patches.set(torch.autograd.Function, "apply", classmethod(apply))
 
 

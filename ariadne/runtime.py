@@ -71,7 +71,9 @@ class Variant:
             side: [(model.get_submodule(path)._parameters, key) for path, key in found] for side, found in reads.items()
         }
         self._common = [
-            (model.get_submodule(path)._parameters, key) for path, key in reads["suffix"] if (path, key) in reads["prefix"]
+            (model.get_submodule(path)._parameters, key)
+            for path, key in reads["suffix"]
+            if (path, key) in reads["prefix"]
         ]
         label = f"{candidate.split_id} of {type(model).__name__}"
         if settings.mode == "debug_interpreter":
@@ -131,9 +133,7 @@ class SplitRuntime:
         for plan, candidates in self._plans.items():
             self._add(plan, candidates, chosen)
         self._main = self._variants[0]
-        self._now = {
-            flag: next((v for v in self._variants if v.serves(flag)), self._main) for flag in (False, True)
-        }
+        self._now = {flag: next((v for v in self._variants if v.serves(flag)), self._main) for flag in (False, True)}
 
     # --- what it is -----------------------------------------------------------------------------------------------
 
@@ -254,7 +254,9 @@ class SplitRuntime:
     def run_training_prefix(self, *args: Any, **kwargs: Any) -> BoundaryPayload:
         """Run the prefix with gradients; the boundary keeps the prefix's graph for `backward_prefix`."""
         if torch.is_inference_mode_enabled():
-            raise TrainingError("run_training_prefix was called under torch.inference_mode(), where nothing can be trained")
+            raise TrainingError(
+                "run_training_prefix was called under torch.inference_mode(), where nothing can be trained"
+            )
         variant = self._now[True]
         with torch.enable_grad():
             entered = variant.enter(args, kwargs)
@@ -307,7 +309,9 @@ class SplitRuntime:
         With an `optimizer`, the gradients of what it owns in the prefix alone are cleared before, and it steps after.
         """
         if not isinstance(boundary_grads, Mapping):
-            raise BoundaryError(f"boundary_grads is the dict that train_suffix returned; found {type(boundary_grads).__name__}")
+            raise BoundaryError(
+                f"boundary_grads is the dict that train_suffix returned; found {type(boundary_grads).__name__}"
+            )
         variant = self._accept(boundary, training=True)
         training.backward_prefix(
             boundary,
@@ -327,14 +331,14 @@ class SplitRuntime:
         chosen = None
         if isinstance(boundary, SplitCandidate):
             if boundary not in self.candidates:
-                raise SpecError(f"{boundary.split_id} is not a candidate of this plan; take one from runtime.candidates")
+                raise SpecError(
+                    f"{boundary.split_id} is not a candidate of this plan; take one from runtime.candidates"
+                )
             boundary = boundary.split_id
         parsed = parse_boundary(boundary)
         old = self.settings
         settings = Settings(old.spec, parsed, old.mode, old.objective, old.compile_options)
-        chosen = select(
-            self.plan, self.candidates, parsed, trainable=old.spec.trainable, objective=old.objective
-        )
+        chosen = select(self.plan, self.candidates, parsed, trainable=old.spec.trainable, objective=old.objective)
         return SplitRuntime(self.model, settings, self._plans, self._recapture, chosen)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SplitRuntime:
@@ -353,9 +357,7 @@ class SplitRuntime:
             boundary = settings.boundary
             if self._variants and boundary.kind == "cut":
                 boundary = self._likewise()
-            chosen = select(
-                plan, candidates, boundary, trainable=settings.spec.trainable, objective=settings.objective
-            )
+            chosen = select(plan, candidates, boundary, trainable=settings.spec.trainable, objective=settings.objective)
         variant = Variant(plan, candidates, chosen, self.model, settings)
         self._variants.append(variant)
         self._by_key[variant.key] = variant
@@ -372,7 +374,9 @@ class SplitRuntime:
             return parse_boundary(f"after:{main.candidate.after}")
         return Boundary("percent", percent=100 * main.candidate.cut / len(main.plan.nodes))
 
-    def _enter_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> tuple[Variant, tuple[Any, ...]]:
+    def _enter_anew(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
+    ) -> tuple[Variant, tuple[Any, ...]]:
         """The plan that serves this call, captured now if none does; or the error that says why none can."""
         with self._lock:
             for variant in reversed(self._variants):
@@ -407,9 +411,7 @@ class SplitRuntime:
         leaves, spec = tree.flatten((args, kwargs))
         if spec != plan.input_spec:
             explain(plan, nn.Module(), args, kwargs, batches)
-        batched = tuple(
-            i for i, name in plan.inputs if any(isinstance(d, Expr) for d in plan.values[name].shape)
-        )
+        batched = tuple(i for i, name in plan.inputs if any(isinstance(d, Expr) for d in plan.values[name].shape))
         batch = leaves[batched[0]].shape[0]
         if batch not in batches:
             raise BatchError(f"batch {batch} lies outside dynamic_batch ({batches.start}, {batches.stop - 1})")
@@ -417,7 +419,9 @@ class SplitRuntime:
 
     def _accept(self, boundary: BoundaryPayload, training: bool = False) -> Variant:
         if not isinstance(boundary, BoundaryPayload):
-            raise BoundaryError(f"a boundary is what run_prefix or run_training_prefix returns; found {type(boundary).__name__}")
+            raise BoundaryError(
+                f"a boundary is what run_prefix or run_training_prefix returns; found {type(boundary).__name__}"
+            )
         variant = self._by_key.get((boundary.plan_signature, boundary.split_id))
         if variant is None:
             raise BoundaryError(
@@ -435,7 +439,9 @@ def _check_values(boundary: BoundaryPayload, variant: Variant) -> None:
     if tuple(boundary.labels) != live:
         raise BoundaryError(f"the boundary holds {', '.join(boundary.labels)}; this split needs {', '.join(live)}")
     if boundary.batch not in variant.plan.batches:
-        raise BoundaryError(f"the boundary's batch {boundary.batch} is not one that this plan serves ({variant.plan.batches})")
+        raise BoundaryError(
+            f"the boundary's batch {boundary.batch} is not one that this plan serves ({variant.plan.batches})"
+        )
     env: dict[str, Any] = {variant.plan.batch_symbol: boundary.batch}
     for label, value in zip(live, boundary.raw, strict=True):
         expected = variant.plan.values[label]

@@ -22,7 +22,8 @@ def load(source: Source, label: str) -> Callable[..., Any]:
     linecache.cache[filename] = (len(source.text), None, source.text.splitlines(keepends=True), filename)
     namespace = dict(source.namespace)
     exec(compile(source.text, filename, "exec"), namespace)
-    return namespace[source.name]
+    function: Callable[..., Any] = namespace[source.name]
+    return function
 
 
 def compiled(function: Callable[..., Any], options: Mapping[str, Any] | None) -> Callable[..., Any]:

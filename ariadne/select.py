@@ -88,7 +88,9 @@ def _after(plan: TracePlan, candidates: Sequence[SplitCandidate], boundary: Boun
         )
     number = boundary.call or 1
     if number > len(calls):
-        raise FrontierError(f"cannot split after call {number} of {boundary.module!r}: forward calls it {len(calls)} time(s)")
+        raise FrontierError(
+            f"cannot split after call {number} of {boundary.module!r}: forward calls it {len(calls)} time(s)"
+        )
     end = calls[number - 1].end
     if end < 1 or end > len(candidates):
         where = "before" if end < 1 else "after"
@@ -101,8 +103,9 @@ def _after(plan: TracePlan, candidates: Sequence[SplitCandidate], boundary: Boun
 
 def _elsewhere(candidates: Sequence[SplitCandidate], cut: int) -> str:
     named = [c for c in candidates if c.safe and c.after]
-    named = sorted(named, key=lambda c: abs(c.cut - cut))[:3] or sorted(
-        (c for c in candidates if c.safe), key=lambda c: abs(c.cut - cut)
-    )[:3]
+    named = (
+        sorted(named, key=lambda c: abs(c.cut - cut))[:3]
+        or sorted((c for c in candidates if c.safe), key=lambda c: abs(c.cut - cut))[:3]
+    )
     names = ", ".join(repr(f"after:{c.after}" if c.after else c.split_id) for c in named)
     return f"Nearest safe splits: {names}." if names else "No cut of this plan is safe."

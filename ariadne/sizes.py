@@ -112,10 +112,18 @@ def _arithmetic(sign: str, function: Callable[[Any, Any], Any], swapped: bool) -
 
 for _sign, _name in (("==", "eq"), ("!=", "ne"), ("<", "lt"), ("<=", "le"), (">", "gt"), (">=", "ge")):
     setattr(Size, f"__{_name}__", _comparison(_sign, getattr(operator, _name)))
-for _sign, _name in (("+", "add"), ("-", "sub"), ("*", "mul"), ("//", "floordiv"), ("%", "mod"), ("**", "pow"), ("/", "truediv")):
+for _sign, _name in (
+    ("+", "add"),
+    ("-", "sub"),
+    ("*", "mul"),
+    ("//", "floordiv"),
+    ("%", "mod"),
+    ("**", "pow"),
+    ("/", "truediv"),
+):
     setattr(Size, f"__{_name}__", _arithmetic(_sign, getattr(operator, _name), False))
     setattr(Size, f"__r{_name}__", _arithmetic(_sign, getattr(operator, _name), True))
-Size.__neg__ = lambda self: Size(-int.__index__(self), f"-({self.source})", self.watch)  # type: ignore[method-assign]
+setattr(Size, "__neg__", lambda self: Size(-int.__index__(self), f"-({self.source})", self.watch))  # noqa: B010 - as above
 
 
 def holding(watch: Watch, symbol: str, batches: Iterable[int]) -> tuple[list[int], list[str]]:

@@ -31,7 +31,7 @@ class Snapshot:
 
     def __init__(self, model: nn.Module) -> None:
         self.rng = _rng()
-        self.modules = {path: m for path, m in model.named_modules()}
+        self.modules = dict(model.named_modules())
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._lists: list[tuple[list[Any], list[Any]]] = []
         self._sets: list[tuple[set[Any], set[Any]]] = []

@@ -32,7 +32,7 @@ class _Tap(torch.autograd.Function):
         return t.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[None, None, None, None]:
         ctx.kept[ctx.label] = gradient
         return None, None, None, None
 
@@ -137,7 +137,9 @@ def backward_prefix(
     labels = set(boundary.tensors)
     unknown = sorted(set(gradients) - labels)
     if unknown:
-        raise BoundaryError(f"there is a gradient for {unknown[0]!r}, but the boundary holds {', '.join(sorted(labels))}")
+        raise BoundaryError(
+            f"there is a gradient for {unknown[0]!r}, but the boundary holds {', '.join(sorted(labels))}"
+        )
     roots, given = [], []
     for label, value in zip(boundary.labels, boundary._graph, strict=True):
         for at, t in tree.paths(value):

@@ -50,7 +50,9 @@ class Interpreter:
             if node.is_witness:
                 expected = substitute(node.witness, lambda a: self._value(a, env))
                 if out != expected and not (out != out and expected != expected):
-                    raise WitnessError(f"{node.target} gave {expected!r} at capture, now it gives {out!r}; prepare again")
+                    raise WitnessError(
+                        f"{node.target} gave {expected!r} at capture, now it gives {out!r}; prepare again"
+                    )
         for path, name, value in plan.stores:
             if value in made:
                 self.model.get_submodule(path)._buffers[name] = env[value]
@@ -101,7 +103,7 @@ def difference(whole: Any, split: Any, *, exact: bool = True) -> str | None:
     >>> difference({"out": torch.zeros(2)}, {"out": torch.ones(2)})
     "['out']: values differ in 2 of 2 elements, by at most 1.0"
     """
-    a, spec_a = tree.flatten(whole)
+    _, spec_a = tree.flatten(whole)
     b, spec_b = tree.flatten(split)
     if spec_a != spec_b:
         return f"structure: {spec_a} against {spec_b}"

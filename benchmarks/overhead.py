@@ -27,7 +27,9 @@ from ariadne.frontier import frontiers
 from ariadne.runtime import SplitRuntime
 
 
-def pairs(whole: Callable[[], Any], split: Callable[[], Any], count: int, warmup: int = 10) -> tuple[float, float, float]:
+def pairs(
+    whole: Callable[[], Any], split: Callable[[], Any], count: int, warmup: int = 10
+) -> tuple[float, float, float]:
     """Median seconds of `whole`, median seconds of `split`, median of the ratios of `count` pairs in random order."""
     for _ in range(warmup):
         whole(), split()
@@ -121,7 +123,11 @@ def training(count: int) -> None:
 
         a, b, ratio = pairs(whole, split, max(20, count // 6), warmup=3)
         rows.append([name, f"{a * 1e3:.2f}", f"{b * 1e3:.2f}", f"{ratio:.3f}", "1.03"])
-    table("Training: split round over whole step, batch 4", ["model", "whole ms", "split ms", "split / whole", "to reach"], rows)
+    table(
+        "Training: split round over whole step, batch 4",
+        ["model", "whole ms", "split ms", "split / whole", "to reach"],
+        rows,
+    )
 
 
 def prepare(count: int) -> None:
@@ -144,7 +150,11 @@ def prepare(count: int) -> None:
 
         a, b, ratio = pairs(export, split, max(3, count // 60), warmup=1)
         rows.append([name, f"{a:.2f}", f"{b:.2f}", f"{ratio:.2f}", "1.6"])
-    table("Prepare: prepare_split over torch.export", ["model", "export s", "prepare s", "prepare / export", "to reach"], rows)
+    table(
+        "Prepare: prepare_split over torch.export",
+        ["model", "export s", "prepare s", "prepare / export", "to reach"],
+        rows,
+    )
 
 
 class _OnlyX(nn.Module):
@@ -191,7 +201,11 @@ def memory(count: int) -> None:
     for name in ("torchvision/resnet18", "torchvision/densenet121", "ultralytics/yolov8n"):
         whole, split = peak(name)
         rows.append([name, f"{whole / 2**20:.2f}", f"{split / 2**20:.2f}", f"{split / whole:.3f}", "1.05"])
-    table("Peak memory of tensors in a forward", ["model, batch 8", "whole MiB", "split MiB", "split / whole", "to reach"], rows)
+    table(
+        "Peak memory of tensors in a forward",
+        ["model, batch 8", "whole MiB", "split MiB", "split / whole", "to reach"],
+        rows,
+    )
 
 
 def guards(count: int) -> None:
