@@ -160,7 +160,7 @@ def _candidates(op: OpOverload, target: str) -> Iterator[Binding]:
         for place in places:
             if hasattr(place, name):
                 yield Binding("function", name, getattr(place, name))
-        if hasattr(torch._C.TensorBase, name):
+        if callable(getattr(torch._C.TensorBase, name, None)):  # not so `mH`, which is a property
             yield Binding("method", name)
 
 

@@ -88,14 +88,18 @@ class BoundaryPayload:
             for at, v in tree.paths(value)
         ]
 
+    def refuse_if_taken(self, by: str) -> None:
+        """Raise `ConsumedError` if `train_suffix` or `backward_prefix`, whichever `by` names, took it before."""
+        if by in self._consumed:
+            raise ConsumedError(
+                f"this boundary (batch {self.batch}, {self.split_id}) was already taken by {by}; each boundary is trained "
+                "once. Make another with run_training_prefix"
+            )
+
     def consume(self, by: str) -> None:
         """Mark it as taken by `train_suffix` or `backward_prefix`; the second time by the same one raises."""
         with _CONSUMING:
-            if by in self._consumed:
-                raise ConsumedError(
-                    f"this boundary (batch {self.batch}, {self.split_id}) was already taken by {by}; each boundary is trained "
-                    "once. Make another with run_training_prefix"
-                )
+            self.refuse_if_taken(by)
             self._consumed = (*self._consumed, by)
 
     def to_bytes(self) -> bytes:

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from ariadne import tree
+from ariadne.baseline import Baseline
 from ariadne.errors import CaptureError, UnsupportedError
 from ariadne.generalize import Disagreement, at_batch, disagreement, generalize, size_sources
 from ariadne.lower import Lowering, state_tensors
@@ -21,6 +22,8 @@ from ariadne.plan import Batches, TracePlan, check
 from ariadne.recorder import Recorder, Recording, recording, tensors_in
 from ariadne.sizes import Watch, holding
 from ariadne.state import Snapshot
+from ariadne.strided import own
+from ariadne.verify import difference
 
 
 @dataclass(frozen=True)
@@ -79,14 +82,16 @@ class Observation:
     plan: TracePlan
     evidence: Evidence
     shapes: tuple[tuple[tuple[int, ...], ...], ...]
+    recorded: Recording
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A plan, and the real runs that it was held against."""
+    """A plan, the real runs that it was held against, and the model as it was."""
 
     plan: TracePlan
     evidence: tuple[Evidence, ...]
+    baseline: Baseline
 
 
 def capture(
@@ -102,7 +107,8 @@ def capture(
     """
     size = example.batch if example.batch in batches else max(batches.start, min(2, batches.stop - 1))
     reasons: list[tuple[str, str]] = []
-    real = observe(model, example, size, batch_symbol, grad)
+    refuse_hooks(model)
+    real = observe(model, example, size, batch_symbol, grad, twice=True)
     plan = None
     try:
         plan = symbolic(model, example, batch_symbol, batches, grad)
@@ -122,7 +128,23 @@ def capture(
         reasons.append((plan.captured_by, "; ".join(plan.excluded)))
         plan, more = at_batch(real.plan, example.batch, {}), []
     plan = replace(plan, not_captured_by=tuple(reasons))
-    return Captured(check(plan), (real.evidence, *more))
+    recordings = [real.recorded]
+    if grad and plan.assumption.grad is None:
+        other = observe(model, example, size, batch_symbol, False)
+        recordings.append(other.recorded)
+        if size in plan.batches and disagreement(plan, other.plan):
+            plan = replace(plan, assumption=replace(plan.assumption, grad=True))
+    return Captured(check(plan), (real.evidence, *more), Baseline(model, recordings))
+
+
+def refuse_hooks(model: nn.Module) -> None:
+    """Raise `UnsupportedError` if a module has backward hooks, which act through the autograd graph of its own call."""
+    for path, module in model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise UnsupportedError(
+                f"{path or 'the model'!r} has a backward hook, which a captured plan can't run; remove it, or register a hook on a "
+                "parameter or on an output of the split instead"
+            )
 
 
 def _first_line(error: BaseException) -> str:
@@ -202,23 +224,30 @@ def _as_far_as_shown(
         excluded += [f"batch {Batches.of([b for b in wanted if b not in kept])}: {r}" for r in reasons]
         wanted = kept
     if lost:
-        span = [b for b in wanted if min(shown) <= b <= max(shown)]
-        if len(span) < len(wanted):
+        others = [b for b in wanted if b not in shown]
+        if others:
             excluded.append(
-                f"batch above {max(shown)}: forward computes with its batch in a way that can't be followed"
+                f"batch {Batches.of(others)}: forward computes with its batch in a way that can't be followed"
             )
-        wanted = span
+        wanted = [b for b in wanted if b in shown]
     if any(b not in wanted for b in shown):
         raise Disagreement(f"forward branches on its batch: {'; '.join(excluded)}")
     return replace(plan, batches=Batches.of(wanted), excluded=tuple(excluded))
 
 
 def observe(
-    model: nn.Module, example: Example, batch: int, batch_symbol: str, grad: bool, watch: Watch | None = None
+    model: nn.Module,
+    example: Example,
+    batch: int,
+    batch_symbol: str,
+    grad: bool,
+    watch: Watch | None = None,
+    twice: bool = False,
 ) -> Observation:
     """Run the forward on real tensors of this batch: the plan of that run, all its numbers as they were, and the output.
 
-    With a `watch`, sizes that follow the batch note what is asked of them.
+    With a `watch`, sizes that follow the batch note what is asked of them. With `twice` the model runs once more in the state
+    that the first run left Python in, and must give the same.
     """
     leaves = example.resized(batch)
     snapshot = Snapshot(model)
@@ -234,9 +263,22 @@ def observe(
         _refuse_python_state(found, snapshot)
         low = Lowering(model, found, snapshot, state, leaves, example.batched, None, batch_symbol, {})
         plan = low.plan(example.spec, batch, Batches(((batch, batch),)), "observed", grad)
-        output = tree.map_leaves(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t, found.output)
+        output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, found.output)
         shapes = tuple(tuple(tuple(t.shape) for t in tensors_in(e.out)) for e in found.events)
-        return Observation(plan, Evidence(batch, output), shapes)
+        found.events.clear()
+        if twice:
+            found.output = None
+            snapshot.again()
+            args, kwargs = tree.unflatten(example.resized(batch), example.spec)
+            with torch.set_grad_enabled(grad):
+                differs = difference(output, model(*args, **kwargs))
+            if differs:
+                raise UnsupportedError(
+                    f"forward gives another result when it runs again on the same input with the same random numbers ({differs}): "
+                    "it keeps state in Python, draws from a generator of its own, or is not deterministic. Keep state in buffers, "
+                    "and draw from torch's RNG"
+                )
+        return Observation(plan, Evidence(batch, output), shapes, found)
     finally:
         snapshot.restore()
 
@@ -247,8 +289,19 @@ def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
         raise UnsupportedError(
             f"forward draws from {' and '.join(moved)}, whose numbers would be frozen in the plan; draw from torch's RNG instead"
         )
+    for before, now in found.containers:
+        counted = [(a, b) for a, b in zip(before, now, strict=False) if isinstance(a, (bool, int, float)) and a != b]
+        if counted:
+            raise UnsupportedError(
+                f"forward changes a number that the model keeps in a container or an object (from {counted[0][0]!r} to "
+                f"{counted[0][1]!r}), which a plan can't follow; keep such state in a buffer"
+            )
     for path, name, before, now in found.changed:
-        if (path, name) in found.read_attributes and isinstance(before, (bool, int, float)) and before != now:
+        counts = isinstance(before, (bool, int, float)) and before != now
+        keeps = isinstance(before, torch.Tensor) and isinstance(now, torch.Tensor)
+        if (path, name) in found.read_attributes and (counts or keeps):
+            if keeps:
+                before, now = "one tensor", "another"
             raise UnsupportedError(
                 f"forward reads and changes the attribute {name!r} of {path or 'the model'!r} (from {before!r} to {now!r}), which "
                 "a plan can't follow; keep such state in a buffer"

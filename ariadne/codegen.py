@@ -16,7 +16,9 @@ from ariadne.errors import WitnessError
 from ariadne.expr import FUNCTIONS, Expr
 from ariadne.frontier import SplitCandidate
 from ariadne.lower import Namespace
-from ariadne.plan import PLAIN, Ref, Region, TraceNode, TracePlan, Value, uses
+from ariadne.plan import PLAIN, Ref, Region, Store, TraceNode, TracePlan, Value, uses
+from ariadne.recorder import WHOLE
+from ariadne.strided import own
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,18 @@ def broken_witness(found: Any, expected: Any, target: str, module: str) -> Witne
     )
 
 
+def same_data(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors hold the same numbers, wherever they are."""
+    return a.shape == b.shape and bool(torch.equal(a.detach().to(b.device), b))
+
+
 class _Writer:
     def __init__(self, plan: TracePlan, model: nn.Module, side: str) -> None:
         self.plan, self.model, self.side = plan, model, side
         self.namespace: dict[str, Any] = {}
-        self.names = Namespace(set(plan.values) | {plan.batch_symbol, "broken_witness", "set_grad_enabled", "autocast"})
+        self.names = Namespace(
+            set(plan.values) | {plan.batch_symbol, "broken_witness", "same_data", "own", "set_grad_enabled", "autocast"}
+        )
         self.binder = Binder(plan)
         self.bound: dict[Any, str] = {}
         self.lines: list[str] = []
@@ -72,8 +81,8 @@ class _Writer:
     def write(self, nodes: Sequence[TraceNode], parameters: tuple[str, ...], candidate: SplitCandidate) -> Source:
         prefix = self.side == "prefix"
         final = candidate.live if prefix else tuple(n for n in uses(self.plan.output))
-        stores = self._stores(nodes, prefix, parameters)
-        kept = set(final) | {value for _, _, value in stores}
+        stores = self._stores(nodes, prefix)
+        kept = set(final) | {name for store in stores for name in uses(store.atoms)}
         made_here = set(parameters) | {n for node in nodes for n in node.outputs}
         last: dict[str, int] = {}
         for i, node in enumerate(nodes):
@@ -85,9 +94,7 @@ class _Writer:
         body: list[tuple[Region, str]] = []
         if not prefix:
             for name in candidate.written:
-                body.append(
-                    (PLAIN, f"{name} = {name}.clone()  # the suffix writes into it; the boundary keeps its own")
-                )
+                body.append((PLAIN, f"{name} = own({name})  # the suffix writes into it; the boundary keeps its own"))
         dead = [n for n in parameters if n not in last and n not in kept]
         if dead and nodes:
             body.append((PLAIN, f"del {', '.join(dead)}"))
@@ -97,24 +104,28 @@ class _Writer:
             gone = [n for n in dict.fromkeys((*node.reads, *node.outputs)) if last.get(n) == i and n not in kept]
             if gone:
                 body.append((node.region, f"del {', '.join(gone)}"))
-        for path, name, value in stores:
-            table = self.use(self.model.get_submodule(path)._buffers, f"b_{path}", ("b", path))
-            body.append((PLAIN, f"{table}[{name!r}] = {value}"))
+        for store in stores:
+            module, letter = self.model.get_submodule(store.path), "b" if store.table == "_buffers" else "a"
+            holder = module.__dict__ if letter == "a" else module._buffers
+            table = self.use(holder, f"{letter}_{store.path or 'model'}", (letter, store.path))
+            body.append((PLAIN, f"{table}[{store.name!r}] = {self._nested(store.spec, store.atoms)}"))
         if prefix:
             body.append((PLAIN, f"return ({''.join(f'{n}, ' for n in candidate.live)})"))
         else:
-            body.append((PLAIN, f"return {self._output()}"))
+            body.append((PLAIN, f"return {self._nested(self.plan.output_spec, self.plan.output)}"))
         lines = [head, *self._regions(body)]
-        self.namespace["broken_witness"] = broken_witness
+        self.namespace.update(broken_witness=broken_witness, same_data=same_data, own=own)
         self.namespace.update(FUNCTIONS)
         return Source(self.side, "\n".join(lines) + "\n", self.namespace, parameters, candidate.live if prefix else ())
 
-    def _stores(
-        self, nodes: Sequence[TraceNode], prefix: bool, parameters: tuple[str, ...]
-    ) -> list[tuple[str, str, str]]:
-        made = {n for node in nodes for n in node.outputs}
-        here = made | (set(parameters) if prefix else set())
-        return [s for s in self.plan.stores if s[2] in here]
+    def _stores(self, nodes: Sequence[TraceNode], prefix: bool) -> list[Store]:
+        """The stores of this side: the prefix does those for which it has everything, the suffix the others."""
+        first = len(self.plan.nodes) - len(nodes) if not prefix else len(nodes)
+
+        def in_prefix(store: Store) -> bool:
+            return all(self.plan.definitions.get(n, -1) < first for n in uses(store.atoms))
+
+        return [s for s in self.plan.stores if in_prefix(s) == prefix]
 
     def _regions(self, body: Sequence[tuple[Region, str]]) -> list[str]:
         lines, current = [], PLAIN
@@ -136,6 +147,10 @@ class _Writer:
         return lines
 
     def _node(self, node: TraceNode) -> list[str]:
+        if node.target == WHOLE:
+            taken, known = (self._atom(a) for a in node.args)
+            broken = f"broken_witness('other data', 'the same data', 'tolist or numpy', {node.module!r})"
+            return [f"if not same_data({taken}, {known}): raise {broken}"]
         call = self._call(node)
         comment = f"  # {node.module}" if node.module else ""
         if not node.outputs:
@@ -199,7 +214,7 @@ class _Writer:
             "attribute": (module.__dict__, "a"),
         }[value.kind]
         name = self.use(table, f"{letter}_{path or 'model'}", (letter, path))
-        return name + "".join(f"[{k!r}]" for k in keys)
+        return name + "".join(f".{k[1]}" if isinstance(k, tuple) and k[0] == "." else f"[{k!r}]" for k in keys)
 
     def _constant(self, value: Any) -> str:
         if value is None or isinstance(value, (bool, str)) or type(value) is int:
@@ -216,8 +231,8 @@ class _Writer:
             return self.use(value, str(value).replace(":", "_"), ("device", str(value)))
         return self.use(value, type(value).__name__)
 
-    def _output(self) -> str:
-        leaves = iter([self._atom(a) for a in self.plan.output])
+    def _nested(self, spec: tree.Spec, atoms: tuple[Any, ...]) -> str:
+        leaves = iter([self._atom(a) for a in atoms])
 
         def walk(spec: tree.Spec) -> str:
             if spec.kind == tree.LEAF:
@@ -240,7 +255,7 @@ class _Writer:
             build = self.use(_Rebuild(level), f"rebuild_{cls.__name__}")
             return f"{build}(({', '.join(inner)}{',' if len(inner) == 1 else ''}))"
 
-        return walk(self.plan.output_spec)
+        return walk(spec)
 
 
 @dataclass(frozen=True)

@@ -49,11 +49,11 @@ class FrontierError(AriadneError, ValueError):
 
 
 class GuardError(AriadneError, RuntimeError):
-    """A condition recorded at capture does not hold at this call; nothing was computed."""
+    """A condition recorded at capture does not hold at this call."""
 
 
 class InputError(GuardError, ValueError):
-    """The inputs differ from the captured ones in structure, rank, a non-batch dim, dtype or device type."""
+    """The inputs differ from the captured ones in structure, rank, a non-batch dim, dtype or device type; nothing was run."""
 
 
 class BatchError(InputError):
@@ -65,7 +65,7 @@ class ModuleError(GuardError):
 
 
 class WitnessError(GuardError):
-    """A value that the model's Python reads out of a tensor differs from the one captured."""
+    """A value that the model's Python reads out of a tensor differs from the one captured; ops before that point have run."""
 
 
 class BoundaryError(AriadneError, ValueError):

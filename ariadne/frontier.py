@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ariadne.plan import TracePlan, Value, uses
@@ -50,15 +50,34 @@ def crosses(value: Value | None) -> bool:
     )
 
 
+def with_trainable(
+    plan: TracePlan, candidates: tuple[SplitCandidate, ...], trains: Callable[[Value], bool]
+) -> tuple[SplitCandidate, ...]:
+    """The candidates with `trainable` and `trainable_prefix` as they are now: `trains` says it of each parameter."""
+    first, last = _trainable_span(plan, trains)
+    if all((c.trainable, c.trainable_prefix) == (last >= c.cut, first < c.cut) for c in candidates):
+        return candidates
+    return tuple(replace(c, trainable=last >= c.cut, trainable_prefix=first < c.cut) for c in candidates)
+
+
+def _trainable_span(plan: TracePlan, trains: Callable[[Value], bool]) -> tuple[int, int]:
+    """The first and the last op that reads a parameter to be trained; an empty span where none does."""
+    wanted = {n for n, v in plan.values.items() if v.kind == "parameter" and trains(v)}
+    found = [i for i, node in enumerate(plan.nodes) if any(r in wanted for r in node.reads)]
+    return (found[0], found[-1]) if found else (len(plan.nodes), -1)
+
+
 def _sweep(plan: TracePlan) -> Iterator[tuple[int, dict[str, None]]]:
     """Each cut with what is live across it, from the last to the first."""
     values = plan.values
     live = {n: None for n in uses(plan.output) if crosses(values.get(n))}
-    for _, _, name in plan.stores:
-        if crosses(values.get(name)):
-            live[name] = None
+    made = plan.definitions
+    pending = [(max((made.get(n, -1) for n in uses(s.atoms)), default=-1), s) for s in plan.stores]
     for cut in range(len(plan.nodes) - 1, 0, -1):
         node = plan.nodes[cut]
+        for last, store in pending:
+            if last == cut:  # at this cut and before, the suffix does it
+                live.update({n: None for n in uses(store.atoms) if crosses(values.get(n))})
         for name in node.outputs:
             live.pop(name, None)
         for name in node.reads:
@@ -78,7 +97,7 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
     groups = Groups(plan)
     last_write: dict[str, tuple[int, str]] = {}
     fixed: dict[str, str] = {}
-    stored = {(path, name): value for path, name, value in plan.stores}
+    stored = {(s.path, s.name): next(uses(s.atoms), "") for s in plan.stores if s.table == "_buffers"}
     for i, node in enumerate(plan.nodes):
         for name in node.writes:
             last_write[groups.find(name)] = (i, node.name)
@@ -86,12 +105,7 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
         if value.is_state or value.kind in ("input", "constant"):
             fixed.setdefault(groups.find(name), name)
     order = {name: i for i, name in enumerate(plan.values)}
-    trainable = [
-        i for i, node in enumerate(plan.nodes)
-        if any((v := plan.values.get(r)) is not None and v.kind == "parameter" and v.requires_grad for r in node.reads)
-    ]  # fmt: skip
-    first_trainable = trainable[0] if trainable else len(plan.nodes)
-    last_trainable = trainable[-1] if trainable else -1
+    first_trainable, last_trainable = _trainable_span(plan, lambda value: value.requires_grad)
     ends: dict[int, str] = {}
     times = Counter(c.path for c in plan.calls)
     for call in plan.calls:
@@ -105,6 +119,16 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
             origin = plan.values[r].origin if r in plan.values else ()
             if len(origin) == 2 and origin in stored:
                 old_reads[stored[origin]] = i
+
+    casts: dict[str, tuple[int, int]] = {}
+    last_scope: dict[tuple[int, str], int] = {}
+    for i, node in enumerate(plan.nodes):
+        if node.region.autocast:
+            for r in node.reads:
+                if r in plan.values and plan.values[r].kind == "parameter":
+                    first = last_scope.setdefault((node.region.scope, r), i)
+                    if first < i:
+                        casts[r] = (min(first, casts.get(r, (first, i))[0]), i)
 
     def weigh(cut: int, live: dict[str, None]) -> SplitCandidate:
         written, reason = [], ""
@@ -128,6 +152,9 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
                 reason = (
                     f"{writer!r} writes through {names[0]!r}, which crosses the boundary, into {owner} {what.name!r}"
                 )
+        for name, (first, last) in casts.items():
+            if first < cut <= last:
+                reason = f"autocast in forward casts {name!r} once for ops on both sides, and keeps the cast"
         for value, last in old_reads.items():
             if plan.definitions.get(value, -1) < cut <= last:
                 reason = f"forward replaces a buffer before the cut (by {value!r}) and reads the old one after it"

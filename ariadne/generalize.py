@@ -41,10 +41,10 @@ def disagreement(plan: TracePlan, seen: TracePlan) -> str | None:
             return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
         return _same_number(a, b)
 
-    rest = list(seen.nodes)
+    rest = [n for n in seen.nodes if n.target != "aten.sym_size.int"]
     at = 0
     for i, node in enumerate(plan.nodes):
-        if node.target == "aten.sym_size.int" and (at >= len(rest) or rest[at].target != node.target):
+        if node.target == "aten.sym_size.int":
             ref, dim = node.args
             env[node.outputs[0]] = seen.values[names[ref.name]].shape[dim]
             continue
@@ -75,8 +75,10 @@ def disagreement(plan: TracePlan, seen: TracePlan) -> str | None:
         return f"the real run goes on after the plan ends, with {seen.show(rest[at])}"
     if plan.output_spec != seen.output_spec or not same(plan.output, seen.output):
         return "the outputs differ"
-    stores = tuple((p, n, names.get(v)) for p, n, v in plan.stores)
-    return None if stores == seen.stores else "the buffers that forward replaces differ"
+    for left, right in zip(plan.stores, seen.stores, strict=False):
+        if replace(left, atoms=()) != replace(right, atoms=()) or not same(left.atoms, right.atoms):
+            return f"what forward assigns to {left.name!r} of {left.path or 'the model'!r} differs"
+    return None if len(plan.stores) == len(seen.stores) else "what forward assigns to attributes differs"
 
 
 def _same_number(a: Any, b: Any) -> bool:
@@ -171,10 +173,15 @@ def generalize(plans: Sequence[TracePlan], batches: Batches) -> TracePlan:
     output = merge([p.output for p in plans], lambda: "the output")
     if any(p.output_spec != first.output_spec for p in others):
         raise Disagreement("the structure of the output differs from one batch to another")
-    stores = [tuple((a, b, names[k].get(v)) for a, b, v in p.stores) for k, p in enumerate(plans)]
-    if any(s != first.stores for s in stores):
-        raise Disagreement("the buffers that forward replaces differ from one batch to another")
-    return replace(first, nodes=tuple(nodes), values=values, output=output, batches=batches, captured_by="observed")
+    if len({tuple((s.path, s.table, s.name, str(s.spec)) for s in p.stores) for p in plans}) > 1:
+        raise Disagreement("what forward assigns to attributes differs from one batch to another")
+    stores = tuple(
+        replace(group[0], atoms=merge([s.atoms for s in group], lambda: "an attribute that forward assigns"))
+        for group in zip(*(p.stores for p in plans), strict=True)
+    )
+    return replace(
+        first, nodes=tuple(nodes), values=values, output=output, stores=stores, batches=batches, captured_by="observed"
+    )
 
 
 def _merge_value(group: Sequence[Value], head: Value, fit: _Fit) -> Value:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -11,11 +10,11 @@ import torch
 from torch import nn
 
 from ariadne import tree
+from ariadne.baseline import HOOKS, Baseline, reach, table_of
 from ariadne.errors import BatchError, InputError, ModuleError
 from ariadne.expr import Expr
 from ariadne.plan import TracePlan, layout, short_dtype
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(
     getattr(nn.modules.module, name)
     for name in (
@@ -27,7 +26,9 @@ _GLOBAL_HOOKS = tuple(
 )
 
 
-def entrance(plan: TracePlan, model: nn.Module) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None]:
+def entrance(
+    plan: TracePlan, model: nn.Module, baseline: Baseline
+) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None]:
     """A function from (args, kwargs) to (batch, leaves...), or to None where any condition on the call does not hold.
 
     It checks structure, type, rank, dims, dtype and device type of every input, the batch range, and the modes and
@@ -86,7 +87,7 @@ def entrance(plan: TracePlan, model: nn.Module) -> Callable[[tuple[Any, ...], di
         lines.append(f"    B = {plan.traced_batch}")
     within = " or ".join(f"{lo} <= B <= {hi}" if lo != hi else f"B == {lo}" for lo, hi in plan.batches.ranges)
     lines.append(f"    if not ({within or 'False'}): return None")
-    for name, line, thing in _assumed(plan, model):
+    for name, line, thing in _assumed(plan, model, baseline):
         env[name] = thing
         lines.append(f"    {line}")
     lines += ["  except (AttributeError, ValueError, KeyError, TypeError):", "    return None"]
@@ -96,7 +97,7 @@ def entrance(plan: TracePlan, model: nn.Module) -> Callable[[tuple[Any, ...], di
     return found
 
 
-def _assumed(plan: TracePlan, model: nn.Module) -> list[tuple[str, str, Any]]:
+def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tuple[str, str, Any]]:
     """The conditions that only some plans have, as (name, source line, the object that the name stands for)."""
     found: list[tuple[str, str, Any]] = []
     assumed = plan.assumption
@@ -107,7 +108,7 @@ def _assumed(plan: TracePlan, model: nn.Module) -> list[tuple[str, str, Any]]:
         names = [f"leaf{i}" for i, name in plan.inputs if plan.values[name].kind == "input"]
         found.append(("layout", f"if tuple(map(layout, ({', '.join(names)},))) != layouts: return None", layout))
         found.append(("layouts", "pass", assumed.layouts))
-    if assumed.requires_grad is not None and assumed.grad:
+    if assumed.requires_grad is not None:
         tables = [
             (model.get_submodule(path.rpartition(".")[0])._parameters, path.rpartition(".")[2])
             for path, _ in assumed.requires_grad
@@ -122,7 +123,14 @@ def _assumed(plan: TracePlan, model: nn.Module) -> list[tuple[str, str, Any]]:
         ]
         found.append(("slots", "for t, k, dtype, device in slots:", slots))
         found.append(("_", "  if t[k].dtype is not dtype or t[k].device.type != device: return None", None))
-    tied = _tied(plan, model)
+    if assumed.shapes:
+        sizes = [
+            (getattr(model.get_submodule(v.origin[0]), f"_{v.kind}s"), v.origin[1], torch.Size(map(int, v.shape)))  # type: ignore[arg-type]
+            for v in plan.values.values()
+            if v.kind in ("parameter", "buffer")
+        ]
+        found.append(("sizes", "if any(t[k].shape != shape for t, k, shape in sizes): return None", sizes))
+    tied = _tied(plan, model, baseline)
     if tied:
         found.append(("tied", "if any(t[k] is not u[l] for t, k, u, l in tied): return None", tied))
     return found
@@ -133,20 +141,15 @@ def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
     return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
 
 
-def _tied(plan: TracePlan, model: nn.Module) -> list[tuple[Any, str, Any, str]]:
-    """Slots that hold one and the same parameter, in pairs with the slot that the plan reads."""
+def _tied(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tuple[Any, str, Any, str]]:
+    """Slots that held one and the same tensor at capture, in pairs with the slot that the plan reads."""
     read = {v.origin for v in plan.values.values() if v.kind in ("parameter", "buffer")}
-    homes: dict[int, list[tuple[str, str, Any]]] = {}
-    for path, module in model.named_modules():
-        for table in (module._parameters, module._buffers):
-            for name, t in table.items():
-                if t is not None:
-                    homes.setdefault(id(t), []).append((path, name, table))
     pairs = []
-    for slots in homes.values():
-        chosen = next((s for s in slots if (s[0], s[1]) in read), None)
+    for slots in baseline.ties:
+        homes = [(model.get_submodule(path).__dict__[table], name, (path, name)) for path, table, name in slots]
+        chosen = next((h for h in homes if h[2] in read), None)
         if chosen is not None:
-            pairs += [(chosen[2], chosen[1], s[2], s[1]) for s in slots if s is not chosen]
+            pairs += [(chosen[0], chosen[1], h[0], h[1]) for h in homes if h is not chosen]
     return pairs
 
 
@@ -210,49 +213,58 @@ def explain(
 
 
 class ModuleGuard:
-    """Whether the modules that some ops came from are as they were: flags, attributes read, children, hooks.
+    """Whether the modules that some ops came from are as they were: class, flags, attributes read, children, hooks.
 
-    Called without arguments, it returns True if so. It covers the modules whose calls ran any of the given ops, and all
-    that contain them. `explain` raises the error that names the difference.
+    Called without arguments, it returns True if so. It covers the modules whose calls ran any of the given ops, all that
+    contain them, and those that were never called but whose attributes forward read. `explain` raises the error that names
+    the difference.
     """
 
-    def __init__(self, plan: TracePlan, model: nn.Module, nodes: range) -> None:
-        paths = {""}
+    def __init__(self, plan: TracePlan, nodes: range, baseline: Baseline) -> None:
+        self.baseline = baseline
+        called = {call.path for call in plan.calls}
+        paths = {""} | {path for path, _, _ in baseline.attributes if path not in called}
         for call in plan.calls:
             overlaps = call.start < nodes.stop and call.end > nodes.start
             if overlaps or (call.start == call.end and call.start in nodes):
                 parts = call.path.split(".") if call.path else []
                 paths |= {".".join(parts[:i]) for i in range(len(parts) + 1)}
-        self.modules = {p: model.get_submodule(p) for p in sorted(paths)}
-        read: dict[str, dict[str, Any]] = {p: {"training": m.training} for p, m in self.modules.items()}
-        for path, name, value in plan.attributes:
-            if path in read and name in self.modules[path].__dict__:
-                read[path][name] = value
-        self.read = read
-        self.children = {p: list(m._modules.values()) for p, m in self.modules.items() if m._modules}
-        self.hooks = {(p, h): list(m.__dict__[h].values()) for p, m in self.modules.items() for h in _HOOKS}
+        self.modules = {p: baseline.modules[p] for p in sorted(paths)}
+        self.attributes = [a for a in baseline.attributes if a[0] in self.modules]
         self._arm()
 
     def _arm(self) -> None:
+        base, modules = self.baseline, self.modules
+        tables: dict[int, tuple[Any, dict[Any, Any]]] = {}
+        for path, module in modules.items():
+            tables[id(module.__dict__)] = module.__dict__, {"training": base.training[path]}
+        for path, keys, value in self.attributes:
+            table = table_of(modules[path], keys)
+            tables.setdefault(id(table), (table, {}))[1][keys[-1]] = value
         self._expected = [
-            (
-                itemgetter(*names),
-                self.modules[p].__dict__,
-                tuple(names.values()) if len(names) > 1 else names["training"],
-            )
-            for p, names in self.read.items()
+            (itemgetter(*names), table, tuple(names.values()) if len(names) > 1 else next(iter(names.values())))
+            for table, names in tables.values()
         ]
-        self._children = [(self.modules[p]._modules, children) for p, children in self.children.items()]
-        silent = [self.modules[p].__dict__[h] for (p, h), found in self.hooks.items() if not found]
-        self._silent = [*silent, *_GLOBAL_HOOKS]
-        self._loud = [(self.modules[p].__dict__[h], found) for (p, h), found in self.hooks.items() if found]
-        self._dicts = [m.__dict__ for m in self.modules.values()]
+        self._children = [
+            (m._modules, [c for _, c in base.children[p]]) for p, m in modules.items() if base.children[p]
+        ]
+        hooks = [(modules[p].__dict__[h], base.hooks[p, h]) for p in modules for h in HOOKS]
+        self._silent = [*(live for live, was in hooks if not was), *_GLOBAL_HOOKS]
+        self._loud = [(live, was) for live, was in hooks if was]
+        self._dicts = [m.__dict__ for m in modules.values()]
         self._sizes = list(map(len, self._dicts))
+        self._modules = list(modules.values())
+        self._classes = [base.classes[p] for p in modules]
+        slots = [(modules[p].__dict__[table], n) for p in modules for table, n in base.absent[p]]
+        self._absent = [(table, n) for table, n in slots if n in table]
 
     def __call__(self) -> bool:
         try:
-            for get, attributes, expected in self._expected:
-                if get(attributes) != expected:
+            for get, table, expected in self._expected:
+                if get(table) != expected:
+                    return False
+            for table, name in self._absent:
+                if table[name] is not None:
                     return False
         except KeyError:
             return False
@@ -262,48 +274,55 @@ class ModuleGuard:
         for hooks, expected_hooks in self._loud:
             if [*hooks.values()] != expected_hooks:
                 return False
-        return not any(self._silent) and list(map(len, self._dicts)) == self._sizes
+        return (
+            not any(self._silent)
+            and list(map(len, self._dicts)) == self._sizes
+            and list(map(type, self._modules)) == self._classes
+        )
 
     def explain(self) -> None:
         """Raise `ModuleError` with the first difference; where there is none that matters, take note of the new state."""
         again = "; undo that, or call prepare_split again"
-        for path, names in self.read.items():
+        base = self.baseline
+        for path, module in self.modules.items():
             where = repr(path) if path else "the model"
-            module = self.modules[path]
-            for name, was in names.items():
-                now = module.__dict__.get(name, "nothing")
-                if now == was:
-                    continue
-                if name == "training":
-                    old, new = ("train", "eval") if was else ("eval", "train")
-                    raise ModuleError(
-                        f"{where} was captured in {old} mode and is now in {new} mode; call .{old}() on it, or prepare again in "
-                        f"{new} mode"
-                    )
+            kind: type = type(module)
+            if kind is not base.classes[path]:
                 raise ModuleError(
-                    f"attribute {name!r} of {where} was {was!r} when forward read it, now it is {now!r}{again}"
+                    f"{where} was a {base.classes[path].__name__} at capture, now it is a {kind.__name__}{again}"
                 )
-            if "forward" in module.__dict__ and len(module.__dict__) != self._sizes[list(self.modules).index(path)]:
-                raise ModuleError(f"{where} has a new forward of its own{again}")
-        for path, children in self.children.items():
-            now_children = list(self.modules[path]._modules.items())
-            if [m for _, m in now_children] != children:
-                name = next((n for n, m in now_children if m not in children), "a submodule")
+            if module.training != base.training[path]:
+                old, new = ("train", "eval") if base.training[path] else ("eval", "train")
+                raise ModuleError(
+                    f"{where} was captured in {old} mode and is now in {new} mode; call .{old}() on it, or prepare again in "
+                    f"{new} mode"
+                )
+            if module.__dict__.get("forward") is not base.forwards[path]:
+                raise ModuleError(f"{where} has another forward of its own{again}")
+            now = list(module._modules.items())
+            if [m for _, m in now] != [m for _, m in base.children[path]]:
+                was = [m for _, m in base.children[path]]
+                name = next((n for n, m in now if m not in was), "a submodule")
                 raise ModuleError(f"{(path + '.' if path else '') + name!r} was replaced, added or removed{again}")
-        for (path, hooks), was in self.hooks.items():
-            if list(self.modules[path].__dict__[hooks].values()) != was:
-                raise ModuleError(f"the hooks of {path or 'the model'!r} ({hooks.strip('_')}) changed{again}")
+            for h in HOOKS:
+                if list(module.__dict__[h].values()) != base.hooks[path, h]:
+                    raise ModuleError(f"the hooks of {path or 'the model'!r} ({h.strip('_')}) changed{again}")
+            for table, name in base.absent[path]:
+                if module.__dict__[table].get(name) is not None:
+                    raise ModuleError(f"{name!r} of {where} was None at capture, now it is a tensor{again}")
+        for path, keys, value in self.attributes:
+            found = reach(self.modules[path], keys)
+            if found != value:
+                shown = "gone" if found is self.modules[path] else repr(found)
+                name = ".".join(map(str, keys))
+                raise ModuleError(
+                    f"attribute {name!r} of {path or 'the model'!r} was {value!r} when forward read it, now it is {shown}{again}"
+                )
+        for path, name in sorted(base.missing):
+            if path in self.modules and hasattr(self.modules[path], name):
+                raise ModuleError(
+                    f"forward found no attribute {name!r} on {path or 'the model'!r}, now there is one{again}"
+                )
         if any(_GLOBAL_HOOKS):
             raise ModuleError("a global module hook was added, which a captured plan does not run; remove it")
         self._arm()
-
-
-def signature_of(model: nn.Module) -> inspect.Signature:
-    """The signature of the model's forward."""
-    return inspect.signature(model.forward)
-
-
-def state_types(model: nn.Module) -> tuple[tuple[torch.dtype, str], ...]:
-    """The dtype and device type of every parameter and buffer: what `.to(...)` changes."""
-    tensors: Sequence[torch.Tensor] = [*model.parameters(), *model.buffers()]
-    return tuple((t.dtype, t.device.type) for t in tensors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from ariadne.plan import (
     Batches,
     ModuleCall,
     Ref,
+    Store,
     TraceNode,
     TracePlan,
     Value,
@@ -30,7 +31,7 @@ from ariadne.plan import (
     layout,
 )
 from ariadne.prune import prune
-from ariadne.recorder import Event, Recording, bind, simple, tensors_in, written_arguments
+from ariadne.recorder import WHOLE, Event, Recording, bind, simple, tensors_in, written_arguments
 from ariadne.state import Snapshot
 
 _NUMBERS = (bool, int, float, complex)
@@ -59,6 +60,12 @@ class Namespace:
         return name
 
 
+def _is_plain_object(value: Any) -> bool:
+    if isinstance(value, (nn.Module, type, torch.Tensor)) or callable(value):
+        return False
+    return isinstance(getattr(value, "__dict__", None), dict) and not type(value).__module__.startswith("torch.")
+
+
 def state_tensors(snapshot: Snapshot) -> dict[int, tuple[str, tuple[Any, ...]]]:
     """Where each tensor of the model is kept, by id: its kind, and (module path, key, ...)."""
     found: dict[int, tuple[str, tuple[Any, ...]]] = {}
@@ -70,6 +77,9 @@ def state_tensors(snapshot: Snapshot) -> dict[int, tuple[str, tuple[Any, ...]]]:
             items = value.items() if isinstance(value, dict) else enumerate(value)
             for key, v in items:
                 inside(v, (*origin, key), depth + 1)
+        elif depth < 4 and _is_plain_object(value):
+            for key, v in value.__dict__.items():
+                inside(v, (*origin, (".", key)), depth + 1)
 
     for kind, table in (("parameter", "_parameters"), ("buffer", "_buffers")):
         for path, module in snapshot.modules.items():
@@ -260,6 +270,8 @@ class Lowering:
 
     def event(self, event: Event) -> None:
         """Lower one op."""
+        if event.target == WHOLE:
+            return self._taken_out(event)
         if not isinstance(event.target, OpOverload):
             return self._python_op(event)
         target, args = event.target, event.args
@@ -327,7 +339,8 @@ class Lowering:
             return
         unpack = not isinstance(event.out, torch.Tensor)
         outs = list(event.out) if unpack else [event.out]
-        names, aliases, nested = [], [], None
+        names: list[str] = []
+        aliases: list[tuple[str, str]] = []
         if len(returns) > 1 and any(isinstance(o, (list, tuple)) for o in outs):
             raise UnsupportedError(f"{node.target} returns nested sequences, which a plan can't hold")
         for i, out in enumerate(outs):
@@ -347,10 +360,10 @@ class Lowering:
             self._define(name, "tensor", out)
             aliases += [(name, src) for src in self._alias_sources(ret, target, args)]
         self.nodes.append(replace(node, outputs=tuple(names), unpack=unpack, may_alias=tuple(aliases)))
+        by_data = self.fake is None and _sized_by_data(target, args)
         for name, out in zip(names, outs, strict=True):
             if isinstance(out, torch.Tensor):
-                self._data_dependent_sizes(node, name, out)
-        del nested
+                self._data_dependent_sizes(node, name, out, by_data)
 
     def _written_source(self, ret: Any, target: OpOverload, args: tuple[Any, ...]) -> str | None:
         if ret.alias_info is None or not ret.alias_info.is_write:
@@ -383,8 +396,15 @@ class Lowering:
         else:
             self.nodes.append(replace(node, outputs=(name,), witness=out, is_witness=True))
 
-    def _data_dependent_sizes(self, node: TraceNode, name: str, out: torch.Tensor) -> None:
+    def _data_dependent_sizes(self, node: TraceNode, name: str, out: torch.Tensor, by_data: bool) -> None:
         for d, size in enumerate(out.shape):
+            if by_data:  # a real run can't show whether Python looked at it: what followed holds for this size
+                symbol = self.names.new(f"{name}_size{d}")
+                self.values[symbol] = Value(symbol, "scalar")
+                self.nodes.append(
+                    TraceNode("aten.sym_size.int", (Ref(name), d), (), (symbol,), module=node.module, call=node.call,
+                              witness=int(size), is_witness=True)
+                )  # fmt: skip
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol and size.node.expr not in self.symbols:
                 symbol = self.names.new(f"{name}_size{d}")
                 self.symbols[size.node.expr] = symbol
@@ -393,6 +413,18 @@ class Lowering:
                     TraceNode("aten.sym_size.int", (Ref(name), d), (), (symbol,), module=node.module, call=node.call)
                 )
         self.values[name] = replace(self.values[name], shape=self._dims(out))
+
+    def _taken_out(self, event: Event) -> None:
+        """Python took all of a tensor's data: what it did with it holds only while the data are the same."""
+        source, data = event.args
+        name = self.names.new("taken")
+        self.constants[name] = data
+        self._define(name, "constant", data)
+        self.nodes.append(
+            TraceNode(
+                WHOLE, (self.tensor(source), Ref(name)), (), (), module=event.module, call=event.call, is_witness=True
+            )
+        )
 
     def _python_op(self, event: Event) -> None:
         cls = event.target
@@ -450,7 +482,7 @@ class Lowering:
         )
         leaves, output_spec = tree.flatten(self.recorded.output)
         output = tuple(self._output(leaf) for leaf in leaves)
-        stores = tuple((path, name, self.tensor(t).name) for path, name, t in self.recorded.stores)
+        stores = (*self._buffer_stores(), *self._attribute_stores())
         plan = check(
             TracePlan(
                 self.batch_symbol,
@@ -469,12 +501,34 @@ class Lowering:
                 captured_by,
                 assumption=self._assumption(grad_enabled),
                 stores=stores,
-                attributes=tuple((path, name, v) for (path, name), v in self.recorded.read_attributes.items()),
                 constants=self.constants,
                 objects=self.objects,
             )
         )
         return check(prune(plan))
+
+    def _buffer_stores(self) -> Iterator[Store]:
+        for path, name, t in self.recorded.stores:
+            yield Store(path, "_buffers", name, tree.Spec(tree.LEAF), (self.tensor(t),))
+
+    def _attribute_stores(self) -> Iterator[Store]:
+        """What forward assigned to plain attributes without having read them first.
+
+        A module that also changed an attribute after reading it keeps a cache, which is of no use without all its parts:
+        nothing of that module is stored.
+        """
+        reads = self.recorded.read_attributes
+        caching = {path for path, name, _, _ in self.recorded.changed if (path, name) in reads}
+        for path, name, _, now in self.recorded.changed:
+            if path in caching or (path, name) not in self.recorded.written:
+                continue
+            leaves, spec = tree.flatten(now)
+            if not all(isinstance(leaf, (torch.Tensor, *_SYMBOLIC, *_CONSTANTS)) for leaf in leaves):
+                raise UnsupportedError(
+                    f"forward leaves a {type(now).__name__} in attribute {name!r} of {path or 'the model'!r}, which a plan can't "
+                    "hold; return it instead, or keep tensors and numbers"
+                )
+            yield Store(path, "__dict__", name, spec, tuple(self.atom(leaf) for leaf in leaves))
 
     def _output(self, leaf: Any) -> Any:
         atom = self.atom(leaf)
@@ -488,7 +542,7 @@ class Lowering:
     def _assumption(self, grad_enabled: bool) -> Assumption:
         looked = self.recorded.looked
         flags = None
-        if looked & {"requires_grad", "grad"}:
+        if "requires_grad" in looked:
             flags = tuple((path, p.requires_grad) for path, p in self.model.named_parameters())
         written = any(
             isinstance(a, (torch.dtype, torch.device)) for n in self.nodes for a in (*n.args, *(v for _, v in n.kwargs))
@@ -500,7 +554,19 @@ class Lowering:
         if "layout" in looked:
             layouts = tuple(layout(t) for t in self.input_tensors)
         grad = grad_enabled if looked & {"requires_grad", "grad"} else None
-        return Assumption(grad, flags, autocast, layouts, "dtype" in looked or written)
+        return Assumption(grad, flags, autocast, layouts, "dtype" in looked or written, "shape" in looked)
+
+
+_UNTAGGED = ("aten::where", "aten::nonzero_numpy", "aten::argwhere")
+
+
+def _sized_by_data(op: OpOverload, args: tuple[Any, ...]) -> bool:
+    """Whether the sizes of an op's results depend on the data of its arguments."""
+    if op is torch.ops.aten.index.Tensor:
+        return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    if op._schema.name in _UNTAGGED and len(op._schema.arguments) == 1:
+        return True
+    return torch.Tag.dynamic_output_shape in op.tags
 
 
 def _same_view(a: torch.Tensor, b: torch.Tensor) -> bool:

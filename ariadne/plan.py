@@ -85,11 +85,13 @@ class Region:
     """What was switched inside forward, against the mode of the caller, when an op ran.
 
     `grad`: True or False where forward itself switched gradients; `autocast`: (device type, enabled, dtype, cache)
-    for each device whose autocast forward itself switched.
+    for each device whose autocast forward itself switched; `scope` tells one entry into autocast from the next, since each
+    has a cache of cast weights of its own.
     """
 
     grad: bool | None = None
     autocast: tuple[tuple[str, bool, torch.dtype, bool], ...] = ()
+    scope: int = 0
 
 
 PLAIN = Region()
@@ -166,6 +168,20 @@ class ModuleCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Store:
+    """Something that forward leaves on the model: `atoms`, in the structure `spec`, are put at `name` of the module `path`.
+
+    `table` says where: `_buffers` for a buffer replaced by assignment, `__dict__` for a plain attribute.
+    """
+
+    path: str
+    table: str
+    name: str
+    spec: tree.Spec
+    atoms: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Batches:
     """The batch sizes that a plan serves: closed ranges, ascending."""
 
@@ -198,8 +214,9 @@ class Assumption:
     """What the model's Python looked at besides tensors' shapes, so that the plan holds only where it is the same.
 
     A field is None where Python did not look. `grad`: gradients enabled; `requires_grad`: flags of the parameters, by
-    path; `autocast`: (device type, enabled, dtype) per device; `layouts`: memory formats of the inputs; `dtypes` is true
-    where Python read a dtype, or a dtype or device is written in the plan, so that `model.to(...)` calls for a new capture.
+    path; `autocast`: (device type, enabled, dtype) per device; `layouts`: memory formats of the inputs. `dtypes` is true
+    where Python read a dtype, or a dtype or device is written in the plan, and `shapes` where it read the shape of a
+    parameter or buffer: then `model.to(...)`, or another tensor there, calls for a new capture.
     """
 
     grad: bool | None = None
@@ -207,6 +224,7 @@ class Assumption:
     autocast: tuple[tuple[str, bool, torch.dtype], ...] | None = None
     layouts: tuple[tuple[bool, ...], ...] | None = None
     dtypes: bool = False
+    shapes: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,8 +233,7 @@ class TracePlan:
 
     `inputs` names the input leaves that are tensors, by their position among all leaves; `literals` are the other leaves,
     which calls must repeat. `output_spec` with `output` (a tuple of `Ref`, `Expr` or constants) gives the result.
-    `stores`: buffers that forward replaces by assignment (module path, name, value). `attributes`: plain attributes of
-    modules that forward read (module path, name, what it was).
+    `stores`: what forward assigns to buffers and attributes, and that outlives the call.
     `captured_by` is symbolic, observed or observed-per-batch; `not_captured_by` says why the earlier ways did not serve.
     """
 
@@ -237,8 +254,7 @@ class TracePlan:
     not_captured_by: tuple[tuple[str, str], ...] = ()
     assumption: Assumption = Assumption()
     excluded: tuple[str, ...] = ()
-    stores: tuple[tuple[str, str, str], ...] = ()
-    attributes: tuple[tuple[str, str, Any], ...] = field(default=(), repr=False)
+    stores: tuple[Store, ...] = ()
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False)
     objects: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
@@ -260,7 +276,7 @@ class TracePlan:
         """The plan as JSON-able data; constants appear by digest, Python callables by name."""
         return {
             "version": 1,
-            "batch": self.batch_symbol,
+            "batch": [self.batch_symbol, [list(r) for r in self.batches.ranges]],
             "input_spec": str(self.input_spec),
             "inputs": [[i, n] for i, n in self.inputs],
             "literals": [[i, encode(v)] for i, v in self.literals],
@@ -271,11 +287,11 @@ class TracePlan:
             "nodes": [
                 [
                     *(n.target, encode(n.args), encode(n.kwargs), list(n.outputs), n.unpack, n.module, n.call),
-                    *(encode(n.region.grad), encode(n.region.autocast), encode(n.witness)),
+                    *(encode(n.region.grad), encode(n.region.autocast), n.region.scope, encode(n.witness)),
                 ]
                 for n in self.nodes
             ],
-            "stores": [list(s) for s in self.stores],
+            "stores": [[s.path, s.table, s.name, str(s.spec), encode(s.atoms)] for s in self.stores],
             "output_spec": str(self.output_spec),
             "output": encode(self.output),
             "constants": {k: _digest(v) for k, v in self.constants.items()},
@@ -303,6 +319,7 @@ class TracePlan:
         """This plan with other ops (same order of modules), values that no op makes any more left out."""
         made = {n for node in nodes for n in node.outputs}
         used = {n for node in nodes for n in node.reads} | {n for _, n in self.inputs} | set(uses(self.output))
+        used |= {n for store in self.stores for n in uses(store.atoms)}
         kept = {k: v for k, v in self.values.items() if k in made or (k not in self.definitions and k in used)}
         constants = {k: t for k, t in self.constants.items() if k in kept}
         return replace(self, nodes=nodes, **{"values": kept, "constants": constants, **changes})

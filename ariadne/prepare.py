@@ -14,7 +14,6 @@ from ariadne import tree
 from ariadne.capture import Captured, Example, capture
 from ariadne.errors import BatchError, InputError, SpecError, VerificationError
 from ariadne.frontier import frontiers
-from ariadne.plan import TracePlan
 from ariadne.runtime import Settings, SplitRuntime
 from ariadne.spec import MODES, ExecutionMode, Objective, SplitSpec, parse_boundary
 from ariadne.state import Snapshot
@@ -82,10 +81,10 @@ class _Recapture:
     batch_symbol: str
     batches: range
 
-    def __call__(self, example: Example, training: bool) -> TracePlan:
+    def __call__(self, example: Example, training: bool) -> Captured:
         return capture(
             self.model, example, batch_symbol=self.batch_symbol, batches=self.batches, grad=training, needed=True
-        ).plan
+        )
 
     def of(self, model: nn.Module) -> _Recapture:
         """The same for another model."""
@@ -100,7 +99,7 @@ def _prepare(model: nn.Module, example: Example, settings: Settings, training: b
         captures.append(_capture(recapture, example, False))
         if not settings.spec.trainable:
             captures.reverse()
-    plans = {c.plan: frontiers(c.plan) for c in captures}
+    plans = {c.plan: (frontiers(c.plan), c.baseline) for c in captures}
     runtime = SplitRuntime(model, settings, plans, recapture)
     _verify(runtime, example, captures)
     return runtime
@@ -119,7 +118,7 @@ def _verify(runtime: SplitRuntime, example: Example, captures: Sequence[Captured
             if seen.batch not in captured.plan.batches:
                 continue
             snapshot = Snapshot(runtime.model)
-            snapshot.save_buffers()
+            runtime.save_written(snapshot)
             args, kwargs = tree.unflatten(example.resized(seen.batch), example.spec)
             try:
                 found = runtime.replay(args, kwargs, grad=captured.plan.grad_enabled)
@@ -158,7 +157,7 @@ def validate_dynamic_batches(
         results = []
         for run in (whole, halves):
             snapshot = Snapshot(runtime.model)
-            snapshot.save_buffers()
+            runtime.save_written(snapshot)
             args, kwargs = tree.unflatten(example.resized(size), example.spec)
             try:
                 results.append(run(*args, **kwargs))

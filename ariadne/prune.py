@@ -49,7 +49,7 @@ def prune(plan: TracePlan) -> TracePlan:
         if node.seeded or any(r in varies for r in node.reads):
             varies.update(node.outputs)
             varies.update(node.writes)
-    needed = {*uses(plan.output), *(value for _, _, value in plan.stores)}
+    needed = {*uses(plan.output), *(n for store in plan.stores for n in uses(store.atoms))}
     needed_groups = {groups.find(n) for n in needed if n in groups.parent}
     kept: list[int] = []
     for i in range(len(plan.nodes) - 1, -1, -1):

@@ -7,6 +7,7 @@ a torch function mode: while one of those is on, models such as `nn.TransformerE
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 import threading
@@ -24,10 +25,11 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from ariadne.errors import UnsupportedError
 from ariadne.plan import PLAIN, Region
-from ariadne.sizes import Watch
+from ariadne.sizes import Size, Watch
 from ariadne.state import Snapshot
 
 PATCHING = threading.RLock()
+WHOLE = "ariadne.whole"  # the target of an event by which Python took all of a tensor's data, by `tolist` or `numpy`
 AUTOCAST_DEVICES = ("cpu", "cuda")
 _BOOKKEEPING = frozenset(
     "_parameters _buffers _modules _non_persistent_buffers_set _backward_pre_hooks _backward_hooks _forward_hooks "
@@ -56,11 +58,14 @@ class Recording:
 
     events: list[Event] = field(default_factory=list)
     calls: list[list[Any]] = field(default_factory=list)
-    read_attributes: dict[tuple[str, str], Any] = field(default_factory=dict)
+    read_attributes: dict[tuple[str, str], tuple[nn.Module, Any]] = field(default_factory=dict)
+    written: set[tuple[str, str]] = field(default_factory=set)
+    missing: set[tuple[str, str]] = field(default_factory=set)
     looked: set[str] = field(default_factory=set)
     output: Any = None
     stores: list[tuple[str, str, torch.Tensor]] = field(default_factory=list)
     changed: list[tuple[str, str, Any, Any]] = field(default_factory=list)
+    containers: list[tuple[Any, Any]] = field(default_factory=list)
 
 
 def bind(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -87,6 +92,9 @@ class Recorder(ProxyTorchDispatchMode):
         self.depth = 0
         self.own: set[int] = set()
         self.ambient = modes()
+        self.state: set[int] = set()
+        self.autocast: list[str] = []
+        self.scope = 0
 
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **(kwargs or {}))
@@ -97,6 +105,10 @@ class Recorder(ProxyTorchDispatchMode):
             raise UnsupportedError(f"forward calls the higher-order op {func}, which a plan can't hold")
         if func.namespace == "prim" or self.depth:
             return func(*args, **kwargs)
+        if func is torch.ops.aten.lift_fresh.default:
+            self.depth += 1
+            kept = args[0].clone()  # the forward may write into what it gets
+            self.depth -= 1
         if self.fake is None:
             self._keep_what_is_written(func, args, kwargs)
             self.depth += 1
@@ -115,8 +127,26 @@ class Recorder(ProxyTorchDispatchMode):
                 out = func(*run_args, **run_kwargs)
             finally:
                 self.depth -= 1
-        self.add(func, bind(func, args, kwargs), out)
+        bound = bind(func, args, kwargs)
+        if func is torch.ops.aten.lift_fresh.default:
+            bound = (kept,)
+        elif isinstance(out, torch.Tensor) and self._is_argument_again(func, bound, out):
+            self.depth += 1
+            try:
+                out = torch.ops.aten.alias.default(out)
+            finally:
+                self.depth -= 1
+        self.add(func, bound, out)
         return out
+
+    @staticmethod
+    def _is_argument_again(func: OpOverload, bound: tuple[Any, ...], out: torch.Tensor) -> bool:
+        """Whether an op such as `contiguous` or `to` had nothing to do here: elsewhere it may, so its result gets a name."""
+        return (
+            bound[0] is out
+            and torch.Tag.nondeterministic_seeded not in func.tags
+            and next(written_arguments(func, bound), None) is None
+        )
 
     def add(self, target: Any, args: tuple[Any, ...], out: Any) -> None:
         """Note one op."""
@@ -129,13 +159,13 @@ class Recorder(ProxyTorchDispatchMode):
 
     def _region(self) -> Region:
         now = modes()
-        if now == self.ambient:
+        if now == self.ambient and not self.autocast:
             return PLAIN
         grad, inference, *autocast = now
         if inference != self.ambient[1]:
             raise UnsupportedError("forward enters torch.inference_mode() by itself; use torch.no_grad() there instead")
-        changed = [a for a, before in zip(autocast, self.ambient[2:], strict=True) if a != before]
-        return Region(grad if grad != self.ambient[0] else None, tuple(changed))
+        switched = tuple(a for a in autocast if a[0] in self.autocast)
+        return Region(grad if grad != self.ambient[0] else None, switched, self.scope if switched else 0)
 
     def _faked(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -245,11 +275,31 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> N
 
     def read(self: nn.Module, name: str) -> Any:
         value = original_read(self, name)
-        if name not in _BOOKKEEPING and id(self) in paths and mine() and simple(value):
+        if name not in _BOOKKEEPING and id(self) in paths and mine():
+            key = (paths[id(self)], name)
+            if key not in recording.written and key not in recording.read_attributes:
+                kept = copy.deepcopy(value) if isinstance(value, (list, dict, set)) and simple(value) else value
+                recording.read_attributes[key] = self, kept
+        return value
+
+    original_write = nn.Module.__setattr__
+
+    def write(self: nn.Module, name: str, value: Any) -> None:
+        if id(self) in paths and mine():
             key = (paths[id(self)], name)
             if key not in recording.read_attributes:
-                recording.read_attributes[key] = value.copy() if isinstance(value, (list, dict, set)) else value
-        return value
+                recording.written.add(key)
+        original_write(self, name, value)
+
+    original_find = nn.Module.__getattr__
+
+    def find(self: nn.Module, name: str) -> Any:
+        try:
+            return original_find(self, name)
+        except AttributeError:
+            if id(self) in paths and mine():
+                recording.missing.add((paths[id(self)], name))
+            raise
 
     original_grad = torch.is_grad_enabled
 
@@ -272,7 +322,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> N
         return property(get, put)
 
     def noted(fact: str, name: str) -> Callable[..., Any]:
-        base = getattr(torch._C.TensorBase, name)
+        base = getattr(torch.Tensor, name)
 
         def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if mine() and not sys._getframe(1).f_globals.get("__name__", "").startswith(_MODES_OF_TORCH):
@@ -280,6 +330,57 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> N
             return base(self, *args, **kwargs)
 
         return method
+
+    read_shape = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
+    state = recorder.state
+
+    def shape(self: torch.Tensor) -> torch.Size:
+        if (
+            id(self) in state
+            and mine()
+            and not sys._getframe(1).f_globals.get("__name__", "").startswith(_MODES_OF_TORCH)
+        ):
+            recording.looked.add("shape")
+        found: torch.Size = read_shape(self)
+        return found
+
+    def taken_out(name: str) -> Callable[..., Any]:
+        base = getattr(torch.Tensor, name)
+
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not mine():
+                return base(self, *args, **kwargs)
+            recorder.depth += 1
+            try:
+                out = base(self, *args, **kwargs)
+                seen = self.detach().clone()
+            finally:
+                recorder.depth -= 1
+            recorder.add(WHOLE, (self, seen), None)
+            return out
+
+        return method
+
+    def contiguous(self: torch.Tensor, *, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+        if mine():  # torch's own method never reaches the dispatcher where the tensor is contiguous already
+            out: torch.Tensor = torch.ops.aten.contiguous.default(self, memory_format=memory_format)
+            return out
+        return torch._C.TensorBase.contiguous(self, memory_format=memory_format)
+
+    autocast = torch.autocast
+    enter_autocast: Any = autocast.__enter__
+    exit_autocast: Any = autocast.__exit__
+
+    def enter(self: torch.autocast) -> Any:
+        if mine():
+            recorder.scope += not recorder.autocast
+            recorder.autocast.append(self.device)
+        return enter_autocast(self)
+
+    def leave(self: torch.autocast, *exception: Any) -> Any:
+        if mine() and recorder.autocast:
+            recorder.autocast.pop()
+        return exit_autocast(self, *exception)
 
     def refused(name: str, why: str) -> Callable[..., Any]:
         base = getattr(torch.Tensor, name)
@@ -308,14 +409,23 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> N
         return out
 
     patches.set(nn.Module, "__call__", call)
+    patches.set(torch.Tensor, "shape", property(shape))
+    for name in ("tolist", "numpy", "__array__"):
+        patches.set(torch.Tensor, name, taken_out(name))
     if recorder.watch is not None:
         _patch_sizes(recorder.watch, mine, patches)
     patches.set(nn.Module, "__getattribute__", read)
+    patches.set(nn.Module, "__setattr__", write)
+    patches.set(nn.Module, "__getattr__", find)
     patches.set(torch, "is_grad_enabled", is_grad_enabled)
     patches.set(torch.Tensor, "requires_grad", watched("requires_grad", "requires_grad"))
     patches.set(torch.Tensor, "dtype", watched("dtype", "dtype"))
+    patches.set(torch.Tensor, "contiguous", contiguous)
+    patches.set(autocast, "__enter__", enter)
+    patches.set(autocast, "__exit__", leave)
     patches.set(torch.Tensor, "is_contiguous", noted("layout", "is_contiguous"))
-    patches.set(torch.Tensor, "stride", noted("layout", "stride"))
+    for name in ("stride", "dim_order"):
+        patches.set(torch.Tensor, name, noted("layout", name))
     for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad"):
         patches.set(
             torch.Tensor, name, refused(name, "whose effect on gradients a plan can't hold; register it outside")
@@ -324,7 +434,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> N
 
 
 def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: _Patches) -> None:
-    read_shape = torch._C.TensorBase.shape.__get__  # type: ignore[attr-defined]
+    read_shape = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
 
     def shape(self: torch.Tensor) -> torch.Size:
         return watch.shape(self, read_shape(self)) if mine() else read_shape(self)
@@ -335,7 +445,15 @@ def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: _Patches) -> N
     def numel(self: torch.Tensor) -> Any:
         return math.prod(shape(self))
 
+    plain_length: Any = torch.Tensor.__len__
+
+    def length(self: torch.Tensor) -> int:
+        if mine() and isinstance(shape(self)[0] if self.dim() else 0, Size):
+            watch.lost = True  # len() makes a plain int of whatever it gets
+        return int(plain_length(self))
+
     patches.set(torch.Tensor, "shape", property(shape))
+    patches.set(torch.Tensor, "__len__", length)
     patches.set(torch.Tensor, "size", size)
     patches.set(torch.Tensor, "numel", numel)
     patches.set(torch.Tensor, "nelement", numel)
@@ -354,6 +472,7 @@ def recording(
         paths.setdefault(id(module), path)
     found = Recording()
     recorder = Recorder(found, fake, snapshot, watch)
+    recorder.state = {id(t) for t in (*model.parameters(), *model.buffers())}
     patches = _Patches()
     with PATCHING, ExitStack() as stack:
         try:
@@ -367,3 +486,4 @@ def recording(
             patches.restore()
     found.stores = list(snapshot.replaced_buffers())
     found.changed = list(snapshot.changes())
+    found.containers = list(snapshot.changed_containers())

@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from ariadne import training, tree
+from ariadne.baseline import Baseline, state_types
 from ariadne.boundary import BoundaryPayload
-from ariadne.capture import Example
+from ariadne.capture import Captured, Example
 from ariadne.codegen import emit
-from ariadne.errors import AriadneError, BatchError, BoundaryError, SpecError, TrainingError
+from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError, SpecError, TrainingError
 from ariadne.expr import Expr
-from ariadne.frontier import SplitCandidate, frontiers
-from ariadne.guards import ModuleGuard, entrance, explain, state_types
+from ariadne.frontier import SplitCandidate, frontiers, with_trainable
+from ariadne.guards import ModuleGuard, entrance, explain
 from ariadne.plan import TracePlan, Value, short_dtype
 from ariadne.segment import compiled, load
 from ariadne.select import select
@@ -57,13 +58,16 @@ class Variant:
     """One plan, cut: its guards, its segments, and what it assumes."""
 
     def __init__(self, plan: TracePlan, candidates: tuple[SplitCandidate, ...], candidate: SplitCandidate,
-                 model: nn.Module, settings: Settings) -> None:  # fmt: skip
+                 model: nn.Module, baseline: Baseline, settings: Settings) -> None:  # fmt: skip
         self.plan, self.candidates, self.candidate, self.model = plan, candidates, candidate, model
         self.key = (plan.signature, candidate.split_id)
-        self.moved = state_types(model)
-        self.enter = entrance(plan, model)
-        self.prefix_guard = ModuleGuard(plan, model, range(candidate.cut))
-        self.suffix_guard = ModuleGuard(plan, model, range(candidate.cut, len(plan.nodes)))
+        self.moved = baseline.types
+        self.prefix_guard = ModuleGuard(plan, range(candidate.cut), baseline)
+        self.suffix_guard = ModuleGuard(plan, range(candidate.cut, len(plan.nodes)), baseline)
+        for guard in (self.prefix_guard, self.suffix_guard):
+            if not guard():
+                guard.explain()
+        self.enter = entrance(plan, model, baseline)
         self.prefix_source = emit(plan, candidate, "prefix", model)
         self.suffix_source = emit(plan, candidate, "suffix", model)
         reads = {side: self._reads(side) for side in ("prefix", "suffix")}
@@ -86,7 +90,12 @@ class Variant:
             self.suffix = compiled(self.suffix, settings.compile_options)
 
     def serves(self, training: bool) -> bool:
-        """Whether it may be used for training (or for inference, if not `training`)."""
+        """Whether it may be used for training (or for inference, if not `training`).
+
+        A plan captured without gradients does not show where forward switches them off, so it never serves training.
+        """
+        if training and not self.plan.grad_enabled:
+            return False
         return self.plan.assumption.grad is None or self.plan.assumption.grad == training
 
     def parameters(self, side: str) -> list[nn.Parameter]:
@@ -101,6 +110,14 @@ class Variant:
         nodes = self.plan.nodes[: self.candidate.cut] if side == "prefix" else self.plan.nodes[self.candidate.cut :]
         values = (self.plan.values.get(name) for node in nodes for name in node.reads)
         return {(v.origin[0], v.origin[1]): None for v in values if v is not None and v.kind == "parameter"}
+
+
+class _Nobody(Variant):
+    """Stands where no plan serves yet: it takes no call, so that one is captured; all else is as in the plan at hand."""
+
+    def __init__(self, other: Variant) -> None:
+        self.__dict__.update(other.__dict__)
+        self.enter = lambda args, kwargs: None
 
 
 def _present(slots: list[tuple[dict[str, Any], str]]) -> list[nn.Parameter]:
@@ -121,8 +138,8 @@ class SplitRuntime:
         self,
         model: nn.Module,
         settings: Settings,
-        plans: Mapping[TracePlan, tuple[SplitCandidate, ...]],
-        recapture: Callable[[Example, bool], TracePlan],
+        plans: Mapping[TracePlan, tuple[tuple[SplitCandidate, ...], Baseline]],
+        recapture: Callable[[Example, bool], Captured],
         chosen: SplitCandidate | None = None,
     ) -> None:
         self.model, self.settings, self._recapture = model, settings, recapture
@@ -130,10 +147,12 @@ class SplitRuntime:
         self._plans = dict(plans)
         self._variants: list[Variant] = []
         self._by_key: dict[tuple[str, str], Variant] = {}
-        for plan, candidates in self._plans.items():
-            self._add(plan, candidates, chosen)
+        for plan, (candidates, baseline) in self._plans.items():
+            self._add(plan, candidates, baseline, chosen)
         self._main = self._variants[0]
-        self._now = {flag: next((v for v in self._variants if v.serves(flag)), self._main) for flag in (False, True)}
+        self._now = {
+            flag: next((v for v in self._variants if v.serves(flag)), _Nobody(self._main)) for flag in (False, True)
+        }
 
     # --- what it is -----------------------------------------------------------------------------------------------
 
@@ -230,6 +249,11 @@ class SplitRuntime:
         finally:
             _set_grad_enabled(enabled)
 
+    def save_written(self, snapshot: Snapshot) -> None:
+        """Keep a copy of whatever state running this split may write."""
+        for plan in self._plans:
+            snapshot.save_written(plan)
+
     def replay(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, grad: bool) -> Any:
         """Prefix and suffix in one go, with gradients on or off, as the model itself would run; the output, detached."""
         variant = self._now[grad]
@@ -243,7 +267,7 @@ class SplitRuntime:
     def warmup(self, *args: Any, **kwargs: Any) -> None:
         """Run both sides once, so that whatever is compiled or cached on first use is there; the model stays as it is."""
         snapshot = Snapshot(self.model)
-        snapshot.save_buffers()
+        self.save_written(snapshot)
         try:
             self.run_suffix(self.run_prefix(*args, **kwargs))
         finally:
@@ -328,37 +352,46 @@ class SplitRuntime:
 
         `boundary` is any boundary string, a candidate of this plan, or its `split_id`.
         """
-        chosen = None
         if isinstance(boundary, SplitCandidate):
-            if boundary not in self.candidates:
+            if boundary.cut > len(self.candidates) or boundary.live != self.candidates[boundary.cut - 1].live:
                 raise SpecError(
                     f"{boundary.split_id} is not a candidate of this plan; take one from runtime.candidates"
                 )
             boundary = boundary.split_id
         parsed = parse_boundary(boundary)
         old = self.settings
+        plans = {p: (with_trainable(p, c, self._trains), b) for p, (c, b) in self._plans.items()}
         settings = Settings(old.spec, parsed, old.mode, old.objective, old.compile_options)
-        chosen = select(self.plan, self.candidates, parsed, trainable=old.spec.trainable, objective=old.objective)
-        return SplitRuntime(self.model, settings, self._plans, self._recapture, chosen)
+        candidates = plans[self.plan][0]
+        chosen = select(self.plan, candidates, parsed, trainable=old.spec.trainable, objective=old.objective)
+        return SplitRuntime(self.model, settings, plans, self._recapture, chosen)
+
+    def _trains(self, value: Value) -> bool:
+        """Whether a parameter of the plan requires grad now."""
+        path, name = value.origin
+        p = self.model.get_submodule(path)._parameters.get(name)
+        return p is not None and p.requires_grad
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SplitRuntime:
         model = copy.deepcopy(self.model, memo)
         again = getattr(self._recapture, "of", None)
         recapture = again(model) if again is not None else self._recapture
-        return SplitRuntime(model, self.settings, self._plans, recapture, self._main.candidate)
+        plans = {p: (c, b.of_copy(model)) for p, (c, b) in self._plans.items()}
+        return SplitRuntime(model, self.settings, plans, recapture, self._main.candidate)
 
     # --- plans and guards -----------------------------------------------------------------------------------------
 
     def _add(
-        self, plan: TracePlan, candidates: tuple[SplitCandidate, ...], chosen: SplitCandidate | None = None
+        self,
+        plan: TracePlan,
+        candidates: tuple[SplitCandidate, ...],
+        baseline: Baseline,
+        chosen: SplitCandidate | None = None,
     ) -> Variant:
         settings = self.settings
         if chosen is None or chosen not in candidates:
-            boundary = settings.boundary
-            if self._variants and boundary.kind == "cut":
-                boundary = self._likewise()
-            chosen = select(plan, candidates, boundary, trainable=settings.spec.trainable, objective=settings.objective)
-        variant = Variant(plan, candidates, chosen, self.model, settings)
+            chosen = self._choose(plan, candidates)
+        variant = Variant(plan, candidates, chosen, self.model, baseline, settings)
         self._variants.append(variant)
         self._by_key[variant.key] = variant
         if len(self._variants) > MOST_PLANS:
@@ -367,12 +400,23 @@ class SplitRuntime:
             self._plans.pop(oldest.plan, None)
         return variant
 
-    def _likewise(self) -> Boundary:
-        """Where to cut another plan of the same model so that it is cut like the first: at the same module or share."""
-        main = self._variants[0]
-        if main.candidate.after:
-            return parse_boundary(f"after:{main.candidate.after}")
-        return Boundary("percent", percent=100 * main.candidate.cut / len(main.plan.nodes))
+    def _choose(self, plan: TracePlan, candidates: tuple[SplitCandidate, ...]) -> SplitCandidate:
+        """Where to cut a plan: as asked; a further plan of the same model like the first, at the same module or share."""
+        settings = self.settings
+        tries = [settings.boundary]
+        if self._variants:
+            main = self._variants[0]
+            if settings.boundary.kind == "cut":
+                tries = [parse_boundary(f"after:{main.candidate.after}")] if main.candidate.after else []
+            tries.append(Boundary("percent", percent=100 * main.candidate.cut / len(main.plan.nodes)))
+        for boundary in tries[:-1]:
+            try:
+                return select(
+                    plan, candidates, boundary, trainable=settings.spec.trainable, objective=settings.objective
+                )
+            except FrontierError:  # this plan has no such cut; the next try asks for one near it
+                continue
+        return select(plan, candidates, tries[-1], trainable=settings.spec.trainable, objective=settings.objective)
 
     def _enter_anew(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
@@ -395,10 +439,10 @@ class SplitRuntime:
             lo, hi = self.settings.spec.batch_range
             if state_types(self.model) == base.moved:
                 explain(base.plan, self.model, args, kwargs, range(lo, hi + 1))
-            plan = self._recapture(self._example(args, kwargs, base.plan, range(lo, hi + 1)), training)
-            candidates = self._plans.get(plan) or frontiers(plan)
-            variant = self._add(plan, candidates)
-            self._plans[plan] = candidates
+            captured = self._recapture(self._example(args, kwargs, base.plan, range(lo, hi + 1)), training)
+            plan, candidates = captured.plan, frontiers(captured.plan)
+            variant = self._add(plan, candidates, captured.baseline)
+            self._plans[plan] = candidates, captured.baseline
             entered = variant.enter(args, kwargs)
             if entered is None:
                 explain(plan, self.model, args, kwargs, range(lo, hi + 1))

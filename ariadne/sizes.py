@@ -57,7 +57,9 @@ class Size(int):
         made.source, made.watch = source, watch
         return made
 
-    __hash__ = int.__hash__
+    def __hash__(self) -> int:
+        self.watch.lost = True  # a set or a dict compares by hash, where no question is seen
+        return int.__hash__(self)
 
     def __bool__(self) -> bool:
         return self._ask("!=", operator.ne, 0)
@@ -69,9 +71,6 @@ class Size(int):
     def __float__(self) -> float:
         self.watch.lost = True
         return float(int.__index__(self))
-
-    def __round__(self, ndigits: Any = None) -> int:
-        return self
 
     def _ask(self, sign: str, function: Callable[[Any, Any], bool], other: Any) -> bool:
         answer = function(int.__index__(self), int.__index__(other) if isinstance(other, Size) else other)

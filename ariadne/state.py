@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-_SKIPPED = (torch.Tensor, nn.Module, type, torch.dtype, torch.device, torch.Generator, str, bytes, int, float, bool)
+from ariadne.plan import TracePlan
+
+_SKIPPED = (torch.Tensor, nn.Module, type, torch.dtype, torch.device, str, bytes, int, float, bool)
 
 
 def _rng() -> dict[str, Any]:
@@ -36,11 +39,26 @@ class Snapshot:
         self._lists: list[tuple[list[Any], list[Any]]] = []
         self._sets: list[tuple[set[Any], set[Any]]] = []
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._generators: list[tuple[Callable[[Any], Any], Any]] = []
+        self._own_rng: list[tuple[Callable[[Any], Any], Any]] = []
         seen: set[int] = set()
         for module in self.modules.values():
             self._note(module.__dict__, seen)
 
     def _note(self, value: Any, seen: set[int]) -> None:
+        if isinstance(value, torch.Generator):
+            self._generators.append((value.set_state, value.get_state()))
+            return
+        if isinstance(value, random.Random):
+            self._own_rng.append((value.setstate, value.getstate()))
+            return
+        if hasattr(value, "bit_generator") and hasattr(value.bit_generator, "state"):  # numpy.random.Generator
+            bits = value.bit_generator
+            self._own_rng.append((partial(setattr, bits, "state"), bits.state))
+            return
+        if type(value).__name__ == "RandomState" and hasattr(value, "set_state"):
+            self._own_rng.append((value.set_state, value.get_state()))
+            return
         if id(value) in seen or isinstance(value, _SKIPPED) or callable(value) or value is None:
             return
         seen.add(id(value))
@@ -83,6 +101,43 @@ class Snapshot:
                 names.append("numpy.random")
         return names
 
+    def save_written(self, plan: TracePlan) -> None:
+        """Keep a copy of all state that a plan writes."""
+        self.save_buffers()
+        for name in {w for node in plan.nodes for w in node.writes}:
+            value = plan.values[name]
+            if value.is_state and value.kind != "buffer":
+                found: Any = self.modules[value.origin[0]]
+                found = getattr(found, value.origin[1])
+                for key in value.origin[2:]:
+                    found = getattr(found, key[1]) if isinstance(key, tuple) and key[0] == "." else found[key]
+                self.save(found)
+
+    def again(self) -> None:
+        """Put back tensors' data and torch's generators, and leave what Python keeps as it is now."""
+        self._restore_tensors()
+        torch.set_rng_state(self.rng["torch"])
+        if "cuda" in self.rng:
+            torch.cuda.set_rng_state_all(self.rng["cuda"])
+        for put, state in self._generators:
+            put(state)
+
+    def changed_containers(self) -> Iterator[tuple[Any, Any]]:
+        """What lists, dicts, sets and objects held before and hold now, where that differs; registries of modules left out."""
+        tables = {id(t) for m in self.modules.values() for t in (m.__dict__, m._parameters, m._buffers, m._modules)}
+        for d, old in self._dicts:
+            if id(d) not in tables and (len(d) != len(old) or any(d.get(k, d) is not v for k, v in old.items())):
+                yield (
+                    [v for k, v in old.items() if d.get(k, d) is not v],
+                    [v for k, v in d.items() if old.get(k, d) is not v],
+                )
+        for values, was in self._lists:
+            if len(values) != len(was) or any(a is not b for a, b in zip(values, was, strict=True)):
+                yield list(was), list(values)
+        for s, before in self._sets:
+            if s != before:
+                yield list(before), list(s)
+
     def changes(self) -> Iterator[tuple[str, str, Any, Any]]:
         """The plain attributes of modules that differ now: (module path, name, before, now)."""
         before = {id(d): old for d, old in self._dicts}
@@ -116,14 +171,19 @@ class Snapshot:
             if s != before:
                 s.clear()
                 s.update(before)
+        self._restore_tensors()
+        self._saved.clear()
+        for put, state in (*self._generators, *self._own_rng):
+            put(state)
+        self.restore_rng()
+
+    def _restore_tensors(self) -> None:
         for tensor, data in self._saved.values():
             if tensor.is_inference():
                 with torch.inference_mode():
                     tensor.copy_(data)
             else:
                 tensor.data.copy_(data)
-        self._saved.clear()
-        self.restore_rng()
 
     def restore_rng(self) -> None:
         """Put every RNG back."""

@@ -7,7 +7,8 @@ prefix's graph, which is still alive. Nothing is computed twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -110,7 +111,8 @@ def train_suffix(
         for p in shared:
             p.grad = None
         try:
-            (loss if scaler is None else scaler.scale(loss)).backward()
+            with _no_autocast():
+                (loss if scaler is None else scaler.scale(loss)).backward()
             boundary._shared = [(p, p.grad) for p in shared if p.grad is not None]
         finally:
             for p, gradient in zip(shared, before, strict=True):
@@ -134,6 +136,7 @@ def backward_prefix(
             "this boundary has no prefix graph: it was made by run_prefix, or came over the wire. Use the one that "
             "run_training_prefix returned"
         )
+    boundary.refuse_if_taken("backward_prefix")
     labels = set(boundary.tensors)
     unknown = sorted(set(gradients) - labels)
     if unknown:
@@ -154,7 +157,7 @@ def backward_prefix(
             given.append(gradient)
     boundary.consume("backward_prefix")
     if optimizer is not None:
-        keep = {id(p) for p in suffix_parameters}
+        keep = {id(p) for p in suffix_parameters} - {id(p) for p, _ in boundary._shared}
         for group in optimizer.param_groups:
             for p in group["params"]:
                 if id(p) not in keep:
@@ -163,11 +166,22 @@ def backward_prefix(
     given += [g for _, g in boundary._shared]
     boundary._graph, boundary._shared = (), []
     if roots:
-        torch.autograd.backward(roots, given)
+        with _no_autocast():
+            torch.autograd.backward(roots, given)
     if optimizer is not None:
         _step(optimizer, scaler)
     if scaler is not None and optimizer is not None:
         scaler.update()
+
+
+@contextmanager
+def _no_autocast() -> Iterator[None]:
+    """Backward passes run outside of autocast, as torch's documentation has it, wherever the halves are called from."""
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 def _step(optimizer: torch.optim.Optimizer, scaler: Any) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils import _pytree as torch_pytree
 
 LEAF = "leaf"
@@ -17,7 +18,7 @@ LEAF = "leaf"
 class Spec:
     """The structure of a nested value without its leaves: a kind, a class, its keys and its children.
 
-    `kind` is one of leaf, list, tuple, namedtuple, dict, fields (a dataclass or a dict-like dataclass such as
+    `kind` is one of leaf, list, tuple, size (torch.Size), namedtuple, dict, fields (a dataclass or a dict-like dataclass such as
     `transformers.ModelOutput`), mapping (another dict class) or registered (a type in torch's pytree registry).
     """
 
@@ -57,6 +58,8 @@ def _open(value: Any) -> tuple[Spec, list[Any]] | None:
         return Spec("list", list), value
     if cls is tuple:
         return Spec("tuple", tuple), list(value)
+    if cls is torch.Size:
+        return Spec("size", torch.Size), list(value)
     if cls is dict:
         return Spec("dict", dict, tuple(value)), list(value.values())
     if isinstance(value, tuple) and hasattr(cls, "_fields"):
@@ -83,16 +86,16 @@ def flatten(value: Any) -> tuple[list[Any], Spec]:
     [1, 2, None]
     """
     leaves: list[Any] = []
+    return leaves, _walk(value, leaves)
 
-    def walk(node: Any) -> Spec:
-        opened = _open(node)
-        if opened is None:
-            leaves.append(node)
-            return _LEAF
-        spec, children = opened
-        return dataclasses.replace(spec, children=tuple(walk(c) for c in children))
 
-    return leaves, walk(value)
+def _walk(node: Any, leaves: list[Any]) -> Spec:  # no closure: a recursive one is a cycle that keeps every leaf alive
+    opened = _open(node)
+    if opened is None:
+        leaves.append(node)
+        return _LEAF
+    spec, children = opened
+    return dataclasses.replace(spec, children=tuple([_walk(c, leaves) for c in children]))
 
 
 def build(spec: Spec, children: Sequence[Any]) -> Any:
@@ -104,6 +107,8 @@ def build(spec: Spec, children: Sequence[Any]) -> Any:
     if spec.kind == "dict":
         return dict(zip(spec.keys, children, strict=True))
     assert spec.cls is not None
+    if spec.kind == "size":
+        return torch.Size(children)
     if spec.kind == "namedtuple":
         return spec.cls(*children)
     if spec.kind == "fields":
@@ -115,12 +120,11 @@ def build(spec: Spec, children: Sequence[Any]) -> Any:
 
 def unflatten(leaves: Sequence[Any], spec: Spec) -> Any:
     """The nested value with this structure and these leaves."""
-    rest = iter(leaves)
+    return _fill(spec, iter(leaves))
 
-    def walk(node: Spec) -> Any:
-        return next(rest) if node.kind == LEAF else build(node, [walk(c) for c in node.children])
 
-    return walk(spec)
+def _fill(node: Spec, rest: Iterator[Any]) -> Any:
+    return next(rest) if node.kind == LEAF else build(node, [_fill(c, rest) for c in node.children])
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:

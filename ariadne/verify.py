@@ -12,7 +12,9 @@ from ariadne import tree
 from ariadne.errors import WitnessError
 from ariadne.expr import Expr
 from ariadne.frontier import SplitCandidate
-from ariadne.plan import Ref, Region, TracePlan, substitute
+from ariadne.plan import Ref, Region, TracePlan, substitute, uses
+from ariadne.recorder import WHOLE
+from ariadne.strided import own
 
 
 class Interpreter:
@@ -29,14 +31,19 @@ class Interpreter:
         names = [n for _, n in plan.inputs] if prefix else list(self.candidate.live)
         env: dict[str, Any] = {plan.batch_symbol: batch, **dict(zip(names, given, strict=True))}
         if not prefix:
-            env.update({n: env[n].clone() for n in self.candidate.written})
+            env.update({n: own(env[n]) for n in self.candidate.written})
         nodes = plan.nodes[: self.candidate.cut] if prefix else plan.nodes[self.candidate.cut :]
-        made = set(names) if prefix else set()
         for node in nodes:
             args = substitute(node.args, lambda a: self._value(a, env))
             kwargs = {k: substitute(v, lambda a: self._value(a, env)) for k, v in node.kwargs}
             with ExitStack() as stack:
                 _enter(node.region, stack)
+                if node.target == WHOLE:
+                    if not torch.equal(args[0].detach().to(args[1].device), args[1]):
+                        raise WitnessError(
+                            "Python took a tensor's data at capture, and now they are others; prepare again"
+                        )
+                    continue
                 if node.target == "aten.sym_size.int":
                     out: Any = args[0].shape[args[1]]
                 elif node.target.startswith("python."):
@@ -46,16 +53,18 @@ class Interpreter:
                     out = getattr(getattr(getattr(torch.ops, namespace), name), overload)(*args, **kwargs)
             outs = list(out) if node.unpack else [out] if node.outputs else []
             env.update(zip(node.outputs, outs, strict=True))
-            made.update(node.outputs)
-            if node.is_witness:
+            if node.is_witness and node.outputs:
                 expected = substitute(node.witness, lambda a: self._value(a, env))
                 if out != expected and not (out != out and expected != expected):
                     raise WitnessError(
                         f"{node.target} gave {expected!r} at capture, now it gives {out!r}; prepare again"
                     )
-        for path, name, value in plan.stores:
-            if value in made:
-                self.model.get_submodule(path)._buffers[name] = env[value]
+        for store in plan.stores:
+            early = all(plan.definitions.get(n, -1) < self.candidate.cut for n in uses(store.atoms))
+            if early == prefix:
+                leaves = [substitute(a, lambda r: self._value(r, env)) for a in store.atoms]
+                table = getattr(self.model.get_submodule(store.path), store.table)
+                table[store.name] = tree.unflatten(leaves, store.spec)
         if prefix:
             return tuple(env[n] for n in self.candidate.live)
         return tree.unflatten([substitute(a, lambda r: self._value(r, env)) for a in plan.output], plan.output_spec)
@@ -74,7 +83,7 @@ class Interpreter:
             module = self.model.get_submodule(path)
             found = getattr(module, keys[0])
             for key in keys[1:]:
-                found = found[key]
+                found = getattr(found, key[1]) if isinstance(key, tuple) and key[0] == "." else found[key]
         return found if atom.item is None else found[atom.item]
 
 

@@ -129,8 +129,8 @@ class Twins:
     ) -> None:
         """Train both for some steps at every safe cut (or one) and compare all that a step moves.
 
-        One optimizer per side, as users have them; parameters that both sides
-        read go to neither and are stepped by a third. With `one`, a single optimizer owns all, and steps after both halves.
+        One optimizer per side, as users have them; parameters that both sides read go to neither and are stepped by a
+        third. With `one`, a single optimizer owns all, and steps after both halves.
         """
         for cut in [runtime] if runtime else self.cuts():
             shared = {id(p) for p in cut.shared_parameters()}

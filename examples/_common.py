@@ -89,10 +89,11 @@ def trained(runtime: SplitRuntime, entry: Entry, batch: int, steps: int = 1) -> 
         with torch.random.fork_rng():
             torch.manual_seed(step)
             args, kwargs = entry.inputs(batch, seed=step)
-            one.zero_grad()
+            whole.zero_grad()
             loss = entry.loss(whole(*args, **kwargs))
             loss.backward()
-            one.step()
+            if one is not None:
+                one.step()
             expected = (loss.detach(), torch.get_rng_state(), _state(whole))
         with torch.random.fork_rng():
             torch.manual_seed(step)
@@ -108,10 +109,10 @@ def split_step(
     entry: Entry,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    prefix_optimizer: torch.optim.Optimizer,
-    suffix_optimizer: torch.optim.Optimizer,
+    prefix_optimizer: torch.optim.Optimizer | None,
+    suffix_optimizer: torch.optim.Optimizer | None,
 ) -> torch.Tensor:
-    """One training step, split; returns the loss."""
+    """One training step, split; returns the loss. A side without parameters has no optimizer."""
     boundary = runtime.run_training_prefix(*args, **kwargs)
     loss, gradients = runtime.train_suffix(
         boundary, loss_fn=lambda output, _: entry.loss(output), optimizer=suffix_optimizer
@@ -120,8 +121,8 @@ def split_step(
     return loss
 
 
-def _sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+def _sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:
+    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9) if parameters else None
 
 
 def _state(model: nn.Module) -> dict[str, Any]:
