@@ -16,19 +16,27 @@ StateTypes = tuple[tuple[torch.dtype, str, tuple[int, ...]], ...]
 
 
 class Same:
-    """Equal to one object alone, itself."""
+    """Stands for one object, where a guard compares by identity."""
 
     __slots__ = ("thing",)
-    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, thing: Any) -> None:
         self.thing = thing
 
-    def __eq__(self, other: object) -> bool:
-        return other is self.thing
-
     def __repr__(self) -> str:
         return repr(self.thing)
+
+
+class Bytes:
+    """A numpy array's bytes at one moment."""
+
+    __slots__ = ("array", "held")
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.held = array, array.tobytes()
+
+    def __repr__(self) -> str:
+        return f"an array of {len(self.held)} bytes"
 
 
 def state_types(model: nn.Module) -> StateTypes:
@@ -61,8 +69,8 @@ class Baseline:
         for recorded in recordings:
             changed = {(path, name) for path, name, _, _ in recorded.changed}
             self.missing |= recorded.missing
-            for (path, name), (module, value) in recorded.read_attributes.items():
-                if (path, name) not in changed and path in self.modules:
+            for (path, name), (module, value, at) in recorded.read_attributes.items():
+                if (path, name) not in changed and at not in recorded.moved and path in self.modules:
                     for keys, kept in _kept(module, name, value):
                         if (path, *keys) not in seen:
                             seen.add((path, *keys))
@@ -93,6 +101,8 @@ class Baseline:
                 if list(module.__dict__[h].values()) != self.hooks[path, h]:
                     new.hooks[path, h] = self.hooks[path, h]
         for path, keys, value in self.attributes:
+            if isinstance(value, Bytes) and path in new.modules and value.array.tobytes() == value.held:
+                value = Bytes(reach(new.modules[path], keys[:1]))
             if isinstance(value, Same) and path in new.modules and reach(old[path], keys) is value.thing:
                 value = Same(reach(new.modules[path], keys))
             new.attributes.append((path, keys, value))
@@ -127,6 +137,8 @@ def _kept(module: nn.Module, name: str, value: Any) -> Iterable[tuple[tuple[Any,
     if not mine or isinstance(value, torch.Tensor):
         return
     yield (name,), Same(value)
+    if type(value).__name__ == "ndarray":
+        yield (name, "data"), Bytes(value)
     members = value if isinstance(value, dict) else getattr(value, "__dict__", None)
     if isinstance(members, dict) and not isinstance(value, (type, types.FunctionType, nn.Module)):
         for key, member in members.items():

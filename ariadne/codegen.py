@@ -158,7 +158,7 @@ class _Writer:
         targets = ", ".join(node.outputs) + ("," if node.unpack and len(node.outputs) == 1 else "")
         lines = [f"{targets} = {call}{comment}"]
         if node.is_witness:
-            expected = self._constant(node.witness)
+            expected = self._atom(node.witness)
             name = node.outputs[0]
             lines.append(
                 f"if {name} != {expected}{' and ' + name + ' == ' + name if _is_nan(node.witness) else ''}: "

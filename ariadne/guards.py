@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
@@ -10,10 +11,11 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.baseline import HOOKS, Baseline, reach, table_of
+from ariadne.baseline import HOOKS, Baseline, Bytes, Same, reach, table_of
 from ariadne.errors import BatchError, InputError, ModuleError
 from ariadne.expr import Expr
 from ariadne.plan import TracePlan, layout, short_dtype
+from ariadne.recorder import simple
 
 _GLOBAL_HOOKS = tuple(
     getattr(nn.modules.module, name)
@@ -238,9 +240,17 @@ class ModuleGuard:
         tables: dict[int, tuple[Any, dict[Any, Any]]] = {}
         for path, module in modules.items():
             tables[id(module.__dict__)] = module.__dict__, {"training": base.training[path]}
+        self._arrays: list[Bytes] = []
+        self._identical: list[tuple[dict[Any, Any], Any, Any]] = []
         for path, keys, value in self.attributes:
+            if isinstance(value, Bytes):
+                self._arrays.append(value)
+                continue
             table = table_of(modules[path], keys)
-            tables.setdefault(id(table), (table, {}))[1][keys[-1]] = value
+            if isinstance(value, Same):
+                self._identical.append((table, keys[-1], value.thing))
+            else:
+                tables.setdefault(id(table), (table, {}))[1][keys[-1]] = value
         self._expected = [
             (itemgetter(*names), table, tuple(names.values()) if len(names) > 1 else next(iter(names.values())))
             for table, names in tables.values()
@@ -266,6 +276,9 @@ class ModuleGuard:
             for table, name in self._absent:
                 if table[name] is not None:
                     return False
+            for table, name, thing in self._identical:
+                if table[name] is not thing:
+                    return False
         except KeyError:
             return False
         for modules, children in self._children:
@@ -273,6 +286,9 @@ class ModuleGuard:
                 return False
         for hooks, expected_hooks in self._loud:
             if [*hooks.values()] != expected_hooks:
+                return False
+        for array in self._arrays:
+            if array.array.tobytes() != array.held:
                 return False
         return (
             not any(self._silent)
@@ -311,12 +327,19 @@ class ModuleGuard:
                 if module.__dict__[table].get(name) is not None:
                     raise ModuleError(f"{name!r} of {where} was None at capture, now it is a tensor{again}")
         for path, keys, value in self.attributes:
+            if isinstance(value, Bytes):
+                if value.array.tobytes() != value.held:
+                    raise ModuleError(
+                        f"the numpy array {keys[0]!r} of {path or 'the model'!r} holds other numbers now{again}"
+                    )
+                continue
             found = reach(self.modules[path], keys)
-            if found != value:
-                shown = "gone" if found is self.modules[path] else repr(found)
+            if found is not value.thing if isinstance(value, Same) else not simple(found) or found != value:
+                shown = "gone" if found is self.modules[path] else reprlib.repr(found)
                 name = ".".join(map(str, keys))
                 raise ModuleError(
-                    f"attribute {name!r} of {path or 'the model'!r} was {value!r} when forward read it, now it is {shown}{again}"
+                    f"attribute {name!r} of {repr(path) if path else 'the model'} was {reprlib.repr(value)} when forward read it, "
+                    f"now it is {shown}{again}"
                 )
         for path, name in sorted(base.missing):
             if path in self.modules and hasattr(self.modules[path], name):

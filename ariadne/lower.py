@@ -166,9 +166,11 @@ class Lowering:
             self.keep.append(seen)
             self.ids[id(seen)] = name
         storage = self._storage(seen)
-        self.values[name] = Value(
-            name, kind, self._dims(seen), seen.dtype, str(seen.device), t.requires_grad, storage, origin
+        unknown = any(
+            isinstance(d, torch.SymInt) and d.node.expr.free_symbols - self.symbols.keys() for d in seen.shape
         )
+        shape = () if unknown else self._dims(seen)  # what depends on data is filled in once its sizes have names
+        self.values[name] = Value(name, kind, shape, seen.dtype, str(seen.device), t.requires_grad, storage, origin)
         self.ids[id(t)] = name
         self.keep.append(t)
         self.by_storage.setdefault(storage, []).append(seen)

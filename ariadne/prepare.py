@@ -44,13 +44,8 @@ def prepare_split(
     >>> runtime = prepare_split(model, (torch.randn(2, 3, 224, 224),), split="after:layer3")
     >>> output = runtime.run_suffix(runtime.run_prefix(torch.randn(7, 3, 224, 224)))
     """
-    spec = split if isinstance(split, SplitSpec) else SplitSpec(boundary=split)
-    if mode not in MODES:
-        raise SpecError(f"mode must be one of {', '.join(map(repr, MODES))}; found {mode!r}")
-    example = _example(model, example_inputs, example_kwargs or {}, spec)
-    return _prepare(
-        model, example, Settings(spec, parse_boundary(spec.boundary), mode, objective, compile_options), True
-    )
+    settings = _settings(split, mode, objective, compile_options)
+    return _prepare(model, _example(model, example_inputs, example_kwargs, settings.spec), settings, True)
 
 
 def prepare_split_replay(
@@ -64,13 +59,21 @@ def prepare_split_replay(
     example_kwargs: Mapping[str, Any] | None = None,
 ) -> SplitRuntime:
     """As `prepare_split`, for inference only: what training alone would need is not captured until it is asked for."""
+    settings = _settings(split, mode, objective, compile_options)
+    return _prepare(model, _example(model, example_inputs, example_kwargs, settings.spec), settings, False)
+
+
+def _settings(
+    split: SplitSpec | str, mode: ExecutionMode, objective: Objective | None, compile_options: Mapping[str, Any] | None
+) -> Settings:
     spec = split if isinstance(split, SplitSpec) else SplitSpec(boundary=split)
     if mode not in MODES:
         raise SpecError(f"mode must be one of {', '.join(map(repr, MODES))}; found {mode!r}")
-    example = _example(model, example_inputs, example_kwargs or {}, spec)
-    return _prepare(
-        model, example, Settings(spec, parse_boundary(spec.boundary), mode, objective, compile_options), False
-    )
+    if compile_options is not None and not isinstance(compile_options, Mapping):
+        raise SpecError(f"compile_options is a mapping of options of torch.compile; found {compile_options!r}")
+    if compile_options and mode != "compiled":
+        raise SpecError(f"compile_options go with mode='compiled'; the mode here is {mode!r}")
+    return Settings(spec, parse_boundary(spec.boundary), mode, objective, compile_options)
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ def validate_dynamic_batches(
     Inputs of each size are made from the samples of `example_inputs`, repeated or cut. The model is left as found. Raises
     `VerificationError` for the first size at which they differ.
     """
-    example = _example(runtime.model, example_inputs, example_kwargs or {}, runtime.settings.spec)
+    example = _example(runtime.model, example_inputs, example_kwargs, runtime.settings.spec)
 
     def whole(*args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():
@@ -170,7 +173,7 @@ def validate_dynamic_batches(
     return tuple(outputs)
 
 
-def _example(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], spec: SplitSpec) -> Example:
+def _example(model: nn.Module, args: Sequence[Any], given: Mapping[str, Any] | None, spec: SplitSpec) -> Example:
     if not isinstance(model, nn.Module):
         raise SpecError(f"the model must be a torch.nn.Module; found {type(model).__name__}")
     meta = next((n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta), None)
@@ -189,19 +192,23 @@ def _example(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], s
         raise InputError(
             f"example_inputs is a tuple of forward's positional inputs; found {type(args).__name__}. Write (x,)"
         )
-    leaves = [*tree.leaves((tuple(args), dict(kwargs)))]
+    if given is not None and not isinstance(given, Mapping):
+        raise InputError(f"example_kwargs is a mapping of forward's keyword inputs; found {type(given).__name__}")
+    kwargs = dict(given or {})
+    leaves = [*tree.leaves((tuple(args), kwargs))]
     tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
     if not tensors:
         raise InputError("example inputs hold no tensor, so there is no batch; pass at least one tensor")
+    if any(t.is_meta for t in tensors):
+        raise InputError("example inputs are on the meta device, so there is nothing to run; pass tensors with data")
     first = tensors[0]
     if first.dim() == 0:
         raise InputError("the first tensor of the example inputs has no dims; its dim 0 must be the batch")
-    batch, (lo, hi) = first.shape[0], spec.batch_range
+    batch = first.shape[0]
     if batch < 1:
         raise BatchError("the example inputs have batch 0; pass at least one sample")
     if spec.trace_batch_mode == "batch_1" and batch != 1:
         raise BatchError(f"trace_batch_mode 'batch_1' needs example inputs of batch 1; found batch {batch}")
     if spec.trace_batch_mode == "batch_gt1" and batch < 2:
         raise BatchError("trace_batch_mode 'batch_gt1' needs example inputs of batch 2 or more; found batch 1")
-    del lo, hi
     return Example.of(args, kwargs)

@@ -35,7 +35,7 @@ _BOOKKEEPING = frozenset(
     "_parameters _buffers _modules _non_persistent_buffers_set _backward_pre_hooks _backward_hooks _forward_hooks "
     "_forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks _forward_pre_hooks_with_kwargs "
     "_state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks "
-    "_is_full_backward_hook __dict__ __class__ training".split()
+    "_is_full_backward_hook __dict__ __class__".split()
 )
 _SIMPLE = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
@@ -58,7 +58,7 @@ class Recording:
 
     events: list[Event] = field(default_factory=list)
     calls: list[list[Any]] = field(default_factory=list)
-    read_attributes: dict[tuple[str, str], tuple[nn.Module, Any]] = field(default_factory=dict)
+    read_attributes: dict[tuple[str, str], tuple[nn.Module, Any, int]] = field(default_factory=dict)
     written: set[tuple[str, str]] = field(default_factory=set)
     missing: set[tuple[str, str]] = field(default_factory=set)
     looked: set[str] = field(default_factory=set)
@@ -66,6 +66,7 @@ class Recording:
     stores: list[tuple[str, str, torch.Tensor]] = field(default_factory=list)
     changed: list[tuple[str, str, Any, Any]] = field(default_factory=list)
     containers: list[tuple[Any, Any]] = field(default_factory=list)
+    moved: set[int] = field(default_factory=set)
 
 
 def bind(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -279,7 +280,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> N
             key = (paths[id(self)], name)
             if key not in recording.written and key not in recording.read_attributes:
                 kept = copy.deepcopy(value) if isinstance(value, (list, dict, set)) and simple(value) else value
-                recording.read_attributes[key] = self, kept
+                recording.read_attributes[key] = self, kept, id(value)
         return value
 
     original_write = nn.Module.__setattr__
@@ -486,4 +487,6 @@ def recording(
             patches.restore()
     found.stores = list(snapshot.replaced_buffers())
     found.changed = list(snapshot.changes())
-    found.containers = list(snapshot.changed_containers())
+    for at, before, now in snapshot.changed_containers():
+        found.moved.add(at)
+        found.containers.append((before, now))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,12 +64,15 @@ class Variant:
         self.moved = baseline.types
         self.prefix_guard = ModuleGuard(plan, range(candidate.cut), baseline)
         self.suffix_guard = ModuleGuard(plan, range(candidate.cut, len(plan.nodes)), baseline)
-        for guard in (self.prefix_guard, self.suffix_guard):
-            if not guard():
-                guard.explain()
-        self.enter = entrance(plan, model, baseline)
-        self.prefix_source = emit(plan, candidate, "prefix", model)
-        self.suffix_source = emit(plan, candidate, "suffix", model)
+        try:
+            self.enter = entrance(plan, model, baseline)
+            self.prefix_source = emit(plan, candidate, "prefix", model)
+            self.suffix_source = emit(plan, candidate, "suffix", model)
+        except (AttributeError, KeyError):  # a module or a tensor of the plan is gone: say which
+            self.prefix_guard.explain()
+            self.suffix_guard.explain()
+            raise
+        self.cast = tuple(_cast_twice(plan, candidate))
         reads = {side: self._reads(side) for side in ("prefix", "suffix")}
         self._slots = {
             side: [(model.get_submodule(path)._parameters, key) for path, key in found] for side, found in reads.items()
@@ -118,6 +121,19 @@ class _Nobody(Variant):
     def __init__(self, other: Variant) -> None:
         self.__dict__.update(other.__dict__)
         self.enter = lambda args, kwargs: None
+
+
+def _cast_twice(plan: TracePlan, candidate: SplitCandidate) -> Iterator[str]:
+    """The parameters that autocast may cast for ops on both sides, going by which ops it has kernels for."""
+    sides: list[set[str]] = [set(), set()]
+    for i, node in enumerate(plan.nodes):
+        wanted = [r for r in node.reads if r in plan.values and plan.values[r].kind == "parameter"]
+        if wanted and node.target.startswith("aten.") and not node.region.autocast:
+            _, name, overload = node.target.split(".")
+            full = f"aten::{name}" if overload == "default" else f"aten::{name}.{overload}"
+            if torch._C._dispatch_has_kernel_for_dispatch_key(full, "AutocastCPU"):
+                sides[i >= candidate.cut].update(wanted)
+    yield from sorted(sides[0] & sides[1])
 
 
 def _present(slots: list[tuple[dict[str, Any], str]]) -> list[nn.Parameter]:
@@ -318,6 +334,7 @@ class SplitRuntime:
             optimizer=optimizer,
             scaler=scaler,
             shared=variant.shared(),
+            cast=variant.cast,
         )
 
     def backward_prefix(
@@ -491,11 +508,14 @@ def _check_values(boundary: BoundaryPayload, variant: Variant) -> None:
         expected = variant.plan.values[label]
         if expected.kind == "scalar" and isinstance(value, (bool, int, float)):
             env[label] = value
+    floats = {torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)}
+    if state_types(variant.model) != variant.moved:
+        floats |= {p.dtype for p in variant.model.parameters() if p.is_floating_point()}
     for label, value in zip(live, boundary.raw, strict=True):
-        _check_value(label, value, variant.plan.values[label], env)
+        _check_value(label, value, variant.plan.values[label], env, floats)
 
 
-def _check_value(label: str, value: Any, expected: Value, env: Mapping[str, Any]) -> None:
+def _check_value(label: str, value: Any, expected: Value, env: Mapping[str, Any], floats: set[torch.dtype]) -> None:
     if expected.kind == "sequence":
         if not (isinstance(value, (list, tuple)) and all(isinstance(v, torch.Tensor) for v in value)):
             raise BoundaryError(f"{label!r} must be a sequence of tensors; found {type(value).__name__}")
@@ -508,10 +528,13 @@ def _check_value(label: str, value: Any, expected: Value, env: Mapping[str, Any]
         sizes = [
             d if isinstance(d, int) else d.evaluate(env) if d.names <= env.keys() else None for d in expected.shape
         ]
+        kinds = {expected.dtype}
+        if expected.dtype.is_floating_point:
+            kinds |= floats
         wrong = len(sizes) != value.dim() or any(
             s is not None and s != n for s, n in zip(sizes, value.shape, strict=False)
         )
-        if wrong or value.dtype.is_floating_point != expected.dtype.is_floating_point:
+        if wrong or value.dtype not in kinds:
             raise BoundaryError(
                 f"{label!r} must be {expected.describe()}, here {sizes}; found {short_dtype(value.dtype)}{list(value.shape)}"
             )

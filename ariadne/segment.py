@@ -11,9 +11,9 @@ import torch
 
 from ariadne.codegen import Source
 from ariadne.errors import CompileError, SpecError
+from ariadne.spec import COMPILE_OPTIONS
 
 _numbers = itertools.count()
-_COMPILE_OPTIONS = ("backend", "mode", "dynamic", "fullgraph", "options", "disable")
 
 
 def load(source: Source, label: str) -> Callable[..., Any]:
@@ -29,13 +29,16 @@ def load(source: Source, label: str) -> Callable[..., Any]:
 def compiled(function: Callable[..., Any], options: Mapping[str, Any] | None) -> Callable[..., Any]:
     """The function under `torch.compile` with these options; a failure to compile raises `CompileError`."""
     chosen = dict(options or {})
-    unknown = sorted(set(chosen) - set(_COMPILE_OPTIONS))
+    unknown = sorted(set(chosen) - set(COMPILE_OPTIONS))
     if unknown:
         raise SpecError(
-            f"compile_options has no {unknown[0]!r}; torch.compile takes {', '.join(map(repr, _COMPILE_OPTIONS))}"
+            f"compile_options has no {unknown[0]!r}; torch.compile takes {', '.join(map(repr, COMPILE_OPTIONS))}"
         )
     chosen.setdefault("dynamic", True)
-    inner = torch.compile(function, **chosen)
+    try:
+        inner = torch.compile(function, **chosen)
+    except Exception as error:  # an unknown backend or mode
+        raise SpecError(f"torch.compile does not take {chosen}: {error}") from error
 
     def call(*args: Any) -> Any:
         try:

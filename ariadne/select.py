@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ariadne.errors import FrontierError, SpecError, nearest
 from ariadne.frontier import SplitCandidate
@@ -55,6 +55,14 @@ def select(
 def _best(plan: TracePlan, pool: Sequence[SplitCandidate], objective: Objective | None) -> SplitCandidate:
     if callable(objective):
         return min(pool, key=lambda c: (objective(c), c.cut))
+    numbers = isinstance(objective, Mapping) and all(
+        isinstance(v, (int, float)) and not isinstance(v, bool) for v in objective.values()
+    )
+    if objective is not None and not numbers:
+        raise SpecError(
+            f"an objective is a mapping from {', '.join(map(repr, _OBJECTIVES))} to numbers, or a callable that takes a "
+            f"candidate; found {objective!r}"
+        )
     wanted = dict(objective or {})
     unknown = sorted(set(wanted) - set(_OBJECTIVES))
     if unknown:

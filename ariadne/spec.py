@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ariadne.errors import SpecError
+from ariadne.expr import FUNCTIONS
 
 ExecutionMode = Literal["debug_interpreter", "generated_eager", "compiled"]
 TraceBatchMode = Literal["batch_1", "batch_gt1"]
+COMPILE_OPTIONS = ("backend", "mode", "dynamic", "fullgraph", "options", "disable")
 MODES = ("debug_interpreter", "generated_eager", "compiled")
 TRACE_BATCH_MODES = ("batch_1", "batch_gt1")
 Objective = Mapping[str, float] | Callable[[Any], float]
@@ -39,7 +42,8 @@ class SplitSpec:
 
     def __post_init__(self) -> None:
         parse_boundary(self.boundary)
-        if not (isinstance(self.batch_symbol, str) and self.batch_symbol.isidentifier()):
+        symbol = self.batch_symbol
+        if not (isinstance(symbol, str) and symbol.isidentifier()) or keyword.iskeyword(symbol) or symbol in FUNCTIONS:
             raise SpecError(f"batch_symbol must be a Python identifier such as 'B'; found {self.batch_symbol!r}")
         if self.trace_batch_mode is not None and self.trace_batch_mode not in TRACE_BATCH_MODES:
             raise SpecError(
@@ -76,6 +80,7 @@ class Boundary:
     cut: int = 0
 
 
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _PERCENT = re.compile(r"(?:(?:percent:|at:)\s*)?(?P<number>[-+]?\d+(?:\.\d*)?)\s*(?P<sign>%?)")
 
 
@@ -94,9 +99,9 @@ def parse_boundary(text: str) -> Boundary:
         name, mark, call = asked.removeprefix("after:").partition("#")
         if name and not mark:
             return Boundary("after", module=name)
-        if name and call.isdigit() and int(call) > 0:
+        if name and _NUMBER.fullmatch(call) and int(call) > 0:
             return Boundary("after", module=name, call=int(call))
-    elif asked.startswith("cut:") and asked.removeprefix("cut:").isdigit():
+    elif asked.startswith("cut:") and _NUMBER.fullmatch(asked.removeprefix("cut:")):
         return Boundary("cut", cut=int(asked.removeprefix("cut:")))
     elif (found := _PERCENT.fullmatch(asked)) and (found["sign"] or asked.startswith("percent:")):
         percent = float(found["number"])

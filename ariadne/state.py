@@ -114,7 +114,11 @@ class Snapshot:
                 self.save(found)
 
     def again(self) -> None:
-        """Put back tensors' data and torch's generators, and leave what Python keeps as it is now."""
+        """Put back buffers, tensors' data and torch's generators, and leave what Python keeps as it is now."""
+        registries = {id(table) for m in self.modules.values() for table in (m._parameters, m._buffers)}
+        for d, old in self._dicts:
+            if id(d) in registries and any(d.get(k, d) is not v for k, v in old.items()):
+                d.update(old)
         self._restore_tensors()
         torch.set_rng_state(self.rng["torch"])
         if "cuda" in self.rng:
@@ -122,21 +126,25 @@ class Snapshot:
         for put, state in self._generators:
             put(state)
 
-    def changed_containers(self) -> Iterator[tuple[Any, Any]]:
-        """What lists, dicts, sets and objects held before and hold now, where that differs; registries of modules left out."""
+    def changed_containers(self) -> Iterator[tuple[int, Any, Any]]:
+        """The lists, dicts, sets and objects that hold other things now, by id, with those that they held and hold.
+
+        The registries of modules are left out.
+        """
         tables = {id(t) for m in self.modules.values() for t in (m.__dict__, m._parameters, m._buffers, m._modules)}
         for d, old in self._dicts:
             if id(d) not in tables and (len(d) != len(old) or any(d.get(k, d) is not v for k, v in old.items())):
                 yield (
+                    id(d),
                     [v for k, v in old.items() if d.get(k, d) is not v],
                     [v for k, v in d.items() if old.get(k, d) is not v],
                 )
         for values, was in self._lists:
             if len(values) != len(was) or any(a is not b for a, b in zip(values, was, strict=True)):
-                yield list(was), list(values)
+                yield id(values), list(was), list(values)
         for s, before in self._sets:
             if s != before:
-                yield list(before), list(s)
+                yield id(s), list(before), list(s)
 
     def changes(self) -> Iterator[tuple[str, str, Any, Any]]:
         """The plain attributes of modules that differ now: (module path, name, before, now)."""

@@ -7,7 +7,7 @@ prefix's graph, which is still alive. Nothing is computed twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -84,6 +84,7 @@ def train_suffix(
     optimizer: torch.optim.Optimizer | None,
     scaler: Any,
     shared: Iterable[torch.nn.Parameter],
+    cast: Sequence[str],
 ) -> tuple[torch.Tensor, Gradients]:
     """Run the suffix, its loss and its backward pass; step `optimizer` if there is one.
 
@@ -92,6 +93,12 @@ def train_suffix(
     """
     shared = list(shared) if boundary._graph is not None else []
     refuse_shared(shared, optimizer)
+    autocast = any(torch.is_autocast_enabled(d) for d in ("cpu", "cuda"))
+    if cast and shared and autocast and torch.is_autocast_cache_enabled():
+        raise TrainingError(
+            f"autocast casts the parameter {cast[0]!r} once for both sides of the cut, and the whole model adds their gradients "
+            "before it casts back; two halves can't. Use torch.autocast(..., cache_enabled=False), or cut elsewhere"
+        )
     boundary.consume("train_suffix")
     if optimizer is not None:
         optimizer.zero_grad(set_to_none=True)
