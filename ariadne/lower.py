@@ -277,9 +277,9 @@ class Lowering:
         if not isinstance(event.target, OpOverload):
             return self._python_op(event)
         target, args = event.target, event.args
-        op = target._schema.name.split("::")[1]
         if target is torch.ops.aten.lift_fresh.default:
             target, args = torch.ops.aten.clone.default, (args[0], None)
+        op = target._schema.name.split("::")[1]
         if self._changes_nothing(event):
             for out in tensors_in(event.out):
                 self.ids[id(out)] = self.tensor(args[0]).name

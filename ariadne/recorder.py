@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from ariadne.errors import UnsupportedError
@@ -108,7 +108,8 @@ class Recorder(ProxyTorchDispatchMode):
             return func(*args, **kwargs)
         if func is torch.ops.aten.lift_fresh.default:
             self.depth += 1
-            kept = args[0].clone()  # the forward may write into what it gets
+            with unset_fake_temporarily():
+                kept = args[0].clone()  # the forward may write into what it gets
             self.depth -= 1
         if self.fake is None:
             self._keep_what_is_written(func, args, kwargs)

@@ -73,7 +73,7 @@ class Variant:
             self.suffix_guard.explain()
             raise
         self.cast = tuple(_cast_twice(plan, candidate))
-        reads = {side: self._reads(side) for side in ("prefix", "suffix")}
+        self.reads = reads = {side: reads_of(plan, candidate, side) for side in ("prefix", "suffix")}
         self._slots = {
             side: [(model.get_submodule(path)._parameters, key) for path, key in found] for side, found in reads.items()
         }
@@ -109,10 +109,21 @@ class Variant:
         """The parameters that both sides read now and that are to be trained."""
         return [p for p in _present(self._common) if p.requires_grad] if self._common else []
 
-    def _reads(self, side: str) -> dict[tuple[str, str], None]:
-        nodes = self.plan.nodes[: self.candidate.cut] if side == "prefix" else self.plan.nodes[self.candidate.cut :]
-        values = (self.plan.values.get(name) for node in nodes for name in node.reads)
-        return {(v.origin[0], v.origin[1]): None for v in values if v is not None and v.kind == "parameter"}
+
+def reads_of(plan: TracePlan, candidate: SplitCandidate, side: str) -> dict[tuple[str, str], None]:
+    """The parameters that one side of a cut reads, as (module path, name), in the order of their first use."""
+    nodes = plan.nodes[: candidate.cut] if side == "prefix" else plan.nodes[candidate.cut :]
+    values = (plan.values.get(name) for node in nodes for name in node.reads)
+    return {(v.origin[0], v.origin[1]): None for v in values if v is not None and v.kind == "parameter"}
+
+
+def _keeps_sides(
+    plan: TracePlan, candidate: SplitCandidate, main: Mapping[str, Mapping[tuple[str, str], None]]
+) -> bool:
+    """Whether every parameter that another cut of the same model has on one side alone stays on that side."""
+    here = {side: reads_of(plan, candidate, side) for side in main}
+    known = {p for side in main for p in main[side]}
+    return all(p not in known or p in main[side] for side in main for p in here[side])
 
 
 class _Nobody(Variant):
@@ -418,22 +429,31 @@ class SplitRuntime:
         return variant
 
     def _choose(self, plan: TracePlan, candidates: tuple[SplitCandidate, ...]) -> SplitCandidate:
-        """Where to cut a plan: as asked; a further plan of the same model like the first, at the same module or share."""
-        settings = self.settings
-        tries = [settings.boundary]
-        if self._variants:
-            main = self._variants[0]
-            if settings.boundary.kind == "cut":
-                tries = [parse_boundary(f"after:{main.candidate.after}")] if main.candidate.after else []
-            tries.append(Boundary("percent", percent=100 * main.candidate.cut / len(main.plan.nodes)))
-        for boundary in tries[:-1]:
+        """Where to cut a plan: as asked; a further plan of the same model so that each side keeps its parameters."""
+        trainable, objective = self.settings.spec.trainable, self.settings.objective
+        asked = self.settings.boundary
+        if not self._variants:
+            return select(plan, candidates, asked, trainable=trainable, objective=objective)
+        main = self._variants[0]
+        share = main.candidate.cut / len(main.plan.nodes)
+        alike = [c for c in candidates if c.safe and _keeps_sides(plan, c, main.reads)]
+        if asked.kind == "after":
             try:
-                return select(
-                    plan, candidates, boundary, trainable=settings.spec.trainable, objective=settings.objective
-                )
-            except FrontierError:  # this plan has no such cut; the next try asks for one near it
-                continue
-        return select(plan, candidates, tries[-1], trainable=settings.spec.trainable, objective=settings.objective)
+                named = select(plan, candidates, asked, trainable=trainable, objective=objective)
+                alike = [c for c in alike if c.cut == named.cut] or alike
+            except FrontierError:  # this plan has no such cut: take one like it
+                pass
+        if alike:
+            return min(
+                alike, key=lambda c: (c.after != main.candidate.after, abs(c.cut - share * len(plan.nodes)), c.cut)
+            )
+        if plan.grad_enabled and main.plan.grad_enabled:
+            raise FrontierError(
+                "for these inputs forward runs in another way than at capture, and can't be cut there so that each side keeps "
+                "its parameters; prepare a split of its own for them"
+            )
+        near = Boundary("percent", percent=100 * share)
+        return select(plan, candidates, near, trainable=trainable, objective=objective)
 
     def _enter_anew(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool

@@ -70,7 +70,7 @@ class TensorRef:
         return hash((TensorRef, self.label))
 
     def __repr__(self) -> str:
-        return f"TensorRef({self.label!r})"
+        return f"TensorRef(label={self.label!r})"
 
 
 class _Registered(NamedTuple):

@@ -16,7 +16,7 @@ from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 from ariadne import SplitRuntime, SplitSpec, prepare_split, prepare_split_replay, tree
-from ariadne.errors import BoundaryError, ConsumedError, GuardError, ModuleError, WitnessError
+from ariadne.errors import BoundaryError, ConsumedError, GuardError, ModuleError, UnsupportedError, WitnessError
 from ariadne.verify import difference
 
 # What every test here is held against
@@ -888,7 +888,14 @@ def test_parameters_assigned_in_another_dtype_are_followed() -> None:
     twins.replay(seeded((2, 6)).double())
 
 
-@pytest.mark.parametrize("hook", [forward_hook, forward_pre_hook, model_hook, backward_hook], ids=lambda c: c.__name__)
+def test_a_backward_hook_is_refused_at_prepare() -> None:
+    net = Net()
+    backward_hook(net)
+    with pytest.raises(UnsupportedError, match="'second' has a backward hook.*remove it"):
+        prepare_split(net, (seeded((2, 6)),), split="50%")
+
+
+@pytest.mark.parametrize("hook", [forward_hook, forward_pre_hook, model_hook], ids=lambda c: c.__name__)
 def test_hooks_that_were_there_at_prepare_are_part_of_the_plan_until_removed(hook: Callable[[nn.Module], None]) -> None:
     def build() -> nn.Module:
         net = Net()
