@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import timm
 import torch
 from torch import nn
 
@@ -25,6 +26,7 @@ from ariadne.boundary import BoundaryPayload
 from ariadne.capture import Example, symbolic
 from ariadne.frontier import frontiers
 from ariadne.runtime import SplitRuntime
+from benchmarks.memory import peak
 
 
 def pairs(
@@ -60,8 +62,6 @@ def _resized(name: str, pixels: int) -> tuple[nn.Module, tuple[Any, ...]]:
 
 
 def _vit_tiny_224() -> tuple[nn.Module, tuple[Any, ...]]:
-    import timm
-
     torch.manual_seed(0)
     return timm.create_model("vit_tiny_patch16_224", pretrained=False).eval(), (torch.randn(1, 3, 224, 224),)
 
@@ -78,83 +78,101 @@ INFERENCE: dict[str, tuple[Callable[[], tuple[nn.Module, tuple[Any, ...]]], floa
 }
 
 
+TRAINING = (
+    "torchvision/resnet18",
+    "torchvision/mobilenet_v3_large",
+    "torchvision/densenet121",
+    "timm/vit_tiny_patch16_224",
+    "ultralytics/yolov8n",
+)
+PREPARE = (
+    "torchvision/resnet18",
+    "torchvision/mobilenet_v3_large",
+    "torchvision/swin_t",
+    "timm/vit_tiny_patch16_224",
+    "ultralytics/yolov8n",
+)
+
+
+def _inference_row(name: str, count: int) -> list[str]:
+    build, goal, more = INFERENCE[name]
+    model, inputs = build()
+    runtime = prepare_split(model, tuple(torch.cat([x, x]) for x in inputs), split="percent:50")
+
+    def whole() -> Any:
+        return model(*inputs)
+
+    def split() -> Any:
+        return runtime.run_suffix(runtime.run_prefix(*inputs))
+
+    with torch.no_grad():
+        floor = pairs(whole, whole, count)
+        a, b, ratio = pairs(whole, split, count * more)
+    return [name, f"{a * 1e3:.3f}", f"{b * 1e3:.3f}", f"{ratio:.3f}", f"{goal}", f"{floor[2]:.3f}"]
+
+
 def inference(count: int) -> None:
     """Generated eager, prefix + payload + suffix, over `model(x)`."""
-    rows = []
-    for name, (build, goal, more) in INFERENCE.items():
-        model, inputs = build()
-        example = tuple(torch.cat([x, x]) for x in inputs)
-        runtime = prepare_split(model, example, split="percent:50")
-        with torch.no_grad():
-            floor = pairs(lambda: model(*inputs), lambda: model(*inputs), count)
-            whole, split, ratio = pairs(
-                lambda: model(*inputs), lambda: runtime.run_suffix(runtime.run_prefix(*inputs)), count * more
-            )
-        rows.append([name, f"{whole * 1e3:.3f}", f"{split * 1e3:.3f}", f"{ratio:.3f}", f"{goal}", f"{floor[2]:.3f}"])
     head = ["model, batch 1", "whole ms", "split ms", "split / whole", "to reach", "whole / whole"]
+    rows = [_inference_row(name, count) for name in INFERENCE]
     table("Inference: prefix + payload + suffix over the model, no_grad", head, rows)
+
+
+def _training_row(name: str, count: int) -> list[str]:
+    entry = model_zoo.entry(name)
+    model = entry.build().train()
+    args, kwargs = entry.inputs(4)
+    runtime = prepare_split(model, args, example_kwargs=kwargs, split=SplitSpec("percent:50", trainable=True))
+    twin = copy.deepcopy(model)
+    whole_optimizer = torch.optim.SGD(twin.parameters(), lr=1e-4, momentum=0.9)
+    prefix = torch.optim.SGD(runtime.prefix_parameters(), lr=1e-4, momentum=0.9)
+    suffix = torch.optim.SGD(runtime.suffix_parameters(), lr=1e-4, momentum=0.9)
+
+    def loss_fn(output: Any, _: Any) -> torch.Tensor:
+        return entry.loss(output)
+
+    def whole() -> None:
+        whole_optimizer.zero_grad(set_to_none=True)
+        loss_fn(twin(*args, **kwargs), None).backward()
+        whole_optimizer.step()
+
+    def split() -> None:
+        boundary = runtime.run_training_prefix(*args, **kwargs)
+        _, gradients = runtime.train_suffix(boundary, loss_fn=loss_fn, optimizer=suffix)
+        runtime.backward_prefix(boundary, gradients, optimizer=prefix)
+
+    a, b, ratio = pairs(whole, split, max(20, count // 5), warmup=5)
+    return [name, f"{a * 1e3:.2f}", f"{b * 1e3:.2f}", f"{ratio:.3f}", "1.03"]
 
 
 def training(count: int) -> None:
     """A split training round over a whole training step."""
-    rows = []
-    for name in ("torchvision/resnet18", "torchvision/mobilenet_v3_large", "timm/vit_tiny_patch16_224", "ultralytics/yolov8n",
-                 "nn/mlp10x64"):  # fmt: skip
-        entry = model_zoo.entry(name)
-        model = entry.build().train()
-        args, kwargs = entry.inputs(4)
-        runtime = prepare_split(model, args, example_kwargs=kwargs, split=SplitSpec("percent:50", trainable=True))
-        twin = copy.deepcopy(model)
-        whole_optimizer = torch.optim.SGD(twin.parameters(), lr=1e-4, momentum=0.9)
-        prefix = torch.optim.SGD(runtime.prefix_parameters(), lr=1e-4, momentum=0.9)
-        suffix = torch.optim.SGD(runtime.suffix_parameters(), lr=1e-4, momentum=0.9)
+    rows = [_training_row(name, count) for name in TRAINING]
+    head = ["model", "whole ms", "split ms", "split / whole", "to reach"]
+    table("Training: split round over whole step, batch 4", head, rows)
 
-        def whole() -> None:
-            whole_optimizer.zero_grad(set_to_none=True)
-            entry.loss(twin(*args, **kwargs)).backward()
-            whole_optimizer.step()
 
-        def split() -> None:
-            boundary = runtime.run_training_prefix(*args, **kwargs)
-            _, gradients = runtime.train_suffix(
-                boundary, None, loss_fn=lambda output, _: entry.loss(output), optimizer=suffix
-            )
-            runtime.backward_prefix(boundary, gradients, optimizer=prefix)
+def _prepare_row(name: str, count: int) -> list[str]:
+    entry = model_zoo.entry(name)
+    model = _OnlyX(entry.build().eval())
+    args, _ = entry.inputs(2)
 
-        a, b, ratio = pairs(whole, split, max(20, count // 6), warmup=3)
-        rows.append([name, f"{a * 1e3:.2f}", f"{b * 1e3:.2f}", f"{ratio:.3f}", "1.03"])
-    table(
-        "Training: split round over whole step, batch 4",
-        ["model", "whole ms", "split ms", "split / whole", "to reach"],
-        rows,
-    )
+    def export() -> None:
+        fresh = copy.deepcopy(model)  # export leaves fake tensors in what YOLO caches
+        torch.export.export(fresh, args, dynamic_shapes=({0: torch.export.Dim("B", min=1, max=64)},), strict=False)
+
+    def split() -> None:
+        prepare_split(model, args, split="percent:50")
+
+    a, b, ratio = pairs(export, split, max(3, count // 60), warmup=1)
+    return [name, f"{a:.2f}", f"{b:.2f}", f"{ratio:.2f}", "1.6"]
 
 
 def prepare(count: int) -> None:
     """`prepare_split` at percent:50 over `torch.export.export` of the same model, same process."""
-    rows = []
-    for name in ("torchvision/resnet18", "torchvision/mobilenet_v3_large", "torchvision/swin_t", "timm/vit_tiny_patch16_224",
-                 "ultralytics/yolov8n"):  # fmt: skip
-        entry = model_zoo.entry(name)
-        model = entry.build().eval()
-        args, _ = entry.inputs(2)
-
-        only_x = _OnlyX(model)
-
-        def export(model: nn.Module = only_x, args: tuple[Any, ...] = args) -> None:
-            model = copy.deepcopy(model)  # export leaves fake tensors in what YOLO caches
-            torch.export.export(model, args, dynamic_shapes=({0: torch.export.Dim("B", min=1, max=64)},), strict=False)
-
-        def split(model: nn.Module = only_x, args: tuple[Any, ...] = args) -> None:
-            prepare_split(model, args, split="percent:50")
-
-        a, b, ratio = pairs(export, split, max(3, count // 60), warmup=1)
-        rows.append([name, f"{a:.2f}", f"{b:.2f}", f"{ratio:.2f}", "1.6"])
-    table(
-        "Prepare: prepare_split over torch.export",
-        ["model", "export s", "prepare s", "prepare / export", "to reach"],
-        rows,
-    )
+    rows = [_prepare_row(name, count) for name in PREPARE]
+    head = ["model", "export s", "prepare s", "prepare / export", "to reach"]
+    table("Prepare: prepare_split over torch.export", head, rows)
 
 
 class _OnlyX(nn.Module):
@@ -195,8 +213,6 @@ def frontier(count: int) -> None:
 
 def memory(count: int) -> None:
     """Peak memory of a split forward over the model's own, from the allocator's record."""
-    from benchmarks.memory import peak
-
     rows = []
     for name in ("torchvision/resnet18", "torchvision/densenet121", "ultralytics/yolov8n"):
         whole, split = peak(name)

@@ -891,7 +891,7 @@ def test_parameters_assigned_in_another_dtype_are_followed() -> None:
 def test_a_backward_hook_is_refused_at_prepare() -> None:
     net = Net()
     backward_hook(net)
-    with pytest.raises(UnsupportedError, match="'second' has a backward hook.*remove it"):
+    with pytest.raises(UnsupportedError, match=r"'second' has a backward hook.*remove it"):
         prepare_split(net, (seeded((2, 6)),), split="50%")
 
 
