@@ -131,7 +131,11 @@ def _kept(module: nn.Module, name: str, value: Any) -> Iterable[tuple[tuple[Any,
     """What a guard keeps of an attribute that forward read: plain values as they are, of anything else its identity."""
     mine = name in module.__dict__
     if simple(value):
-        if mine or any(name in c.__dict__ for c in type(module).__mro__):
+        owner = next((c for c in type(module).__mro__ if name in c.__dict__), None)
+        plain = owner is not None and not hasattr(
+            type(owner.__dict__[name]), "__get__"
+        )  # else a property: what it reads counts
+        if mine or plain:
             yield (name,), value
         return
     if not mine or isinstance(value, torch.Tensor):
