@@ -43,10 +43,14 @@ class Example:
         batched = tuple(i for i in tensors if leaves[i].dim() and leaves[i].shape[0] == batch)
         return cls(tuple(leaves), spec, batched, batch)
 
-    def resized(self, batch: int) -> list[Any]:
-        """Fresh leaves with `batch` samples: copies of those given, repeated or cut."""
+    def resized(self, batch: int, perturbed: bool = False) -> list[Any]:
+        """Fresh leaves with `batch` samples: copies of those given, repeated or cut; `perturbed`: with other numbers."""
         out: list[Any] = []
+        made: dict[int, torch.Tensor] = {}
         for i, leaf in enumerate(self.leaves):
+            if id(leaf) in made:
+                out.append(made[id(leaf)])
+                continue
             if not isinstance(leaf, torch.Tensor):
                 out.append(leaf)
                 continue
@@ -56,7 +60,10 @@ class Example:
                     t = t.contiguous(memory_format=_format(leaf))
                 else:
                     t = leaf.detach().clone()
-            out.append(t.requires_grad_(leaf.requires_grad))
+            if perturbed and t.is_floating_point():
+                t.mul_(0.875).add_(0.0078125)
+            made[id(leaf)] = t.requires_grad_(leaf.requires_grad)
+            out.append(t)
         return out
 
 
@@ -134,7 +141,22 @@ def capture(
         recordings.append(other.recorded)
         if size in plan.batches and disagreement(plan, other.plan):
             plan = replace(plan, assumption=replace(plan.assumption, grad=True))
+    if plan.constants and not any(node.is_witness for node in plan.nodes):
+        _refuse_leaks(plan, observe(model, example, size, batch_symbol, grad, perturbed=True).plan)
     return Captured(check(plan), (real.evidence, *more), Baseline(model, recordings))
+
+
+def _refuse_leaks(plan: TracePlan, seen: TracePlan) -> None:
+    """Raise `UnsupportedError` if a tensor that no op made is another one where the inputs hold other numbers."""
+    pairs = zip(plan.constants.values(), seen.constants.values(), strict=False)
+    same = len(plan.constants) == len(seen.constants) and all(
+        a.shape == b.shape and a.dtype is b.dtype and torch.equal(a, b) for a, b in pairs
+    )
+    if not same:
+        raise UnsupportedError(
+            "forward takes data out of torch and brings them back in as a tensor (by numpy, dlpack, deepcopy, or another "
+            "thread), which a plan would freeze; keep to torch's own ops"
+        )
 
 
 def refuse_hooks(model: nn.Module) -> None:
@@ -243,13 +265,14 @@ def observe(
     grad: bool,
     watch: Watch | None = None,
     twice: bool = False,
+    perturbed: bool = False,
 ) -> Observation:
     """Run the forward on real tensors of this batch: the plan of that run, all its numbers as they were, and the output.
 
     With a `watch`, sizes that follow the batch note what is asked of them. With `twice` the model runs once more in the state
     that the first run left Python in, and must give the same.
     """
-    leaves = example.resized(batch)
+    leaves = example.resized(batch, perturbed)
     snapshot = Snapshot(model)
     snapshot.save_buffers()
     state = state_tensors(snapshot)

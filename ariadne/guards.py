@@ -64,7 +64,8 @@ def entrance(
             continue
         value = plan.values[names[i]]
         if value.kind == "object":
-            env[f"captured{i}"] = None
+            env[f"given{i}"], env["same_given"] = plan.given[value.name], same_given
+            lines.append(f"    if not same_given({leaf[i]}, given{i}): return None")
             continue
         lines.append(f"    if not isinstance({leaf[i]}, Tensor): return None")
         dims = [f"d{i}_{k}" for k in range(len(value.shape))]
@@ -87,6 +88,11 @@ def entrance(
         lines.append(f"    if {' or '.join(checks)}: return None")
     if first:
         lines.append(f"    B = {plan.traced_batch}")
+    tensors = [i for i, name in plan.inputs if plan.values[name].kind == "input"]
+    for k, i in enumerate(tensors):
+        for j in tensors[:k]:
+            sign = "is not" if (i, j) in plan.tied_inputs else "is"
+            lines.append(f"    if leaf{i} {sign} leaf{j}: return None")
     within = " or ".join(f"{lo} <= B <= {hi}" if lo != hi else f"B == {lo}" for lo, hi in plan.batches.ranges)
     lines.append(f"    if not ({within or 'False'}): return None")
     for name, line, thing in _assumed(plan, model, baseline):
@@ -138,6 +144,17 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
     return found
 
 
+def same_given(now: Any, then: Any) -> bool:
+    """Whether an input that is neither a tensor nor a plain value is what it was: itself, or equal in type and contents."""
+    if now is then:
+        return True
+    if type(now) is not type(then):
+        return False
+    if hasattr(now, "tobytes") and hasattr(now, "dtype"):
+        return bool(now.dtype == then.dtype and now.shape == then.shape and now.tobytes() == then.tobytes())
+    return bool(now == then)
+
+
 def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
     """Autocast as it is now, per device type: (device type, enabled, dtype)."""
     return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
@@ -185,6 +202,11 @@ def explain(
             continue
         value = plan.values[dict(plan.inputs)[i]]
         if value.kind == "object":
+            if not same_given(leaf, plan.given[value.name]):
+                raise InputError(
+                    f"input {name} was {reprlib.repr(plan.given[value.name])} at capture, now it is {reprlib.repr(leaf)}; a value "
+                    "that is no tensor is part of the plan. Prepare again for another one"
+                )
             continue
         if not isinstance(leaf, torch.Tensor):
             raise InputError(f"input {name} must be a tensor {value.describe()}; found {type(leaf).__name__}")
@@ -225,7 +247,7 @@ class ModuleGuard:
     def __init__(self, plan: TracePlan, nodes: range, baseline: Baseline) -> None:
         self.baseline = baseline
         called = {call.path for call in plan.calls}
-        paths = {""} | {path for path, _, _ in baseline.attributes if path not in called}
+        paths = {""} | {path for path in baseline.modules if path not in called}
         for call in plan.calls:
             overlaps = call.start < nodes.stop and call.end > nodes.start
             if overlaps or (call.start == call.end and call.start in nodes):
@@ -262,6 +284,8 @@ class ModuleGuard:
         self._silent = [*(live for live, was in hooks if not was), *_GLOBAL_HOOKS]
         self._loud = [(live, was) for live, was in hooks if was]
         self._dicts = [m.__dict__ for m in modules.values()]
+        looked_in_vain = {path for path, _ in base.missing}
+        self._dicts += [t for p, m in modules.items() if p in looked_in_vain for t in (m._parameters, m._buffers)]
         self._sizes = list(map(len, self._dicts))
         self._modules = list(modules.values())
         self._classes = [base.classes[p] for p in modules]

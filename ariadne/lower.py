@@ -122,6 +122,8 @@ class Lowering:
         self.objects: dict[str, Any] = {}
         self.leaf_objects: dict[int, str] = {}
         self.inputs: list[tuple[int, str]] = []
+        self.input_ids: list[int] = []
+        self.given: dict[str, Any] = {}
         self.input_tensors: list[torch.Tensor] = []
         self.literals: list[tuple[int, Any]] = []
         self.crowd: dict[tuple[str, int], int] = {}
@@ -131,6 +133,8 @@ class Lowering:
             self._input(i, leaf)
 
     def _input(self, i: int, leaf: Any) -> None:
+        if isinstance(leaf, torch.Tensor) or not (simple(leaf) or isinstance(leaf, complex)):
+            self.input_ids.append(id(leaf) if isinstance(leaf, torch.Tensor) else -i - 1)
         if isinstance(leaf, torch.Tensor):
             name = self.names.new(f"x{i}" if i else "x")
             self.inputs.append((i, name))
@@ -145,6 +149,7 @@ class Lowering:
             name = self.names.new(f"object{i}")
             self.inputs.append((i, name))
             self.leaf_objects[id(leaf)] = name
+            self.given[name] = leaf
             self.values[name] = Value(name, "object", origin=(i,))
 
     # --- values ---------------------------------------------------------------------------------------------------
@@ -505,6 +510,13 @@ class Lowering:
                 stores=stores,
                 constants=self.constants,
                 objects=self.objects,
+                given=self.given,
+                tied_inputs=tuple(
+                    (self.inputs[i][0], self.inputs[j][0])
+                    for i in range(len(self.inputs))
+                    for j in range(i)
+                    if self.input_ids[i] == self.input_ids[j]
+                ),
             )
         )
         return check(prune(plan))

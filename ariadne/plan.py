@@ -234,6 +234,8 @@ class TracePlan:
     `inputs` names the input leaves that are tensors, by their position among all leaves; `literals` are the other leaves,
     which calls must repeat. `output_spec` with `output` (a tuple of `Ref`, `Expr` or constants) gives the result.
     `stores`: what forward assigns to buffers and attributes, and that outlives the call.
+    `given`: the inputs that are neither tensors nor plain values, which calls must repeat. `tied_inputs`: pairs of input
+    leaves that were one and the same tensor.
     `captured_by` is symbolic, observed or observed-per-batch; `not_captured_by` says why the earlier ways did not serve.
     """
 
@@ -257,6 +259,8 @@ class TracePlan:
     stores: tuple[Store, ...] = ()
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False)
     objects: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    given: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    tied_inputs: tuple[tuple[int, int], ...] = ()
 
     @cached_property
     def definitions(self) -> dict[str, int]:

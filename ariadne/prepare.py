@@ -105,7 +105,38 @@ def _prepare(model: nn.Module, example: Example, settings: Settings, training: b
     plans = {c.plan: (frontiers(c.plan), c.baseline) for c in captures}
     runtime = SplitRuntime(model, settings, plans, recapture)
     _verify(runtime, example, captures)
+    if settings.spec.trainable and training and settings.mode != "compiled":
+        _verify_gradients(runtime, example)
     return runtime
+
+
+def _verify_gradients(runtime: SplitRuntime, example: Example) -> None:
+    """Hold the gradients of all parameters, through both halves, against the model's own, bit for bit."""
+    found = []
+    for run in (runtime.model, runtime.joined):
+        snapshot = Snapshot(runtime.model)
+        runtime.save_written(snapshot)
+        args, kwargs = tree.unflatten(example.resized(max(2, example.batch)), example.spec)
+        parameters = [p for p in runtime.model.parameters() if p.requires_grad]
+        try:
+            with torch.enable_grad():
+                leaves = [
+                    t for t in tree.leaves(run(*args, **kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad
+                ]
+                losses = [
+                    (t.float() * torch.arange(t.numel(), device=t.device).view(t.shape).cos()).sum() for t in leaves
+                ]
+                if not losses:
+                    return
+                found.append(torch.autograd.grad(sum(losses), parameters, allow_unused=True))  # type: ignore[arg-type]
+        finally:
+            snapshot.restore()
+    wrong = difference(*found)
+    if wrong:
+        raise VerificationError(
+            f"the gradients through the split at {runtime.split_id} differ from the model's: {wrong}. Forward may change gradients "
+            "in a way that ops don't show (hooks on tensors or graph nodes)"
+        )
 
 
 def _capture(recapture: _Recapture, example: Example, grad: bool) -> Captured:

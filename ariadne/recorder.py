@@ -181,6 +181,7 @@ class Recorder(ProxyTorchDispatchMode):
     def _keep_what_is_written(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         for i in written_arguments(func, bound := bind(func, args, kwargs)):
             for t in tensors_in(bound[i]):
+                self.snapshot.save_owners(t)
                 if id(t) not in self.own:
                     self.snapshot.save(t)
 
@@ -310,6 +311,14 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> N
             recording.looked.add("grad")
         return original_grad()
 
+    def watched_call(fact: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            if mine() and not sys._getframe(1).f_globals.get("__name__", "").startswith(_MODES_OF_TORCH):
+                recording.looked.add(fact)
+            return original(*args, **kwargs)
+
+        return ask
+
     def watched(fact: str, name: str) -> property:
         base = getattr(torch._C.TensorBase, name)
 
@@ -433,6 +442,43 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> N
             torch.Tensor, name, refused(name, "whose effect on gradients a plan can't hold; register it outside")
         )
     patches.set(torch.autograd.Function, "apply", classmethod(apply))
+    for cls in _functions(torch.autograd.Function):
+        if isinstance(cls.__dict__.get("forward"), staticmethod):
+            patches.set(cls, "forward", staticmethod(_only_by_apply(cls, mine)))
+    for name in ("manual_seed", "set_rng_state", "seed"):
+        patches.set(torch, name, _refused_seed(name, getattr(torch, name), mine))
+    patches.set(torch, "is_autocast_enabled", watched_call("dtype", torch.is_autocast_enabled))
+    patches.set(torch, "get_autocast_dtype", watched_call("dtype", torch.get_autocast_dtype))
+
+
+def _functions(base: Any) -> Iterator[Any]:
+    for cls in base.__subclasses__():
+        yield cls
+        yield from _functions(cls)
+
+
+def _only_by_apply(cls: Any, mine: Callable[[], bool]) -> Callable[..., Any]:
+    """The forward of an autograd function, which refuses to run where its `apply` was not seen."""
+    original = cls.__dict__["forward"].__func__
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if mine():
+            raise UnsupportedError(
+                f"forward reaches {cls.__name__}.apply by a reference taken before the capture, which hides its backward; write "
+                f"{cls.__name__}.apply(...) where it is called"
+            )
+        return original(*args, **kwargs)
+
+    return forward
+
+
+def _refused_seed(name: str, original: Callable[..., Any], mine: Callable[[], bool]) -> Callable[..., Any]:
+    def seed(*args: Any, **kwargs: Any) -> Any:
+        if mine():
+            raise UnsupportedError(f"forward calls torch.{name}, which a plan can't hold; seed before the call instead")
+        return original(*args, **kwargs)
+
+    return seed
 
 
 def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: _Patches) -> None:
@@ -459,6 +505,9 @@ def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: _Patches) -> N
     patches.set(torch.Tensor, "size", size)
     patches.set(torch.Tensor, "numel", numel)
     patches.set(torch.Tensor, "nelement", numel)
+    patches.set(torch.Tensor, "nbytes", property(lambda self: numel(self) * self.element_size()))
+    for name in ("log", "log2", "log10", "sqrt", "isqrt", "gcd", "lcm", "ceil", "floor", "pow", "exp"):
+        patches.set(math, name, watch.losing(getattr(math, name)))
 
 
 @contextmanager

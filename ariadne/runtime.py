@@ -283,13 +283,18 @@ class SplitRuntime:
 
     def replay(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, grad: bool) -> Any:
         """Prefix and suffix in one go, with gradients on or off, as the model itself would run; the output, detached."""
-        variant = self._now[grad]
         with torch.set_grad_enabled(grad):
-            entered = variant.enter(args, kwargs)
-            if entered is None or not variant.prefix_guard():
-                variant, entered = self._enter_anew(args, kwargs, grad)
-            output = variant.suffix(entered[0], *variant.prefix(*entered))
+            output = self.joined(*args, **kwargs)
         return tree.map_leaves(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, output)
+
+    def joined(self, *args: Any, **kwargs: Any) -> Any:
+        """Prefix and suffix in one go, in the grad mode of the caller, with one graph through both: as the model would run."""
+        grad = _is_grad_enabled()
+        variant = self._now[grad]
+        entered = variant.enter(args, kwargs)
+        if entered is None or not variant.prefix_guard():
+            variant, entered = self._enter_anew(args, kwargs, grad)
+        return variant.suffix(entered[0], *variant.prefix(*entered))
 
     def warmup(self, *args: Any, **kwargs: Any) -> None:
         """Run both sides once, so that whatever is compiled or cached on first use is there; the model stays as it is."""

@@ -7,6 +7,7 @@ compute like any other, and note every comparison: which then can be asked again
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,19 +44,50 @@ class Watch:
         found = self.known.get(id(t))
         if found is None or len(found) != len(shape):
             return shape
-        return torch.Size([n if s is None else Size(n, s, self) for n, s in zip(shape, found, strict=True)])
+        return torch.Size([n if s is None else self._size(n, s) for n, s in zip(shape, found, strict=True)])
+
+    def _size(self, value: int, source: str) -> int:
+        line = _LINE.fullmatch(source)
+        if line is None:  # a size that is no multiple of the batch: what is done with it can't be followed
+            self.lost = True
+            return value
+        offset = int(line["sign"] + line["offset"]) if line["offset"] else 0
+        return Size(value, int(line["slope"] or 1), offset, line["symbol"], self)
+
+    def losing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, which notes that a size went into it."""
+
+        def call(*args: Any) -> Any:
+            if any(isinstance(a, Size) for a in args):
+                self.lost = True
+            return function(*args)
+
+        return call
+
+
+_LINE = re.compile(r"(?:(?P<slope>-?\d+)\*)?(?P<symbol>[A-Za-z_]\w*)(?: (?P<sign>[+-]) (?P<offset>\d+))?")
 
 
 class Size(int):
-    """An int that knows the expression it is the value of."""
+    """An int that knows that it is `slope * batch + offset`; what leaves that form is a plain int, and noted as lost."""
 
-    source: str
+    slope: int
+    offset: int
+    symbol: str
     watch: Watch
 
-    def __new__(cls, value: int, source: str, watch: Watch) -> Size:
+    def __new__(cls, value: int, slope: int, offset: int, symbol: str, watch: Watch) -> Size:
         made = super().__new__(cls, value)
-        made.source, made.watch = source, watch
+        made.slope, made.offset, made.symbol, made.watch = slope, offset, symbol, watch
         return made
+
+    @property
+    def source(self) -> str:
+        """The expression that it is the value of."""
+        return f"{self.slope}*{self.symbol} + {self.offset}"
+
+    def _like(self, value: int, slope: int, offset: int) -> int:
+        return Size(value, slope, offset, self.symbol, self.watch) if slope else value
 
     def __hash__(self) -> int:
         self.watch.lost = True  # a set or a dict compares by hash, where no question is seen
@@ -64,23 +96,73 @@ class Size(int):
     def __bool__(self) -> bool:
         return self._ask("!=", operator.ne, 0)
 
-    def __int__(self) -> int:
-        self.watch.lost = True
-        return int.__index__(self)
-
-    def __float__(self) -> float:
-        self.watch.lost = True
-        return float(int.__index__(self))
-
     def _ask(self, sign: str, function: Callable[[Any, Any], bool], other: Any) -> bool:
         answer = function(int.__index__(self), int.__index__(other) if isinstance(other, Size) else other)
-        if isinstance(other, (int, float)):
-            self.watch.questions[f"({self.source}) {sign} ({_text(other)})"] = answer
+        text = other.source if isinstance(other, Size) else repr(other)
+        self.watch.questions[f"({self.source}) {sign} ({text})"] = answer
         return answer
 
+    def _linear(self, other: Any, sign: int) -> int:
+        """`self + sign * other`, as far as that keeps its form."""
+        slope, offset = (other.slope, other.offset) if isinstance(other, Size) else (0, int(other))
+        value = int.__index__(self) + sign * int.__index__(other)
+        return self._like(value, self.slope + sign * slope, self.offset + sign * offset)
 
-def _text(value: Any) -> str:
-    return value.source if isinstance(value, Size) else repr(value)
+    def __add__(self, other: Any) -> Any:
+        return self._linear(other, 1) if isinstance(other, int) else self._lose("__add__", other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return self._linear(other, -1) if isinstance(other, int) else self._lose("__sub__", other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return (-self) + other if isinstance(other, int) else self._lose("__rsub__", other)
+
+    def __neg__(self) -> int:
+        return self._like(-int.__index__(self), -self.slope, -self.offset)
+
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, int) and not isinstance(other, Size):
+            return self._like(int.__index__(self) * other, self.slope * other, self.offset * other)
+        return self._lose("__mul__", other)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Any) -> Any:
+        plain = isinstance(other, int) and not isinstance(other, Size) and other
+        if plain and self.slope % other == 0 and self.offset % other == 0:
+            return self._like(int.__index__(self) // other, self.slope // other, self.offset // other)
+        return self._lose("__floordiv__", other)
+
+    def __mod__(self, other: Any) -> Any:
+        if isinstance(other, int) and not isinstance(other, Size) and other and self.slope % other == 0:
+            return int.__index__(self) % other
+        return self._lose("__mod__", other)
+
+    def _lose(self, name: str, *others: Any) -> Any:
+        self.watch.lost = True
+        plain = [int.__index__(o) if isinstance(o, Size) else o for o in others]
+        found = getattr(int, name)(int.__index__(self), *plain)
+        if found is NotImplemented and name.strip("_") in _REFLECTED and isinstance(plain[0], float):
+            return getattr(float, name)(float(int.__index__(self)), plain[0])
+        return found
+
+
+_REFLECTED = frozenset(
+    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow divmod rdivmod".split()
+)
+_LOST = (
+    "truediv rtruediv rfloordiv rmod pow rpow divmod rdivmod and rand or ror xor rxor lshift rlshift rshift rrshift "
+    "invert abs round ceil floor trunc int float str repr format"
+)
+
+
+def _losing(name: str) -> Callable[..., Any]:
+    def method(self: Size, *others: Any) -> Any:
+        return self._lose(name, *others)
+
+    return method
 
 
 def _comparison(sign: str, function: Callable[[Any, Any], bool]) -> Callable[[Size, Any], Any]:
@@ -90,39 +172,12 @@ def _comparison(sign: str, function: Callable[[Any, Any], bool]) -> Callable[[Si
     return compare
 
 
-def _arithmetic(sign: str, function: Callable[[Any, Any], Any], swapped: bool) -> Callable[[Size, Any], Any]:
-    def compute(self: Size, other: Any) -> Any:
-        if not isinstance(other, int):
-            if isinstance(other, float):
-                self.watch.lost = True
-                mine = float(int.__index__(self))
-                return function(other, mine) if swapped else function(mine, other)
-            return NotImplemented
-        mine, theirs = int.__index__(self), int.__index__(other)
-        value = function(theirs, mine) if swapped else function(mine, theirs)
-        if not isinstance(value, int):
-            self.watch.lost = True
-            return value
-        left, right = (_text(other), self.source) if swapped else (self.source, _text(other))
-        return Size(value, f"({left}) {sign} ({right})", self.watch)
-
-    return compute
-
-
 for _sign, _name in (("==", "eq"), ("!=", "ne"), ("<", "lt"), ("<=", "le"), (">", "gt"), (">=", "ge")):
     setattr(Size, f"__{_name}__", _comparison(_sign, getattr(operator, _name)))
-for _sign, _name in (
-    ("+", "add"),
-    ("-", "sub"),
-    ("*", "mul"),
-    ("//", "floordiv"),
-    ("%", "mod"),
-    ("**", "pow"),
-    ("/", "truediv"),
-):
-    setattr(Size, f"__{_name}__", _arithmetic(_sign, getattr(operator, _name), False))
-    setattr(Size, f"__r{_name}__", _arithmetic(_sign, getattr(operator, _name), True))
-setattr(Size, "__neg__", lambda self: Size(-int.__index__(self), f"-({self.source})", self.watch))  # noqa: B010 - as above
+for _name in _LOST.split():
+    setattr(Size, f"__{_name}__", _losing(f"__{_name}__"))
+for _name in ("bit_length", "bit_count", "to_bytes", "as_integer_ratio"):
+    setattr(Size, _name, _losing(_name))
 
 
 def holding(watch: Watch, symbol: str, batches: Iterable[int]) -> tuple[list[int], list[str]]:

@@ -80,7 +80,7 @@ class Boundary:
     cut: int = 0
 
 
-_NUMBER = re.compile(r"[0-9]{1,9}")
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _PERCENT = re.compile(r"(?:(?:percent:|at:)\s*)?(?P<number>[-+]?\d+(?:\.\d*)?)\s*(?P<sign>%?)")
 
 

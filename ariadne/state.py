@@ -39,11 +39,17 @@ class Snapshot:
         self._lists: list[tuple[list[Any], list[Any]]] = []
         self._sets: list[tuple[set[Any], set[Any]]] = []
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._parameters = [(p, p.data, p.grad, p.requires_grad) for p in model.parameters()]
+        self._owners: dict[int, list[torch.Tensor]] = {}
         self._generators: list[tuple[Callable[[Any], Any], Any]] = []
         self._own_rng: list[tuple[Callable[[Any], Any], Any]] = []
         seen: set[int] = set()
         for module in self.modules.values():
             self._note(module.__dict__, seen)
+        tables = [d for d, _ in self._dicts] + [dict(enumerate(v)) for v, _ in self._lists]
+        for t in {id(v): v for table in tables for v in table.values() if isinstance(v, torch.Tensor)}.values():
+            if t.layout is torch.strided and not t.is_meta:
+                self._owners.setdefault(t.untyped_storage()._cdata, []).append(t)
 
     def _note(self, value: Any, seen: set[int]) -> None:
         if isinstance(value, torch.Generator):
@@ -82,6 +88,12 @@ class Snapshot:
         """Keep a copy of a tensor's data, the first time it is about to be written."""
         if id(tensor) not in self._saved:
             self._saved[id(tensor)] = (tensor, tensor.detach().clone())
+
+    def save_owners(self, written: torch.Tensor) -> None:
+        """Keep copies of all state that shares memory with a tensor about to be written."""
+        if written.layout is torch.strided:
+            for owner in self._owners.get(written.untyped_storage()._cdata, ()):
+                self.save(owner)
 
     def save_buffers(self) -> None:
         """Keep a copy of every buffer."""
@@ -179,6 +191,13 @@ class Snapshot:
             if s != before:
                 s.clear()
                 s.update(before)
+        for p, data, gradient, flag in self._parameters:
+            if p.data.untyped_storage()._cdata != data.untyped_storage()._cdata or p.shape != data.shape:
+                p.data = data
+            if p.grad is not gradient:
+                p.grad = gradient
+            if p.requires_grad != flag:
+                p.requires_grad_(flag)
         self._restore_tensors()
         self._saved.clear()
         for put, state in (*self._generators, *self._own_rng):
