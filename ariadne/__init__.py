@@ -2,13 +2,14 @@
 
 The pipeline, in import order; nothing imports backwards::
 
-    errors, expr, tree, plan, state      the words: errors, sizes, nested values, plans as data, leaving things as found
-    prune, sizes, recorder, lower,
-    generalize, capture                  a forward, recorded, becomes a plan
-    frontier, spec, select               every cut, and the one that was asked for
-    bindings, codegen, segment           one side of a cut becomes Python
-    verify, guards, wire, boundary       how equality is proved, what is relied on, what crosses
-    training, runtime, prepare           running and training it; the door
+    errors, expr, tree, plan                  the words: errors, sizes, nested values, plans as data
+    prune, state, strided, sizes, recorder    a forward, recorded, and everything left as found
+    baseline, lower, generalize, frontier     recordings become a plan; every cut of it
+    verify, capture                           how equality is proved; from a model to a plan
+    spec, select                              the cut that was asked for
+    bindings, codegen, segment, guards        one side of a cut becomes Python; what it relies on
+    wire, boundary, training                  what crosses, and how gradients come back
+    runtime, prepare                          running and training it; the door
 """
 
 from ariadne.boundary import BoundaryPayload, ReplayBoundary, register_boundary_serializer

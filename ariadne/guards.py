@@ -246,7 +246,7 @@ class ModuleGuard:
 
     def __init__(self, plan: TracePlan, nodes: range, baseline: Baseline) -> None:
         self.baseline = baseline
-        called = {call.path for call in plan.calls}
+        self.called = called = {call.path for call in plan.calls}
         paths = {""} | {path for path in baseline.modules if path not in called}
         for call in plan.calls:
             overlaps = call.start < nodes.stop and call.end > nodes.start
@@ -278,7 +278,9 @@ class ModuleGuard:
             for table, names in tables.values()
         ]
         self._children = [
-            (m._modules, [c for _, c in base.children[p]]) for p, m in modules.items() if base.children[p]
+            (m._modules, [c for _, c in base.children[p]])
+            for p, m in modules.items()
+            if base.children[p] or p not in self.called
         ]
         hooks = [(modules[p].__dict__[h], base.hooks[p, h]) for p in modules for h in HOOKS]
         self._silent = [*(live for live, was in hooks if not was), *_GLOBAL_HOOKS]

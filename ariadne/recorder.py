@@ -441,6 +441,10 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> N
         patches.set(
             torch.Tensor, name, refused(name, "whose effect on gradients a plan can't hold; register it outside")
         )
+    for name in ("__dlpack__", "__deepcopy__"):
+        patches.set(
+            torch.Tensor, name, refused(name, "which takes data out of sight of a plan; use clone() or torch's own ops")
+        )
     patches.set(torch.autograd.Function, "apply", classmethod(apply))
     for cls in _functions(torch.autograd.Function):
         if isinstance(cls.__dict__.get("forward"), staticmethod):

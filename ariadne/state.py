@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ariadne.plan import TracePlan
+from ariadne.prune import Groups
 
 _SKIPPED = (torch.Tensor, nn.Module, type, torch.dtype, torch.device, str, bytes, int, float, bool)
 
@@ -116,9 +117,10 @@ class Snapshot:
     def save_written(self, plan: TracePlan) -> None:
         """Keep a copy of all state that a plan writes."""
         self.save_buffers()
-        for name in {w for node in plan.nodes for w in node.writes}:
-            value = plan.values[name]
-            if value.is_state and value.kind != "buffer":
+        groups = Groups(plan)
+        written = {groups.find(w) for node in plan.nodes for w in node.writes}
+        for name, value in plan.values.items():
+            if value.is_state and value.kind != "buffer" and groups.find(name) in written:
                 found: Any = self.modules[value.origin[0]]
                 found = getattr(found, value.origin[1])
                 for key in value.origin[2:]:
