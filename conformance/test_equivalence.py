@@ -67,8 +67,8 @@ def replay(split: SplitRuntime, twin: nn.Module, entry: model_zoo.Entry, batch: 
 
 
 def train(split: SplitRuntime, twin: nn.Module, entry: model_zoo.Entry, batch: int) -> None:
-    whole_step = torch.optim.SGD(twin.parameters(), lr=1e-3, momentum=0.9)
-    split_step = torch.optim.SGD(split.model.parameters(), lr=1e-3, momentum=0.9)
+    whole_step = torch.optim.SGD(twin.parameters(), lr=1e-5, momentum=0.9)
+    split_step = torch.optim.SGD(split.model.parameters(), lr=1e-5, momentum=0.9)
     for step in range(STEPS):
         args, kwargs = entry.inputs(batch, seed=10 + step)
         torch.manual_seed(step)
