@@ -133,7 +133,7 @@ def capture(
     plan, more = _at_batch_1(model, example, plan, batches, grad)
     if needed and example.batch not in plan.batches:
         reasons.append((plan.captured_by, "; ".join(plan.excluded)))
-        plan, more = at_batch(real.plan, example.batch, {}), []
+        plan, more = at_batch(real.plan, example.batch), []
     plan = replace(plan, not_captured_by=tuple(reasons))
     recordings = [real.recorded]
     if grad and plan.assumption.grad is None:
@@ -218,7 +218,7 @@ def _observed(
             reasons.append(("observed", str(error)))
         except Exception as error:  # the model may refuse a size that nobody asked it to run
             reasons.append(("observed", _first_line(error)))
-    return at_batch(real.plan, here, {})
+    return at_batch(real.plan, here)
 
 
 def _as_far_as_shown(
@@ -226,7 +226,7 @@ def _as_far_as_shown(
 ) -> TracePlan:
     """The observed plan for all batches at which forward would have branched as it did, read from what it asks of sizes.
 
-    Where that can't be followed, only for the span of batches that was run.
+    Where that can't be followed, only for the batches that were run.
     """
     wanted = [b for b in batches if b > 1]
     shown = [r.plan.traced_batch for r in runs]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -239,9 +239,9 @@ class _Fit:
         return None
 
 
-def at_batch(plan: TracePlan, batch: int, change: Mapping[str, Any]) -> TracePlan:
+def at_batch(plan: TracePlan, batch: int) -> TracePlan:
     """The plan of one batch alone."""
-    return replace(plan, batches=Batches(((batch, batch),)), captured_by="observed-per-batch", **change)
+    return replace(plan, batches=Batches(((batch, batch),)), captured_by="observed-per-batch")
 
 
 def size_sources(
