@@ -109,11 +109,15 @@ class Baseline:
         return new
 
 
+def owner_of(module: nn.Module, name: str) -> type | None:
+    """The class in which a look-up of `name` on the module ends, if its own dict does not have it; None where there is none."""
+    return next((c for c in type(module).__mro__ if name in c.__dict__), None)
+
+
 def table_of(module: nn.Module, keys: tuple[Any, ...]) -> dict[Any, Any]:
     """The dict that holds the last of `keys`: the module's own, its class's, or that of what an attribute holds."""
     if len(keys) == 1:
-        owner = next((c for c in type(module).__mro__ if keys[0] in c.__dict__), None)
-        own = module.__dict__
+        owner, own = owner_of(module, keys[0]), module.__dict__
         return own if keys[0] in own or owner is None else owner.__dict__  # type: ignore[return-value]
     held = module.__dict__[keys[0]]
     return held if isinstance(held, dict) else held.__dict__
@@ -131,7 +135,7 @@ def _kept(module: nn.Module, name: str, value: Any) -> Iterable[tuple[tuple[Any,
     """What a guard keeps of an attribute that forward read: plain values as they are, of anything else its identity."""
     mine = name in module.__dict__
     if simple(value):
-        owner = next((c for c in type(module).__mro__ if name in c.__dict__), None)
+        owner = owner_of(module, name)
         plain = owner is not None and not hasattr(
             type(owner.__dict__[name]), "__get__"
         )  # else a property: what it reads counts

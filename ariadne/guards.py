@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping
-from operator import itemgetter
+from itertools import chain
+from operator import getitem
 from typing import Any
 
 import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.baseline import HOOKS, Baseline, Bytes, Same, reach, table_of
+from ariadne.baseline import HOOKS, Baseline, Bytes, Same, owner_of, reach, table_of
 from ariadne.errors import BatchError, InputError, ModuleError
 from ariadne.expr import Expr
 from ariadne.plan import TracePlan, layout, short_dtype
@@ -258,58 +259,56 @@ class ModuleGuard:
         self._arm()
 
     def _arm(self) -> None:
+        """Lay out what to compare as parallel lists, for loops that run in C and touch little memory: it is cold at each call."""
         base, modules = self.baseline, self.modules
-        tables: dict[int, tuple[Any, dict[Any, Any]]] = {}
-        for path, module in modules.items():
-            tables[id(module.__dict__)] = module.__dict__, {"training": base.training[path]}
+        attributes: dict[str, list[tuple[tuple[Any, ...], Any]]] = {}
+        for path, keys, value in self.attributes:
+            attributes.setdefault(path, []).append((keys, value))
         self._arrays: list[Bytes] = []
         self._identical: list[tuple[dict[Any, Any], Any, Any]] = []
-        for path, keys, value in self.attributes:
-            if isinstance(value, Bytes):
-                self._arrays.append(value)
-                continue
-            table = table_of(modules[path], keys)
-            if isinstance(value, Same):
-                self._identical.append((table, keys[-1], value.thing))
-            else:
-                tables.setdefault(id(table), (table, {}))[1][keys[-1]] = value
-        self._expected = [
-            (itemgetter(*names), table, tuple(names.values()) if len(names) > 1 else next(iter(names.values())))
-            for table, names in tables.values()
-        ]
-        self._children = [
-            (m._modules, [c for _, c in base.children[p]])
-            for p, m in modules.items()
-            if base.children[p] or p not in self.called
-        ]
+        slots: dict[
+            tuple[int, Any], tuple[dict[Any, Any], Any, Any]
+        ] = {}  # what stands in a class is read once for all
+        for path, m in modules.items():
+            slots[id(m.__dict__), "training"] = m.__dict__, "training", base.training[path]
+            for table, name in ((m.__dict__[table], name) for table, name in base.absent[path]):
+                if name in table:
+                    slots[id(table), name] = table, name, None
+            for keys, value in attributes.get(path, ()):
+                if isinstance(value, Bytes):
+                    self._arrays.append(value)
+                    continue
+                table = table_of(m, keys)
+                if isinstance(value, Same):
+                    self._identical.append((table, keys[-1], value.thing))
+                else:
+                    home = (
+                        table if isinstance(table, dict) else owner_of(m, keys[0])
+                    )  # a class makes a new view each time
+                    slots.setdefault((id(home), keys[-1]), (table, keys[-1], value))
+        self._tables, self._names, self._values = map(list, zip(*slots.values(), strict=True))
+        parents = [(m, base.children[p]) for p, m in modules.items() if base.children[p] or p not in self.called]
+        self._families = [m._modules.values() for m, _ in parents]
+        self._children = [child for _, children in parents for _, child in children]
         hooks = [(modules[p].__dict__[h], base.hooks[p, h]) for p in modules for h in HOOKS]
         self._silent = [*(live for live, was in hooks if not was), *_GLOBAL_HOOKS]
         self._loud = [(live, was) for live, was in hooks if was]
-        self._dicts = [m.__dict__ for m in modules.values()]
         looked_in_vain = {path for path, _ in base.missing}
-        self._dicts += [t for p, m in modules.items() if p in looked_in_vain for t in (m._parameters, m._buffers)]
-        self._sizes = list(map(len, self._dicts))
+        self._sized = [m.__dict__ for m in modules.values()] + [m._modules for m, _ in parents]
+        self._sized += [t for p, m in modules.items() if p in looked_in_vain for t in (m._parameters, m._buffers)]
+        self._sizes = list(map(len, self._sized))
         self._modules = list(modules.values())
         self._classes = [base.classes[p] for p in modules]
-        slots = [(modules[p].__dict__[table], n) for p in modules for table, n in base.absent[p]]
-        self._absent = [(table, n) for table, n in slots if n in table]
 
     def __call__(self) -> bool:
         try:
-            for get, table, expected in self._expected:
-                if get(table) != expected:
-                    return False
-            for table, name in self._absent:
-                if table[name] is not None:
-                    return False
+            if list(map(getitem, self._tables, self._names)) != self._values:
+                return False
             for table, name, thing in self._identical:
                 if table[name] is not thing:
                     return False
         except KeyError:
             return False
-        for modules, children in self._children:
-            if [*modules.values()] != children:
-                return False
         for hooks, expected_hooks in self._loud:
             if [*hooks.values()] != expected_hooks:
                 return False
@@ -318,7 +317,8 @@ class ModuleGuard:
                 return False
         return (
             not any(self._silent)
-            and list(map(len, self._dicts)) == self._sizes
+            and list(map(len, self._sized)) == self._sizes
+            and list(chain.from_iterable(self._families)) == self._children
             and list(map(type, self._modules)) == self._classes
         )
 
