@@ -1,0 +1,254 @@
+"""A bench: one model in one process, with all that its cases share and none of what they leave behind.
+
+Every case starts from one state: the whole model is a fresh copy of a model that never ran, and the split's model, which
+its prepared runtimes hold on to, is put back to what it was.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+import model_zoo
+from ariadne import SplitSpec
+from conformance.cases import Case
+from conformance.oracle import deterministic, informative, live_gradients
+from conformance.state import Snapshot, seed_all, undisturbed
+from conformance.statuses import Status, Stop
+
+Target = Callable[..., Any]
+CAPTURED, REFERENCE, LARGEST = 2, 3, 8  # batches: of the example, of the oracle's verdict, the largest served
+_PERCENT = {"q25": "percent:25", "q50": "percent:50", "q75": "percent:75"}
+_COMPILED = ("eager", "aot_eager", "inductor")
+
+
+@dataclass
+class Split:
+    """A prepared runtime at one cut, with its model in the state that every case starts from."""
+
+    runtime: Any
+    model: nn.Module
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Prefix and suffix, one after the other."""
+        return self.runtime.run_suffix(self.runtime.run_prefix(*args, **kwargs))
+
+
+@dataclass
+class _Side:
+    """The split's own model in one mode, how it was before anything ran, and the runtimes prepared on it."""
+
+    model: nn.Module
+    before: Snapshot
+    prepared: dict[str, Any] = field(default_factory=dict)
+    resplit: dict[tuple[str, str], Any] = field(default_factory=dict)
+
+
+def load(target: str) -> Target:
+    """The target that `package.module:name` names."""
+    module, mark, name = target.partition(":")
+    if not mark:
+        raise ValueError(f"a target is written package.module:name, such as ariadne:prepare_split; found {target!r}")
+    found: Target = getattr(importlib.import_module(module), name)
+    return found
+
+
+class Bench:
+    """One model of the zoo against one target.
+
+    `facts` collects what the checks of the current case find out on their way; `conformance.checks.run` clears it first
+    and puts it into the finding.
+
+    >>> bench = Bench("nn/mlp10x64")
+    >>> conformance.checks.run(Case.parse("forward/nn/mlp10x64/cut=q50,bs=3,mode=eval,backend=generated"), bench).status
+    <Status.PASS: 'pass'>
+    """
+
+    def __init__(self, model: str, target: str = "ariadne:prepare_split") -> None:
+        self.model_name, self.target_name = model, target
+        self.target = load(target)
+        self.facts: dict[str, Any] = {}
+        self._entry: model_zoo.Entry | None = None
+        self._pristine: nn.Module | None = None
+        self._sides: dict[bool, _Side] = {}
+        self._verdicts: dict[tuple[bool, bool, int], Stop | dict[str, Any]] = {}
+
+    # --- the whole model --------------------------------------------------------------------------------------------
+
+    @property
+    def entry(self) -> model_zoo.Entry:
+        """The model's entry in the zoo."""
+        if self._entry is None:
+            self._entry = model_zoo.entry(self.model_name)
+        return self._entry
+
+    def whole(self, training: bool) -> nn.Module:
+        """A new copy of the model, in the state that every case starts from."""
+        if self._pristine is None:
+            try:
+                self._pristine = self.entry.build()
+            except model_zoo.MissingPackageError as error:
+                raise Stop(Status.NOT_INSTALLED, str(error)) from error
+            except Exception as error:
+                raise Stop(Status.ERROR_BUILD, f"{type(error).__name__}: {error}"[:1000]) from error
+        return copy.deepcopy(self._pristine).train(training)
+
+    def inputs(self, batch: int, seed: int | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """New inputs, a function of the batch and a seed, which is the batch itself unless given."""
+        return self.entry.inputs(batch, seed=batch if seed is None else seed)
+
+    def judge(self, training: bool, *, gradients: bool = False, batch: int = REFERENCE) -> None:
+        """Whether the whole model can be held against: raises the Stop that says why not.
+
+        It must run, twice alike, and to an informative end; with `gradients`, so must a training step.
+        """
+        key = (training, gradients, batch)
+        if key not in self._verdicts:
+            try:
+                self._verdicts[key] = self._judge_step(*key) if gradients else self._judge_forward(training, batch)
+            except Stop as stop:
+                self._verdicts[key] = stop
+        verdict = self._verdicts[key]
+        if isinstance(verdict, Stop):
+            raise verdict
+        self.facts.update(verdict)
+
+    def _judge_forward(self, training: bool, batch: int) -> dict[str, Any]:
+        def run(seed: int) -> Any:
+            model = self.whole(training)
+            args, kwargs = self.inputs(batch, seed)
+            seed_all(batch)
+            with torch.no_grad():
+                return model(*args, **kwargs)
+
+        with undisturbed():
+            output = eager(lambda: deterministic(lambda: run(batch), "the whole model, run"))
+            return informative(output, eager(lambda: run(batch + 1)))
+
+    def _judge_step(self, training: bool, _: bool, batch: int) -> dict[str, Any]:
+        """Two steps, since some models keep something of the first that breaks the second."""
+
+        def run() -> Any:
+            model = self.whole(training)
+            found = []
+            for step in range(2):
+                args, kwargs = self.inputs(batch, step)
+                seed_all(step)
+                model.zero_grad()
+                loss = self.entry.loss(model(*args, **kwargs))
+                loss.backward()
+                found.append({name: p.grad for name, p in model.named_parameters()})
+            return found
+
+        with undisturbed():
+            for gradients in eager(lambda: deterministic(run, "the whole model, trained")):
+                live_gradients(gradients)
+        return {}
+
+    # --- the split --------------------------------------------------------------------------------------------------
+
+    def side(self, training: bool) -> _Side:
+        """The split's model, put back to the state that every case starts from."""
+        side = self._sides.get(training)
+        if side is None:
+            model = self.whole(training)
+            side = self._sides[training] = _Side(model, Snapshot(model))
+        side.before.restore()
+        return side
+
+    def runtime(self, training: bool, backend: str = "generated") -> Any:
+        """What the target prepared on the split's model, cut in the middle; resplit it for other cuts."""
+        side = self.side(training)
+        if backend not in side.prepared:
+            args, kwargs = self.inputs(CAPTURED)
+            seed_all(0)
+            side.prepared[backend] = self.target(
+                side.model,
+                args,
+                split=SplitSpec("percent:50", dynamic_batch=(1, LARGEST)),
+                mode=_mode(backend),
+                compile_options={"backend": backend} if backend in _COMPILED else None,
+                example_kwargs=kwargs,
+            )
+            side.before.restore()
+        return side.prepared[backend]
+
+    def split(self, cut: str, training: bool, backend: str = "generated") -> Split:
+        """The runtime at one cut, its model as every case finds it; the cut's facts go into the finding."""
+        runtime = self.runtime(training, backend)
+        side = self._sides[training]
+        if (backend, cut) not in side.resplit:
+            side.resplit[backend, cut] = runtime.resplit(resolve(runtime, cut))
+        made = side.resplit[backend, cut]
+        facts = cut_facts(made)
+        self.facts.update(facts)
+        return Split(made, side.model, facts)
+
+    def splits(self, case: Case) -> Iterator[Split]:
+        """The split at the case's cut; at every safe cut in turn, each from the same state, for `cut=every`."""
+        backend = case.get("backend", "generated") or "generated"
+        if case.get("cut") != "every":
+            yield self.split(case.get("cut", "q50") or "q50", case.training, backend)
+            return
+        runtime = self.runtime(case.training, backend)
+        cuts = [c for c in runtime.candidates if c.safe]
+        for candidate in cuts:
+            side = self.side(case.training)
+            made = runtime.resplit(candidate)
+            facts = {**cut_facts(made), "cuts": len(cuts)}
+            self.facts.update(facts)
+            yield Split(made, side.model, facts)
+
+
+def resolve(runtime: Any, cut: str) -> Any:
+    """What to hand to `resplit` for a cut by meaning, among the safe cuts of a runtime; see `cases.CUTS`."""
+    if cut in _PERCENT:
+        return _PERCENT[cut]
+    if cut.startswith("mod:"):
+        return f"after:{cut.removeprefix('mod:')}"
+    safe = [c for c in runtime.candidates if c.safe]
+    if not safe:
+        raise Stop(Status.UNSUPPORTED, f"none of the {len(runtime.candidates)} cuts is safe")
+    if cut == "first":
+        return safe[0]
+    if cut == "last":
+        return safe[-1]
+    if cut in ("narrowest", "widest"):
+        sign = 1 if cut == "narrowest" else -1
+        return min(safe, key=lambda c: (sign * c.boundary_bytes, c.cut))
+    return random.Random(int(cut.removeprefix("rand:"))).choice(safe)
+
+
+def cut_facts(runtime: Any) -> dict[str, Any]:
+    """The resolved op of a cut and the plan that it belongs to, as they go into a result."""
+    candidate, plan = runtime.candidate, runtime.plan
+    nodes = getattr(plan, "nodes", ())
+    name = getattr(nodes[candidate.cut - 1], "name", "") if 0 < candidate.cut <= len(nodes) else ""
+    return {
+        "op": candidate.cut,
+        "label": name or candidate.split_id,
+        "plan": plan.signature,
+        "captured": str(getattr(plan, "captured_by", "")),
+    }
+
+
+def eager(run: Callable[[], Any]) -> Any:
+    """The result of the whole model's own run; Stop `error_eager` where it raises."""
+    try:
+        return run()
+    except (Stop, MemoryError):
+        raise
+    except Exception as error:
+        raise Stop(Status.ERROR_EAGER, f"the whole model raises {type(error).__name__}: {error}"[:1000]) from error
+
+
+def _mode(backend: str) -> str:
+    return {"generated": "generated_eager", "debug": "debug_interpreter"}.get(backend, "compiled")

@@ -1,0 +1,123 @@
+"""What a check is, and what the checks share: runs that may raise, comparisons that say which promise broke."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import model_zoo
+from conformance.bench import Bench, Split
+from conformance.cases import Case
+from conformance.compare import Difference, difference
+from conformance.state import rng_moved, rng_state, seed_all
+from conformance.statuses import Finding, Status, Stop
+
+PASSED = Finding(Status.PASS)
+# Classes by which a target refuses what it can't do, by name: a target need not be Ariadne. A boundary or an argument that it
+# does not take, or a split that it found to be wrong itself, is no refusal.
+REFUSALS = frozenset(
+    {"CaptureError", "UnsupportedError", "FrontierError", "GuardError", "CompileError", "TrainingError"}
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One kind of comparison: its name, the keys that its cases have, and how to run one.
+
+    `applies` says of which models it can be asked, from the facts that their tags state. `run` compares, and returns a
+    finding or raises a Stop; what else it raises is the target's doing.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    about: str
+    run: Callable[[Bench, Case], Finding]
+    applies: Callable[[model_zoo.Entry], bool] = lambda entry: True
+
+
+@dataclass
+class Outcome:
+    """How a run ended: its value or the error that it raised, and where the random generators stand after it."""
+
+    value: Any
+    error: Exception | None
+    rng: dict[str, Any]
+
+
+def outcome(run: Callable[[], Any], seed: int) -> Outcome:
+    """Seed every generator, run, and say how it ended."""
+    seed_all(seed)
+    try:
+        value, error = run(), None
+    except MemoryError:
+        raise
+    except Exception as raised:
+        value, error = None, raised
+    return Outcome(value, error, rng_state())
+
+
+def refuses(error: BaseException) -> bool:
+    """Whether a target says with this error that it can't do what was asked."""
+    return any(cls.__name__ in REFUSALS for cls in type(error).__mro__)
+
+
+def hold_outcomes(whole: Outcome, split: Outcome) -> bool:
+    """Whether both raised the same class of error; Stop where only one did, and the split's own error where it is no match."""
+    if whole.error is None:
+        if split.error is not None:
+            raise split.error
+        return False
+    name = type(whole.error).__name__
+    if split.error is None:
+        raise Stop(
+            Status.FAIL_STRUCTURE, f"the whole model raises {name} ({whole.error}), the split gives a result"[:600]
+        )
+    if type(split.error) is not type(whole.error):
+        raise split.error
+    return True
+
+
+def hold(whole: Any, split: Any, where: str) -> None:
+    """Stop with the difference of two results, as one of structure or of numbers."""
+    found = difference(whole, split)
+    if found:
+        raise Stop(found.status, f"{where}: {found}" if found.where else f"{where}{found.where}: {found.what}")
+
+
+def hold_state(whole: Any, split: Any, where: str) -> None:
+    """Stop `fail_state` where two models, or anything else that a run may move, differ at any depth, gradients included."""
+    found = difference(whole, split, gradients=True)
+    if found:
+        raise Stop(Status.FAIL_STATE, f"{where}: {_path(found)}")
+
+
+def hold_rng(whole: Outcome, split: Outcome, where: str) -> None:
+    """Stop `fail_rng` where a random generator stands elsewhere."""
+    moved = rng_moved(whole.rng, split.rng)
+    if moved:
+        raise Stop(Status.FAIL_RNG, f"{where}: {moved}")
+
+
+def under(mode: Callable[[], Any], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The function's result under a context manager, such as torch.no_grad."""
+    with mode():
+        return function(*args, **kwargs)
+
+
+def no_grad(model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+    """What the whole model gives without gradients."""
+    with torch.no_grad():
+        return model(*inputs[0], **inputs[1])
+
+
+def at(split: Split) -> str:
+    """Where a split is cut, for the words of a finding."""
+    return f"cut after op {split.facts['op']}, {split.facts['label']}"
+
+
+def _path(found: Difference) -> str:
+    return f"{found.where.removeprefix('.') or 'the model'}: {found.what}"

@@ -1,0 +1,48 @@
+"""Forward: the split under no_grad against the whole, both from one state and one seed."""
+
+from __future__ import annotations
+
+from conformance.bench import Bench, Split
+from conformance.cases import Case
+from conformance.checks.base import (
+    PASSED,
+    Check,
+    at,
+    hold,
+    hold_outcomes,
+    hold_rng,
+    hold_state,
+    no_grad,
+    outcome,
+)
+from conformance.checks.tolerance import hold_near
+from conformance.statuses import Finding
+
+BITWISE = ("generated", "debug")
+
+
+def run(bench: Bench, case: Case) -> Finding:
+    """Outputs with their structure and strides, all that the model holds, and the generators."""
+    bench.judge(case.training)
+    for split in bench.splits(case):
+        _hold(bench, case, split)
+    return PASSED
+
+
+def _hold(bench: Bench, case: Case, split: Split) -> None:
+    twin = bench.whole(case.training)
+    whole = outcome(lambda: no_grad(twin, bench.inputs(case.bs)), case.bs)
+    args, kwargs = bench.inputs(case.bs)
+    found = outcome(lambda: split.forward(*args, **kwargs), case.bs)
+    if hold_outcomes(whole, found):
+        bench.facts["both_raise"] = type(whole.error).__name__
+        return
+    if case["backend"] in BITWISE:
+        hold(whole.value, found.value, f"output, {at(split)}")
+        hold_state(twin, split.model, f"the model after the call, {at(split)}")
+    else:
+        hold_near(bench, case, split, whole.value, found.value)
+    hold_rng(whole, found, at(split))
+
+
+CHECK = Check("forward", ("cut", "bs", "mode", "backend"), "prefix and suffix give what the model gives", run)

@@ -1,0 +1,206 @@
+"""The suite's one comparator: two nested results, or two whole models, node by node and bit by bit.
+
+It shares nothing with any target, so that what it says of a target is its own observation.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+import logging
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from conformance.statuses import Status
+
+_OPAQUE = (torch.Tensor, type, enum.Enum, logging.Logger, types.ModuleType, torch.Generator)
+_REGISTRIES = ("._modules", "._parameters", "._buffers")
+_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """The first place where two values differ: `status` is FAIL_STRUCTURE or FAIL_ACCURACY."""
+
+    status: Status
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where or 'the result'}: {self.what}"
+
+
+def opened(node: Any) -> tuple[tuple[Any, ...], list[tuple[str, Any]]] | None:
+    """One level of a nested value: what it is, and its children with the steps that lead to them; None for a leaf.
+
+    Mappings, sequences and any object with attributes of its own are opened: dataclasses, caches, configs, modules.
+    """
+    cls = type(node)
+    if isinstance(node, Mapping):
+        return (cls, tuple(node)), [(f"[{key!r}]", value) for key, value in node.items()]
+    if isinstance(node, (list, tuple, deque)):
+        names = getattr(cls, "_fields", None)
+        steps = [f".{n}" for n in names] if names else [f"[{i}]" for i in range(len(node))]
+        return (cls, len(node)), list(zip(steps, node, strict=True))
+    if isinstance(node, _OPAQUE) or (callable(node) and not isinstance(node, nn.Module)):
+        return None
+    attributes = getattr(node, "__dict__", None)
+    if isinstance(attributes, dict):
+        return (cls, tuple(attributes)), [(f".{name}", value) for name, value in attributes.items()]
+    return None
+
+
+def leaves(root: Any) -> Iterator[tuple[str, Any]]:
+    """Every leaf with the path to it, written as Python would; an object that is met again is not opened again."""
+    seen: set[int] = set()
+
+    def walk(where: str, node: Any) -> Iterator[tuple[str, Any]]:
+        level = opened(node)
+        if level is None:
+            yield where, node
+        elif id(node) not in seen:
+            seen.add(id(node))
+            for step, child in level[1]:
+                yield from walk(where + step, child)
+
+    yield from walk("", root)
+
+
+def tensors(root: Any) -> list[tuple[str, torch.Tensor]]:
+    """Every tensor among the leaves, with the path to it."""
+    return [(where, leaf) for where, leaf in leaves(root) if isinstance(leaf, torch.Tensor)]
+
+
+def difference(whole: Any, split: Any, *, gradients: bool = False) -> Difference | None:
+    """The first difference between two nested values, or None; with `gradients`, those held by leaf tensors count too.
+
+    Types, keys and their order, lengths; of tensors class, dtype, shape, strides, device, requires_grad and every bit.
+
+    >>> str(difference({"out": torch.zeros(2)}, {"out": torch.ones(2)}))
+    "['out']: values differ in 2 of 2 elements, by at most 1"
+    """
+    return _differs("", whole, split, gradients, set())
+
+
+def _differs(where: str, whole: Any, split: Any, gradients: bool, seen: set[tuple[int, int]]) -> Difference | None:
+    if type(whole) is not type(split):
+        return Difference(Status.FAIL_STRUCTURE, where, f"{_name(whole)} against {_name(split)}")
+    level = opened(whole)
+    if level is None:
+        return leaf_difference(where, whole, split, gradients)
+    if (id(whole), id(split)) in seen:
+        return None
+    seen.add((id(whole), id(split)))
+    other = opened(split)
+    assert other is not None
+    if level[0] != other[0]:
+        return Difference(Status.FAIL_STRUCTURE, where, f"{_shown(level[0])} against {_shown(other[0])}")
+    for (step, a), (_, b) in zip(level[1], other[1], strict=True):
+        at = where if isinstance(whole, nn.Module) and step in _REGISTRIES else where + step
+        found = _differs(at, a, b, gradients, seen)
+        if found:
+            return found
+    return None
+
+
+def leaf_difference(where: str, whole: Any, split: Any, gradients: bool = False) -> Difference | None:
+    """How two leaves of one type differ, or None."""
+    if isinstance(whole, torch.Tensor):
+        return _tensor_difference(where, whole, split, gradients)
+    if whole is split:
+        return None
+    if isinstance(whole, torch.Generator):
+        whole, split = whole.get_state(), split.get_state()
+        return _tensor_difference(where, whole, split, False)
+    if hasattr(whole, "tobytes") and hasattr(whole, "dtype"):  # numpy
+        if (whole.dtype, whole.shape) != (split.dtype, split.shape):
+            what = f"{whole.dtype}{list(whole.shape)} against {split.dtype}{list(split.shape)}"
+            return Difference(Status.FAIL_STRUCTURE, where, what)
+        same = whole.tobytes() == split.tobytes()
+    elif callable(whole):
+        same = getattr(whole, "__qualname__", "") == getattr(split, "__qualname__", "")
+    elif type(whole).__eq__ is object.__eq__:  # equal only to itself, and a copy of a model holds another
+        same = True
+    else:
+        same = bool(whole == split) or (whole != whole and split != split)
+    return None if same else Difference(Status.FAIL_ACCURACY, where, f"{whole!r} against {split!r}"[:300])
+
+
+def _tensor_difference(where: str, a: torch.Tensor, b: torch.Tensor, gradients: bool) -> Difference | None:
+    for what in ("dtype", "shape", "device", "layout", "requires_grad"):
+        if getattr(a, what) != getattr(b, what):
+            text = f"{what} {getattr(a, what)} against {getattr(b, what)}"
+            return Difference(Status.FAIL_STRUCTURE, where, text)
+    if a.layout is torch.strided and a.stride() != b.stride():
+        return Difference(Status.FAIL_STRUCTURE, where, f"stride {a.stride()} against {b.stride()}")
+    if a is b:
+        return None
+    found = values_differ(a, b)
+    if found:
+        return Difference(Status.FAIL_ACCURACY, where, found)
+    if gradients and a.is_leaf and b.is_leaf:
+        if (a.grad is None) != (b.grad is None):
+            held = ["None" if t.grad is None else "a tensor" for t in (a, b)]
+            return Difference(Status.FAIL_ACCURACY, f"{where}.grad", " against ".join(held))
+        if a.grad is not None and b.grad is not None:
+            return _tensor_difference(f"{where}.grad", a.grad, b.grad, False)
+    return None
+
+
+def values_differ(a: torch.Tensor, b: torch.Tensor) -> str | None:
+    """How the bits of two tensors of one dtype and shape differ, in words; None if they are the same."""
+    if a.layout is not torch.strided:
+        a, b = a.detach().to_dense(), b.detach().to_dense()
+    if a.numel() == 0:
+        return None
+    unequal = bits(a) != bits(b)
+    count = int(unequal.sum())
+    if not count:
+        return None
+    return f"values differ in {count} of {a.numel()} elements, by at most {largest_gap(a, b):.3g}"
+
+
+def bits(t: torch.Tensor) -> torch.Tensor:
+    """A tensor's elements as integers, so that NaNs and signed zeros compare by their bits."""
+    t = t.detach().resolve_conj().resolve_neg().contiguous()
+    return (torch.view_as_real(t) if t.is_complex() else t).view(_INTEGER[t.element_size() // (1 + t.is_complex())])
+
+
+def largest_gap(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest absolute difference; infinite where one is not a number."""
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    gap = (a.detach().to(wide) - b.detach().to(wide)).abs()
+    equal = bits(a) == bits(b)
+    gap[equal.all(-1) if a.is_complex() else equal] = 0  # where both are the same infinity or NaN
+    largest = gap.max().item() if gap.numel() else 0.0
+    return largest if largest == largest else float("inf")
+
+
+def sharing(named: list[tuple[str, torch.Tensor]]) -> list[tuple[str, ...]]:
+    """The names of tensors that share memory, in groups, in the order given; tensors without memory are left out."""
+    groups: dict[int, list[str]] = {}
+    for name, t in named:
+        if t.layout is torch.strided and t.untyped_storage().nbytes():
+            groups.setdefault(t.untyped_storage().data_ptr(), []).append(name)
+    return [tuple(names) for names in groups.values() if len(names) > 1]
+
+
+def mapped(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """A deep copy of a nested value in which each tensor is replaced; what was one tensor stays one."""
+    found = {id(t): t for _, t in tensors(value)}
+    return copy.deepcopy(value, {key: function(t) for key, t in found.items()})
+
+
+def _name(thing: Any) -> str:
+    return "None" if thing is None else type(thing).__name__
+
+
+def _shown(header: tuple[Any, ...]) -> str:
+    cls, inner = header
+    return f"{cls.__name__} of {inner if isinstance(inner, int) else list(inner)}"

@@ -1,0 +1,43 @@
+"""The matrix: which cases there are for a model, decided by its tags and by nothing else."""
+
+from __future__ import annotations
+
+import model_zoo
+from conformance.cases import MODES, Case
+from conformance.checks import CHECKS
+
+QUARTERS = ("q25", "q50", "q75")
+EDGES = ("first", "last", "narrowest", "widest")
+REPLAYED, TRAINED, STEPS = (1, 2, 3, 5), (2, 3), 3
+
+
+def cases(model: str) -> tuple[Case, ...]:
+    """Every case of the suite for one model of the zoo, sorted."""
+    entry = model_zoo.entry(model)
+    found: list[Case] = []
+
+    def add(check: str, **parameters: object) -> None:
+        if check in CHECKS and CHECKS[check].applies(entry):
+            found.append(Case.of(check, model, **parameters))
+
+    cheap = "cheap" in entry.tags
+    small = cheap and entry.family in ("nn", "toys")
+    for mode in MODES:
+        for cut in QUARTERS:
+            for bs in REPLAYED:
+                add("forward", cut=cut, bs=bs, mode=mode, backend="generated")
+            for bs in TRAINED:
+                add("train", cut=cut, bs=bs, mode=mode, backend="generated", steps=STEPS)
+        if cheap:
+            for cut in EDGES:
+                add("forward", cut=cut, bs=3, mode=mode, backend="generated")
+    if cheap:
+        add("forward", cut="every", bs=3, mode="eval", backend="generated")
+    if small:
+        add("train", cut="every", bs=3, mode="train", backend="generated", steps=1)
+    return tuple(sorted(set(found)))
+
+
+def all_cases() -> tuple[Case, ...]:
+    """Every case of the suite, sorted."""
+    return tuple(sorted(case for name in model_zoo.names() for case in cases(name)))

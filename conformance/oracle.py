@@ -1,0 +1,195 @@
+"""The oracle: what must be true of the whole model before a split is held against it, and how near is near enough.
+
+Same ops, same batch, same process: bit for bit (`conformance.compare`). Where kernels may differ (compiled code, or a
+batch against its single rows), both results are held against a run in float64: `beyond`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from conformance.compare import Difference, difference, mapped, tensors
+from conformance.state import seed_all, undisturbed
+from conformance.statuses import Status, Stop
+
+RMS, RMS_HALF, MAXIMUM = 2.0, 3.0, 8.0
+LIVE_SHARE = 0.5  # of the parameters that get a gradient, at least so many must get one that is not all zero
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def deterministic(run: Callable[[], Any], what: str) -> Any:
+    """The result of `run`, which is called twice; Stop `nondeterministic` where it differs from itself."""
+    first, second = run(), run()
+    found = difference(first, second)
+    if found:
+        raise Stop(Status.NONDETERMINISTIC, f"{what} twice from equal state and seeds: {found}")
+    return first
+
+
+def informative(output: Any, other: Any) -> dict[str, Any]:
+    """Facts about the outputs for two different inputs; Stop `degenerate` where they would hide a difference.
+
+    Every floating tensor must be finite. One at least must vary over its elements, and one must depend on the input.
+    """
+    found = [(where, t) for where, t in tensors(output) if t.is_floating_point() and t.numel()]
+    later = dict(tensors(other))
+    if not found:
+        raise Stop(Status.DEGENERATE, "the output holds no floating tensor")
+    for where, t in found:
+        if not bool(torch.isfinite(t).all()):
+            raise Stop(Status.DEGENERATE, f"{where or 'the output'} is not finite everywhere")
+    constant = [where for where, t in found if t.numel() > 1 and bool((t == t.flatten()[0]).all())]
+    if len(constant) == len(found):
+        raise Stop(
+            Status.DEGENERATE, f"every output is constant over its elements: {', '.join(constant) or 'the output'}"
+        )
+    deaf = [where for where, t in found if where in later and difference(t, later[where]) is None]
+    if len(deaf) == len(found):
+        raise Stop(Status.DEGENERATE, "no output depends on the input")
+    facts = {"constant_outputs": constant, "outputs_that_ignore_the_input": deaf}
+    return {key: names for key, names in facts.items() if names}
+
+
+def live_gradients(gradients: dict[str, torch.Tensor | None]) -> None:
+    """Stop `degenerate` where gradients are missing, not finite, or mostly zero."""
+    given = {name: g for name, g in gradients.items() if g is not None}
+    if not given:
+        raise Stop(Status.DEGENERATE, "no parameter gets a gradient")
+    for name, g in given.items():
+        if not bool(torch.isfinite(g).all()):
+            raise Stop(Status.DEGENERATE, f"the gradient of {name} is not finite everywhere")
+    live = [name for name, g in given.items() if bool((g != 0).any())]
+    if len(live) < LIVE_SHARE * len(given):
+        raise Stop(Status.DEGENERATE, f"only {len(live)} of {len(given)} gradients are anything but zero")
+
+
+@contextmanager
+def _doubled() -> Iterator[None]:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def in_double(model: nn.Module, call: Callable[[nn.Module, Callable[[Any], Any]], Any], seed: int) -> Any:
+    """The result of `call(model in float64, to_double)`; Stop `no_reference` where the model can't run so.
+
+    The model is copied. `to_double` copies nested inputs with their floating tensors in float64.
+    """
+    wide = copy.deepcopy(model).double()
+    for module in wide.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, torch.dtype) and value.is_floating_point:
+                setattr(module, name, torch.float64)
+            elif name not in _REGISTRIES and isinstance(value, (torch.Tensor, list, dict)) and tensors(value):
+                setattr(module, name, mapped(_to_double, value))
+    with undisturbed(), _doubled():
+        seed_all(seed)
+        try:
+            return call(wide, lambda value: mapped(_to_double, value))
+        except Exception as error:
+            reason = f"the model does not run in float64: {type(error).__name__}: {error}"
+            raise Stop(Status.NO_REFERENCE, reason[:500]) from error
+
+
+def _to_double(t: torch.Tensor) -> torch.Tensor:
+    return t.detach().to(torch.float64, copy=True) if t.is_floating_point() else t.detach().clone()
+
+
+def beyond(reference: Any, eager: Any, result: Any) -> tuple[Difference | None, dict[str, float]]:
+    """Where a result is farther from the float64 reference than eager's own error allows, and the worst ratios.
+
+    Per leaf: twice eager's error by RMS (three times for half types) and eight times by maximum. There is no absolute
+    floor: where eager is exact, the result must be too. Integers and booleans may differ only where the reference's
+    margin is under the bound; where no margin can be computed, they must be equal.
+    """
+    wide, narrow, given = dict(tensors(reference)), dict(tensors(eager)), dict(tensors(result))
+    if wide.keys() != narrow.keys() or narrow.keys() != given.keys():
+        return Difference(Status.FAIL_STRUCTURE, "", f"{list(narrow)} against {list(given)}"), {}
+    worst = {"rms": 0.0, "maximum": 0.0}
+    for where, expected in narrow.items():
+        found = given[where]
+        for what in ("dtype", "shape", "device"):
+            if getattr(expected, what) != getattr(found, what):
+                text = f"{what} {getattr(expected, what)} against {getattr(found, what)}"
+                return Difference(Status.FAIL_STRUCTURE, where, text), worst
+        if wide[where].shape != expected.shape:
+            raise Stop(Status.NO_REFERENCE, f"{where}: the float64 run has the shape {list(wide[where].shape)}")
+        if not expected.numel():
+            continue
+        if not (expected.is_floating_point() or expected.is_complex()):
+            wrong = _discrete(where, wide, narrow, found)
+        else:
+            wrong = _continuous(wide[where], expected, found, worst)
+        if wrong:
+            return Difference(Status.FAIL_ACCURACY, where, wrong), worst
+    return None, worst
+
+
+def _errors(reference: torch.Tensor, t: torch.Tensor) -> tuple[float, float]:
+    """RMS and maximum of the error; places where both are the same infinity or NaN count as exact."""
+    kind = torch.complex128 if reference.is_complex() else torch.float64
+    a, b = reference.detach().to(kind), t.detach().to(kind)
+    error = (a - b).abs()
+    error[(a == b) | ((a != a) & (b != b))] = 0
+    return error.pow(2).mean().sqrt().item(), error.max().item()
+
+
+def _continuous(
+    reference: torch.Tensor, eager: torch.Tensor, found: torch.Tensor, worst: dict[str, float]
+) -> str | None:
+    allowed = RMS_HALF if eager.dtype in _HALF else RMS
+    for what, own, error, times in zip(
+        ("rms", "maximum"), _errors(reference, eager), _errors(reference, found), (allowed, MAXIMUM), strict=True
+    ):
+        if not error <= times * own:  # NaN fails
+            many = f"{error / own:.3g} times" if own else "where eager is exact, against"
+            return f"the error against float64 is {error:.3g} by {what}, {many} eager's {own:.3g}; {times:g} times is allowed"
+        worst[what] = max(worst[what], error / own if own else 0.0)
+    return None
+
+
+def _discrete(
+    where: str, wide: dict[str, torch.Tensor], narrow: dict[str, torch.Tensor], found: torch.Tensor
+) -> str | None:
+    expected = narrow[where]
+    differ = expected != found
+    count = int(differ.sum())
+    if not count:
+        return None
+    for source, values in wide.items():
+        margin = _margin(wide[where], values)
+        if margin is not None:
+            bound = 2 * MAXIMUM * _errors(values, narrow[source])[1]
+            clear = int((differ & (margin > bound)).sum())
+            if clear:
+                return f"{clear} of {expected.numel()} elements differ where {source or 'the output'} leaves no doubt"
+            return None
+    return f"{count} of {expected.numel()} elements differ, and no output explains them"
+
+
+def _margin(decided: torch.Tensor, values: torch.Tensor) -> torch.Tensor | None:
+    """How clearly `values` decide each element: of an arg max over a dim, or of a threshold at 0 or 0.5; None if neither."""
+    if not values.is_floating_point():
+        return None
+    if decided.dtype == torch.bool and decided.shape == values.shape:
+        for threshold in (0.0, 0.5):
+            if torch.equal(decided, values > threshold) or torch.equal(decided, values >= threshold):
+                return (values - threshold).abs()
+        return None
+    for dim in range(values.dim()):
+        if values.shape[dim] < 2 or decided.shape != values.shape[:dim] + values.shape[dim + 1 :]:
+            continue
+        if torch.equal(decided, values.argmax(dim).to(decided.dtype)):
+            top = values.topk(2, dim).values
+            return top.select(dim, 0) - top.select(dim, 1)
+    return None
