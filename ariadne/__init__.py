@@ -2,10 +2,10 @@
 
 The pipeline, in import order; nothing imports backwards::
 
-    errors, expr, tree, plan                  the words: errors, sizes, nested values, plans as data
+    errors, expr, tree, held, plan, solve     the words: errors, sizes, nested values, plans as data
     prune, state, strided, sizes, recorder    a forward, recorded, and everything left as found
     baseline, lower, generalize, frontier     recordings become a plan; every cut of it
-    verify, capture                           how equality is proved; from a model to a plan
+    shapes, verify, capture                   for which batches; how equality is proved; from a model to a plan
     spec, select                              the cut that was asked for
     bindings, codegen, segment, guards        one side of a cut becomes Python; what it relies on
     wire, boundary, training                  what crosses, and how gradients come back

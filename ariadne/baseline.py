@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import types
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
+from ariadne.held import Attribute, follow, held, is_array, is_opaque, place
 from ariadne.recorder import Recording, simple
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -44,10 +45,22 @@ def state_types(model: nn.Module) -> StateTypes:
     return tuple((t.dtype, t.device.type, tuple(t.shape)) for t in (*model.parameters(), *model.buffers()))
 
 
+class Length:
+    """How many things a container held at one moment."""
+
+    __slots__ = ("container", "held")
+
+    def __init__(self, container: Any) -> None:
+        self.container, self.held = container, len(container)
+
+    def __repr__(self) -> str:
+        return f"a {type(self.container).__name__} of {self.held}"
+
+
 class Baseline:
     """What guards compare a model with. `attributes`: (module path, keys, value) of plain attributes that forward read.
 
-    A key after the first leads into a dict, or into an object's attributes. Nothing here belongs to one cut.
+    The keys after the first are steps into what the attribute holds. Nothing here belongs to one cut.
     """
 
     def __init__(self, model: nn.Module, recordings: Iterable[Recording] = ()) -> None:
@@ -72,8 +85,8 @@ class Baseline:
             for (path, name), (module, value, at) in recorded.read_attributes.items():
                 if (path, name) not in changed and at not in recorded.moved and path in self.modules:
                     for keys, kept in _kept(module, name, value):
-                        if (path, *keys) not in seen:
-                            seen.add((path, *keys))
+                        if (path, keys, type(kept)) not in seen:
+                            seen.add((path, keys, type(kept)))
                             self.attributes.append((path, keys, kept))
 
     def _ties(self) -> list[list[tuple[str, str, str]]]:
@@ -102,7 +115,9 @@ class Baseline:
                     new.hooks[path, h] = self.hooks[path, h]
         for path, keys, value in self.attributes:
             if isinstance(value, Bytes) and path in new.modules and value.array.tobytes() == value.held:
-                value = Bytes(reach(new.modules[path], keys[:1]))
+                value = Bytes(reach(new.modules[path], keys))
+            if isinstance(value, Length) and path in new.modules and len(value.container) == value.held:
+                value = Length(reach(new.modules[path], keys))
             if isinstance(value, Same) and path in new.modules and reach(old[path], keys) is value.thing:
                 value = Same(reach(new.modules[path], keys))
             new.attributes.append((path, keys, value))
@@ -114,25 +129,34 @@ def owner_of(module: nn.Module, name: str) -> type | None:
     return next((c for c in type(module).__mro__ if name in c.__dict__), None)
 
 
-def table_of(module: nn.Module, keys: tuple[Any, ...]) -> dict[Any, Any]:
-    """The dict that holds the last of `keys`: the module's own, its class's, or that of what an attribute holds."""
+def table_of(module: nn.Module, keys: tuple[Any, ...]) -> Any:
+    """What holds the last of `keys`, to be asked by `[key]`: the dict of the module or its class, or what an attribute holds."""
+    own = module.__dict__
     if len(keys) == 1:
-        owner, own = owner_of(module, keys[0]), module.__dict__
-        return own if keys[0] in own or owner is None else owner.__dict__  # type: ignore[return-value]
-    held = module.__dict__[keys[0]]
-    return held if isinstance(held, dict) else held.__dict__
+        owner = owner_of(module, keys[0])
+        return own if keys[0] in own or owner is None else owner.__dict__
+    return place(follow(own[keys[0]], keys[1:-1]), keys[-1])
 
 
 def reach(module: nn.Module, keys: tuple[Any, ...]) -> Any:
     """What stands at `keys` now; the module itself where nothing does."""
     try:
         return table_of(module, keys)[keys[-1]]
-    except (KeyError, AttributeError):
+    except (LookupError, AttributeError):
         return module
 
 
+def shown(keys: tuple[Any, ...]) -> str:
+    """The keys as Python writes them: `config.scales[0]`."""
+    steps = (f".{key}" if isinstance(key, Attribute) else f"[{key!r}]" for key in keys[1:])
+    return "".join((str(keys[0]), *steps))
+
+
 def _kept(module: nn.Module, name: str, value: Any) -> Iterable[tuple[tuple[Any, ...], Any]]:
-    """What a guard keeps of an attribute that forward read: plain values as they are, of anything else its identity."""
+    """What a guard keeps of an attribute that forward read, and of all that it holds.
+
+    Plain values as they are, the contents of arrays, the sizes of containers, and of anything else the identity.
+    """
     mine = name in module.__dict__
     if simple(value):
         owner = owner_of(module, name)
@@ -142,13 +166,22 @@ def _kept(module: nn.Module, name: str, value: Any) -> Iterable[tuple[tuple[Any,
         if mine or plain:
             yield (name,), value
         return
-    if not mine or isinstance(value, torch.Tensor):
+    if mine and not isinstance(value, torch.Tensor):
+        yield from _inside((name,), value, set())
+
+
+def _inside(keys: tuple[Any, ...], value: Any, seen: set[int]) -> Iterable[tuple[tuple[Any, ...], Any]]:
+    if simple(value):
+        yield keys, value
         return
-    yield (name,), Same(value)
-    if type(value).__name__ == "ndarray":
-        yield (name, "data"), Bytes(value)
-    members = value if isinstance(value, dict) else getattr(value, "__dict__", None)
-    if isinstance(members, dict) and not isinstance(value, (type, types.FunctionType, nn.Module)):
-        for key, member in members.items():
-            if simple(member):
-                yield (name, key), member
+    yield keys, Same(value)
+    if id(value) in seen or is_opaque(value):
+        return
+    seen.add(id(value))
+    if is_array(value):
+        yield keys, Bytes(value)
+    elif isinstance(value, (list, dict, set, deque)):
+        yield keys, Length(value)
+    for step, thing in held(value):
+        if not isinstance(thing, torch.Tensor):
+            yield from _inside((*keys, step), thing, seen)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.baseline import HOOKS, Baseline, Bytes, Same, owner_of, reach, table_of
+from ariadne.baseline import HOOKS, Baseline, Bytes, Length, Same, owner_of, reach, shown, table_of
 from ariadne.errors import BatchError, InputError, ModuleError
 from ariadne.expr import Expr
 from ariadne.plan import TracePlan, layout, short_dtype
@@ -265,7 +265,8 @@ class ModuleGuard:
         for path, keys, value in self.attributes:
             attributes.setdefault(path, []).append((keys, value))
         self._arrays: list[Bytes] = []
-        self._identical: list[tuple[dict[Any, Any], Any, Any]] = []
+        identical: dict[tuple[int, Any], tuple[Any, Any, Any]] = {}
+        containers: dict[int, Any] = {}
         slots: dict[
             tuple[int, Any], tuple[dict[Any, Any], Any, Any]
         ] = {}  # what stands in a class is read once for all
@@ -278,15 +279,19 @@ class ModuleGuard:
                 if isinstance(value, Bytes):
                     self._arrays.append(value)
                     continue
+                if isinstance(value, Length):
+                    containers[id(value.container)] = value.container
+                    continue
                 table = table_of(m, keys)
                 if isinstance(value, Same):
-                    self._identical.append((table, keys[-1], value.thing))
+                    identical[id(table), keys[-1]] = table, keys[-1], value.thing
                 else:
                     home = (
                         table if isinstance(table, dict) else owner_of(m, keys[0])
                     )  # a class makes a new view each time
                     slots.setdefault((id(home), keys[-1]), (table, keys[-1], value))
         self._tables, self._names, self._values = map(list, zip(*slots.values(), strict=True))
+        self._identical = list(identical.values())
         parents = [(m, base.children[p]) for p, m in modules.items() if base.children[p] or p not in self.called]
         self._families = [m._modules.values() for m, _ in parents]
         self._children = [child for _, children in parents for _, child in children]
@@ -296,6 +301,7 @@ class ModuleGuard:
         looked_in_vain = {path for path, _ in base.missing}
         self._sized = [m.__dict__ for m in modules.values()] + [m._modules for m, _ in parents]
         self._sized += [t for p, m in modules.items() if p in looked_in_vain for t in (m._parameters, m._buffers)]
+        self._sized += containers.values()
         self._sizes = list(map(len, self._sized))
         self._modules = list(modules.values())
         self._classes = [base.classes[p] for p in modules]
@@ -307,7 +313,7 @@ class ModuleGuard:
             for table, name, thing in self._identical:
                 if table[name] is not thing:
                     return False
-        except KeyError:
+        except LookupError:
             return False
         for hooks, expected_hooks in self._loud:
             if [*hooks.values()] != expected_hooks:
@@ -356,16 +362,22 @@ class ModuleGuard:
             if isinstance(value, Bytes):
                 if value.array.tobytes() != value.held:
                     raise ModuleError(
-                        f"the numpy array {keys[0]!r} of {path or 'the model'!r} holds other numbers now{again}"
+                        f"the numpy array {shown(keys)!r} of {path or 'the model'!r} holds other numbers now{again}"
+                    )
+                continue
+            if isinstance(value, Length):
+                if len(value.container) != value.held:
+                    raise ModuleError(
+                        f"{shown(keys)!r} of {path or 'the model'!r} was {value!r} when forward read it, now it is one of "
+                        f"{len(value.container)}{again}"
                     )
                 continue
             found = reach(self.modules[path], keys)
             if found is not value.thing if isinstance(value, Same) else not simple(found) or found != value:
-                shown = "gone" if found is self.modules[path] else reprlib.repr(found)
-                name = ".".join(map(str, keys))
+                now_it_is = "gone" if found is self.modules[path] else reprlib.repr(found)
                 raise ModuleError(
-                    f"attribute {name!r} of {repr(path) if path else 'the model'} was {reprlib.repr(value)} when forward read it, "
-                    f"now it is {shown}{again}"
+                    f"attribute {shown(keys)!r} of {repr(path) if path else 'the model'} was {reprlib.repr(value)} when forward "
+                    f"read it, now it is {now_it_is}{again}"
                 )
         for path, name in sorted(base.missing):
             if path in self.modules and hasattr(self.modules[path], name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -11,10 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ariadne.held import MISSING, Slots, held, is_array, is_opaque, slots_of
 from ariadne.plan import TracePlan
 from ariadne.prune import Groups
-
-_SKIPPED = (torch.Tensor, nn.Module, type, torch.dtype, torch.device, str, bytes, int, float, bool)
 
 
 def _rng() -> dict[str, Any]:
@@ -29,15 +29,17 @@ def _rng() -> dict[str, Any]:
 class Snapshot:
     """A model's Python state and every RNG at one moment; tensors are added as something is about to write them.
 
-    Covers each module's attributes, the lists, dicts, sets and plain objects that these hold, and the registries of
-    parameters, buffers, submodules and hooks. `restore` puts all of it back, tensors' data included.
+    Covers each module's attributes, the lists, deques, dicts, sets, numpy arrays and objects that these hold, and the
+    registries of parameters, buffers, submodules and hooks. `restore` puts all of it back, tensors' data included.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.rng = _rng()
         self.modules = dict(model.named_modules())
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
-        self._lists: list[tuple[list[Any], list[Any]]] = []
+        self._lists: list[tuple[Any, list[Any]]] = []  # and deques
+        self._arrays: list[tuple[Any, Any]] = []
+        self._slots: list[tuple[Slots, dict[str, Any]]] = []
         self._sets: list[tuple[set[Any], set[Any]]] = []
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._parameters = [(p, p.data, p.grad, p.requires_grad) for p in model.parameters()]
@@ -66,23 +68,26 @@ class Snapshot:
         if type(value).__name__ == "RandomState" and hasattr(value, "set_state"):
             self._own_rng.append((value.set_state, value.get_state()))
             return
-        if id(value) in seen or isinstance(value, _SKIPPED) or callable(value) or value is None:
+        if id(value) in seen or is_opaque(value):
             return
         seen.add(id(value))
-        children: Any = ()
         if isinstance(value, dict):
             self._dicts.append((value, dict(value)))
-            children = list(value.values())
-        elif isinstance(value, list):
+        elif isinstance(value, (list, deque)):
             self._lists.append((value, list(value)))
-            children = list(value)
         elif isinstance(value, set):
             self._sets.append((value, set(value)))
-        elif isinstance(value, tuple):
-            children = value
-        elif isinstance(getattr(value, "__dict__", None), dict) and not type(value).__module__.startswith("torch."):
-            self._note(value.__dict__, seen)
-        for child in children:
+        elif is_array(value):
+            self._arrays.append((value, value.copy()))
+        elif not isinstance(value, (tuple, frozenset)):
+            slots = slots_of(value)
+            if slots:
+                self._slots.append((Slots(value), {name: getattr(value, name, MISSING) for name in slots}))
+        own = getattr(value, "__dict__", None)
+        if isinstance(own, dict) and own is not value and id(own) not in seen:
+            seen.add(id(own))
+            self._dicts.append((own, dict(own)))
+        for _, child in held(value):
             self._note(child, seen)
 
     def save(self, tensor: torch.Tensor) -> None:
@@ -141,7 +146,7 @@ class Snapshot:
             put(state)
 
     def changed_containers(self) -> Iterator[tuple[int, Any, Any]]:
-        """The lists, dicts, sets and objects that hold other things now, by id, with those that they held and hold.
+        """The lists, dicts, sets, arrays and objects that hold other things now, by id, with those that they held and hold.
 
         The registries of modules are left out.
         """
@@ -159,6 +164,13 @@ class Snapshot:
         for s, before in self._sets:
             if s != before:
                 yield id(s), list(before), list(s)
+        for array, kept in self._arrays:
+            if array.tobytes() != kept.tobytes():
+                yield id(array), kept.ravel().tolist(), array.ravel().tolist()
+        for slots, names in self._slots:
+            moved = [(was, slots[name]) for name, was in names.items() if slots[name] is not was]
+            if moved:
+                yield id(slots.thing), [was for was, _ in moved], [now for _, now in moved]
 
     def changes(self) -> Iterator[tuple[str, str, Any, Any]]:
         """The plain attributes of modules that differ now: (module path, name, before, now)."""
@@ -188,11 +200,19 @@ class Snapshot:
                 d.update(old)
         for values, was in self._lists:
             if len(values) != len(was) or any(a is not b for a, b in zip(values, was, strict=True)):
-                values[:] = was
+                values.clear()
+                values.extend(was)
         for s, before in self._sets:
             if s != before:
                 s.clear()
                 s.update(before)
+        for array, kept in self._arrays:
+            if array.tobytes() != kept.tobytes():
+                array[...] = kept
+        for slots, names in self._slots:
+            for name, old_value in names.items():
+                if slots[name] is not old_value:
+                    slots[name] = old_value
         for p, data, gradient, flag in self._parameters:
             if p.data.untyped_storage()._cdata != data.untyped_storage()._cdata or p.shape != data.shape:
                 p.data = data

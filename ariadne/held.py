@@ -1,0 +1,110 @@
+"""What Python keeps behind a module's attribute: lists, dicts, objects and arrays, and the steps that lead into them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from operator import getitem
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+_PLAIN = (
+    torch.Tensor,
+    nn.Module,
+    type,
+    FunctionType,
+    ModuleType,
+    torch.dtype,
+    torch.device,
+    str,
+    bytes,
+    int,
+    float,
+    bool,
+)
+MISSING = object()
+
+
+class Attribute(str):
+    """A step to an attribute of an object; any other step is a key or an index."""
+
+    __slots__ = ()
+
+
+class Slots:
+    """An object whose attributes are read as items, for one that keeps them in slots."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self.thing, name, MISSING)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        delattr(self.thing, name) if value is MISSING else setattr(self.thing, name, value)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is a numpy array, asked without numpy."""
+    return type(value).__name__ == "ndarray" and hasattr(value, "tobytes")
+
+
+def is_opaque(value: Any) -> bool:
+    """Whether nothing is looked for inside: plain values, tensors, modules, classes, functions, and what torch keeps."""
+    return (
+        value is None
+        or isinstance(value, _PLAIN)
+        or callable(value)
+        or (type(value).__module__.partition(".")[0] == "torch" and not isinstance(value, (dict, list, tuple)))
+    )
+
+
+def slots_of(value: Any) -> list[str]:
+    """The names of an object's slots, those without a value too."""
+    found = []
+    for cls in type(value).__mro__:
+        names = cls.__dict__.get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            hidden = name.startswith("__") and not name.endswith("__")
+            found.append(f"_{cls.__name__.lstrip('_')}{name}" if hidden else name)
+    return [name for name in found if name not in ("__dict__", "__weakref__")]
+
+
+def held(value: Any) -> Iterator[tuple[Any, Any]]:
+    """What an object holds one step away, as (step, thing); nothing for what `is_opaque`, for sets and arrays."""
+    if is_opaque(value) or is_array(value):
+        return
+    if isinstance(value, dict):
+        yield from list(value.items())
+    elif isinstance(value, (list, tuple, deque)):
+        yield from enumerate(list(value))
+    else:
+        for name in slots_of(value):
+            thing = getattr(value, name, MISSING)
+            if thing is not MISSING:
+                yield Attribute(name), thing
+    own = getattr(value, "__dict__", None)
+    if isinstance(own, dict):
+        yield from ((Attribute(name), thing) for name, thing in list(own.items()) if isinstance(name, str))
+
+
+def place(value: Any, step: Any) -> Any:
+    """Where `step` stands in an object, as something to be asked by `[step]`."""
+    if not isinstance(step, Attribute):
+        return value
+    own = getattr(value, "__dict__", None)
+    return own if isinstance(own, dict) and step in own else Slots(value)
+
+
+def follow(value: Any, steps: tuple[Any, ...]) -> Any:
+    """What the steps lead to; KeyError, IndexError or AttributeError where they lead nowhere."""
+    for step in steps:
+        value = getitem(place(value, step), step)
+        if value is MISSING:
+            raise AttributeError(step)
+    return value

@@ -1,0 +1,141 @@
+"""Python state that forward reads through a module's attributes: followed by guards, however deep, and left as found."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ariadne import prepare_split
+from ariadne.errors import ModuleError, UnsupportedError
+from ariadne.verify import difference
+
+X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Slotted:
+    __slots__ = ("inner", "scale")
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+
+class Reads(nn.Module):
+    def __init__(self, held: Any, scale: Callable[[Any], float]) -> None:
+        super().__init__()
+        self.linear, self.held, self.scale = nn.Linear(4, 4), held, scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu() * self.scale(self.held)
+
+
+def put(thing: Any, name: str, value: Any) -> None:
+    setattr(thing, name, value)
+
+
+# What the model holds, how forward reads it, a change to it, and how the error names it.
+DEEP: dict[str, tuple[Callable[[], Any], Callable[[Any], float], Callable[[Any], None], str]] = {
+    "array_in_object": (
+        lambda: SimpleNamespace(a=np.ones(2)),
+        lambda h: float(h.a[0]),
+        lambda h: h.a.__setitem__(0, 3.0),
+        "held.a",
+    ),
+    "deque": (lambda: deque([1.0, SimpleNamespace()]), lambda h: h[0], lambda h: h.appendleft(3.0), "held"),
+    "list_of_objects": (
+        lambda: [SimpleNamespace(scale=2.0)],
+        lambda h: h[0].scale,
+        lambda h: put(h[0], "scale", 3.0),
+        "held[0].scale",
+    ),
+    "object_added_to_list": (
+        lambda: [SimpleNamespace(scale=2.0)],
+        lambda h: sum(o.scale for o in h),
+        lambda h: h.append(SimpleNamespace(scale=3.0)),
+        "held",
+    ),
+    "object_in_object": (
+        lambda: SimpleNamespace(inner=SimpleNamespace(scale=2.0)),
+        lambda h: h.inner.scale,
+        lambda h: put(h.inner, "scale", 3.0),
+        "held.inner.scale",
+    ),
+    "object_in_object_replaced": (
+        lambda: SimpleNamespace(inner=SimpleNamespace(scale=2.0)),
+        lambda h: h.inner.scale,
+        lambda h: put(h, "inner", SimpleNamespace(scale=3.0)),
+        "held.inner",
+    ),
+    "object_in_dict_in_dict": (
+        lambda: {"a": {"b": [SimpleNamespace(scale=2.0)]}},
+        lambda h: h["a"]["b"][0].scale,
+        lambda h: put(h["a"]["b"][0], "scale", 3.0),
+        "held['a']['b'][0].scale",
+    ),
+    "slots": (lambda: Slotted(2.0), lambda h: h.scale, lambda h: put(h, "scale", 3.0), "held.scale"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(DEEP))
+def test_a_change_deep_inside_what_forward_read_is_named(case: str) -> None:
+    make, read, change, name = DEEP[case]
+    model = Reads(make(), read).eval()
+    runtime = prepare_split(model, (X,), split="percent:50")
+    with torch.no_grad():
+        assert difference(model(X), runtime.run_suffix(runtime.run_prefix(X))) is None
+    change(model.held)
+    with pytest.raises(ModuleError) as caught:
+        runtime.run_suffix(runtime.run_prefix(X))
+    assert repr(name) in str(caught.value)
+    assert "prepare_split again" in str(caught.value)
+
+
+def grow(held: Any) -> float:
+    held.append(1.0)
+    return float(len(held))
+
+
+def fill(held: Any) -> float:
+    held += 1
+    return float(held[0])
+
+
+def move(held: Any) -> float:
+    held.scale += 1.0
+    held.inner = "new"
+    return float(held.scale)
+
+
+CHANGED: dict[str, tuple[Callable[[], Any], Callable[[Any], float], Callable[[Any], Any]]] = {
+    "array": (lambda: np.zeros(2), fill, lambda h: h.tolist()),
+    "deque": (lambda: deque([1.0], maxlen=9), grow, list),
+    "list": (lambda: [1.0], grow, list),
+    "slots": (lambda: Slotted(2.0), move, lambda h: (h.scale, hasattr(h, "inner"))),
+}
+
+
+@pytest.mark.parametrize("case", sorted(CHANGED))
+def test_what_forward_changes_is_refused_and_put_back(case: str) -> None:
+    make, moves, look = CHANGED[case]
+    model = Reads(make(), moves).eval()
+    before = look(model.held)
+    with pytest.raises(UnsupportedError, match=r"keeps|buffer"):
+        prepare_split(model, (X,), split="percent:50")
+    assert look(model.held) == before
+
+
+def test_cyclic_and_shared_objects_are_walked_once() -> None:
+    held = SimpleNamespace(scale=2.0)
+    held.me, held.pair = held, [held, held]
+    model = Reads(held, lambda h: h.pair[1].me.scale).eval()
+    runtime = prepare_split(model, (X,), split="percent:50")
+    runtime.run_prefix(X)
+    held.scale = 3.0
+    with pytest.raises(ModuleError, match=r"held\.scale"):
+        runtime.run_prefix(X)
