@@ -7,11 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from sympy import Eq, Integer, Ne  # type: ignore[import-untyped]
 from torch import nn
-from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from ariadne import tree
 from ariadne.baseline import Baseline
@@ -19,7 +16,8 @@ from ariadne.errors import CaptureError, UnsupportedError
 from ariadne.generalize import Disagreement, at_batch, disagreement, generalize, size_sources
 from ariadne.lower import Lowering, state_tensors
 from ariadne.plan import Batches, TracePlan, check
-from ariadne.recorder import Recorder, Recording, recording, tensors_in
+from ariadne.recorder import Recording, recording, tensors_in
+from ariadne.shapes import Sizes, symbolic_batch, within_questions, within_shapes
 from ariadne.sizes import Watch, holding
 from ariadne.state import Snapshot
 from ariadne.strided import own
@@ -180,15 +178,15 @@ def _at_batch_1(
     """Batch 1 takes paths of its own (sizes of 1 broadcast): it is covered if a real run does what the plan says."""
     if 1 not in batches or plan.traced_batch == 1 or plan.captured_by == "observed-per-batch":
         return plan, []
-    rest = [b for b in plan.batches if b != 1]
+    one = Batches.of([1])
     try:
         seen = observe(model, example, 1, plan.batch_symbol, grad)
         differs = disagreement(plan, seen.plan)
     except Exception as error:  # the model itself may refuse one sample; it will say so again when it is asked to
         differs = _first_line(error)
     if differs:
-        return replace(plan, batches=Batches.of(rest), excluded=(*plan.excluded, f"batch 1: {differs}")), []
-    return replace(plan, batches=Batches.of([1, *rest])), [seen.evidence]
+        return replace(plan, batches=plan.batches - one, excluded=(*plan.excluded, f"batch 1: {differs}")), []
+    return replace(plan, batches=plan.batches | one), [seen.evidence]
 
 
 def _observed(
@@ -201,10 +199,12 @@ def _observed(
     reasons: list[tuple[str, str]],
 ) -> TracePlan:
     here = real.plan.traced_batch
-    above = [b for b in batches if b > 1]
+    above = range(max(2, batches.start), batches.stop)
     for start in dict.fromkeys((2, here)):
         sizes = [b for b in (start, start + 1, start + 3) if b in batches and b > 1]
-        near = sorted((b for b in above if b not in sizes), key=lambda b: abs(b - start))
+        at = min(max(start, above.start), above.stop - 1)
+        pool = range(max(above.start, at - 4), min(above.stop, at + 5))
+        near = sorted((b for b in pool if b not in sizes), key=lambda b: abs(b - start))
         sizes = sorted([*sizes, *near[: 3 - len(sizes)]])
         try:
             if not sizes:
@@ -228,33 +228,30 @@ def _as_far_as_shown(
 
     Where that can't be followed, only for the batches that were run.
     """
-    wanted = [b for b in batches if b > 1]
-    shown = [r.plan.traced_batch for r in runs]
-    sources = size_sources([r.shapes for r in runs], shown, plan.batch_symbol)
-    if sources is None:
-        lost, watch = True, None
-    else:
+    wanted, shown = _above_1(batches), Batches.of(r.plan.traced_batch for r in runs)
+    sources = size_sources([r.shapes for r in runs], list(shown), plan.batch_symbol)
+    excluded: list[str] = []
+    lost = True
+    if sources is not None:
         watch = Watch(sources)
-        again = observe(model, example, shown[0], plan.batch_symbol, plan.grad_enabled, watch)
+        again = observe(model, example, shown.ranges[0][0], plan.batch_symbol, plan.grad_enabled, watch)
         differs = disagreement(plan, again.plan)
         if differs:
             raise Disagreement(f"the same batch run twice differs: {differs}")
         lost = watch.lost
-    excluded: list[str] = []
-    if watch is not None:
-        kept, reasons = holding(watch, plan.batch_symbol, wanted)
-        excluded += [f"batch {Batches.of([b for b in wanted if b not in kept])}: {r}" for r in reasons]
-        wanted = kept
+        wanted, excluded = holding(watch, plan.batch_symbol, wanted)
     if lost:
-        others = [b for b in wanted if b not in shown]
+        others = wanted - shown
         if others:
-            excluded.append(
-                f"batch {Batches.of(others)}: forward computes with its batch in a way that can't be followed"
-            )
-        wanted = [b for b in wanted if b in shown]
-    if any(b not in wanted for b in shown):
+            excluded.append(f"batch {others}: forward computes with its batch in a way that can't be followed")
+        wanted &= shown
+    if shown - wanted:
         raise Disagreement(f"forward branches on its batch: {'; '.join(excluded)}")
-    return replace(plan, batches=Batches.of(wanted), excluded=tuple(excluded))
+    return within_shapes(replace(plan, batches=wanted, excluded=tuple(excluded)), shown)
+
+
+def _above_1(batches: range) -> Batches:
+    return Batches.of(range(max(2, batches.start), batches.stop))
 
 
 def observe(
@@ -333,7 +330,7 @@ def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
 
 def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: range, grad: bool) -> TracePlan:
     """Run the forward on fake tensors whose batch is a symbol; the plan holds for batches that meet every guard."""
-    shapes = _Sizes()
+    shapes = Sizes()
     fake = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
     size = max(example.batch, 2)
     leaves = example.resized(size)
@@ -344,9 +341,7 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
         if not isinstance(leaf, torch.Tensor):
             inputs.append(leaf)
             continue
-        dynamic = [DimDynamic.DUCK if d == 0 and i in example.batched else DimDynamic.STATIC for d in range(leaf.dim())]
-        context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic, constraint_sizes=[None] * leaf.dim())
-        inputs.append(fake.from_tensor(leaf, source=ConstantSource(f"x{i}"), symbolic_context=context))
+        inputs.append(symbolic_batch(fake, leaf, f"x{i}", i in example.batched))
     symbol = inputs[example.batched[0]].shape[0].node.expr
     args, kwargs = tree.unflatten(inputs, example.spec)
     try:
@@ -357,46 +352,8 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
         low = Lowering(
             model, found, snapshot, state, inputs, example.batched, fake, batch_symbol, {symbol: batch_symbol}
         )
-        plan = low.plan(example.spec, size, Batches.of([b for b in batches if b > 1]), "symbolic", grad)
-        return _within_guards(plan, shapes, symbol)
+        plan = low.plan(example.spec, size, _above_1(batches), "symbolic", grad)
     finally:
         snapshot.restore()
-
-
-class _Sizes(ShapeEnv):
-    """A shape environment that keeps what was asked about sizes, apart by whether forward's Python or an op asked."""
-
-    recorder: Recorder | None = None
-
-    def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
-        answer = super().evaluate_expr(orig_expr, *args, **kwargs)
-        if self.recorder is not None:
-            asked = self.__dict__.setdefault("asked_by_op" if self.recorder.depth else "asked_by_forward", {})
-            asked[orig_expr] = answer
-        return answer
-
-
-def _within_guards(plan: TracePlan, sizes: _Sizes, symbol: Any) -> TracePlan:
-    """The plan with only those batches for which every question about a size has the answer that it had.
-
-    What torch's own ops ask while they compute shapes (to choose a memory layout, say) does not decide which ops run: of
-    those questions only equalities count, whose answers may be written into a shape.
-    """
-    kept = list(plan.batches)
-    excluded = []
-    questions = list(sizes.__dict__.get("asked_by_forward", {}).items())
-    questions += [
-        (q, a) for q, a in sizes.__dict__.get("asked_by_op", {}).items() if not q.is_Relational or q.func in (Eq, Ne)
-    ]
-    for question, answer in questions:
-        if question.free_symbols != {symbol}:
-            continue
-        holds = [b for b in kept if question.xreplace({symbol: Integer(b)}) == answer]
-        if len(holds) < len(kept):
-            text = str(question).replace(str(symbol), plan.batch_symbol)
-            lost = Batches.of([b for b in kept if b not in set(holds)])
-            excluded.append(
-                f"batch {lost}: {text} is {answer} at batch {plan.traced_batch}, and forward goes on from there"
-            )
-            kept = holds
-    return replace(plan, batches=Batches.of(kept), excluded=tuple(excluded))
+    plan = within_questions(plan, shapes.asked("forward", symbol, batch_symbol))
+    return within_shapes(plan, Batches.of([size]), shapes.asked("op", symbol, batch_symbol))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -188,15 +188,43 @@ class Batches:
     ranges: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, sizes: Iterator[int] | list[int] | range) -> Batches:
+    def of(cls, sizes: Iterable[int]) -> Batches:
         """The ranges that hold exactly `sizes`."""
-        found: list[list[int]] = []
-        for b in sorted(set(sizes)):
-            if found and b == found[-1][1] + 1:
-                found[-1][1] = b
+        if isinstance(sizes, range) and sizes.step == 1:
+            return cls(((sizes.start, sizes.stop - 1),) if sizes else ())
+        return cls.joined((b, b) for b in sizes)
+
+    @classmethod
+    def joined(cls, ranges: Iterable[tuple[int, int]]) -> Batches:
+        """The ranges that hold exactly what the given ones hold."""
+        found: list[tuple[int, int]] = []
+        for lo, hi in sorted(ranges):
+            if found and lo <= found[-1][1] + 1:
+                found[-1] = found[-1][0], max(hi, found[-1][1])
             else:
-                found.append([b, b])
-        return cls(tuple((lo, hi) for lo, hi in found))
+                found.append((lo, hi))
+        return cls(tuple(found))
+
+    def __or__(self, other: Batches) -> Batches:
+        return Batches.joined((*self.ranges, *other.ranges))
+
+    def __sub__(self, other: Batches) -> Batches:
+        found = []
+        for lo, hi in self.ranges:
+            for a, b in other.ranges:
+                if a <= hi and b >= lo:
+                    if lo < a:
+                        found.append((lo, a - 1))
+                    lo = b + 1
+            if lo <= hi:
+                found.append((lo, hi))
+        return Batches(tuple(found))
+
+    def __and__(self, other: Batches) -> Batches:
+        return self - (self - other)
+
+    def __bool__(self) -> bool:
+        return bool(self.ranges)
 
     def __contains__(self, batch: int) -> bool:
         return any(lo <= batch <= hi for lo, hi in self.ranges)

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from ariadne.expr import Expr
+from ariadne.plan import Batches
+from ariadne.solve import where
 
 Sources = tuple[str | None, ...]
 
@@ -180,15 +182,15 @@ for _name in ("bit_length", "bit_count", "to_bytes", "as_integer_ratio"):
     setattr(Size, _name, _losing(_name))
 
 
-def holding(watch: Watch, symbol: str, batches: Iterable[int]) -> tuple[list[int], list[str]]:
+def holding(watch: Watch, symbol: str, batches: Batches) -> tuple[Batches, list[str]]:
     """The batches for which every question has the answer it had, and why the others have not."""
-    kept, reasons = list(batches), []
+    reasons: list[str] = []
     for question, answer in watch.questions.items():
         expr = Expr(question)
         if expr.names != {symbol}:
             continue
-        holds = [b for b in kept if bool(expr.evaluate({symbol: b})) == answer]
-        if len(holds) < len(kept):
-            reasons.append(f"{question} is {answer}, and forward goes on from there")
-            kept = holds
-    return kept, reasons
+        holds = where(expr, symbol, answer, batches)
+        if holds != batches:
+            reasons.append(f"batch {batches - holds}: {question} is {answer}, and forward goes on from there")
+            batches = holds
+    return batches, reasons

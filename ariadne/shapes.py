@@ -1,0 +1,218 @@
+"""Shapes: for which batches a plan holds, by what its forward asked about sizes and by the shapes that its ops make.
+
+Every question about a size that has the same answer at two batches leads the ops to the same shapes at both. So the
+batches fall into cells; in each cell every op runs once, on fake tensors of the plan's shapes, and must make what the
+plan says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._dynamo.source import ConstantSource
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._sympy.printers import PythonPrinter
+
+from ariadne.errors import UnsupportedError
+from ariadne.expr import Expr
+from ariadne.plan import Batches, Ref, TraceNode, TracePlan, substitute
+from ariadne.recorder import WHOLE, Recorder
+from ariadne.solve import where
+
+MOST_CELLS = 6
+
+
+class Sizes(ShapeEnv):
+    """A shape environment that keeps what was asked about sizes, apart by whether forward's Python or an op asked."""
+
+    recorder: Recorder | None = None
+
+    def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = super().evaluate_expr(orig_expr, *args, **kwargs)
+        in_forward = self.recorder is not None and not self.recorder.depth
+        asked = self.__dict__.setdefault("asked_by_forward" if in_forward else "asked_by_op", {})
+        asked[orig_expr] = answer
+        return answer
+
+    def asked(self, by: str, symbol: Any, name: str) -> dict[str, bool]:
+        """The questions about `symbol` alone, written with `name` in its place, and the answers that they had."""
+        found = {}
+        named = type(symbol)(name, **symbol.assumptions0)
+        for question, answer in self.__dict__.get(f"asked_by_{by}", {}).items():
+            if question.free_symbols == {symbol}:
+                text = PythonPrinter().doprint(question.xreplace({symbol: named}))
+                whole = question.is_Boolean or question.is_Relational
+                found[text if whole else f"({text}) == {answer}"] = bool(answer) if whole else True
+        return found
+
+
+def symbolic_batch(fake: FakeTensorMode, leaf: torch.Tensor, name: str, dynamic: bool) -> torch.Tensor:
+    """The leaf as a fake tensor; where `dynamic`, its dim 0 is the symbol that all leaves of that batch share."""
+    sizes = [DimDynamic.DUCK if d == 0 and dynamic else DimDynamic.STATIC for d in range(leaf.dim())]
+    context: Any = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=[None] * leaf.dim())
+    return fake.from_tensor(leaf, source=ConstantSource(name), symbolic_context=context)
+
+
+def within_questions(plan: TracePlan, questions: Mapping[str, bool]) -> TracePlan:
+    """The plan for those of its batches at which every question of forward has the answer that it had."""
+    kept, excluded = plan.batches, list(plan.excluded)
+    for text, answer in questions.items():
+        holds = _where(plan, text, answer, kept)
+        if holds != kept:
+            excluded.append(
+                f"batch {kept - holds}: {text} is {answer} at batch {plan.traced_batch}, and forward goes on from there"
+            )
+            kept = holds
+    return replace(plan, batches=kept, excluded=tuple(excluded))
+
+
+def within_shapes(plan: TracePlan, known: Batches, answers: Mapping[str, bool] | None = None) -> TracePlan:
+    """The plan for those of its batches at which every op makes as many tensors, of such shapes, as the plan says.
+
+    `known`: batches for which that is known, from real runs. `answers`: what ops asked when the plan was made on fake tensors,
+    which is known to hold wherever these answers are the same.
+    """
+    kept, excluded = plan.batches & known, list(plan.excluded)
+    rest = plan.batches - kept
+    blind: set[int] = set()
+    if answers is not None:
+        same = _cell(plan, answers, rest)
+        kept, rest = kept | same, rest - same
+    elif rest:
+        run = _Run(plan, plan.traced_batch, blind)
+        if run.wrong:
+            raise UnsupportedError(f"on fake tensors, {run.wrong}")
+        lengths = [i for i in blind if _gives_sequence(plan.nodes[i])]
+        if lengths:
+            node = plan.nodes[lengths[0]]
+            excluded.append(f"batch {rest}: how many tensors op {lengths[0]} ({node.target}) makes can't be foreseen")
+            rest = Batches(())
+        same = _cell(plan, run.asked, rest)
+        kept, rest = kept | same, rest - same
+    wrong: dict[str, Batches] = {}
+    for _ in range(MOST_CELLS):
+        if not rest:
+            break
+        at = rest.ranges[0][0]
+        run = _Run(plan, at, blind)
+        same = _cell(plan, run.asked, rest) | Batches(((at, at),))
+        rest -= same
+        if run.wrong:
+            wrong[run.wrong] = wrong.get(run.wrong, Batches(())) | same
+        else:
+            kept |= same
+    excluded += [f"batch {found}: {why}" for why, found in wrong.items()]
+    if rest:
+        excluded.append(f"batch {rest}: sizes in forward follow the batch in too many ways to tell what they are there")
+    return replace(plan, batches=kept, excluded=tuple(excluded))
+
+
+def _where(plan: TracePlan, text: str, answer: bool, batches: Batches) -> Batches:
+    try:
+        question = Expr(text)
+    except ValueError as error:
+        raise UnsupportedError(f"forward asks something of its batch that can't be followed: {error}") from error
+    return where(question, plan.batch_symbol, answer, batches)
+
+
+def _cell(plan: TracePlan, answers: Mapping[str, bool], batches: Batches) -> Batches:
+    for text, answer in answers.items():
+        batches = _where(plan, text, answer, batches)
+    return batches
+
+
+def _gives_sequence(node: TraceNode) -> bool:
+    if node.target.count(".") != 2 or node.target.startswith("python."):
+        return False
+    return any(str(r.type) == "List[Tensor]" for r in _overload(node)._schema.returns)
+
+
+def _overload(node: TraceNode) -> OpOverload:
+    namespace, name, overload = node.target.split(".", 2)
+    found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    return found
+
+
+class _Run:
+    """The ops of a plan, each kind once, on fake tensors of the plan's shapes at one batch.
+
+    `wrong` says which op makes other shapes than the plan says, `asked` what was asked about sizes. The ops in `blind` are
+    left out; where `blind` is empty, it takes up those that can't run so.
+    """
+
+    def __init__(self, plan: TracePlan, batch: int, blind: set[int]) -> None:
+        self.plan, self.blind, self.first = plan, blind, not blind
+        sizes = Sizes()
+        self.fake = FakeTensorMode(shape_env=sizes, allow_non_fake_inputs=True)
+        size: Any = symbolic_batch(self.fake, torch.empty(batch, 0), "batch", True).shape[0]
+        self.batch, symbol = size, size.node.expr  # of which an equality that holds makes a number
+        self.symbol, self.seen = str(symbol), set[str]()
+        self.wrong = ""
+        with self.fake, torch.no_grad():
+            for i, node in enumerate(plan.nodes):
+                if i not in blind and self._may_differ(node):
+                    self.wrong = self._differs(i, node)
+                    if self.wrong:
+                        break
+        self.asked = sizes.asked("op", symbol, plan.batch_symbol)
+
+    def _may_differ(self, node: TraceNode) -> bool:
+        """Whether the batch goes into an op, and nothing goes into it that only a real run shows."""
+        if node.target in (WHOLE, "aten.sym_size.int") or node.target.startswith("python.") or not node.outputs:
+            return False
+        symbol, follows = self.plan.batch_symbol, False
+        for name in node.reads:
+            value = self.plan.values.get(name)
+            dims = value.shape if value is not None else ()
+            if name != symbol and (value is None or value.dtype is None):
+                return False
+            symbols = {s for d in dims if isinstance(d, Expr) for s in d.names}
+            if symbols - {symbol}:
+                return False
+            follows = follows or name == symbol or bool(symbols)
+        return follows
+
+    def _size(self, dim: int | Expr) -> Any:
+        return dim.evaluate({self.plan.batch_symbol: self.batch}) if isinstance(dim, Expr) else dim
+
+    def _dummy(self, atom: Ref | Expr) -> Any:
+        if isinstance(atom, Expr):
+            return self._size(atom)
+        value = self.plan.values[atom.name]
+        return torch.empty([self._size(d) for d in value.shape], dtype=value.dtype, device=value.device)
+
+    def _differs(self, i: int, node: TraceNode) -> str:
+        values = self.plan.values
+        types = [(values[n].shape, values[n].dtype) if n in values else n for n in (*node.reads, *node.outputs)]
+        names = {n: f"t{k}" for k, n in enumerate(node.reads)}
+        args = substitute((node.args, node.kwargs), lambda a: names[a.name] if isinstance(a, Ref) else a)
+        key = repr((node.target, types, args))
+        if key in self.seen:
+            return ""
+        self.seen.add(key)
+        try:
+            kwargs = {k: substitute(v, self._dummy) for k, v in node.kwargs}
+            out = _overload(node)(*substitute(node.args, self._dummy), **kwargs)
+        except Exception as error:  # whatever a fake kernel, or its absence, raises
+            if self.first:
+                self.blind.add(i)
+                return ""
+            return f"op {i} can't run there ({self.plan.show(node)}): {str(error).partition(chr(10))[0]}"
+        made = list(out) if node.unpack else [out]
+        if len(made) != len(node.outputs):
+            return f"op {i} makes {len(made)} tensor(s) there, {len(node.outputs)} in the plan: {self.plan.show(node)}"
+        for name, t in zip(node.outputs, made, strict=True):
+            value = values[name]
+            if not isinstance(t, torch.Tensor) or value.dtype is None:
+                continue
+            pairs = list(zip(t.shape, value.shape, strict=False))
+            pairs = [(a, d) for a, d in pairs if isinstance(d, int) or d.names <= {self.plan.batch_symbol}]
+            if t.dim() != len(value.shape) or not all(bool(a == self._size(d)) for a, d in pairs):
+                sizes = ", ".join(map(str, t.shape)).replace(self.symbol, self.plan.batch_symbol)
+                return f"op {i} makes sizes [{sizes}] there, others in the plan: {self.plan.show(node)}"
+        return ""

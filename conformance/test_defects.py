@@ -1,0 +1,122 @@
+"""Defects that were found and mended: each test failed before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ariadne import SplitRuntime, SplitSpec, prepare_split
+from ariadne.expr import Expr
+from ariadne.plan import Batches
+from ariadne.solve import where
+from ariadne.verify import difference
+from conformance.trap_kit import Fn, numbers
+
+
+def prepared(function: Callable[..., Any], batch: int = 2, upto: int = 12) -> tuple[nn.Module, SplitRuntime]:
+    torch.manual_seed(0)
+    model = Fn(function, a=nn.Linear(4, 4), b=nn.Linear(4, 4)).eval()
+    return model, prepare_split(model, (numbers(batch, 4),), split=SplitSpec("50%", dynamic_batch=(1, upto)))
+
+
+def equal_at(batches: Iterable[int], model: nn.Module, runtime: SplitRuntime) -> None:
+    for batch in batches:
+        x = numbers(batch, 4, seed=batch)
+        with torch.no_grad():
+            expected = model(x)
+        assert difference(expected, runtime.run_suffix(runtime.run_prefix(x))) is None, batch
+
+
+# Sizes that follow the batch in steps
+
+
+def parts(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return m.b(torch.stack([p.sum(0) for p in m.a(x).split(5)]))
+
+
+def pieces(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return m.b(torch.cat([2 * p for p in m.a(x).chunk(3)]))
+
+
+def rows(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return m.b(torch.stack(m.a(x).unbind(0)[::-1]))
+
+
+def given_back(m: Any, x: torch.Tensor) -> Any:
+    return m.b(m.a(x)).split(5)
+
+
+def first_six(m: Any, x: torch.Tensor) -> torch.Tensor:
+    kept = m.a(x)[:6]
+    return m.b(kept.sum(0) / kept.shape[0])
+
+
+def last_six(m: Any, x: torch.Tensor) -> torch.Tensor:
+    kept = m.a(x)[-6:]
+    return m.b(kept.sum(0) / kept.shape[0])
+
+
+def reads_data(function: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(m: Any, x: torch.Tensor) -> Any:  # which the symbolic way can't follow
+        return x if m.a.weight.sum().item() > 100 else function(m, x)
+
+    return forward
+
+
+@pytest.mark.parametrize("batch", [2, 6])
+@pytest.mark.parametrize("way", [lambda f: f, reads_data], ids=["symbolic", "observed"])
+@pytest.mark.parametrize("function", [parts, pieces, rows, given_back, first_six, last_six])
+def test_a_size_or_a_number_of_parts_that_follows_the_batch_in_steps_is_right_at_every_batch(
+    function: Callable[..., Any], way: Callable[..., Any], batch: int
+) -> None:
+    equal_at((1, 5, 6, 7, 11, 5), *prepared(way(function), batch))
+
+
+def test_an_excluded_batch_comes_with_the_op_that_makes_other_sizes_there() -> None:
+    _, runtime = prepared(parts)
+    assert runtime.plan.batches == Batches(((1, 5),))
+    assert any("batch 6 to 10: op 1 makes 2 tensor(s) there, 1 in the plan" in e for e in runtime.plan.excluded)
+    _, runtime = prepared(first_six)
+    assert runtime.plan.batches == Batches(((1, 6),))
+    assert any("batch 7 to 12: op 1 makes sizes [6, 4] there" in e for e in runtime.plan.excluded)
+
+
+# The range of batches
+
+
+def test_questions_about_the_batch_are_solved_as_they_are_asked_one_by_one() -> None:
+    sizes = [b for b in range(1, 60) if b % 7]
+    for text in ("B == 9", "3*B - 12 != 0", "7 < B", "2*B + 3 >= B + 17", "197 % (2*B) != 0", "(B + 4)//5 == 2", "B*B > 50",
+                 "10//(B - 5) == 1", "min(B, 5) == 5", "B > 3 and B < 9", "B/2 == 3", "-B + 5 > 0", "B - 5", "5 == 5"):  # fmt: skip
+        for answer in (True, False):
+
+            def holds(batch: int, text: str = text, answer: bool = answer) -> bool:
+                try:
+                    return bool(Expr(text).evaluate({"B": batch})) == answer
+                except ZeroDivisionError:
+                    return False
+
+            found = where(Expr(text), "B", answer, Batches.of(sizes))
+            assert found == Batches.of([b for b in sizes if holds(b)]), (text, answer)
+
+
+def test_sets_of_batches_are_joined_and_taken_apart_as_sets() -> None:
+    for left, right in [({1, 2, 3, 7}, {2, 8}), (set(), {1}), ({4, 5, 9}, {1, 4, 5, 6, 9}), ({1, 2}, {3, 4})]:
+        a, b = Batches.of(left), Batches.of(right)
+        assert (a | b, a & b, a - b) == tuple(Batches.of(s) for s in (left | right, left & right, left - right))
+
+
+def test_the_time_to_prepare_does_not_grow_with_the_range_of_batches() -> None:
+    seconds = {}
+    for upto in (64, 64, 10**6):
+        start = time.perf_counter()
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4)).eval()
+        runtime = prepare_split(model, (numbers(2, 3, 8, 8),), split=SplitSpec("50%", dynamic_batch=(1, upto)))
+        seconds[upto] = time.perf_counter() - start
+    assert runtime.plan.batches == Batches(((1, 10**6),))
+    assert seconds[10**6] < seconds[64] + 1
