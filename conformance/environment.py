@@ -1,0 +1,89 @@
+"""The environment of a run: what its results may depend on, besides the case."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("torch", "torchvision", "timm", "ultralytics", "rfdetr", "transformers", "numpy")
+TARGETS = {"ariadne": "ariadne:prepare_split", "identity": "conformance.identity:prepare_split"}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Versions, machine, target and sources of a run; `id` is a digest of the facts, the date left out."""
+
+    date: str
+    facts: dict[str, str]
+
+    @classmethod
+    def here(cls, target: str, date: str) -> Environment:
+        """This process's environment; the packages that are not installed are left out."""
+        facts = {
+            "target": short(target),
+            "python": platform.python_version(),
+            "platform": sys.platform,
+            "machine": platform.machine(),
+            "cpu": _cpu(),
+        }
+        for name in PACKAGES:
+            try:
+                facts[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:
+                continue
+        return cls(date, facts | {"sources": sources(ROOT)})
+
+    @classmethod
+    def parse(cls, record: dict[str, Any]) -> Environment:
+        """The environment of such a record; ValueError if its digest is another."""
+        found = cls(record["date"], record["facts"])
+        if found.id != record["environment"]:
+            raise ValueError(f"environment {record['environment']!r} does not fit its facts, which give {found.id!r}")
+        return found
+
+    @property
+    def id(self) -> str:
+        """Twelve hexadecimal digits, equal for environments whose results may stand side by side."""
+        return hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode()).hexdigest()[:12]
+
+    def record(self) -> dict[str, Any]:
+        """What a file of results holds of it."""
+        return {"environment": self.id, "date": self.date, "facts": dict(sorted(self.facts.items()))}
+
+
+def short(target: str) -> str:
+    """A target's short name where it has one ("ariadne", "identity"), else the target as written."""
+    return next((name for name, full in TARGETS.items() if full == target), target)
+
+
+def full(target: str) -> str:
+    """A target as `package.module:factory`."""
+    return TARGETS.get(target, target)
+
+
+def sources(root: Path) -> str:
+    """A digest of the code that results depend on: the runtime, the zoo and the checks, without unit tests."""
+    digest = hashlib.sha256()
+    for top in ("ariadne", "model_zoo", "conformance"):
+        for file in sorted((root / top).rglob("*.py")):
+            if not file.name.startswith("test_"):
+                digest.update(f"{file.relative_to(root).as_posix()}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def _cpu() -> str:
+    """The processor's name: the kernels that a library chooses, hence the last bits, follow it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for text in cpuinfo.read_text().splitlines():
+            key, _, value = text.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor()

@@ -1,0 +1,20 @@
+"""What a child process does: it opens one model for one target, and runs cases of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from conformance import checks
+from conformance.bench import Bench
+from conformance.cases import Case
+from conformance.environment import full
+from conformance.statuses import Finding
+from model_zoo.definition import COSTS
+
+
+def open_model(model: str, target: str) -> tuple[str, Callable[[Case], Finding]]:
+    """The cost tag of a model of the zoo, and what runs a case of it against the target, `package.module:factory`."""
+    bench = Bench(model, full(target))
+    (cost,) = bench.entry.tags & COSTS
+    bench.whole(training=False)  # build it now, under the limits for that
+    return cost, lambda case: checks.run(case, bench)

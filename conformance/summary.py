@@ -1,0 +1,139 @@
+"""The page docs/conformance.md, made from files of results: models × checks, and every case that is no pass, with its reason."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from conformance import expectations, results
+from conformance.cases import Case
+from conformance.queries import compact
+from conformance.results import Result, Results
+from conformance.statuses import Status
+from conformance.verdict import expected
+
+LONGEST = 240  # of a reason, in characters
+
+
+def main(arguments: list[str]) -> int:
+    """Print the page; returns an exit status."""
+    parser = argparse.ArgumentParser("python -m conformance summary", description=__doc__)
+    parser.add_argument("results", nargs="+", type=Path, help="files of results: JSON lines")
+    parser.add_argument("--selftest", type=Path, help="what `selftest` wrote: one line of JSON")
+    parser.add_argument("--fuzz", type=Path, help="what `fuzz` wrote: one line of JSON")
+    parser.add_argument("--expectations-from", type=Path, default=expectations.FOLDER, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    extra = {name: json.loads(path.read_text()) for name in ("selftest", "fuzz") if (path := getattr(given, name))}
+    print(page(results.read(*given.results), expectations.load(given.expectations_from), **extra), end="")
+    return 0
+
+
+def page(
+    found: Results,
+    entries: list[expectations.Expectation],
+    selftest: dict[str, Any] | None = None,
+    fuzz: dict[str, Any] | None = None,
+) -> str:
+    """The whole page; the same text for the same records, in whatever order they came."""
+    ran = [found.by_case[name] for name in sorted(found.by_case)]
+    parts = [
+        "# Conformance: results\n",
+        "<!-- made by `python -m conformance summary`; change the data, not this page -->\n",
+        "Whether a model that is split equals the model whole, case by case. A cell counts passes and cases; the list below\n"
+        "names every case that is no pass. What the checks, statuses and tiers are: "
+        "[decision 6](decisions/0006-conformance.md).\n",
+        _totals(ran),
+        *_figures(selftest, fuzz),
+        _environments(found),
+        "## Models × checks\n",
+        _table(ran),
+        "## What is not a pass\n",
+        _others(ran, entries, found),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _totals(ran: list[Result]) -> str:
+    counts = Counter(r.status for r in ran)
+    models = {Case.parse(r.case).model for r in ran}
+    minutes = sum(r.seconds for r in ran) / 60
+    listed = ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])
+    return f"**{len(ran)} cases of {len(models)} models: {listed}.** They took {minutes:.0f} minutes of one core.\n"
+
+
+def _figures(selftest: dict[str, Any] | None, fuzz: dict[str, Any] | None) -> Iterator[str]:
+    if selftest:
+        yield f"**Mutants killed: {selftest['killed']} of {selftest['mutants']}.** Planted bugs that the suite must notice.\n"
+    if fuzz:
+        yield (
+            f"**Random programs: {fuzz['programs']} run, {fuzz['failures']} failed** (profile {fuzz['profile']}). "
+            "Each is cut at every safe place, replayed and trained.\n"
+        )
+
+
+def _environments(found: Results) -> str:
+    lines = [
+        "## Environment\n",
+        "| date | target | packages | Python | machine | sources |",
+        "|---|---|---|---|---|---|",
+    ]
+    used = {r.environment for r in found.by_case.values()}
+    for environment in sorted(found.environments.values(), key=lambda e: (e.date, e.id)):
+        if environment.id not in used:
+            continue
+        facts = environment.facts
+        packages = ", ".join(f"{name} {facts[name]}" for name in expectations.PACKAGES if name in facts)
+        machine = f"{facts['platform']} {facts['machine']}, {facts['cpu']}"
+        cells = (environment.date[:10], facts["target"], packages, facts["python"], machine, f"`{facts['sources']}`")
+        lines.append(_row(cells))
+    return "\n".join(lines) + "\n"
+
+
+def _table(ran: list[Result]) -> str:
+    cells: dict[str, dict[str, list[Status]]] = defaultdict(lambda: defaultdict(list))
+    for result in ran:
+        case = Case.parse(result.case)
+        cells[case.model][case.check].append(result.status)
+    checks = sorted({check for row in cells.values() for check in row})
+    lines = [_row(("model", *checks)), "|---|" + "--:|" * len(checks)]
+    for model in sorted(cells):
+        lines.append(_row((model, *(_cell(cells[model].get(check, [])) for check in checks))))
+    total = (_cell([s for row in cells.values() for s in row.get(check, [])]) for check in checks)
+    return "\n".join([*lines, _row(("all", *total))]) + "\n"
+
+
+def _cell(statuses: list[Status]) -> str:
+    passed = statuses.count(Status.PASS)
+    if not statuses:
+        return ""
+    text = f"{passed}/{len(statuses)}"
+    return text if passed == len(statuses) else f"**{text}**"
+
+
+def _others(ran: list[Result], entries: list[expectations.Expectation], found: Results) -> str:
+    groups: dict[tuple[Status, str, str], list[Case]] = defaultdict(list)
+    for result in ran:
+        if result.status != Status.PASS:
+            entry = expected(result.case, entries, found.environments[result.environment].facts)
+            known = f"{entry.reason} (until {entry.until})" if entry and entry.status == result.status else ""
+            groups[result.status, _cut(result.reason), known].append(Case.parse(result.case))
+    if not groups:
+        return "Nothing.\n"
+    lines = [_row(("status", "cases", "which", "found", "expected, since")), "|---|--:|---|---|---|"]
+    for (status, reason, known), cases in sorted(groups.items(), key=lambda g: (g[0][0], g[1][0].model, g[0][1:])):
+        which = "<br>".join(f"`{name}`" for name in compact(cases))
+        lines.append(_row((status, str(len(cases)), which, reason, known or "**not expected**")))
+    return "\n".join(lines) + "\n"
+
+
+def _cut(reason: str) -> str:
+    words = " ".join(reason.split())
+    return words if len(words) <= LONGEST else words[: LONGEST - 1].rstrip() + "…"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
