@@ -25,6 +25,9 @@ _PLAIN = (
     float,
     bool,
 )
+LEAVES = frozenset(
+    {torch.Tensor, nn.Parameter, str, bytes, int, float, bool, type(None), type, FunctionType, torch.dtype}
+)
 MISSING = object()
 
 
@@ -57,7 +60,7 @@ def is_array(value: Any) -> bool:
 def is_opaque(value: Any) -> bool:
     """Whether nothing is looked for inside: plain values, tensors, modules, classes, functions, and what torch keeps."""
     return (
-        value is None
+        type(value) in LEAVES
         or isinstance(value, _PLAIN)
         or callable(value)
         or (type(value).__module__.partition(".")[0] == "torch" and not isinstance(value, (dict, list, tuple)))

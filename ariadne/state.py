@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ariadne.held import MISSING, Slots, held, is_array, is_opaque, slots_of
+from ariadne.held import LEAVES, MISSING, Slots, held, is_array, is_opaque, slots_of
 from ariadne.plan import TracePlan
 from ariadne.prune import Groups
 
@@ -73,6 +73,11 @@ class Snapshot:
         seen.add(id(value))
         if isinstance(value, dict):
             self._dicts.append((value, dict(value)))
+            if type(value) in (dict, OrderedDict):  # most of all that a model keeps: its registries
+                for child in value.values():
+                    if type(child) not in LEAVES:
+                        self._note(child, seen)
+                return
         elif isinstance(value, (list, deque)):
             self._lists.append((value, list(value)))
         elif isinstance(value, set):
@@ -88,7 +93,8 @@ class Snapshot:
             seen.add(id(own))
             self._dicts.append((own, dict(own)))
         for _, child in held(value):
-            self._note(child, seen)
+            if type(child) not in LEAVES:
+                self._note(child, seen)
 
     def save(self, tensor: torch.Tensor) -> None:
         """Keep a copy of a tensor's data, the first time it is about to be written."""
