@@ -19,6 +19,7 @@ from torch import nn
 import model_zoo
 from ariadne import SplitSpec
 from conformance.cases import Case
+from conformance.compare import ABSENT, difference, mapped, moved_attributes
 from conformance.oracle import deterministic, informative, live_gradients
 from conformance.state import Snapshot, seed_all, undisturbed
 from conformance.statuses import Status, Stop
@@ -79,6 +80,7 @@ class Bench:
         self._entry: model_zoo.Entry | None = None
         self._pristine: nn.Module | None = None
         self._sides: dict[bool, _Side] = {}
+        self._caches: dict[bool, dict[tuple[str, str], Any]] = {}
         self._verdicts: dict[tuple[bool, bool, int], Stop | dict[str, Any]] = {}
 
     # --- the whole model --------------------------------------------------------------------------------------------
@@ -152,6 +154,40 @@ class Bench:
             for gradients in eager(lambda: deterministic(run, "the whole model, trained")):
                 live_gradients(gradients)
         return {}
+
+    def caches(self, training: bool) -> dict[tuple[str, str], Any]:
+        """The attributes in which the model's forward keeps what it would else compute again, with what they held before.
+
+        An attribute is one if calls on other numbers of the same shapes put the same into it, the second such call leaves it
+        alone, and a model that holds it already gives what one does that does not. A split may leave it as it was.
+        """
+        if training not in self._caches:
+            with undisturbed():
+                self._caches[training] = self._find_caches(training)
+        return self._caches[training]
+
+    def _find_caches(self, training: bool) -> dict[tuple[str, str], Any]:
+        def run(model: nn.Module, seed: int) -> Any:
+            args, kwargs = self.inputs(REFERENCE, seed)
+            seed_all(0)
+            with torch.no_grad():
+                return model(*args, **kwargs)
+
+        fresh, first, other = (self.whole(training) for _ in range(3))
+        run(first, 0)
+        moved = moved_attributes(fresh, first)
+        if not moved:
+            return {}
+        expected = run(other, 1)
+        again = self.whole(training)
+        for path, name in moved:
+            value = vars(first.get_submodule(path)).get(name, ABSENT)
+            if value is not ABSENT:
+                vars(again.get_submodule(path))[name] = mapped(lambda t: t.detach().clone(), value)
+        if difference(expected, run(again, 1)) is not None:
+            return {}
+        changing = moved_attributes(first, other).keys() | moved_attributes(first, again).keys()
+        return {key: before for key, before in moved.items() if key not in changing}
 
     # --- the split --------------------------------------------------------------------------------------------------
 

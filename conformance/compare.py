@@ -1,4 +1,4 @@
-"""The suite's one comparator: two nested results, or two whole models, node by node and bit by bit.
+"""The suite's one comparator: of two nested results, and of two models, node by node and bit by bit.
 
 It shares nothing with any target, so that what it says of a target is its own observation.
 """
@@ -20,7 +20,9 @@ from torch import nn
 from conformance.statuses import Status
 
 _OPAQUE = (torch.Tensor, type, enum.Enum, logging.Logger, types.ModuleType, torch.Generator)
-_REGISTRIES = ("._modules", "._parameters", "._buffers")
+_PLAIN = (str, int, float, bool, type(None))
+ABSENT = object()
+REGISTRIES = ("_modules", "_parameters", "_buffers")
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -88,6 +90,11 @@ def difference(whole: Any, split: Any, *, gradients: bool = False) -> Difference
     return _differs("", whole, split, gradients, set())
 
 
+def difference_at(where: str, whole: Any, split: Any, *, gradients: bool = False) -> Difference | None:
+    """As `difference`, of two values that are found at a path."""
+    return _differs(where, whole, split, gradients, set())
+
+
 def _differs(where: str, whole: Any, split: Any, gradients: bool, seen: set[tuple[int, int]]) -> Difference | None:
     if type(whole) is not type(split):
         return Difference(Status.FAIL_STRUCTURE, where, f"{_name(whole)} against {_name(split)}")
@@ -102,11 +109,63 @@ def _differs(where: str, whole: Any, split: Any, gradients: bool, seen: set[tupl
     if level[0] != other[0]:
         return Difference(Status.FAIL_STRUCTURE, where, f"{_shown(level[0])} against {_shown(other[0])}")
     for (step, a), (_, b) in zip(level[1], other[1], strict=True):
-        at = where if isinstance(whole, nn.Module) and step in _REGISTRIES else where + step
-        found = _differs(at, a, b, gradients, seen)
+        found = _differs(where + step, a, b, gradients, seen)
         if found:
             return found
     return None
+
+
+def model_difference(
+    whole: nn.Module, split: nn.Module, caches: Mapping[tuple[str, str], Any] | None = None
+) -> Difference | None:
+    """The first difference between all that two models hold: modules, parameters, gradients, buffers, attributes, hooks.
+
+    `caches` names attributes, by module path and name, that may also be as they were before the call, which is the value
+    given with them.
+    """
+    ours, theirs = dict(whole.named_modules()), dict(split.named_modules())
+    if list(ours) != list(theirs):
+        return Difference(Status.FAIL_STRUCTURE, "modules", f"{sorted(ours.keys() ^ theirs.keys())} are in one of them")
+    for path, a in ours.items():
+        b = theirs[path]
+        if type(a) is not type(b):
+            return Difference(Status.FAIL_STRUCTURE, path, f"{_name(a)} against {_name(b)}")
+        mine, other = vars(a), vars(b)
+        for name in mine if mine.keys() == other.keys() else {**mine, **other}:
+            x, y = mine.get(name, ABSENT), other.get(name, ABSENT)
+            if name == "_modules" or x is y or (type(x) in _PLAIN and type(x) is type(y) and x == y):
+                continue
+            where = f"{path}.{name}" if path else name
+            if x is ABSENT or y is ABSENT:
+                held = ["no attribute" if v is ABSENT else _name(v) for v in (x, y)]
+                found: Difference | None = Difference(Status.FAIL_STRUCTURE, where, " against ".join(held))
+            else:
+                found = difference_at(where, x, y, gradients=True)
+            if found and caches is not None and (path, name) in caches and _same(caches[path, name], y):
+                continue
+            if found:
+                return found
+    return None
+
+
+def moved_attributes(before: nn.Module, after: nn.Module) -> dict[tuple[str, str], Any]:
+    """The plain attributes of modules that hold something else after a call than before, with what they held before.
+
+    An attribute that was not there counts as `ABSENT`.
+    """
+    ours, theirs = dict(before.named_modules()), dict(after.named_modules())
+    found = {}
+    for path in ours.keys() & theirs.keys():
+        mine, other = vars(ours[path]), vars(theirs[path])
+        for name in {**mine, **other}:
+            x, y = mine.get(name, ABSENT), other.get(name, ABSENT)
+            if name not in REGISTRIES and name != "training" and not _same(x, y):
+                found[path, name] = x
+    return found
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b or (a is not ABSENT and b is not ABSENT and difference(a, b) is None)
 
 
 def leaf_difference(where: str, whole: Any, split: Any, gradients: bool = False) -> Difference | None:

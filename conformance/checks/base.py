@@ -12,7 +12,7 @@ from torch import nn
 import model_zoo
 from conformance.bench import Bench, Split
 from conformance.cases import Case
-from conformance.compare import Difference, difference
+from conformance.compare import difference, model_difference
 from conformance.state import rng_moved, rng_state, seed_all
 from conformance.statuses import Finding, Status, Stop
 
@@ -81,18 +81,33 @@ def hold_outcomes(whole: Outcome, split: Outcome) -> bool:
     return True
 
 
-def hold(whole: Any, split: Any, where: str) -> None:
+def hold(what: str, whole: Any, split: Any, where: str) -> None:
     """Stop with the difference of two results, as one of structure or of numbers."""
     found = difference(whole, split)
     if found:
-        raise Stop(found.status, f"{where}: {found}" if found.where else f"{where}{found.where}: {found.what}")
+        raise Stop(found.status, f"{what}{found.where}: {found.what}; {where}")
 
 
-def hold_state(whole: Any, split: Any, where: str) -> None:
-    """Stop `fail_state` where two models, or anything else that a run may move, differ at any depth, gradients included."""
+def hold_state(whole: nn.Module, split: Split, bench: Bench, where: str) -> None:
+    """Stop `fail_state` where the two models differ in anything that they hold, to any depth, gradients included.
+
+    A cache (see `Bench.caches`) may also be as it was before the call.
+    """
+    found = model_difference(whole, split.model)
+    if found:
+        found = model_difference(whole, split.model, bench.caches(whole.training))
+    if found:
+        raise Stop(Status.FAIL_STATE, f"the model after it, {where}: {found}")
+    caches = bench.caches(whole.training)
+    if caches:
+        bench.facts["caches"] = len(caches)
+
+
+def hold_moved(whole: Any, split: Any, where: str) -> None:
+    """Stop `fail_state` where what a run may move differs: inputs, optimizer state, with gradients."""
     found = difference(whole, split, gradients=True)
     if found:
-        raise Stop(Status.FAIL_STATE, f"{where}: {_path(found)}")
+        raise Stop(Status.FAIL_STATE, f"{where}: {found}")
 
 
 def hold_rng(whole: Outcome, split: Outcome, where: str) -> None:
@@ -116,8 +131,4 @@ def no_grad(model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) ->
 
 def at(split: Split) -> str:
     """Where a split is cut, for the words of a finding."""
-    return f"cut after op {split.facts['op']}, {split.facts['label']}"
-
-
-def _path(found: Difference) -> str:
-    return f"{found.where.removeprefix('.') or 'the model'}: {found.what}"
+    return f"cut after op {split.facts['op']} ({split.facts['label']})"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from conformance.bench import Bench, Split
 from conformance.cases import Case
 from conformance.checks.base import (
     PASSED,
     Check,
+    Outcome,
     at,
     hold,
     hold_outcomes,
@@ -24,22 +27,22 @@ BITWISE = ("generated", "debug")
 def run(bench: Bench, case: Case) -> Finding:
     """Outputs with their structure and strides, all that the model holds, and the generators."""
     bench.judge(case.training)
+    twin = bench.whole(case.training)
+    whole = outcome(lambda: no_grad(twin, bench.inputs(case.bs)), case.bs)
     for split in bench.splits(case):
-        _hold(bench, case, split)
+        _hold(bench, case, split, twin, whole)
     return PASSED
 
 
-def _hold(bench: Bench, case: Case, split: Split) -> None:
-    twin = bench.whole(case.training)
-    whole = outcome(lambda: no_grad(twin, bench.inputs(case.bs)), case.bs)
+def _hold(bench: Bench, case: Case, split: Split, twin: nn.Module, whole: Outcome) -> None:
     args, kwargs = bench.inputs(case.bs)
     found = outcome(lambda: split.forward(*args, **kwargs), case.bs)
     if hold_outcomes(whole, found):
         bench.facts["both_raise"] = type(whole.error).__name__
         return
     if case["backend"] in BITWISE:
-        hold(whole.value, found.value, f"output, {at(split)}")
-        hold_state(twin, split.model, f"the model after the call, {at(split)}")
+        hold("output", whole.value, found.value, at(split))
+        hold_state(twin, split, bench, at(split))
     else:
         hold_near(bench, case, split, whole.value, found.value)
     hold_rng(whole, found, at(split))

@@ -9,7 +9,18 @@ from torch import nn
 
 from conformance.bench import Bench, Split
 from conformance.cases import Case
-from conformance.checks.base import PASSED, Check, Outcome, at, hold, hold_outcomes, hold_rng, hold_state, outcome
+from conformance.checks.base import (
+    PASSED,
+    Check,
+    Outcome,
+    at,
+    hold,
+    hold_moved,
+    hold_outcomes,
+    hold_rng,
+    hold_state,
+    outcome,
+)
 from conformance.compare import mapped, tensors
 from conformance.statuses import Finding, Status, Stop
 
@@ -62,8 +73,8 @@ class Trained:
         return loss.detach()
 
     def moved(self) -> dict[str, Any]:
-        """All that a step moved; gradients count with the tensors that hold them."""
-        return {"model": self.model, "inputs": self.inputs, "optimizer": self.optimizer.state_dict()["state"]}
+        """What a step moved outside of the model; gradients count with the tensors that hold them."""
+        return {"inputs": self.inputs, "optimizer": self.optimizer.state_dict()["state"]}
 
 
 def _wanting(t: torch.Tensor) -> torch.Tensor:
@@ -81,9 +92,10 @@ def _hold(bench: Bench, case: Case, split: Split) -> None:
             return
         if not bool(torch.isfinite(expected.value)):
             raise Stop(Status.DEGENERATE, f"the whole model's loss is {expected.value.item()} at step {step}")
-        hold(whole.output, mine.output, f"output, {where}")
-        hold(expected.value, found.value, f"loss, {where}")
-        hold_state(whole.moved(), mine.moved(), where)
+        hold("output", whole.output, mine.output, where)
+        hold("loss", expected.value, found.value, where)
+        hold_state(whole.model, split, bench, where)
+        hold_moved(whole.moved(), mine.moved(), where)
         hold_rng(expected, found, where)
         losses.append(expected.value.item())
     bench.facts["losses"] = losses
