@@ -20,13 +20,15 @@ class BoundaryPayload:
 
     In memory nothing is copied. `labels` names the values in order; `tensors` holds every tensor by its label (a sequence
     called `parts` gives `parts[0]`, `parts[1]`, ...), `values` the tree with `TensorRef`s in their place. A boundary made
-    by `run_training_prefix` also keeps the prefix's autograd graph, which does not travel.
+    by `run_training_prefix` also keeps the prefix's autograd graph, which does not travel. Values that share memory with an
+    input or an output of the model must not be written into before the suffix has run: that is refused, save for tensors
+    made under `torch.inference_mode()`, which don't count their writes.
 
     `to_bytes` and `from_bytes` write and read it as bytes without pickle; reading checks every length before it
     allocates, and raises `PayloadError` for anything malformed.
     """
 
-    __slots__ = ("_consumed", "_graph", "_shared", "batch", "labels", "plan_signature", "raw", "requires_grad",
+    __slots__ = ("_consumed", "_graph", "_held", "_shared", "batch", "labels", "plan_signature", "raw", "requires_grad",
                  "split_id")  # fmt: skip
 
     def __init__(
@@ -41,7 +43,7 @@ class BoundaryPayload:
     ) -> None:
         self.split_id, self.plan_signature, self.batch = split_id, plan_signature, batch
         self.labels, self.raw, self.requires_grad = labels, raw, requires_grad
-        self._graph = graph
+        self._graph, self._held = graph, _NOTHING
         self._consumed: tuple[str, ...] = ()
         self._shared: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -88,6 +90,22 @@ class BoundaryPayload:
             for at, v in tree.paths(value)
         ]
 
+    def hold(self, at: tuple[int, ...]) -> None:
+        """Note how often the values at these positions were written into, so that a later write shows."""
+        self._held = at, _writes(self.raw, at)
+
+    def refuse_if_written(self) -> None:
+        """Raise `BoundaryError` if a value that others can reach was written into since the prefix ran."""
+        at, before = self._held
+        if not at or (now := _writes(self.raw, at)) == before:
+            return
+        label = next(self.labels[i] for i, a, b in zip(at, before, now, strict=True) if a != b)
+        raise BoundaryError(
+            f"{label!r} crosses this boundary ({self.split_id}) and shares memory with an input or an output of the model, which "
+            "was written into after the prefix ran; the whole model would not see that. Write into it after the suffix has run, "
+            "hand a copy to the prefix (x.clone()), or send the boundary through to_bytes first"
+        )
+
     def refuse_if_taken(self, by: str) -> None:
         """Raise `ConsumedError` if `train_suffix` or `backward_prefix`, whichever `by` names, took it before."""
         if by in self._consumed:
@@ -104,6 +122,7 @@ class BoundaryPayload:
 
     def to_bytes(self) -> bytes:
         """The payload as bytes, for any process that prepared the same split."""
+        self.refuse_if_written()
         header = {
             "protocol_version": PROTOCOL_VERSION,
             "split_id": self.split_id,
@@ -149,6 +168,15 @@ class BoundaryPayload:
 
 ReplayBoundary = BoundaryPayload
 _CONSUMING = threading.Lock()
+_NOTHING: tuple[tuple[int, ...], list[int]] = ((), [])
+
+
+def _writes(raw: tuple[Any, ...], at: tuple[int, ...]) -> list[int]:
+    """How often each of some tensors was written into; 0 for those made under inference mode, which don't count it."""
+    try:
+        return [raw[i]._version for i in at]
+    except RuntimeError:
+        return [0 if raw[i].is_inference() else raw[i]._version for i in at]
 
 
 def _take(tensors: Mapping[str, torch.Tensor], value: Any) -> Any:

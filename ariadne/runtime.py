@@ -20,7 +20,8 @@ from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierErro
 from ariadne.expr import Expr
 from ariadne.frontier import SplitCandidate, frontiers, with_trainable
 from ariadne.guards import ModuleGuard, entrance, explain
-from ariadne.plan import TracePlan, Value, short_dtype
+from ariadne.plan import TracePlan, Value, short_dtype, uses
+from ariadne.prune import Groups
 from ariadne.segment import compiled, load
 from ariadne.select import select
 from ariadne.spec import Boundary, ExecutionMode, Objective, SplitSpec, parse_boundary
@@ -73,6 +74,7 @@ class Variant:
             self.suffix_guard.explain()
             raise
         self.cast = tuple(_cast_twice(plan, candidate))
+        self.reachable = tuple(_reachable(plan, candidate))
         self.reads = reads = {side: reads_of(plan, candidate, side) for side in ("prefix", "suffix")}
         self._slots = {
             side: [(model.get_submodule(path)._parameters, key) for path, key in found] for side, found in reads.items()
@@ -145,6 +147,16 @@ def _cast_twice(plan: TracePlan, candidate: SplitCandidate) -> Iterator[str]:
             if torch._C._dispatch_has_kernel_for_dispatch_key(full, "AutocastCPU"):
                 sides[i >= candidate.cut].update(wanted)
     yield from sorted(sides[0] & sides[1])
+
+
+def _reachable(plan: TracePlan, candidate: SplitCandidate) -> Iterator[int]:
+    """The positions of the crossing tensors that may share memory with an input or an output, so that the caller may write."""
+    groups = Groups(plan)
+    ends = {groups.find(n) for n in (*(n for _, n in plan.inputs), *uses(plan.output)) if n in groups.parent}
+    ends -= {groups.find(n) for n, v in plan.values.items() if v.is_state}
+    for i, name in enumerate(candidate.live):
+        if groups.find(name) in ends and plan.values[name].dtype is not None:
+            yield i
 
 
 def _present(slots: list[tuple[dict[str, Any], str]]) -> list[nn.Parameter]:
@@ -262,11 +274,16 @@ class SplitRuntime:
             raw = variant.prefix(*entered)
         finally:
             _set_grad_enabled(enabled)
-        return BoundaryPayload(variant.key[1], variant.key[0], entered[0], variant.candidate.live, raw)
+        boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], variant.candidate.live, raw)
+        if variant.reachable:
+            boundary.hold(variant.reachable)
+        return boundary
 
     def run_suffix(self, boundary: BoundaryPayload) -> Any:
         """Run the suffix without gradients; returns what the model returns. The boundary stays as it is."""
         variant = self._accept(boundary)
+        if variant.reachable:
+            boundary.refuse_if_written()
         if not variant.suffix_guard():
             variant.suffix_guard.explain()
         enabled = _is_grad_enabled()
@@ -320,9 +337,10 @@ class SplitRuntime:
                 variant, entered = self._enter_anew(args, kwargs, True)
             raw = variant.prefix(*entered)
         carried, requires_grad = training.carried(variant.candidate.live, raw)
-        return BoundaryPayload(
-            variant.key[1], variant.key[0], entered[0], variant.candidate.live, carried, requires_grad, raw
-        )
+        live = variant.candidate.live
+        boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], live, carried, requires_grad, raw)
+        boundary.hold(variant.reachable)
+        return boundary
 
     def train_suffix(
         self,
@@ -340,6 +358,7 @@ class SplitRuntime:
         gradient of each boundary tensor by label, None where none arrived.
         """
         variant = self._accept(boundary, training=True)
+        boundary.refuse_if_written()
         if not variant.suffix_guard():
             variant.suffix_guard.explain()
         return training.train_suffix(

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import SplitRuntime, SplitSpec, prepare_split
+from ariadne import BoundaryPayload, SplitRuntime, SplitSpec, prepare_split
+from ariadne.errors import BoundaryError
 from ariadne.expr import Expr
 from ariadne.plan import Batches
 from ariadne.solve import where
@@ -120,3 +121,58 @@ def test_the_time_to_prepare_does_not_grow_with_the_range_of_batches() -> None:
         seconds[upto] = time.perf_counter() - start
     assert runtime.plan.batches == Batches(((1, 10**6),))
     assert seconds[10**6] < seconds[64] + 1
+
+
+# Writes between the prefix and the suffix
+
+
+def skips(m: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = m.a(x)
+    return m.b(y.relu()) + x.t().t(), y
+
+
+def test_an_input_written_into_before_the_suffix_has_run_is_refused_where_it_crosses() -> None:
+    model, runtime = prepared(skips)
+    x = numbers(2, 4)
+    with torch.no_grad():
+        expected = model(x)
+    split = runtime.resplit("after:a")
+    boundary, training = split.run_prefix(x), split.run_training_prefix(x)
+    assert difference(expected, split.run_suffix(boundary)) is None
+    sent = BoundaryPayload.from_bytes(boundary.to_bytes())
+    x.mul_(2)
+    for call in (
+        lambda: split.run_suffix(boundary),
+        lambda: split.train_suffix(training, loss_fn=lambda out, _: out[0].sum()),
+        boundary.to_bytes,
+    ):
+        with pytest.raises(
+            BoundaryError, match=r"^'x' crosses .* \(cut:\d\) .* written into .* hand a copy to the prefix"
+        ):
+            call()
+    assert difference(expected, split.run_suffix(sent)) is None
+
+
+def test_an_output_that_is_the_boundary_itself_written_into_is_refused_the_next_time() -> None:
+    _, runtime = prepared(skips)
+    split = runtime.resplit("after:a")
+    boundary = split.run_prefix(numbers(2, 4))
+    split.run_suffix(boundary)[1].zero_()
+    with pytest.raises(BoundaryError, match=r"^'a' crosses"):
+        split.run_suffix(boundary)
+
+
+def test_a_boundary_that_no_one_else_can_reach_may_be_changed_on_its_way() -> None:
+    model, runtime = prepared(lambda m, x: m.b(m.a(x)))
+    boundary = runtime.run_prefix(numbers(2, 4))
+    boundary.tensors["a"].zero_()
+    with torch.no_grad():
+        assert torch.equal(runtime.run_suffix(boundary), model.b(torch.zeros(2, 4)))
+
+
+def test_tensors_made_under_inference_mode_cross_as_before() -> None:
+    model, runtime = prepared(skips)
+    with torch.inference_mode():
+        x = numbers(2, 4)
+        split = runtime.resplit("after:a")
+        assert difference(model(x), split.run_suffix(split.run_prefix(x))) is None
