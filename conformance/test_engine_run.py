@@ -1,0 +1,168 @@
+"""Runs from the command line to the exit status, over fake checks; and what is selected."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conformance import lock, results, run, tiers
+from conformance.__main__ import main
+from conformance.cases import Case
+from conformance.engine_kit import RUNNER
+from conformance.environment import ROOT
+from conformance.run import Options, select
+from conformance.statuses import Status
+
+MODELS = ("nn/a", "nn/b", "timm/c")
+CASES = [Case.parse(f"{c}/{model}/bs={bs}") for c in ("fails", "passes") for model in MODELS for bs in (1, 2)]
+TIERS = """
+[smoke]
+minutes = 1
+[[smoke.select]]
+checks = ["passes"]
+models = ["nn/*"]
+[[smoke.select]]
+models = ["timm/c"]
+bs = ["2"]
+[limits]
+build = { seconds = 30, gib = 4 }
+cheap = { seconds = 30, gib = 4 }
+medium = { seconds = 30, gib = 4 }
+heavy = { seconds = 30, gib = 4 }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "some.lock").write_text(lock.text(CASES))
+    (tmp_path / "tiers.toml").write_text(TIERS)
+    (tmp_path / "expectations").mkdir()
+    return tmp_path
+
+
+def arguments(folder: Path, *more: str) -> list[str]:
+    files = {"lock": "some.lock", "tiers": "tiers.toml", "expectations": "expectations"}
+    given = [text for name, file in files.items() for text in (f"--{name}-from", str(folder / file))]
+    return [*given, "--runner", RUNNER, "--results", str(folder / "r.jsonl"), *more]
+
+
+def conformance(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "conformance", *arguments(folder, *more)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
+def selected(folder: Path, *queries: str, **more: object) -> list[str]:
+    options = Options(queries, lock=folder / "some.lock", tiers=folder / "tiers.toml", **more)  # type: ignore[arg-type]
+    return [str(case) for case in select(options, lock.read(options.lock))]
+
+
+def test_a_tier_a_query_a_family_and_a_shard_all_narrow_the_selection(folder: Path) -> None:
+    assert len(selected(folder)) == 12
+    smoke = ["passes/nn/a/bs=1", "passes/nn/a/bs=2", "passes/nn/b/bs=1", "passes/nn/b/bs=2"]
+    assert selected(folder, tier="smoke") == [*smoke, "fails/timm/c/bs=2", "passes/timm/c/bs=2"]
+    assert selected(folder, "passes/nn/b*", tier="smoke") == smoke[2:]
+    assert selected(folder, "passes/{nn,timm}/*", families=("timm",)) == ["passes/timm/c/bs=1", "passes/timm/c/bs=2"]
+    shards = [selected(folder, tier="smoke", shard=(i, 2)) for i in (1, 2)]
+    assert sorted(shards[0] + shards[1]) == sorted(selected(folder, tier="smoke"))
+
+
+def test_a_case_named_in_full_need_not_be_in_the_lock(folder: Path) -> None:
+    assert selected(folder, "passes/nn/a/cut=rand:7", "passes/timm/*") == [
+        "passes/nn/a/cut=rand:7",
+        "passes/timm/c/bs=1",
+        "passes/timm/c/bs=2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--case", "passes/jax/*"), "the query 'passes/jax/*' means no case"),
+        (("--case", "passes/nn"), "not a case"),
+        (("--tier", "weekly"), "there is no tier 'weekly'; there are smoke"),
+        (("--case", "*", "--family", "jax"), "no cases of jax"),
+        (("--case", "*", "--update-expectations", "elsewhere.toml"), "is not in"),
+    ],
+)
+def test_a_command_that_can_not_be_meant_exits_with_2(
+    folder: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], words: str
+) -> None:
+    assert main(arguments(folder, *more)) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_without_a_selection_nothing_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments(folder))
+    assert "say which cases" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(arguments(folder, "--shard", "3/2"))
+    assert "is not I/N" in capsys.readouterr().err
+
+
+def test_list_prints_the_names(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments(folder, "--list", "--tier", "smoke", "--family", "timm")) == 0
+    assert capsys.readouterr().out == "fails/timm/c/bs=2\npasses/timm/c/bs=2\n"
+
+
+def test_merge_prints_one_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / "r.jsonl"
+    environment = run.Environment.here("identity", "2026-01-01T00:00:00Z")
+    results.append(path, environment)
+    assert main(["merge", str(path), str(path)]) == 0
+    assert capsys.readouterr().out == results.line(environment) + "\n"
+
+
+def test_a_run_of_passes_on_two_processes_is_green_and_resumed_at_no_cost(folder: Path) -> None:
+    done = conformance(folder, "--case", "passes/nn/*", "--case", "process/nn/a/bs=9")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 pass" in done.stdout
+    assert "5 cases, 0 problems" in done.stdout
+    found = results.read(folder / "r.jsonl")
+    assert len(found.by_case) == 5
+    assert all(r.status == Status.PASS for r in found.by_case.values())
+    again = conformance(folder, "--case", "passes/nn/*", "--resume", str(folder / "r.jsonl"))
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "4 cases, 4 of them done before" in again.stdout
+
+
+def test_a_run_with_failures_says_what_and_how_to_repeat_it(folder: Path) -> None:
+    done = conformance(folder, "--case", "{fails,passes}/nn/a/*", "--case", "exits/nn/a/bs=1")
+    assert done.returncode == 1
+    assert "1 crash, 2 fail_accuracy, 2 pass" in done.stdout
+    assert "> python -m conformance --case 'fails/nn/a/bs=1'" in done.stdout
+    assert "> nox -s 'conformance(nn)' -- --case 'exits/nn/a/bs=1'" in done.stdout
+    assert done.stdout.rstrip().endswith("not green")
+    updated = conformance(
+        folder, "--case", "{fails,passes}/nn/a/*", "--resume", str(folder / "r.jsonl"),
+        "--update-expectations", str(folder / "expectations" / "a.toml"),
+    )  # fmt: skip
+    assert updated.returncode == 0, updated.stdout + updated.stderr
+    assert 'query = "fails/nn/a/bs={1,2}"' in (folder / "expectations" / "a.toml").read_text()
+    expected = conformance(folder, "--case", "{fails,passes}/nn/a/*")
+    assert expected.returncode == 0, expected.stdout + expected.stderr
+    assert "2 xfailed" in expected.stdout
+
+
+def test_a_tier_out_of_time_marks_the_rest_and_is_not_green(folder: Path) -> None:
+    naps = [text for i in range(1, 60) for text in ("--case", f"naps/nn/a/bs={i}")]
+    done = conformance(folder, *naps, "--minutes", "0.4")
+    assert done.returncode == 1
+    assert "not_selected" in done.stdout
+    statuses = [r.status for r in results.read(folder / "r.jsonl").by_case.values()]
+    assert len(statuses) == 59
+    assert set(statuses) <= {Status.PASS, Status.NOT_SELECTED}
+    assert statuses[-1] == Status.NOT_SELECTED
+
+
+def test_the_tiers_of_this_repository_can_be_meant() -> None:
+    found, limits = tiers.load()
+    assert {name: tier.minutes for name, tier in found.items()} == {"smoke": 8, "full": 60, "nightly": 75}
+    assert limits["cheap"].seconds < limits["heavy"].seconds
+    known = lock.read()
+    for name, tier in found.items():
+        for number, selection in enumerate(tier.selections, start=1):
+            assert any(map(selection.means, known)), f"table {number} of {name} selects nothing"
