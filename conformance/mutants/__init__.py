@@ -1,0 +1,63 @@
+"""Mutants: Ariadne with one planted bug each, so that the suite can show that it would notice.
+
+Each is a target of its own, by its name: `--target conformance.mutants:swapped_frontier`. A class of this package is a bug;
+`noticed.toml` says which cases of the suite must notice it, and the exact status that each must come to.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from conformance.mutants import boundaries, entrances, plans, preparations, segments, trainings
+from conformance.mutants.planted import Planted
+from conformance.statuses import Status
+
+NOTICED = Path(__file__).with_name("noticed.toml")
+_MODULES = (plans, segments, boundaries, trainings, entrances, preparations)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A planted bug: what it breaks, in which module of `ariadne` it would be, and what the cases that notice it come to."""
+
+    name: str
+    breaks: str
+    piece: str
+    kind: type[Planted]
+    noticed: Mapping[str, Status]
+
+    @property
+    def target(self) -> str:
+        """How `--target` names it."""
+        return f"{__name__}:{self.name}"
+
+
+def _found() -> Iterator[Mutant]:
+    noticed = tomllib.loads(NOTICED.read_text(encoding="utf-8"))
+    for module in _MODULES:
+        for name, cls in vars(module).items():
+            if isinstance(cls, type) and issubclass(cls, Planted) and cls is not Planted and not name.startswith("_"):
+                name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+                cases = {case: Status(status) for case, status in noticed.pop(name, {}).items()}
+                yield Mutant(name, (cls.__doc__ or "").strip(), cls.piece, cls, MappingProxyType(cases))
+    if noticed:
+        raise ValueError(f"{NOTICED.name}: there is no mutant {', '.join(noticed)}")
+
+
+MUTANTS: Mapping[str, Mutant] = MappingProxyType({mutant.name: mutant for mutant in _found()})
+
+
+def __getattr__(name: str) -> Callable[..., Planted]:
+    if name == "no_bug":
+        return Planted.prepare
+    if name in MUTANTS:
+        return MUTANTS[name].kind.prepare
+    raise AttributeError(f"there is no mutant {name!r}; there are {', '.join(MUTANTS)}")
+
+
+__all__ = ["MUTANTS", "Mutant", "Planted"]

@@ -1,0 +1,160 @@
+"""Mutants of training across the cut: gradients, optimizers, the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ariadne.boundary import BoundaryPayload
+from ariadne.training import Gradients
+from conformance.mutants.planted import Planted, on_tensors
+
+Trained = tuple[torch.Tensor, Gradients]
+
+
+class DetachedCut(Planted):
+    """No boundary tensor asks for a gradient, and so none reaches the prefix."""
+
+    piece = "training"
+
+    def in_payload(self, boundary: BoundaryPayload) -> BoundaryPayload:
+        boundary.requires_grad = ()
+        return boundary
+
+
+class ZeroForNone(Planted):
+    """A parameter that no gradient reached holds zeros after the backward pass, for which an optimizer would step it."""
+
+    piece = "training"
+
+    def backward_prefix(self, *args: Any, **kwargs: Any) -> None:
+        super().backward_prefix(*args, **kwargs)
+        for p in self.model.parameters():
+            if p.requires_grad and p.grad is None:
+                p.grad = torch.zeros_like(p)
+
+
+class ForgottenGradients(Planted):
+    """Gradients that were there before are thrown away without an optimizer that asked for it."""
+
+    piece = "training"
+
+    def run_training_prefix(self, *args: Any, **kwargs: Any) -> BoundaryPayload:
+        for p in self.model.parameters():
+            p.grad = None
+        return super().run_training_prefix(*args, **kwargs)
+
+
+class SteppedTwice(Planted):
+    """The optimizer of the suffix steps twice."""
+
+    piece = "training"
+
+    def train_suffix(self, *args: Any, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any) -> Trained:
+        found = super().train_suffix(*args, optimizer=optimizer, **kwargs)
+        if optimizer is not None:
+            optimizer.step()
+        return found
+
+
+class ForgottenMomentum(Planted):
+    """What the suffix's optimizer remembers is lost after every step."""
+
+    piece = "training"
+
+    def train_suffix(self, *args: Any, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any) -> Trained:
+        found = super().train_suffix(*args, optimizer=optimizer, **kwargs)
+        if optimizer is not None:
+            optimizer.state.clear()
+        return found
+
+
+class ScaledLoss(Planted):
+    """The backward pass starts from half of the loss, while the loss that is returned is right."""
+
+    piece = "training"
+
+    def train_suffix(self, *args: Any, loss_fn: Callable[[Any, Any], torch.Tensor], **kwargs: Any) -> Trained:
+        loss, gradients = super().train_suffix(*args, loss_fn=lambda *given: loss_fn(*given) / 2, **kwargs)
+        return loss * 2, gradients
+
+
+class WrongLoss(Planted):
+    """Gradients are right, while the loss that is returned is rounded to half precision."""
+
+    piece = "training"
+
+    def train_suffix(self, *args: Any, **kwargs: Any) -> Trained:
+        loss, gradients = super().train_suffix(*args, **kwargs)
+        return loss.bfloat16().to(loss.dtype), gradients
+
+
+class RoundedGradients(Planted):
+    """Boundary gradients are rounded to half precision on their way back."""
+
+    piece = "training"
+
+    def train_suffix(self, *args: Any, **kwargs: Any) -> Trained:
+        loss, gradients = super().train_suffix(*args, **kwargs)
+        return loss, on_tensors(lambda g: g.bfloat16().to(g.dtype), gradients)
+
+
+class SwappedGradients(Planted):
+    """Two boundary gradients of one shape come back under each other's label."""
+
+    piece = "training"
+
+    def train_suffix(self, *args: Any, **kwargs: Any) -> Trained:
+        loss, gradients = super().train_suffix(*args, **kwargs)
+        first: dict[torch.Size, str] = {}
+        for label, g in gradients.items():
+            if g is not None and first.setdefault(g.shape, label) != label:
+                other = first[g.shape]
+                gradients[label], gradients[other] = gradients[other], g
+                break
+        return loss, gradients
+
+
+class SharedGradientTwice(Planted):
+    """The suffix's part in the gradient of a parameter that both halves read is added twice."""
+
+    piece = "training"
+
+    def backward_prefix(self, boundary: BoundaryPayload, *args: Any, **kwargs: Any) -> None:
+        boundary._shared = [(p, g + g) for p, g in boundary._shared]
+        super().backward_prefix(boundary, *args, **kwargs)
+
+
+class SharedGradientLost(Planted):
+    """The suffix's part in the gradient of a parameter that both halves read is lost."""
+
+    piece = "training"
+
+    def backward_prefix(self, boundary: BoundaryPayload, *args: Any, **kwargs: Any) -> None:
+        boundary._shared = []
+        super().backward_prefix(boundary, *args, **kwargs)
+
+
+class LostInputGradient(Planted):
+    """Inputs are detached as they enter, and get no gradient."""
+
+    piece = "runtime"
+
+    def run_training_prefix(self, *args: Any, **kwargs: Any) -> BoundaryPayload:
+        args, kwargs = on_tensors(lambda t: t.detach(), (args, kwargs))
+        return super().run_training_prefix(*args, **kwargs)
+
+
+class UnwalkedPrefix(Planted):
+    """Every second time, the prefix's graph is left alone: its parameters keep the gradients of the step before."""
+
+    piece = "training"
+
+    def backward_prefix(self, boundary: BoundaryPayload, boundary_grads: Mapping[str, Any], **kwargs: Any) -> None:
+        self.walked = not getattr(self, "walked", False)
+        if self.walked:
+            super().backward_prefix(boundary, boundary_grads, **kwargs)
+        else:
+            super().backward_prefix(boundary, {}, **kwargs)

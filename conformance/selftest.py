@@ -1,0 +1,184 @@
+"""The suite tested: every planted bug is noticed, every check notices one, and every rule of the verdict fires.
+
+`python -m conformance.selftest` runs each mutant against the cases that must notice it, after it has shown that the same
+cases pass with Ariadne as it is; it prints what became of each, and exits with 1 if a single one survives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from conformance import checks
+from conformance.bench import Bench
+from conformance.cases import Case
+from conformance.mutants import MUTANTS
+from conformance.selftest_rules import RULES
+from conformance.statuses import Status
+
+ARIADNE = "ariadne:prepare_split"
+NO_BUG = "conformance.mutants:no_bug"  # what mutants are made of, with nothing planted
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one case came to, against what it must come to."""
+
+    case: str
+    must: Status
+    found: Status
+    reason: str
+
+    @property
+    def as_it_must(self) -> bool:
+        return self.found is self.must
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one mutant: it is killed if every one of its cases came to its status."""
+
+    mutant: str
+    breaks: str
+    piece: str
+    trials: tuple[Trial, ...]
+
+    @property
+    def killed(self) -> bool:
+        return bool(self.trials) and all(trial.as_it_must for trial in self.trials)
+
+
+def tried(target: str, must: Mapping[str, Status]) -> tuple[Trial, ...]:
+    """Run these cases against a target, model by model."""
+    found: dict[str, Trial] = {}
+    benches: dict[str, Bench] = {}
+    for name in sorted(must):
+        case = Case.parse(name)
+        if case.model not in benches:
+            benches = {case.model: Bench(case.model, target)}  # of one model at a time
+        finding = checks.run(case, benches[case.model])
+        found[name] = Trial(name, must[name], finding.status, finding.reason)
+    return tuple(found[name] for name in must)
+
+
+def hunted(name: str) -> Outcome:
+    """Run the cases of one mutant against it."""
+    mutant = MUTANTS[name]
+    return Outcome(name, mutant.breaks, mutant.piece, tried(mutant.target, mutant.noticed))
+
+
+def sound(names: Iterable[str]) -> list[Trial]:
+    """The cases of these mutants that don't pass where nothing is planted: a kill by one of them would prove nothing."""
+    cases = dict.fromkeys((case for name in names for case in MUTANTS[name].noticed), Status.PASS)
+    by_model = dict(sorted(cases.items(), key=lambda item: Case.parse(item[0]).model))
+    return [trial for target in (ARIADNE, NO_BUG) for trial in tried(target, by_model) if not trial.as_it_must]
+
+
+def kills(outcomes: Iterable[Outcome]) -> dict[str, dict[str, Status]]:
+    """For each check of the suite, the mutants that it killed and the status that it killed them with."""
+    found: dict[str, dict[str, Status]] = {name: {} for name in checks.CHECKS}
+    for outcome in outcomes:
+        for trial in outcome.trials:
+            if trial.as_it_must:
+                found[Case.parse(trial.case).check][outcome.mutant] = trial.found
+    return found
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """Mutants × checks, each kill by its status; and below what each check killed in all."""
+    by_check = kills(outcomes)
+    short = {s: s.removeprefix("fail_") for s in Status}
+    width = max(len(o.mutant) for o in outcomes)
+    widths = {check: max(9, len(check)) for check in by_check}
+    lines = [" " * width + "  " + "  ".join(f"{check:{widths[check]}}" for check in by_check)]
+    for o in outcomes:
+        cells = "  ".join(
+            f"{short[by_check[c][o.mutant]] if o.mutant in by_check[c] else '.':{widths[c]}}" for c in by_check
+        )
+        lines.append(f"{o.mutant:{width}}  {cells}{'' if o.killed else '  SURVIVES'}".rstrip())
+    lines.append(f"{'killed':{width}}  " + "  ".join(f"{len(by_check[c]):<{widths[c]}}" for c in by_check).rstrip())
+    return "\n".join(lines)
+
+
+def report(
+    outcomes: list[Outcome], unsound: list[Trial], rules: Mapping[str, str | None], seconds: float
+) -> dict[str, Any]:
+    """The whole selftest as JSON-able data."""
+    return {
+        "mutants": len(outcomes),
+        "killed": sum(o.killed for o in outcomes),
+        "cases": len({trial.case for o in outcomes for trial in o.trials}),
+        "checks": {check: len(found) for check, found in kills(outcomes).items()},
+        "rules": {"fire": sum(wrong is None for wrong in rules.values()), "of": len(rules)},
+        "unsound": [asdict(trial) for trial in unsound],
+        "outcomes": [asdict(o) | {"killed": o.killed} for o in outcomes],
+        "seconds": round(seconds, 1),
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Do what the command line says; returns an exit status: 0 if all mutants are killed and all rules fire, else 1."""
+    parser = argparse.ArgumentParser("python -m conformance.selftest", description=__doc__)
+    parser.add_argument("mutants", nargs="*", metavar="MUTANT", help="only these; by default all")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="append what was found as one line of JSON")
+    parser.add_argument("--list", action="store_true", help="say what each mutant breaks, and run nothing")
+    given = parser.parse_args(arguments)
+    unknown = sorted(set(given.mutants) - MUTANTS.keys())
+    if unknown:
+        parser.error(f"there is no mutant {unknown[0]!r}; --list shows them")
+    if given.list:
+        for mutant in MUTANTS.values():
+            print(f"{mutant.name} ({mutant.piece}): {mutant.breaks}")
+        return 0
+    start = time.perf_counter()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    names = given.mutants or list(MUTANTS)
+    unsound = sound(names)
+    outcomes = [hunted(name) for name in names]
+    rules = {name: rule() for name, rule in RULES.items()}
+    return said(outcomes, unsound, rules, time.perf_counter() - start, given.results, whole=not given.mutants)
+
+
+def said(
+    outcomes: list[Outcome], unsound: list[Trial], rules: Mapping[str, str | None], seconds: float, file: Path | None, *,
+    whole: bool,
+) -> int:  # fmt: skip
+    """Print what was found, and append it to a file; returns the exit status."""
+    print(table(outcomes))
+    for o in outcomes:
+        for trial in o.trials:
+            if not trial.as_it_must:
+                print(f"\n{o.mutant} survives {trial.case}\n  {o.breaks}")
+                print(f"  it must come to {trial.must}; it came to {trial.found} {trial.reason}")
+    for trial in unsound:
+        print(f"\nwithout a bug, {trial.case} is {trial.found}, not {trial.must}: {trial.reason}")
+    idle = [check for check, found in kills(outcomes).items() if not found] if whole else []
+    for check in idle:
+        print(f"\nthe check {check!r} kills no mutant")
+    for name, wrong in rules.items():
+        if wrong is not None:
+            print(f"\nthe rule {name!r} does not fire: {wrong}")
+    data = report(outcomes, unsound, rules, seconds)
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(data) + "\n")
+    fire = data["rules"]
+    print(f"\n{data['killed']} of {data['mutants']} killed, by {data['cases']} cases that pass where nothing is planted; "
+          f"{fire['fire']} of {fire['of']} rules of the verdict fire; {seconds:.0f} s")  # fmt: skip
+    green = data["killed"] == data["mutants"] and fire["fire"] == fire["of"] and not unsound and not idle
+    return 0 if green else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
