@@ -80,6 +80,7 @@ class Bench:
         self._entry: model_zoo.Entry | None = None
         self._pristine: nn.Module | None = None
         self._sides: dict[bool, _Side] = {}
+        self._order: dict[bool, bool] = {}
         self._caches: dict[bool, dict[tuple[str, str], Any]] = {}
         self._verdicts: dict[tuple[bool, bool, int], Stop | dict[str, Any]] = {}
 
@@ -188,6 +189,21 @@ class Bench:
             return {}
         changing = moved_attributes(first, other).keys() | moved_attributes(first, again).keys()
         return {key: before for key, before in moved.items() if key not in changing}
+
+    def order_matters(self, training: bool) -> bool:
+        """Whether what the whole model gives depends on the calls before it."""
+        if training not in self._order:
+            results = []
+            with undisturbed(), torch.no_grad():
+                for seeds in ((2,), (1, 2)):
+                    model = self.whole(training)
+                    for seed in seeds:
+                        args, kwargs = self.inputs(REFERENCE, seed)
+                        seed_all(seed)
+                        output = model(*args, **kwargs)
+                    results.append(output)
+            self._order[training] = difference(*results) is not None
+        return self._order[training]
 
     # --- the split --------------------------------------------------------------------------------------------------
 

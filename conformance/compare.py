@@ -256,6 +256,19 @@ def mapped(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
     return copy.deepcopy(value, {key: function(t) for key, t in found.items()})
 
 
+def frozen(value: Any) -> Any:
+    """A deep copy of a nested value, for later: each tensor with memory of its own, laid out as it was, and no graph."""
+
+    def copied(t: torch.Tensor) -> torch.Tensor:
+        t = t.detach()
+        if t.layout is not torch.strided:
+            return t.clone()
+        held = torch.empty(0, dtype=t.dtype, device=t.device)
+        return held.set_(t.untyped_storage().clone(), t.storage_offset(), t.size(), t.stride())
+
+    return mapped(lambda t: copied(t).requires_grad_(t.requires_grad), value)
+
+
 def _name(thing: Any) -> str:
     return "None" if thing is None else type(thing).__name__
 

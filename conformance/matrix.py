@@ -8,6 +8,7 @@ from conformance.checks import CHECKS
 
 QUARTERS = ("q25", "q50", "q75")
 EDGES = ("first", "last", "narrowest", "widest")
+SMALL = ("nn", "toys")
 REPLAYED, TRAINED, STEPS = (1, 2, 3, 5), (2, 3), 3
 
 
@@ -21,20 +22,36 @@ def cases(model: str) -> tuple[Case, ...]:
             found.append(Case.of(check, model, **parameters))
 
     cheap = "cheap" in entry.tags
-    small = cheap and entry.family in ("nn", "toys")
+    small = cheap and entry.family in SMALL
     for mode in MODES:
         for cut in QUARTERS:
             for bs in REPLAYED:
                 add("forward", cut=cut, bs=bs, mode=mode, backend="generated")
             for bs in TRAINED:
                 add("train", cut=cut, bs=bs, mode=mode, backend="generated", steps=STEPS)
-        if cheap:
-            for cut in EDGES:
-                add("forward", cut=cut, bs=3, mode=mode, backend="generated")
+        for cut in EDGES if cheap else ():
+            add("forward", cut=cut, bs=3, mode=mode, backend="generated")
+        add("debug", cut="q50", bs=3, mode=mode)
+        add("inputs", cut="q50", mode=mode)
+        add("twice", cut="q50", mode=mode)
+        add("autocast", cut="q50", mode=mode)
+        add("left", mode=mode)
+        add("guards", mode=mode)
+    add("payload", cut="q50", bs=3)
+    add("rows", bs=3)
+    add("source", cut="q50")
     if cheap:
         add("forward", cut="every", bs=3, mode="eval", backend="generated")
+        for backend in ("eager", "aot_eager"):
+            add("forward", cut="q50", bs=3, mode="eval", backend=backend)
     if small:
-        add("train", cut="every", bs=3, mode="train", backend="generated", steps=1)
+        add("forward", cut="q50", bs=3, mode="eval", backend="inductor")
+        add("forward", cut="q50", bs=3, mode="train", backend="debug")
+        for cut in ("first", "last"):
+            add("payload", cut=cut, bs=2)
+        for mode in MODES:
+            add("train", cut="every", bs=3, mode=mode, backend="generated", steps=1)
+            add("train", cut="rand:0", bs=2, mode=mode, backend="generated", steps=STEPS)
     return tuple(sorted(set(found)))
 
 

@@ -11,12 +11,13 @@ import torch
 
 from conformance.bench import Bench
 from conformance.cases import Case
-from conformance.checks import forward, train
+from conformance.checks import autocast, debug, forward, guards, inputs, left, payload, rows, source, train, twice
 from conformance.checks.base import Check, refuses
 from conformance.state import undisturbed
 from conformance.statuses import Finding, Status, Stop
 
-CHECKS: Mapping[str, Check] = MappingProxyType({check.name: check for check in (forward.CHECK, train.CHECK)})
+_MODULES = (autocast, debug, forward, guards, inputs, left, payload, rows, source, train, twice)
+CHECKS: Mapping[str, Check] = MappingProxyType({module.CHECK.name: module.CHECK for module in _MODULES})
 LAST_LINES = 12
 _FAILED = (Status.FAIL_STRUCTURE, Status.FAIL_ACCURACY, Status.FAIL_STATE, Status.FAIL_RNG)
 

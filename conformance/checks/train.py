@@ -21,7 +21,7 @@ from conformance.checks.base import (
     hold_state,
     outcome,
 )
-from conformance.compare import mapped, tensors
+from conformance.compare import frozen, mapped, tensors
 from conformance.statuses import Finding, Status, Stop
 
 RATE, MOMENTUM = 1e-5, 0.9
@@ -59,7 +59,7 @@ class Trained:
         def loss_of(output: Any, given: Any) -> torch.Tensor:
             if given is not targets:
                 raise Stop(Status.FAIL_STRUCTURE, "loss_fn was not given the targets")
-            self.output = mapped(lambda t: t.detach().requires_grad_(t.requires_grad), output)
+            self.output = frozen(output)
             return self.bench.entry.loss(output)
 
         if self.runtime is None:

@@ -1,0 +1,96 @@
+"""Autocast: bfloat16 on the CPU around the split against the same around the whole, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from conformance.bench import REFERENCE, Bench, Split
+from conformance.cases import Case
+from conformance.checks.base import (
+    PASSED,
+    Check,
+    at,
+    hold,
+    hold_outcomes,
+    hold_rng,
+    hold_state,
+    no_grad,
+    outcome,
+    refuses,
+)
+from conformance.statuses import Finding
+
+
+def run(bench: Bench, case: Case) -> Finding:
+    """A forward, and a training step whose backward runs outside, as torch's documentation has it."""
+    bench.judge(case.training)
+    _forward(bench, case)
+    bench.judge(case.training, gradients=True)
+    try:
+        _train(bench, case, cached=True)
+    except Exception as error:
+        if not refuses(error):
+            raise
+        bench.facts["autocast_cache"] = f"off: {error}"[:200]
+        _train(bench, case, cached=False)
+    return PASSED
+
+
+def _autocast(cached: bool = True) -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16, cache_enabled=cached)
+
+
+def _forward(bench: Bench, case: Case) -> None:
+    split = bench.split(case["cut"], case.training)
+    twin = bench.whole(case.training)
+
+    def around(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with _autocast():
+            return function(*args, **kwargs)
+
+    whole = outcome(lambda: around(no_grad, twin, bench.inputs(REFERENCE)), REFERENCE)
+    args, kwargs = bench.inputs(REFERENCE)
+    found = outcome(lambda: around(split.forward, *args, **kwargs), REFERENCE)
+    if hold_outcomes(whole, found):
+        bench.facts["both_raise"] = type(whole.error).__name__
+        return
+    hold("output", whole.value, found.value, at(split))
+    hold_state(twin, split, bench, at(split))
+    hold_rng(whole, found, at(split))
+
+
+def _train(bench: Bench, case: Case, *, cached: bool) -> None:
+    split = bench.split(case["cut"], case.training)
+    twin = bench.whole(case.training)
+
+    def whole() -> torch.Tensor:
+        args, kwargs = bench.inputs(REFERENCE)
+        with _autocast(cached):
+            loss = bench.entry.loss(twin(*args, **kwargs))
+        loss.backward()
+        return loss.detach()
+
+    expected, found = outcome(whole, REFERENCE), outcome(lambda: _halves(bench, split, cached), REFERENCE)
+    where = f"training, {at(split)}"
+    if hold_outcomes(expected, found):
+        bench.facts["both_raise_training"] = type(expected.error).__name__
+        return
+    hold("loss", expected.value, found.value, where)
+    hold_state(twin, split, bench, where)
+    hold_rng(expected, found, where)
+
+
+def _halves(bench: Bench, split: Split, cached: bool) -> torch.Tensor:
+    args, kwargs = bench.inputs(REFERENCE)
+    with _autocast(cached):
+        boundary = split.runtime.run_training_prefix(*args, **kwargs)
+        loss, gradients = split.runtime.train_suffix(boundary, loss_fn=lambda output, _: bench.entry.loss(output))
+    split.runtime.backward_prefix(boundary, gradients)
+    loss_value: torch.Tensor = loss
+    return loss_value
+
+
+CHECK = Check("autocast", ("cut", "mode"), "autocast around the halves is autocast around the whole", run)

@@ -1,0 +1,73 @@
+"""The debug interpreter against generated code: two readings of one plan, which share nothing but the plan."""
+
+from __future__ import annotations
+
+from conformance.bench import Bench
+from conformance.cases import Case
+from conformance.checks.base import (
+    PASSED,
+    Check,
+    Outcome,
+    at,
+    hold,
+    hold_moved,
+    hold_outcomes,
+    hold_rng,
+    outcome,
+)
+from conformance.checks.train import Trained
+from conformance.compare import frozen
+from conformance.statuses import Finding, Status, Stop
+
+
+def run(bench: Bench, case: Case) -> Finding:
+    """Outputs, what crosses the cut, and one training step with all its gradients, by both."""
+    bench.judge(case.training)
+    generated = bench.split(case["cut"], case.training)
+    where, op = at(generated), generated.facts["op"]
+    forward, crossing, trained = _observed(bench, case, "generated")
+    found, crossed, stepped = _observed(bench, case, "debug")
+    if bench.facts["op"] != op:
+        raise Stop(
+            Status.FAIL_STRUCTURE, f"{case['cut']} is op {op} in generated mode and {bench.facts['op']} in debug mode"
+        )
+    if hold_outcomes(forward, found):
+        bench.facts["both_raise"] = type(forward.error).__name__
+        return PASSED
+    hold("boundary", crossing, crossed, where)
+    hold("output", forward.value, found.value, where)
+    hold_rng(forward, found, where)
+    if not hold_outcomes(trained[0], stepped[0]):
+        hold("loss", trained[0].value, stepped[0].value, where)
+        hold_moved(trained[1], stepped[1], f"after a training step, {where}")
+        hold_rng(trained[0], stepped[0], where)
+    return PASSED
+
+
+def _observed(bench: Bench, case: Case, backend: str) -> tuple[Outcome, object, tuple[Outcome, object]]:
+    """A forward, the values that crossed, and a training step with copies of what it moved."""
+    split = bench.split(case["cut"], case.training, backend)
+    args, kwargs = bench.inputs(case.bs)
+    crossing: list[object] = []
+
+    def forward() -> object:
+        boundary = split.runtime.run_prefix(*args, **kwargs)
+        crossing.extend(frozen(boundary.raw))
+        return split.runtime.run_suffix(boundary)
+
+    ran = outcome(forward, case.bs)
+    buffers = frozen(dict(split.model.named_buffers()))
+    split = bench.split(case["cut"], case.training, backend)
+    step = Trained(bench, split.model, split.runtime)
+    done = step.step(case.bs, 1)
+    moved = {
+        "buffers_after_forward": buffers,
+        "parameters": frozen(dict(split.model.named_parameters())),
+        "gradients": {name: p.grad for name, p in split.model.named_parameters()},
+        "buffers": frozen(dict(split.model.named_buffers())),
+        **step.moved(),
+    }
+    return ran, crossing, (done, moved)
+
+
+CHECK = Check("debug", ("cut", "bs", "mode"), "the debug interpreter and generated code do the same", run)

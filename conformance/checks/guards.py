@@ -1,0 +1,286 @@
+"""Guards: what a plan relies on is checked. A broken condition is refused in the right phase, or followed exactly."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne import SplitSpec
+from conformance.bench import CAPTURED, LARGEST, REFERENCE, Bench, Split
+from conformance.cases import Case
+from conformance.checks.base import PASSED, Check, no_grad
+from conformance.compare import difference, tensors
+from conformance.state import seed_all
+from conformance.statuses import Finding, Status, Stop
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One broken condition: what is changed, and the errors that may say so, by phase.
+
+    `follows`: a result is fine too, where it equals the whole model's after the same change.
+    """
+
+    name: str
+    expected: dict[str, tuple[str, ...]]
+    inputs: Callable[[Inputs], Inputs | None] = lambda given: given
+    change: Callable[[nn.Module], bool] = lambda model: True
+    follows: bool = True
+
+
+class Kept(nn.Module):
+    """What stands where a module was: it gives what that one gave, times a half."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The inner module's output, halved where it is a tensor."""
+        output = self.inner(*args, **kwargs)
+        return output * 0.5 if isinstance(output, torch.Tensor) else output
+
+
+def run(bench: Bench, case: Case) -> Finding:
+    """Every probe on a split of its own; then the phases of preparing, running and training that must refuse."""
+    bench.judge(case.training)
+    outcomes: dict[str, str] = {}
+    bench.facts["probes"] = outcomes
+    for probe in PROBES:
+        outcomes[probe.name] = _probe(bench, case, probe)
+    for name, refusal in REFUSED.items():
+        outcomes[name] = refusal(bench, case)
+    return PASSED
+
+
+def _probe(bench: Bench, case: Case, probe: Probe) -> str:
+    split = bench.split("q50", case.training)
+    twin = bench.whole(case.training)
+    given, ours = probe.inputs(bench.inputs(REFERENCE)), probe.inputs(bench.inputs(REFERENCE))
+    if given is None or ours is None or not (probe.change(split.model) and probe.change(twin)):
+        return "not applicable"
+    phase, found, error = _run(split, given)
+    if error is not None:
+        return _held(probe.name, probe.expected, phase, error)
+    if not probe.follows:
+        raise Stop(Status.FAIL_STATE, f"{probe.name}: no guard fired; expected {_wanted(probe.expected)}")
+    seed_all(REFERENCE)
+    try:
+        expected = no_grad(twin, ours)
+    except Exception as raised:
+        raise Stop(
+            Status.FAIL_STATE, f"{probe.name}: no guard fired, and the whole raises {raised!r}"[:600]
+        ) from raised
+    wrong = difference(expected, found)
+    if wrong:
+        raise Stop(Status.FAIL_STATE, f"{probe.name}: no guard fired, and the result is not the whole's: {wrong}")
+    return "followed"
+
+
+def _run(split: Split, inputs: Inputs) -> tuple[str, Any, Exception | None]:
+    """The phase reached, the result, and the error that ended it."""
+    seed_all(REFERENCE)
+    phase = "prefix"
+    try:
+        boundary = split.runtime.run_prefix(*inputs[0], **inputs[1])
+        phase = "suffix"
+        return phase, split.runtime.run_suffix(boundary), None
+    except Exception as error:
+        return phase, None, error
+
+
+def _held(name: str, expected: dict[str, tuple[str, ...]], phase: str, error: Exception) -> str:
+    classes = [cls.__name__ for cls in type(error).__mro__]
+    if not set(expected.get(phase, ())) & set(classes):
+        raise Stop(
+            Status.FAIL_STATE,
+            f"{name}: {type(error).__name__} in the phase {phase}, expected {_wanted(expected)}: {error}"[:600],
+        )
+    return f"{phase}: {type(error).__name__}"
+
+
+def _wanted(expected: dict[str, tuple[str, ...]]) -> str:
+    return " or ".join(f"{' or '.join(names)} in {phase}" for phase, names in expected.items())
+
+
+# --- inputs and modules -------------------------------------------------------------------------------------------------
+
+
+def _first(given: Inputs, change: Callable[[torch.Tensor], torch.Tensor | None]) -> Inputs | None:
+    """The inputs with their first tensor changed; None where the change does not apply."""
+    args, kwargs = list(given[0]), dict(given[1])
+    for i, value in enumerate(args):
+        if isinstance(value, torch.Tensor):
+            changed = change(value)
+            args[i] = changed
+            return None if changed is None else (tuple(args), kwargs)
+    for key, value in kwargs.items():
+        if isinstance(value, torch.Tensor):
+            changed = change(value)
+            kwargs[key] = changed
+            return None if changed is None else (tuple(args), kwargs)
+    return None
+
+
+def _longer(t: torch.Tensor) -> torch.Tensor | None:
+    return torch.cat([t, t], -1) if t.dim() > 1 else None
+
+
+def _other_dtype(t: torch.Tensor) -> torch.Tensor:
+    return t.double() if t.is_floating_point() else t.to(torch.int32 if t.dtype != torch.int32 else torch.int64)
+
+
+def _replace(model: nn.Module) -> bool:
+    """Put another class in the place of the last module that has parameters and no children."""
+    named = [(p, m) for p, m in model.named_modules() if p and not list(m.children()) and list(m.parameters())]
+    if not named:
+        return False
+    path, module = named[-1]
+    owner, _, name = path.rpartition(".")
+    setattr(model.get_submodule(owner), name, Kept(module).train(module.training))
+    return True
+
+
+def _flip(model: nn.Module) -> bool:
+    model.train(not model.training)
+    return True
+
+
+def _hook(model: nn.Module) -> bool:
+    model.register_forward_hook(_doubling)
+    return True
+
+
+def _doubling(module: nn.Module, args: Any, output: Any) -> Any:
+    return output * 2 if isinstance(output, torch.Tensor) else None
+
+
+def _without_one(given: Inputs) -> Inputs | None:
+    args, kwargs = given
+    if args:
+        return args[:-1], kwargs
+    return (args, dict(list(kwargs.items())[:-1])) if kwargs else None
+
+
+_INPUT = {"prefix": ("InputError",)}
+_MODULE = {"prefix": ("ModuleError",), "suffix": ("ModuleError",)}
+PROBES = (
+    Probe("wrong rank", _INPUT, lambda given: _first(given, lambda t: t.unsqueeze(-1))),
+    Probe("another size", _INPUT, lambda given: _first(given, _longer)),
+    Probe("another dtype", _INPUT, lambda given: _first(given, _other_dtype)),
+    Probe("an input too few", _INPUT, _without_one),
+    Probe("an input too many", _INPUT, lambda given: ((*given[0], torch.zeros(REFERENCE, 2)), given[1])),
+    Probe(
+        "an unknown keyword", _INPUT, lambda given: (given[0], {**given[1], "no_such_input": torch.zeros(REFERENCE)})
+    ),
+    Probe("a module of another class", _MODULE, change=_replace),
+    Probe("the other mode", _MODULE, change=_flip),
+    Probe("a new hook", _MODULE, change=_hook),
+)
+
+
+# --- what must be refused -----------------------------------------------------------------------------------------------
+
+
+def _must(name: str, phase: str, classes: tuple[str, ...], action: Callable[[], Any]) -> str:
+    try:
+        action()
+    except Exception as error:
+        return _held(name, {phase: classes}, phase, error)
+    raise Stop(Status.FAIL_STATE, f"{name}: no guard fired; expected {' or '.join(classes)} in {phase}")
+
+
+def _batch(size: int) -> Callable[[Bench, Case], str]:
+    def refused(bench: Bench, case: Case) -> str:
+        split = bench.split("q50", case.training)
+        args, kwargs = _resized(bench.inputs(CAPTURED), size)
+        return _must(f"batch {size}", "prefix", ("InputError",), lambda: split.runtime.run_prefix(*args, **kwargs))
+
+    return refused
+
+
+def _resized(given: Inputs, size: int) -> Inputs:
+    found = {id(t): t for _, t in tensors(given)}
+    memo = {key: t[[0] * size].clone() if t.dim() and t.shape[0] == CAPTURED else t.clone() for key, t in found.items()}
+    resized: Inputs = copy.deepcopy(given, memo)
+    return resized
+
+
+def _other_split(bench: Bench, case: Case) -> str:
+    ours, other = bench.split("q50", case.training), None
+    for cut in ("first", "last"):
+        made = bench.split(cut, case.training)
+        if made.facts["op"] != ours.facts["op"]:
+            other = made
+    if other is None:
+        return "not applicable"
+    args, kwargs = bench.inputs(REFERENCE)
+    boundary = other.runtime.run_prefix(*args, **kwargs)
+    name = "a boundary of another split"
+    return _must(name, "suffix", ("BoundaryError",), lambda: ours.runtime.run_suffix(boundary))
+
+
+def _consumed(bench: Bench, case: Case) -> str:
+    bench.judge(case.training, gradients=True)
+    split = bench.split("q50", case.training)
+    args, kwargs = bench.inputs(REFERENCE)
+    seed_all(REFERENCE)
+    boundary = split.runtime.run_training_prefix(*args, **kwargs)
+
+    def suffix() -> Any:
+        return split.runtime.train_suffix(boundary, loss_fn=lambda output, _: bench.entry.loss(output))
+
+    _, gradients = suffix()
+    first = _must("a boundary trained twice", "suffix", ("ConsumedError",), suffix)
+    split.runtime.backward_prefix(boundary, gradients)
+    back = _must(
+        "a boundary walked back twice",
+        "prefix",
+        ("ConsumedError",),
+        lambda: split.runtime.backward_prefix(boundary, gradients),
+    )
+    return f"{first}, {back}"
+
+
+def _preparing(**changed: Any) -> Callable[[Bench, Case], str]:
+    """A call of the target with an argument that can't be meant."""
+    classes = changed.pop("classes")
+
+    def refused(bench: Bench, case: Case) -> str:
+        side = bench.side(case.training)
+        args, kwargs = bench.inputs(CAPTURED)
+        boundary = changed.get("boundary", "percent:50")
+        given: dict[str, Any] = {"mode": changed.get("mode", "generated_eager"), "example_kwargs": kwargs}
+        if changed.get("no_tensor"):
+            args, given["example_kwargs"] = (1.0,), {}
+
+        def prepare() -> Any:
+            spec = SplitSpec(boundary, dynamic_batch=(1, LARGEST))
+            return bench.target(side.model, args, split=spec, compile_options=None, **given)
+
+        return _must(str(changed), "prepare", classes, prepare)
+
+    return refused
+
+
+REFUSED: dict[str, Callable[[Bench, Case], str]] = {
+    "a batch above the range": _batch(LARGEST + 1),
+    "an empty batch": _batch(0),
+    "a boundary of another split": _other_split,
+    "a boundary consumed twice": _consumed,
+    "no tensor to prepare with": _preparing(no_tensor=True, classes=("InputError",)),
+    "an unknown module to cut after": _preparing(boundary="after:no_such_module", classes=("FrontierError",)),
+    "a percentage out of range": _preparing(boundary="percent:101", classes=("SpecError",)),
+    "a mode misspelt": _preparing(mode="generated_eagre", classes=("SpecError",)),
+}
+
+CHECK = Check(
+    "guards", ("mode",), "what a plan relies on is checked: refused in the right phase, or followed exactly", run
+)

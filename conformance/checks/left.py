@@ -1,0 +1,125 @@
+"""Left as found: preparing moves nothing, in the model, in its inputs or in the process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ariadne import SplitSpec
+from conformance.bench import CAPTURED, LARGEST, Bench, Split
+from conformance.cases import Case
+from conformance.checks.base import PASSED, Check, hold_moved, no_grad, outcome
+from conformance.compare import difference, leaves, mapped, model_difference, sharing
+from conformance.state import rng_moved, rng_state, seed_all
+from conformance.statuses import Finding, Status, Stop
+
+SEED = 11
+
+
+def run(bench: Bench, case: Case) -> Finding:
+    """Prepare a model that has gradients, a frozen parameter and a history; compare it with a twin, deeply, by identity too."""
+    bench.judge(case.training)
+    model, twin = bench.whole(case.training), bench.whole(case.training)
+    ours, theirs = (mapped(_wanting, bench.inputs(CAPTURED)) for _ in range(2))
+    for one in (model, twin):
+        _unsettle(one)
+    before, process = _identities(model), _process()
+    seed_all(SEED)
+    stood = rng_state()
+    runtime = bench.target(
+        model, theirs[0], split=SplitSpec("percent:50", dynamic_batch=(1, LARGEST)), mode="generated_eager",
+        compile_options=None, example_kwargs=theirs[1],
+    )  # fmt: skip
+    moved = rng_moved(stood, rng_state())
+    if moved:
+        raise Stop(Status.FAIL_RNG, moved.replace("after the whole model", "before preparing"))
+    _hold_left(model, twin, before, "after preparing")
+    hold_moved(ours, theirs, "the example inputs after preparing")
+    changed = {key: now for key, now in _process().items() if now != process[key]}
+    if changed:
+        raise Stop(Status.FAIL_STATE, f"preparing left the process with {changed}, which was {process}")
+    _hold_still_whole(bench, case, model, twin)
+    bench.facts["prepared"] = Split(runtime, model).runtime.plan.signature
+    return PASSED
+
+
+def _wanting(t: torch.Tensor) -> torch.Tensor:
+    made = t.detach().clone()
+    if made.is_floating_point():
+        made.requires_grad_(True).grad = torch.full_like(made, 0.25)
+    return made
+
+
+def _unsettle(model: nn.Module) -> None:
+    """Give a model what a user's may have: gradients, a frozen parameter, a hook on its registries, an attribute."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    for p in trainable[::2]:
+        p.grad = torch.linspace(-1, 1, p.numel(), dtype=p.dtype).reshape(p.shape)
+    if len(trainable) > 2:
+        trainable[1].requires_grad_(False)
+    vars(model)["a_plain_attribute"] = {"kept": [torch.arange(3.0), 1]}
+
+
+def _identities(model: nn.Module) -> dict[str, int]:
+    """The objects that a model is made of: a replaced parameter or module is another, even with the same data."""
+    things: Iterator[tuple[str, Any]] = (
+        (f"{kind} {name}", thing)
+        for kind, named in (
+            ("module", model.named_modules(remove_duplicate=False)),
+            ("parameter", model.named_parameters(remove_duplicate=False)),
+            ("buffer", model.named_buffers(remove_duplicate=False)),
+        )
+        for name, thing in named
+    )
+    found = {name: id(thing) for name, thing in things}
+    found |= {f"gradient {name}": id(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    found |= {f"class {path}": id(type(module)) for path, module in model.named_modules()}
+    found |= {f"memory {name}": p.data_ptr() for name, p in model.named_parameters()}
+    return found
+
+
+def _process() -> dict[str, Any]:
+    """Flags of the process that a tracer may set."""
+    return {
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "threads": torch.get_num_threads(),
+        "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "anomaly": torch.is_anomaly_enabled(),
+        "nn.Module.__call__": nn.Module.__call__,
+        "Tensor.__getattribute__": torch.Tensor.__getattribute__,
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "function modes": torch._C._len_torch_function_stack(),
+    }
+
+
+def _hold_left(model: nn.Module, twin: nn.Module, before: dict[str, int], when: str) -> None:
+    for where, leaf in leaves(model):
+        if isinstance(leaf, FakeTensor):
+            raise Stop(Status.FAIL_STATE, f"{when}, {where.removeprefix('.')} is a fake tensor")
+    found = model_difference(twin, model)
+    if found:
+        raise Stop(Status.FAIL_STATE, f"{when}, {found} (as it was against as it is)")
+    for name, now in _identities(model).items():
+        if before.get(name) != now:
+            raise Stop(Status.FAIL_STATE, f"{when}, {name} is another object than before")
+    named = [sharing(list(one.named_parameters(remove_duplicate=False))) for one in (twin, model)]
+    if named[0] != named[1]:
+        raise Stop(Status.FAIL_STATE, f"{when}, the tied weights are {named[1]}; they were {named[0]}")
+
+
+def _hold_still_whole(bench: Bench, case: Case, model: nn.Module, twin: nn.Module) -> None:
+    """The model, called as it always was, still gives what its twin gives."""
+    expected, found = (outcome(lambda m=m: no_grad(m, bench.inputs(3)), SEED) for m in (twin, model))  # type: ignore[misc]
+    wrong = difference(expected.value, found.value) if found.error is None else repr(found.error)
+    if wrong and expected.error is None:
+        raise Stop(Status.FAIL_STATE, f"the model itself gives something else after preparing: {wrong}")
+
+
+CHECK = Check("left", ("mode",), "preparing leaves the model, its inputs and the process as they were", run)
