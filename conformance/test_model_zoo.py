@@ -9,6 +9,8 @@ import subprocess
 import sys
 import warnings
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -18,16 +20,21 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 import model_zoo
 from model_zoo.__main__ import main
 from model_zoo.definition import Entry
 from model_zoo.losses import floating_leaves, loss
 from model_zoo.packages import package
-from model_zoo.sampling import dense
+from model_zoo.sampling import call, dense, floats, integers, same
+from model_zoo.values import leaves
 from model_zoo.weights import randomise, settle_batch_norms
 
 ROOT = Path(__file__).resolve().parent.parent
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
 LIBRARIES = ("torchvision", "timm", "ultralytics", "rfdetr", "transformers")
 
 EXPECTED = """
@@ -44,8 +51,15 @@ EXPECTED = """
 """.split()
 
 NAMES = model_zoo.names()
-CHEAP = [
-    pytest.param(name, marks=() if name.startswith("nn/") else pytest.mark.zoo) for name in model_zoo.names(tag="cheap")
+# The whole zoo is built and run by the conformance suite. Here: what is small, and of each library what builds quickly.
+SAMPLE = """
+    timm/test_convnext timm/test_efficientnet timm/test_nfnet timm/test_vit
+    torchvision/googlenet torchvision/mobilenet_v3_small ultralytics/yolo11n
+""".split()
+CHECKED = [
+    *model_zoo.names("nn"),
+    *model_zoo.names("toys"),
+    *(pytest.param(name, marks=pytest.mark.zoo) for name in (*SAMPLE, *model_zoo.names("transformers"))),
 ]
 
 
@@ -63,16 +77,22 @@ def built(name: str) -> nn.Module:
 
 def run(name: str, model: nn.Module, batch: int, seed: int = 0) -> list[Tensor]:
     args, kwargs = model_zoo.entry(name).inputs(batch, seed)
-    with torch.no_grad():
+    with torch.no_grad(), kept_generators():
+        reseed(2)
         return list(floating_leaves(model(*args, **kwargs)))
+
+
+def reseed(seed: int) -> None:
+    for seeded in (torch.manual_seed, random.seed, np.random.seed):
+        seeded(seed)
 
 
 def train_step(name: str, model: nn.Module, batch: int) -> tuple[Tensor, list[Tensor | None], list[Tensor]]:
     entry = model_zoo.entry(name)
     args, kwargs = entry.inputs(batch)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        found = entry.loss(model.train()(*args, **kwargs))
+    with kept_generators():
+        reseed(3)
+        found = entry.loss(model(*args, **kwargs))
         found.backward()
     return found.detach(), [parameter.grad for parameter in model.parameters()], list(model.buffers())
 
@@ -80,6 +100,74 @@ def train_step(name: str, model: nn.Module, batch: int) -> tuple[Tensor, list[Te
 def rng_states() -> tuple[Any, ...]:
     numpy_state = np.random.get_state()
     return (torch.get_rng_state().tolist(), random.getstate(), numpy_state[1].tolist(), numpy_state[2:])
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        yield
+    random.setstate(python)
+    np.random.set_state(numpy)
+
+
+def state_of(model: nn.Module) -> list[str]:
+    """All but parameters and BatchNorm's statistics: other buffers and plain attributes, as text."""
+    modules = [(name, m) for name, m in model.named_modules() if not isinstance(m, BATCH_NORM)]
+    buffers = [f"{name}.{key}={value}" for name, m in modules for key, value in m._buffers.items()]
+    inherited = vars(nn.Module()).keys()
+    plain = [
+        f"{name}.{key}={said(value)}" for name, m in modules for key, value in vars(m).items() if key not in inherited
+    ]
+    return buffers + plain
+
+
+def said(value: object) -> str:
+    return str(value.get_state().sum()) if isinstance(value, torch.Generator) else str(value)
+
+
+def floating(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    return [leaf for _, leaf in leaves(value) if isinstance(leaf, Tensor)]
+
+
+def doubles(model: nn.Module, inputs: Any) -> list[Tensor]:
+    args, kwargs = copy.deepcopy(inputs)
+    with torch.no_grad():
+        return [leaf for leaf in floating_leaves(model(*args, **kwargs)) if leaf.numel()]
+
+
+class DataReads(TorchDispatchMode):
+    """Notes the ops by which Python reads values out of tensors, and those whose sizes depend on them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+        masks = func.overloadpacket is torch.ops.aten.index and any(
+            i is not None and i.dtype == torch.bool for i in args[1]
+        )
+        if tags & set(func.tags) and (masks or func.overloadpacket is not torch.ops.aten.index):
+            self.found.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+class PythonReads(TorchFunctionMode):
+    """Notes the methods by which Python reads values without an op."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.tolist, Tensor.numpy):
+            self.found.add(func.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 def is_constant(tensor: Tensor) -> bool:
@@ -92,10 +180,29 @@ def is_constant(tensor: Tensor) -> bool:
 def test_names_are_sorted_unique_and_all_there() -> None:
     assert list(NAMES) == sorted(set(NAMES))
     assert set(EXPECTED) <= set(NAMES)
+    assert len(NAMES) >= 120
+    assert all(name.count("/") == 1 for name in NAMES)
+
+
+@pytest.mark.zoo
+def test_timm_s_models_are_of_many_architectures() -> None:
+    registry = pytest.importorskip("timm.models")
+    chosen = [name.partition("/")[2] for name in model_zoo.names("timm")]
+    assert len({registry.model_entrypoint(name).__module__ for name in chosen}) >= 45
+    assert sum(name.startswith("test_") for name in chosen) >= 10
+
+
+def test_every_toy_says_what_it_isolates() -> None:
+    for name in model_zoo.names("toys"):
+        entry = model_zoo.entry(name)
+        assert {"toy", "cheap"} <= entry.tags
+        about = entry.make.__doc__  # type: ignore[attr-defined]
+        assert about, name
+        assert about.strip().endswith(".")
 
 
 def test_names_can_be_chosen_by_family_and_tag() -> None:
-    assert set(model_zoo.FAMILIES) == {"nn", *LIBRARIES}
+    assert set(model_zoo.FAMILIES) == {"nn", "toys", *LIBRARIES}
     assert sorted(n for family in model_zoo.FAMILIES for n in model_zoo.names(family=family)) == list(NAMES)
     assert all(model_zoo.entry(name).family == "timm" for name in model_zoo.names("timm"))
     both = model_zoo.names("torchvision", tag="cheap")
@@ -198,14 +305,11 @@ def test_a_library_that_rearranges_torch_as_it_is_imported_does_not_succeed(
 # Building
 
 
-@pytest.mark.parametrize("name", CHEAP)
+@pytest.mark.parametrize("name", CHECKED)
 def test_building_twice_gives_the_same_state_and_touches_no_rng(name: str) -> None:
     first = original(name)
-    with torch.random.fork_rng(devices=[]):
-        for reseed in (torch.manual_seed, random.seed, np.random.seed):
-            reseed(
-                1234
-            )  # so that a state which a build leaves behind, or starts from, is not by chance the one expected
+    with kept_generators():
+        reseed(1234)  # so that a state which a build leaves behind, or starts from, is not by chance the one expected
         before = rng_states()
         second = model_zoo.entry(name).build()
         assert rng_states() == before
@@ -221,7 +325,7 @@ def test_another_seed_gives_other_weights() -> None:
     assert not any(torch.equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("name", CHEAP)
+@pytest.mark.parametrize("name", CHECKED)
 def test_no_parameter_is_constant_and_no_two_are_equal(name: str) -> None:
     parameters = list(original(name).parameters())
     assert not any(is_constant(parameter) for parameter in parameters if parameter.numel() > 1)
@@ -229,9 +333,9 @@ def test_no_parameter_is_constant_and_no_two_are_equal(name: str) -> None:
     assert len(fingerprints) == len(parameters)
 
 
-@pytest.mark.parametrize("name", CHEAP)
+@pytest.mark.parametrize("name", CHECKED)
 def test_batchnorm_statistics_have_moved_and_variances_are_positive(name: str) -> None:
-    for norm in (m for m in original(name).modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)):
+    for norm in (m for m in original(name).modules() if isinstance(m, BATCH_NORM) and m.track_running_stats):
         assert norm.running_mean is not None
         assert norm.running_var is not None
         assert norm.num_batches_tracked == 1
@@ -278,27 +382,35 @@ def test_settling_fits_the_statistics_to_the_inputs_and_leaves_no_other_trace() 
 @pytest.mark.parametrize("batch", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", NAMES)
 def test_inputs_have_the_batch_asked_for(name: str, batch: int) -> None:
-    args, kwargs = model_zoo.entry(name).inputs(batch)
-    values = [*args, *kwargs.values()]
-    assert values
-    assert all(isinstance(value, Tensor) and value.shape[0] == batch for value in values)
-    assert bool(kwargs) == ("kwargs" in model_zoo.entry(name).tags)
+    entry = model_zoo.entry(name)
+    args, kwargs = entry.inputs(batch)
+    given = [leaf for _, leaf in leaves((args, kwargs))]
+    tensors = [leaf for leaf in given if isinstance(leaf, Tensor)]
+    if "list-input" in entry.tags:
+        assert all(isinstance(value, list) and len(value) == batch for value in args)
+    else:
+        assert tensors
+        assert all(tensor.shape[0] == batch for tensor in tensors)
+    assert ("kwargs" in entry.tags) == bool([value for value in kwargs.values() if isinstance(value, Tensor | dict)])
+    assert ("none-input" in entry.tags) == (None in [leaf for leaf in given if not isinstance(leaf, Tensor)])
+    plain = [leaf for leaf in given if isinstance(leaf, bool | int | float | str)]
+    assert ("plain-input" in entry.tags) == bool(plain)
+    floating = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
+    assert ("half" in entry.tags) == (torch.bfloat16 in floating)
+    integers = [tensor for tensor in tensors if not tensor.is_floating_point()]
+    assert ("int-input" in entry.tags) == bool(integers)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_inputs_are_a_function_of_the_seed(name: str) -> None:
     before = rng_states()
-    first, again, other = (model_zoo.entry(name).inputs(2, seed) for seed in (0, 0, 1))
+    first, again, other = (tensors_of(model_zoo.entry(name).inputs(2, seed)) for seed in (0, 0, 1))
     assert rng_states() == before
-
-    def flat(inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Tensor]:
-        return [*inputs[0], *inputs[1].values()]
-
-    assert all(torch.equal(a, b) for a, b in zip(flat(first), flat(again), strict=True))
-    assert not any(torch.equal(a, b) for a, b in zip(flat(first), flat(other), strict=True) if a.is_floating_point())
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True) if a.is_floating_point())
 
 
-@pytest.mark.parametrize("name", model_zoo.names("transformers"))
+@pytest.mark.parametrize("name", model_zoo.names("transformers", "language"))
 def test_every_row_of_tokens_is_padded(name: str) -> None:
     for batch in (1, 2, 3, 5):
         mask = model_zoo.entry(name).inputs(batch)[1]["attention_mask"]
@@ -311,56 +423,131 @@ def test_an_empty_batch_is_refused() -> None:
         model_zoo.entry("nn/mlp10x64").inputs(0)
 
 
+def test_draws_come_in_the_order_of_the_call_and_rows_differ() -> None:
+    sampler = call(floats(3, 2), integers(2, 9, 4), late=floats(), flag=same(None))
+    (image, numbers), kwargs = sampler(5, torch.Generator().manual_seed(0))
+    assert (image.shape, numbers.shape, kwargs["late"].shape) == ((5, 3, 2), (5, 4), (5,))
+    assert numbers.min() >= 2
+    assert numbers.max() < 9
+    assert list(kwargs) == ["late", "flag"]
+    assert kwargs["flag"] is None
+    assert not any(torch.equal(a, b) for a, b in pairwise(image))
+
+
 # Running
 
 
-@pytest.mark.parametrize("name", CHEAP)
-def test_eval_outputs_are_finite_and_depend_on_the_row(name: str) -> None:
-    model = built(name).eval()
-    for batch in (1, 2, 3, 5):
-        for leaf in run(name, model, batch):
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("name", CHECKED)
+def test_outputs_are_finite_and_depend_on_the_row_and_on_the_input(name: str, mode: str) -> None:
+    for batch in (1, 2, 3, 5) if mode == "eval" else (2, 3):
+        found, other = (run(name, built(name).train(mode == "train"), batch, seed) for seed in (0, 1))
+        assert found
+        for leaf in filter(Tensor.numel, found):
             assert torch.isfinite(leaf).all()
-            assert not is_constant(leaf)
-            if batch == 5:
+            assert leaf.numel() == 1 or not is_constant(leaf)
+            if batch == 5 and 5 in leaf.shape:
                 rows = leaf.movedim(leaf.shape.index(batch), 0)
                 assert not any(torch.equal(a, b) for a, b in pairwise(rows))
+        for a, b in zip(found, other, strict=True):
+            assert a.numel() == 0 or not torch.equal(a, b)
 
 
-@pytest.mark.parametrize("batch", [2, 3])
-@pytest.mark.parametrize("name", CHEAP)
-def test_a_training_step_is_finite_and_reaches_every_parameter(name: str, batch: int) -> None:
-    model = built(name)
-    found, gradients, _ = train_step(name, model, batch)
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("name", CHECKED)
+def test_a_step_is_finite_and_reaches_every_parameter(name: str, mode: str) -> None:
+    model = built(name).train(mode == "train")
+    found, gradients, _ = train_step(name, model, 2)
     assert torch.isfinite(found)
-    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-        if parameter.requires_grad:
-            assert gradient is not None
-            assert torch.isfinite(gradient).all()
-            assert gradient.any()
+    trainable = [(p, g) for p, g in zip(model.parameters(), gradients, strict=True) if p.requires_grad]
+    assert all(gradient is None or torch.isfinite(gradient).all() for _, gradient in trainable)
+    reached = [gradient is not None and bool(gradient.any()) for _, gradient in trainable]
+    assert any(reached)
+    if mode == "train":
+        assert ("unused" in model_zoo.entry(name).tags) == (not all(reached))
 
 
-@pytest.mark.parametrize("name", CHEAP)
+@pytest.mark.parametrize("name", CHECKED)
 def test_two_equal_runs_are_bitwise_equal_unless_the_entry_says_otherwise(name: str) -> None:
     if model_zoo.entry(name).nondeterministic:
         pytest.skip(f"{name}: {model_zoo.entry(name).nondeterministic}")
-    one, two = built(name), built(name)
-    for a, b in zip(run(name, one.eval(), 3), run(name, two.eval(), 3), strict=True):
+    one, two = built(name).eval(), built(name).eval()
+    for a, b in zip(run(name, one, 3), run(name, two, 3), strict=True):
         assert torch.equal(a, b)
+    one, two = one.train(), two.train()
     for a, b in zip(floating_leaves(train_step(name, one, 3)), floating_leaves(train_step(name, two, 3)), strict=True):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("name", CHEAP)
-def test_tags_tell_the_truth(name: str) -> None:
+# The tags
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_tags_about_parameters_and_state_tell_the_truth(name: str) -> None:
     model, tags = built(name).train(), model_zoo.entry(name).tags
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    norms = [m for m in model.modules() if isinstance(m, BATCH_NORM) and m.track_running_stats]
     assert ("batchnorm" in tags) == bool(norms)
     tied = len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
     assert ("tied" in tags) == tied
-    with torch.random.fork_rng(devices=[]):
-        before = torch.get_rng_state()
+    if model_zoo.entry(name).family == "toys":  # YOLO freezes a table, and some libraries count their calls
+        assert ("frozen" in tags) == any(not parameter.requires_grad for parameter in model.parameters())
+        before = state_of(model)
         run(name, model, 2)
-        assert ("draws" in tags) == (not torch.equal(torch.get_rng_state(), before))
+        assert ("state" in tags) == (state_of(model) != before)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("name", CHECKED)
+def test_tags_about_draws_tell_the_truth(name: str, mode: str) -> None:
+    tag = "draws" if mode == "train" else "draws-in-eval"
+    model = built(name).train(mode == "train")
+    args, kwargs = model_zoo.entry(name).inputs(2)
+    with kept_generators(), torch.no_grad():
+        before = rng_states()
+        model(*args, **kwargs)
+        assert (tag in model_zoo.entry(name).tags) == (rng_states() != before)
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_tags_about_inputs_and_outputs_tell_the_truth(name: str) -> None:
+    entry, model = model_zoo.entry(name), built(name).eval()
+    (args, kwargs), fresh = entry.inputs(3), tensors_of(entry.inputs(3))
+    with torch.no_grad():
+        output = model(*args, **kwargs)
+    written = not all(torch.equal(a, b) for a, b in zip(tensors_of((args, kwargs)), fresh, strict=True))
+    assert ("writes-input" in entry.tags) == written
+    assert ("int-output" in entry.tags) == any(not t.is_floating_point() for t in tensors_of(output))
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_tags_about_control_tell_the_truth(name: str) -> None:
+    tags, read = model_zoo.entry(name).tags, set()
+    for mode in ("eval", "train"):
+        with DataReads() as ops, PythonReads() as methods:
+            run(name, built(name).train(mode == "train"), 3)
+        read |= ops.found | methods.found
+    assert ("data-dependent" in tags) == bool(read), read
+    with torch.enable_grad():
+        args, kwargs = model_zoo.entry(name).inputs(3)
+        recorded = [leaf.detach() for leaf in floating_leaves(built(name).eval()(*args, **kwargs))]
+    if any(not torch.equal(a, b) for a, b in zip(run(name, built(name).eval(), 3), recorded, strict=True)):
+        assert {"grad-mode", "draws-in-eval"} & tags  # not the other way round: on another CPU the bits may agree
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_rows_are_mixed_only_where_the_tags_say_so(name: str) -> None:
+    entry, model = model_zoo.entry(name), built(name).eval().double()
+    inputs = tree_map(lambda leaf: leaf.double() if floating(leaf) else leaf, entry.inputs(3))
+    whole = doubles(model, inputs)
+    mixed = False
+    for row in range(3):
+        one = tree_map(lambda leaf, row=row: leaf[row : row + 1] if isinstance(leaf, Tensor) else leaf, inputs)
+        for a, b in zip(whole, doubles(model, one), strict=True):
+            batched = [d for d in range(a.ndim) if a.ndim == b.ndim and (a.shape[d], b.shape[d]) == (3, 1)]
+            mixed |= not batched or not torch.allclose(
+                a.select(batched[0], row), b.select(batched[0], 0), rtol=1e-9, atol=1e-12
+            )
+    assert ("rows-mixed" in entry.tags) == mixed
 
 
 # The loss
@@ -415,6 +602,7 @@ def test_the_loss_is_taken_in_float32_at_least(dtype: torch.dtype) -> None:
 def test_the_loss_refuses_what_it_cannot_look_into() -> None:
     with pytest.raises(TypeError, match="cannot look for tensors in a object"):
         loss((torch.ones(1), object()))
+    assert loss((torch.ones(1), torch.ones(0, 2))) == loss(torch.ones(1)), "the mean of nothing is nan"
     with pytest.raises(ValueError, match=r"the output \(dict\) holds no floating tensor"):
         loss({"indices": torch.arange(3), "none": None})
 

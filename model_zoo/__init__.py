@@ -9,7 +9,7 @@ Nothing is downloaded, and the libraries are imported when one of their models i
 
 Each file imports only from those before it:
 
-    errors, process -> packages -> sampling, losses, weights -> definition -> families/* -> catalogue -> __main__
+    errors, process, values -> packages -> sampling, losses, weights -> definition -> families/* -> catalogue -> __main__
 """
 
 from model_zoo.catalogue import FAMILIES, entry, names

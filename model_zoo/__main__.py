@@ -3,10 +3,12 @@
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
 from model_zoo import Entry, MissingPackageError, UnknownNameError, entry, names
+from model_zoo.values import leaves
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,8 +49,10 @@ def shown(chosen: Entry) -> Iterator[str]:
     yield f"buffers     {sum(buffer.numel() for buffer in model.buffers()):,} in {len(list(model.buffers()))} tensors"
     yield f"modules     {len(list(model.modules()))}"
     yield "inputs at batch 2"
-    for label, value in [*((f"args[{i}]", value) for i, value in enumerate(args)), *kwargs.items()]:
-        yield f"  {label:18} {_tensor(value)}"
+    given = [*leaves(args, "args"), *(leaf for name, value in kwargs.items() for leaf in leaves(value, name))]
+    width = max([18, *(len(path) for path, _ in given)])
+    for path, value in given:
+        yield f"  {path:{width}} {_described(value)}"
     yield "children"
     for label, child in model.named_children():
         yield f"  {label:18} {type(child).__name__:22} {_size(child):>12,}"
@@ -58,8 +62,10 @@ def _size(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _tensor(value: Tensor) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+def _described(value: Any) -> str:
+    return (
+        f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    )
 
 
 if __name__ == "__main__":

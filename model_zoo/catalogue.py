@@ -5,9 +5,9 @@ from types import MappingProxyType
 
 from model_zoo.definition import Entry
 from model_zoo.errors import UnknownNameError
-from model_zoo.families import nn, rfdetr, timm, torchvision, transformers, ultralytics
+from model_zoo.families import nn, rfdetr, timm, torchvision, torchvision_detection, toys, transformers, ultralytics
 
-_MODULES = (nn, rfdetr, timm, torchvision, transformers, ultralytics)
+_MODULES = (nn, rfdetr, timm, torchvision, torchvision_detection, toys, transformers, ultralytics)
 _ENTRIES: Mapping[str, Entry] = MappingProxyType({made.name: made for module in _MODULES for made in module.ENTRIES})
 _TAGS = frozenset(tag for made in _ENTRIES.values() for tag in made.tags)
 

@@ -22,13 +22,23 @@ class Entry:
 
     The tags name
 
-    - a task ("classification", "detection", "segmentation", "flow", "features", "generation") and perhaps what it is
-      about ("video", "language");
+    - a task ("classification", "detection", "segmentation", "pose", "flow", "features", "generation") and perhaps what
+      it is about ("video", "language", "audio"); or "toy";
     - one cost, that of a training step at batch 2 on one CPU thread: "cheap" to 0.1 s, "medium" to 0.5 s, then "heavy";
-    - what a check may want to choose by: "batchnorm" (keeps running statistics), "draws" (a training forward draws
-      random numbers), "kwargs" (takes inputs by keyword), "tied" (a parameter stands in two places), "grad-mode" (in
-      eval mode, a forward that records no gradients takes other kernels: its last bits differ), "nondeterministic" (two
-      equal runs differ).
+    - what a check may want to choose by. About the inputs: "kwargs" (some go by keyword), "list-input" (a list with an
+      item for each row), "int-input", "none-input", "plain-input" (a number, bool or string), "half" (bfloat16
+      throughout). Every tensor among them has the batch first, or stands in such a list.
+      About the outputs: "int-output", "varying-output" (their number or sizes depend on data).
+      About the rows: "rows-mixed" (in eval mode, what comes out for a row depends on which rows are with it).
+      About state: "batchnorm" (keeps running statistics), "state" (a forward moves other buffers or attributes), "draws"
+      (a training forward draws from a global generator), "draws-in-eval" (so does one in eval mode), "own-generator"
+      (draws from a generator that the model holds), "writes-input" (writes into an input of its caller's).
+      About parameters: "tied" (one stands in two places), "frozen" (some need no gradient), "unused" (in a training
+      step, some that need a gradient get None or zeros).
+      About control: "data-dependent" (Python reads values out of tensors, or a size depends on them), "grad-mode" (in
+      eval mode, a forward that records no gradients gives other bits), "caches-graph" (in eval mode, the first forward
+      keeps part of its graph for the next: a second backward pass fails), "nondeterministic" (two equal runs differ).
+      Toys are tagged with what they isolate, too: "inplace", "views", "complex".
 
     `nondeterministic`, the field, is the reason for the last of these.
     """

@@ -1,12 +1,13 @@
 """One scalar from any model output, so that every floating tensor in it has a gradient of its own."""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from model_zoo.values import leaves
 
 
 def loss(output: Any) -> Tensor:
@@ -16,8 +17,11 @@ def loss(output: Any) -> Tensor:
     their position. A plain mean would not do: it is blind to a permutation, and constant over a normalised output
     (the mean over the batch of what BatchNorm returns is its bias), which leaves gradients of rounding noise.
     """
-    leaves = enumerate(floating_leaves(output))
-    terms = [math.sqrt(4 * k + 2) * (leaf * _ripple(leaf)).mean() for k, leaf in leaves]
+    terms = [
+        math.sqrt(4 * k + 2) * (leaf * _ripple(leaf)).mean()
+        for k, leaf in enumerate(floating_leaves(output))
+        if leaf.numel()  # the mean of nothing is nan
+    ]
     if not terms:
         raise ValueError(f"the output ({type(output).__name__}) holds no floating tensor to take a loss of")
     return torch.stack(terms).sum()
@@ -25,23 +29,9 @@ def loss(output: Any) -> Tensor:
 
 def floating_leaves(output: Any) -> Iterator[Tensor]:
     """The floating tensors of nested mappings, sequences and dataclasses, in order; TypeError for anything opaque."""
-    match output:
-        case Tensor():
-            if output.is_floating_point():
-                yield output
-        case None | bool() | int() | float() | str():
-            pass
-        case Mapping():  # before the dataclasses: transformers' ModelOutput is both
-            for value in output.values():
-                yield from floating_leaves(value)
-        case tuple() | list():
-            for value in output:
-                yield from floating_leaves(value)
-        case _ if is_dataclass(output):
-            for field in fields(output):
-                yield from floating_leaves(getattr(output, field.name))
-        case _:
-            raise TypeError(f"cannot look for tensors in a {type(output).__name__}; teach model_zoo.losses about it")
+    for _, leaf in leaves(output):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            yield leaf
 
 
 def _ripple(leaf: Tensor) -> Tensor:

@@ -22,7 +22,12 @@ def _make(model: str, configuration: str, **options: Any) -> nn.Module:
 
 def _entry(name: str, tags: str, sample: Sampler, model: str, configuration: str, **options: Any) -> Entry:
     make = partial(_make, model, configuration, **options)
-    return Entry(f"transformers/{name}", frozenset({"language", "kwargs", "cheap", *tags.split()}), make, sample)
+    return Entry(
+        f"transformers/{name}",
+        frozenset({"language", "kwargs", "int-input", "data-dependent", "cheap", *tags.split()}),
+        make,
+        sample,
+    )
 
 
 ENTRIES = (

@@ -32,7 +32,9 @@ def _make(wrapper: str, configuration: str) -> nn.Module:
 
 def _entry(name: str, tags: str, image: int, wrapper: str = "YOLO") -> Entry:
     make = partial(_make, wrapper, f"{name}.yaml")
-    return Entry(f"ultralytics/{name}", frozenset({"batchnorm", *tags.split()}), make, dense(3, image, image))
+    return Entry(
+        f"ultralytics/{name}", frozenset({"batchnorm", "data-dependent", *tags.split()}), make, dense(3, image, image)
+    )
 
 
 ENTRIES = (
