@@ -3,7 +3,8 @@
 The pipeline, in import order; nothing imports backwards::
 
     errors, expr, tree, held, plan, solve     the words: errors, sizes, nested values, plans as data
-    prune, state, strided, sizes, recorder    a forward, recorded, and everything left as found
+    prune, state, strided, sizes              what a forward may move, noted and put back
+    refusals, recorder                        a forward, recorded
     baseline, lower, generalize, frontier     recordings become a plan; every cut of it
     shapes, verify, capture                   for which batches; how equality is proved; from a model to a plan
     spec, select                              the cut that was asked for

@@ -17,6 +17,7 @@ from ariadne.generalize import Disagreement, at_batch, disagreement, generalize,
 from ariadne.lower import Lowering, state_tensors
 from ariadne.plan import Batches, TracePlan, check
 from ariadne.recorder import Recording, recording, tensors_in
+from ariadne.refusals import refuse_scripted
 from ariadne.shapes import Sizes, symbolic_batch, within_questions, within_shapes
 from ariadne.sizes import Watch, holding
 from ariadne.state import Snapshot
@@ -113,6 +114,7 @@ def capture(
     size = example.batch if example.batch in batches else max(batches.start, min(2, batches.stop - 1))
     reasons: list[tuple[str, str]] = []
     refuse_hooks(model)
+    refuse_scripted(model)
     real = observe(model, example, size, batch_symbol, grad, twice=True)
     plan = None
     try:

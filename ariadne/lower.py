@@ -126,6 +126,7 @@ class Lowering:
         self.given: dict[str, Any] = {}
         self.input_tensors: list[torch.Tensor] = []
         self.literals: list[tuple[int, Any]] = []
+        self.backward = ""
         self.crowd: dict[tuple[str, int], int] = {}
         for e in recorded.events:
             self.crowd[e.module, e.call] = self.crowd.get((e.module, e.call), 0) + 1
@@ -194,26 +195,36 @@ class Lowering:
 
     def _stranger(self, t: torch.Tensor) -> Ref:
         """A tensor that no recorded op made: another view of a known one (as `.data` gives), or a constant."""
-        if not isinstance(t, FakeTensor):
-            for known_id, (_, _) in self.state.items():
-                owner = self._owner(known_id)
-                if owner is not None and owner.untyped_storage()._cdata == t.untyped_storage()._cdata:
-                    self.tensor(owner)
-                    if _same_view(owner, t):
-                        return self._detached(Ref(self.ids[id(owner)]), t)
-                    raise UnsupportedError(f"forward makes a view of {self.ids[id(owner)]!r} behind autograd's back")
-        for known in self.by_storage.get(self._storage(t), ()):
+        for known in self._sharing(t):
             if _same_view(known, t):
-                return self._detached(Ref(self.ids[id(known)]), t)
-        if isinstance(t, FakeTensor) or self._storage(t) in self.by_storage:
+                ref = self.tensor(known)
+                again = self.backward and t.requires_grad == known.requires_grad  # what an op saved, unpacked
+                return ref if again else self._detached(ref, t)
+        if self.backward:
             raise UnsupportedError(
-                f"forward makes a tensor of shape {tuple(t.shape)} that shares memory with others, but by no op that "
-                "can be recorded (such as `.data` followed by a view)"
+                f"forward takes gradients in {self.backward} (torch.autograd.grad or backward) through ops that keep tensors to "
+                "themselves for it, which a plan can't hold; write the derivative out in torch's ops, or take it outside"
+            )
+        shares = next((self.ids[id(known)] for known in self._sharing(t)), None)
+        if isinstance(t, FakeTensor) or shares is not None:
+            raise UnsupportedError(
+                f"forward makes a tensor of shape {list(t.shape)} that shares memory with {shares!r}, but by no op that "
+                "can be recorded (such as `.data` followed by a view); use detach() and torch's own views"
             )
         name = self.names.new("constant")
         self.constants[name] = t
         self._define(name, "constant", t)
         return Ref(name)
+
+    def _sharing(self, t: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The state and the known values that share memory with a tensor."""
+        if not isinstance(t, FakeTensor):
+            for known_id in self.state:
+                owner = self._owner(known_id)
+                if owner is not None and owner.untyped_storage()._cdata == t.untyped_storage()._cdata:
+                    self.tensor(owner)
+                    yield owner
+        yield from self.by_storage.get(self._storage(t), ())
 
     def _owner(self, known_id: int) -> torch.Tensor | None:
         kind, origin = self.state[known_id]
@@ -478,10 +489,13 @@ class Lowering:
     ) -> TracePlan:
         """The plan of the whole recording."""
         starts = []
-        for event in self.recorded.events:
+        backward = {i: where for start, end, where in self.recorded.backwards for i in range(start, end)}
+        for i, event in enumerate(self.recorded.events):
             starts.append(len(self.nodes))
+            self.backward = backward.get(i, "")
             self.event(event)
         starts.append(len(self.nodes))
+        self.backward = ""
         calls = tuple(
             ModuleCall(path, call, starts[start], starts[end], kind)
             for path, call, start, end, kind in self.recorded.calls

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -25,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from ariadne.errors import UnsupportedError
 from ariadne.plan import PLAIN, Region
+from ariadne.refusals import Patches, called_by_torch, refuse, refuse_transforms
 from ariadne.sizes import Size, Watch
 from ariadne.state import Snapshot
 
@@ -54,7 +54,7 @@ class Event:
 
 @dataclass(slots=True)
 class Recording:
-    """All that was seen of one forward."""
+    """All that was seen of one forward. `backwards`: the events of each backward pass inside it, and the module's name."""
 
     events: list[Event] = field(default_factory=list)
     calls: list[list[Any]] = field(default_factory=list)
@@ -67,6 +67,7 @@ class Recording:
     changed: list[tuple[str, str, Any, Any]] = field(default_factory=list)
     containers: list[tuple[Any, Any]] = field(default_factory=list)
     moved: set[int] = field(default_factory=set)
+    backwards: list[tuple[int, int, str]] = field(default_factory=list)
 
 
 def bind(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -89,6 +90,7 @@ class Recorder(ProxyTorchDispatchMode):
     ) -> None:
         super().__init__(None, "symbolic" if fake else "real", pre_dispatch=True)  # type: ignore[arg-type]
         self.recording, self.fake, self.snapshot, self.watch = recording, fake, snapshot, watch
+        self.thread = threading.get_ident()
         self.stack: list[tuple[str, int]] = [("", 1)]
         self.depth = 0
         self.own: set[int] = set()
@@ -96,6 +98,22 @@ class Recorder(ProxyTorchDispatchMode):
         self.state: set[int] = set()
         self.autocast: list[str] = []
         self.scope = 0
+
+    def is_mine(self) -> bool:
+        """Whether it is forward's own Python that runs: in the thread that records, and outside of any op."""
+        return threading.get_ident() == self.thread and not self.depth
+
+    def where(self) -> str:
+        """The module that runs, for an error message."""
+        path, _ = self.stack[-1]
+        return repr(path) if path else "the model itself"
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Note the events in the block as those of a backward pass."""
+        start = len(self.recording.events)
+        yield
+        self.recording.backwards.append((start, len(self.recording.events), self.where()))
 
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **(kwargs or {}))
@@ -106,6 +124,7 @@ class Recorder(ProxyTorchDispatchMode):
             raise UnsupportedError(f"forward calls the higher-order op {func}, which a plan can't hold")
         if func.namespace == "prim" or self.depth:
             return func(*args, **kwargs)
+        refuse_transforms(self.where())
         if func is torch.ops.aten.lift_fresh.default:
             self.depth += 1
             with unset_fake_temporarily():
@@ -230,33 +249,9 @@ def simple(value: Any) -> bool:
     return False
 
 
-class _Patches:
-    """Attributes of classes and modules, replaced while recording and put back after."""
-
-    def __init__(self) -> None:
-        self.undo: list[tuple[Any, str, Any]] = []
-
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        self.undo.append((owner, name, owner.__dict__.get(name, _Patches)))
-        setattr(owner, name, value)
-
-    def restore(self) -> None:
-        for owner, name, value in reversed(self.undo):
-            if value is _Patches:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
-
-
-_MODES_OF_TORCH = ("torch.autograd", "torch.utils", "torch._", "torch.amp", "torch.fx", "ariadne")
-
-
-def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> None:
-    recording, thread = recorder.recording, threading.get_ident()
+def _patch(recorder: Recorder, paths: Mapping[int, str], patches: Patches) -> None:
+    recording, mine = recorder.recording, recorder.is_mine
     counts: dict[str, int] = {}
-
-    def mine() -> bool:
-        return threading.get_ident() == thread and not recorder.depth
 
     original_call = nn.Module.__call__
 
@@ -307,13 +302,13 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> N
     original_grad = torch.is_grad_enabled
 
     def is_grad_enabled() -> bool:
-        if mine() and not sys._getframe(1).f_globals.get("__name__", "").startswith(_MODES_OF_TORCH):
+        if mine() and not called_by_torch():
             recording.looked.add("grad")
         return original_grad()
 
     def watched_call(fact: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def ask(*args: Any, **kwargs: Any) -> Any:
-            if mine() and not sys._getframe(1).f_globals.get("__name__", "").startswith(_MODES_OF_TORCH):
+            if mine() and not called_by_torch():
                 recording.looked.add(fact)
             return original(*args, **kwargs)
 
@@ -323,7 +318,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> N
         base = getattr(torch._C.TensorBase, name)
 
         def get(self: torch.Tensor) -> Any:
-            if mine() and not sys._getframe(1).f_globals.get("__name__", "").startswith(_MODES_OF_TORCH):
+            if mine() and not called_by_torch():
                 recording.looked.add(fact)
             return base.__get__(self)
 
@@ -336,7 +331,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> N
         base = getattr(torch.Tensor, name)
 
         def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if mine() and not sys._getframe(1).f_globals.get("__name__", "").startswith(_MODES_OF_TORCH):
+            if mine() and not called_by_torch():
                 recording.looked.add(fact)
             return base(self, *args, **kwargs)
 
@@ -346,11 +341,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> N
     state = recorder.state
 
     def shape(self: torch.Tensor) -> torch.Size:
-        if (
-            id(self) in state
-            and mine()
-            and not sys._getframe(1).f_globals.get("__name__", "").startswith(_MODES_OF_TORCH)
-        ):
+        if id(self) in state and mine() and not called_by_torch():
             recording.looked.add("shape")
         found: torch.Size = read_shape(self)
         return found
@@ -393,16 +384,6 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> N
             recorder.autocast.pop()
         return exit_autocast(self, *exception)
 
-    def refused(name: str, why: str) -> Callable[..., Any]:
-        base = getattr(torch.Tensor, name)
-
-        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if mine():
-                raise UnsupportedError(f"forward calls Tensor.{name}, {why}")
-            return base(self, *args, **kwargs)
-
-        return method
-
     owner = next(c for c in torch.autograd.Function.__mro__ if "apply" in c.__dict__)
     original_apply = owner.__dict__["apply"]
 
@@ -437,55 +418,12 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: _Patches) -> N
     patches.set(torch.Tensor, "is_contiguous", noted("layout", "is_contiguous"))
     for name in ("stride", "dim_order"):
         patches.set(torch.Tensor, name, noted("layout", name))
-    for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad"):
-        patches.set(
-            torch.Tensor, name, refused(name, "whose effect on gradients a plan can't hold; register it outside")
-        )
-    for name in ("__dlpack__", "__deepcopy__"):
-        patches.set(
-            torch.Tensor, name, refused(name, "which takes data out of sight of a plan; use clone() or torch's own ops")
-        )
     patches.set(torch.autograd.Function, "apply", classmethod(apply))
-    for cls in _functions(torch.autograd.Function):
-        if isinstance(cls.__dict__.get("forward"), staticmethod):
-            patches.set(cls, "forward", staticmethod(_only_by_apply(cls, mine)))
-    for name in ("manual_seed", "set_rng_state", "seed"):
-        patches.set(torch, name, _refused_seed(name, getattr(torch, name), mine))
     patches.set(torch, "is_autocast_enabled", watched_call("dtype", torch.is_autocast_enabled))
     patches.set(torch, "get_autocast_dtype", watched_call("dtype", torch.get_autocast_dtype))
 
 
-def _functions(base: Any) -> Iterator[Any]:
-    for cls in base.__subclasses__():
-        yield cls
-        yield from _functions(cls)
-
-
-def _only_by_apply(cls: Any, mine: Callable[[], bool]) -> Callable[..., Any]:
-    """The forward of an autograd function, which refuses to run where its `apply` was not seen."""
-    original = cls.__dict__["forward"].__func__
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if mine():
-            raise UnsupportedError(
-                f"forward reaches {cls.__name__}.apply by a reference taken before the capture, which hides its backward; write "
-                f"{cls.__name__}.apply(...) where it is called"
-            )
-        return original(*args, **kwargs)
-
-    return forward
-
-
-def _refused_seed(name: str, original: Callable[..., Any], mine: Callable[[], bool]) -> Callable[..., Any]:
-    def seed(*args: Any, **kwargs: Any) -> Any:
-        if mine():
-            raise UnsupportedError(f"forward calls torch.{name}, which a plan can't hold; seed before the call instead")
-        return original(*args, **kwargs)
-
-    return seed
-
-
-def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: _Patches) -> None:
+def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: Patches) -> None:
     read_shape = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
 
     def shape(self: torch.Tensor) -> torch.Size:
@@ -528,10 +466,11 @@ def recording(
     found = Recording()
     recorder = Recorder(found, fake, snapshot, watch)
     recorder.state = {id(t) for t in (*model.parameters(), *model.buffers())}
-    patches = _Patches()
+    patches = Patches()
     with PATCHING, ExitStack() as stack:
         try:
             _patch(recorder, paths, patches)
+            refuse(model, recorder.is_mine, recorder.where, recorder.backward, patches)
             if fake is not None:
                 stack.enter_context(fake)
             stack.enter_context(enable_python_dispatcher())

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad, graph
+from torch.utils.checkpoint import checkpoint
 
-from ariadne import BoundaryPayload, SplitRuntime, SplitSpec, prepare_split
-from ariadne.errors import BoundaryError
+from ariadne import BoundaryPayload, SplitRuntime, SplitSpec, prepare_split, prepare_split_replay
+from ariadne.errors import BoundaryError, UnsupportedError
 from ariadne.expr import Expr
 from ariadne.plan import Batches
 from ariadne.solve import where
 from ariadne.verify import difference
-from conformance.trap_kit import Fn, numbers
+from conformance.trap_kit import Fn, Twins, numbers
 
 
 def prepared(function: Callable[..., Any], batch: int = 2, upto: int = 12) -> tuple[nn.Module, SplitRuntime]:
@@ -176,3 +178,139 @@ def test_tensors_made_under_inference_mode_cross_as_before() -> None:
         x = numbers(2, 4)
         split = runtime.resplit("after:a")
         assert difference(model(x), split.run_suffix(split.run_prefix(x))) is None
+
+
+# What no op shows
+
+
+def between(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda m, x: m.b(function(m, m.a(x)))
+
+
+@pytest.mark.parametrize(
+    "way", [torch.jit.script, lambda m: torch.jit.trace(m, numbers(2, 4))], ids=["script", "trace"]
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_torchscript_module_is_refused_by_its_name(way: Callable[..., Any]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), way(nn.Sequential(nn.Linear(4, 4), nn.ReLU())))
+    with pytest.raises(UnsupportedError, match=r"^'1' is a TorchScript module \(\w+\).* put the module that it was"):
+        prepare_split(model, (numbers(2, 4),), split="50%")
+
+
+def dual(m: Any, x: torch.Tensor) -> Any:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(forward_ad.make_dual(x, x) * 2).tangent
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (lambda m, x: torch.vmap(lambda y: y * 2)(x), r"torch\.func \(vmap\) in the model itself"),
+        (lambda m, x: torch.vmap(m.b)(x), r"torch\.func \(vmap\) in 'b'"),
+        (lambda m, x: torch.func.grad(lambda y: y.pow(3).sum())(x), r"torch\.func \(grad\)"),
+        (lambda m, x: torch.func.jacrev(lambda y: (y * 2).sum(0))(x).sum((0, 1)), r"torch\.func"),
+        (lambda m, x: torch.func.jvp(lambda y: y * 2, (x,), (x,))[1], r"torch\.autograd\.forward_ad"),
+        (dual, r"torch\.autograd\.forward_ad in the model itself"),
+    ],
+)
+def test_a_transform_in_forward_is_refused_by_its_name_and_place(function: Callable[..., Any], named: str) -> None:
+    with pytest.raises(
+        UnsupportedError, match=rf"{named}.* use torch\.autograd\.grad|{named}.*or with torch\.autograd\.grad"
+    ):
+        prepared(between(function))
+
+
+def slope(m: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():
+        y = x if x.requires_grad else x.detach().requires_grad_()
+        return torch.autograd.grad((m.b.weight * (y.pow(3) + y.tanh())[:, None]).sum(), y, create_graph=True)[0]
+
+
+def test_gradients_taken_inside_forward_are_part_of_the_plan_where_ops_show_all_of_it() -> None:
+    twins = Twins(lambda: Fn(between(slope), a=nn.Linear(4, 4), b=nn.Linear(4, 4)), numbers(2, 4))
+    twins.replay(numbers(3, 4))
+    twins.train(numbers(3, 4))
+
+
+@pytest.mark.parametrize("part", [nn.LayerNorm(4), nn.Linear(4, 4), nn.BatchNorm1d(4)])
+def test_gradients_taken_inside_forward_through_ops_that_keep_tensors_to_themselves_are_refused(
+    part: nn.Module,
+) -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        with torch.enable_grad():
+            y = m.a(x.detach() * (1 if x.sum().item() else 2)).detach().requires_grad_()
+            (found,) = torch.autograd.grad(m.b(y).pow(3).sum(), y)
+        return found + m.b(x)
+
+    with pytest.raises(UnsupportedError, match=r"takes gradients in the model itself .* write the derivative out"):
+        prepare_split(Fn(forward, a=nn.Linear(4, 4), b=part), (numbers(2, 4),), split="50%")
+
+
+@pytest.mark.parametrize("before", [None, torch.ones(4, 4)], ids=["none before", "one before"])
+def test_a_backward_in_forward_that_leaves_gradients_on_parameters_is_refused(before: torch.Tensor | None) -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        with torch.enable_grad():
+            m.b(x.detach()).sum().backward()
+        return m.b(m.a(x))
+
+    model = Fn(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4))
+    model.b.weight.grad = before
+    with pytest.raises(
+        UnsupportedError, match=r"backward\(\) in the model itself, .* on 'b\.(weight|bias)'.* torch\.autograd\.grad"
+    ):
+        prepare_split(model, (numbers(2, 4),), split="50%")
+    assert model.b.weight.grad is before
+    assert before is None or torch.equal(before, torch.ones(4, 4))
+
+
+def with_saved_tensor_hooks(m: Any, x: torch.Tensor) -> torch.Tensor:
+    with graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t):
+        return torch.tanh(x)
+
+
+def with_node_hook(name: str) -> Callable[..., Any]:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(x)
+        if y.grad_fn is not None:
+            getattr(y.grad_fn, name)(lambda *gradients: None)
+        return y
+
+    return forward
+
+
+def with_graph_edge(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = torch.tanh(x)
+    if y.requires_grad:
+        graph.get_gradient_edge(y).node.register_prehook(lambda gradients: None)
+    return y
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (with_saved_tensor_hooks, "enters torch.autograd.graph.saved_tensors_hooks"),
+        (with_node_hook("register_hook"), "calls grad_fn.register_hook"),
+        (with_node_hook("register_prehook"), "calls grad_fn.register_prehook"),
+        (with_graph_edge, "calls torch.autograd.graph.get_gradient_edge"),
+    ],
+)
+def test_a_hook_on_the_autograd_graph_is_refused_for_training_and_of_no_account_without(
+    function: Callable[..., Any], named: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=rf"forward {named} in the model itself, .* use prepare_split_replay"):
+        prepared(between(function))
+    model = Fn(between(function), a=nn.Linear(4, 4), b=nn.Linear(4, 4)).eval()
+    equal_at((1, 2, 3), model, prepare_split_replay(model, (numbers(2, 4),), split="50%"))
+
+
+def saved_on_cpu(m: Any, x: torch.Tensor) -> torch.Tensor:
+    with graph.save_on_cpu():
+        return torch.tanh(x)
+
+
+@pytest.mark.parametrize(
+    "function", [saved_on_cpu, lambda m, x: checkpoint(lambda y: torch.tanh(m.b(y)), x, use_reentrant=False)]
+)
+def test_hooks_of_torch_that_change_no_gradient_are_let_through(function: Callable[..., Any]) -> None:
+    twins = Twins(lambda: Fn(between(function), a=nn.Linear(4, 4), b=nn.Linear(4, 4)), numbers(2, 4))
+    twins.train(numbers(3, 4))
