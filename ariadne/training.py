@@ -160,8 +160,9 @@ def backward_prefix(
                 raise BoundaryError(
                     f"the gradient of {label + at!r} has shape {list(gradient.shape)}; the boundary tensor has {list(t.shape)}"
                 )
-            roots.append(t)
-            given.append(gradient)
+            if _leads_on(t):
+                roots.append(t)
+                given.append(gradient)
     boundary.consume("backward_prefix")
     if optimizer is not None:
         keep = {id(p) for p in suffix_parameters} - {id(p) for p, _ in boundary._shared}
@@ -179,6 +180,15 @@ def backward_prefix(
         _step(optimizer, scaler)
     if scaler is not None and optimizer is not None:
         scaler.update()
+
+
+def _leads_on(t: torch.Tensor) -> bool:
+    """Whether a gradient can go on from a tensor: a view made under no_grad says that it requires one, but keeps no way back."""
+    if t.grad_fn is not None or not t._is_view():
+        return True
+    with torch.enable_grad():
+        node = t.view_as(t).grad_fn
+    return node is not None and node.next_functions[0][0] is not None
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from ariadne.expr import Expr
 from ariadne.plan import Batches
 from ariadne.solve import where
 from ariadne.verify import difference
-from conformance.trap_kit import Fn, Twins, numbers
+from conformance.trap_kit import Fn, Twins, loss_of, numbers
 
 
 def prepared(function: Callable[..., Any], batch: int = 2, upto: int = 12) -> tuple[nn.Module, SplitRuntime]:
@@ -314,3 +314,30 @@ def saved_on_cpu(m: Any, x: torch.Tensor) -> torch.Tensor:
 def test_hooks_of_torch_that_change_no_gradient_are_let_through(function: Callable[..., Any]) -> None:
     twins = Twins(lambda: Fn(between(function), a=nn.Linear(4, 4), b=nn.Linear(4, 4)), numbers(2, 4))
     twins.train(numbers(3, 4))
+
+
+# Gradients that end in the prefix
+
+
+def shown_without_grad(m: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = m.a(x).relu()
+    with torch.no_grad():
+        z = y[:, :2]
+    return m.b(y), z * 2
+
+
+def test_a_view_made_under_no_grad_may_cross_and_its_gradient_ends_there() -> None:
+    twins = Twins(lambda: Fn(shown_without_grad, a=nn.Linear(4, 4), b=nn.Linear(4, 4)), numbers(2, 4))
+    twins.train(numbers(3, 4))
+
+
+def test_an_input_that_is_a_view_and_crosses_still_gets_its_gradient() -> None:
+    twins = Twins(lambda: Fn(skips, a=nn.Linear(4, 4), b=nn.Linear(4, 4)), numbers(2, 4).requires_grad_())
+    x, y = (numbers(4, 4)[1:].requires_grad_() for _ in range(2))
+    assert x._is_view()
+    split = twins.runtime.resplit("after:a")
+    boundary = split.run_training_prefix(x)
+    _, gradients = split.train_suffix(boundary, loss_fn=loss_of)
+    split.backward_prefix(boundary, gradients)
+    loss_of(twins.whole(y)).backward()
+    assert difference(y.grad, x.grad) is None
