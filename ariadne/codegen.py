@@ -15,7 +15,7 @@ from ariadne.bindings import Binder, Binding
 from ariadne.errors import WitnessError
 from ariadne.expr import FUNCTIONS, Expr
 from ariadne.frontier import SplitCandidate
-from ariadne.lower import Namespace
+from ariadne.lower import HELPERS, Namespace
 from ariadne.plan import PLAIN, Ref, Region, Store, TraceNode, TracePlan, Value, uses
 from ariadne.recorder import WHOLE
 from ariadne.strided import own
@@ -63,9 +63,7 @@ class _Writer:
     def __init__(self, plan: TracePlan, model: nn.Module, side: str) -> None:
         self.plan, self.model, self.side = plan, model, side
         self.namespace: dict[str, Any] = {}
-        self.names = Namespace(
-            set(plan.values) | {plan.batch_symbol, "broken_witness", "same_data", "own", "set_grad_enabled", "autocast"}
-        )
+        self.names = Namespace(set(plan.values) | {plan.batch_symbol} | HELPERS)
         self.binder = Binder(plan)
         self.bound: dict[Any, str] = {}
         self.lines: list[str] = []
@@ -114,7 +112,7 @@ class _Writer:
         else:
             body.append((PLAIN, f"return {self._nested(self.plan.output_spec, self.plan.output)}"))
         lines = [head, *self._regions(body)]
-        self.namespace.update(broken_witness=broken_witness, same_data=same_data, own=own)
+        self.namespace.update(broken_witness=broken_witness, identical=tree.identical, same_data=same_data, own=own)
         self.namespace.update(FUNCTIONS)
         return Source(self.side, "\n".join(lines) + "\n", self.namespace, parameters, candidate.live if prefix else ())
 
@@ -160,10 +158,10 @@ class _Writer:
         if node.is_witness:
             expected = self._atom(node.witness)
             name = node.outputs[0]
-            lines.append(
-                f"if {name} != {expected}{' and ' + name + ' == ' + name if _is_nan(node.witness) else ''}: "
-                f"raise broken_witness({name}, {expected}, {node.target!r}, {node.module!r})"
+            differs = (
+                f"not identical({name}, {expected})" if isinstance(node.witness, float) else f"{name} != {expected}"
             )
+            lines.append(f"if {differs}: raise broken_witness({name}, {expected}, {node.target!r}, {node.module!r})")
         return lines
 
     def _call(self, node: TraceNode) -> str:
@@ -264,7 +262,3 @@ class _Rebuild:
 
     def __call__(self, children: tuple[Any, ...]) -> Any:
         return tree.build(self.spec, children)
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from ariadne import tree
 from ariadne.errors import CaptureError
 from ariadne.expr import Expr
 from ariadne.plan import Batches, Ref, TraceNode, TracePlan, Value
-from ariadne.sizes import Sources
+from ariadne.sizes import Size, Sources
 
 
 class Disagreement(CaptureError):
@@ -82,11 +83,12 @@ def disagreement(plan: TracePlan, seen: TracePlan) -> str | None:
 
 
 def _same_number(a: Any, b: Any) -> bool:
+    """Whether two constants are one and the same; sizes that remember where they came from count as the ints that they are."""
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         return False
-    if type(a) is not type(b) and not (isinstance(a, (int, float)) and isinstance(b, (int, float))):
-        return False
-    return bool(a == b or (a != a and b != b))
+    return tree.identical(
+        int.__index__(a) if isinstance(a, Size) else a, int.__index__(b) if isinstance(b, Size) else b
+    )
 
 
 def _same_source(plan: TracePlan, a: Value, seen: TracePlan, b: Value) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Mapping
 from itertools import chain
-from operator import getitem
+from operator import getitem, is_not
 from typing import Any
 
 import torch
@@ -39,7 +39,12 @@ def entrance(
     """
     names = dict(plan.inputs)
     literals = dict(plan.literals)
-    env: dict[str, Any] = {"Tensor": torch.Tensor, "flatten": tree.flatten, "spec": plan.input_spec}
+    env: dict[str, Any] = {
+        "Tensor": torch.Tensor,
+        "flatten": tree.flatten,
+        "identical": tree.identical,
+        "spec": plan.input_spec,
+    }
     lines = ["def enter(args, kwargs):", "  try:"]
     count = plan.input_spec.size
     leaf = [f"leaf{i}" for i in range(count)]
@@ -61,7 +66,7 @@ def entrance(
     for i in range(count):
         if i in literals:
             env[f"literal{i}"] = literals[i]
-            lines.append(f"    if {leaf[i]} != literal{i} or type({leaf[i]}) is not type(literal{i}): return None")
+            lines.append(f"    if {leaf[i]} is not literal{i} and not identical({leaf[i]}, literal{i}): return None")
             continue
         value = plan.values[names[i]]
         if value.kind == "object":
@@ -195,7 +200,7 @@ def explain(
     for i, leaf in enumerate(leaves):
         name = where[i].removeprefix("[0]") if where[i].startswith("[0]") else where[i].removeprefix("[1]")
         if i in literals:
-            if leaf != literals[i] or type(leaf) is not type(literals[i]):
+            if not tree.identical(leaf, literals[i]):
                 raise InputError(
                     f"input {name} was {literals[i]!r} at capture, now it is {leaf!r}; a value that is no tensor is part of "
                     "the plan. Prepare again for another one"
@@ -235,6 +240,10 @@ def explain(
         raise BatchError(
             f"batch {batch} lies outside dynamic_batch ({batches.start}, {batches.stop - 1}); prepare with a range that holds it"
         )
+
+
+def _same(found: list[Any], expected: list[Any]) -> bool:
+    return all(a is b or tree.identical(a, b) for a, b in zip(found, expected, strict=True))
 
 
 class ModuleGuard:
@@ -308,7 +317,8 @@ class ModuleGuard:
 
     def __call__(self) -> bool:
         try:
-            if list(map(getitem, self._tables, self._names)) != self._values:
+            found = list(map(getitem, self._tables, self._names))
+            if any(map(is_not, found, self._values)) and not _same(found, self._values):
                 return False
             for table, name, thing in self._identical:
                 if table[name] is not thing:
@@ -373,7 +383,11 @@ class ModuleGuard:
                     )
                 continue
             found = reach(self.modules[path], keys)
-            if found is not value.thing if isinstance(value, Same) else not simple(found) or found != value:
+            if (
+                found is not value.thing
+                if isinstance(value, Same)
+                else not simple(found) or not tree.identical(found, value)
+            ):
                 now_it_is = "gone" if found is self.modules[path] else reprlib.repr(found)
                 raise ModuleError(
                     f"attribute {shown(keys)!r} of {repr(path) if path else 'the model'} was {reprlib.repr(value)} when forward "

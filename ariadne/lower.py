@@ -38,6 +38,7 @@ _NUMBERS = (bool, int, float, complex)
 _CONSTANTS = (type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format, *_NUMBERS)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _END = 2**63 - 1
+HELPERS = frozenset("broken_witness identical same_data own set_grad_enabled autocast".split())  # of generated code
 
 
 class Namespace:
@@ -111,7 +112,7 @@ class Lowering:
         self.model, self.recorded, self.snapshot, self.state, self.fake = model, recorded, snapshot, state, fake
         self.batch_symbol, self.symbols, self.batched = batch_symbol, symbols, batched
         ops = {e.target._schema.name.split("::")[1] for e in recorded.events if isinstance(e.target, OpOverload)}
-        self.names = Namespace({batch_symbol} | ops)
+        self.names = Namespace({batch_symbol} | HELPERS | ops)
         self.values: dict[str, Value] = {}
         self.ids: dict[int, str] = {}
         self.storages: dict[int, int] = {}
@@ -335,9 +336,7 @@ class Lowering:
         schema = target._schema.arguments
         positional, keywords = [], []
         for arg, value in zip(schema, args, strict=True):
-            is_default = (
-                arg.has_default_value() and type(value) is type(arg.default_value) and value == arg.default_value
-            )
+            is_default = arg.has_default_value() and tree.identical(value, arg.default_value)
             if not arg.kwarg_only:
                 positional.append((self.atom(value), is_default))
             elif not is_default:

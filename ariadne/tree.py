@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
@@ -157,3 +159,26 @@ def paths(value: Any, root: str = "") -> Iterator[tuple[str, Any]]:
         key = spec.keys[i] if spec.keys else i
         step = f".{key}" if spec.kind in ("fields", "namedtuple") else f"[{key!r}]"
         yield from paths(child, root + step)
+
+
+def identical(a: Any, b: Any) -> bool:
+    """Whether two values that are no tensors are the same in type and, if floats, in every bit, at any depth.
+
+    >>> identical(0.0, -0.0), identical(1, True), identical(float("nan"), float("nan"))
+    (False, False, True)
+    """
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return struct.pack("d", a) == struct.pack("d", b)
+    if isinstance(a, complex):
+        return identical((a.real, a.imag), (b.real, b.imag))
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and (all(map(is_, a, b)) or all(map(identical, a, b)))
+    if isinstance(a, dict):
+        return identical(list(a.items()), list(b.items()))
+    if isinstance(a, (set, frozenset)):
+        return bool(a == b) and {(type(v), str(v)) for v in a} == {(type(v), str(v)) for v in b}
+    return bool(a == b)

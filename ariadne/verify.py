@@ -55,7 +55,7 @@ class Interpreter:
             env.update(zip(node.outputs, outs, strict=True))
             if node.is_witness and node.outputs:
                 expected = substitute(node.witness, lambda a: self._value(a, env))
-                if out != expected and not (out != out and expected != expected):
+                if not tree.identical(out, expected):
                     raise WitnessError(
                         f"{node.target} gave {expected!r} at capture, now it gives {out!r}; prepare again"
                     )
@@ -125,8 +125,7 @@ def difference(whole: Any, split: Any, *, exact: bool = True) -> str | None:
 
 def _leaf_difference(x: Any, y: Any, exact: bool) -> str | None:
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
-        same = type(x) is type(y) and (x is y or x == y or (x != x and y != y))
-        return None if same else f"{x!r} against {y!r}"
+        return None if tree.identical(x, y) else f"{x!r} against {y!r}"
     for what in ("dtype", "shape", "device", "layout"):
         if getattr(x, what) != getattr(y, what):
             return f"{what} {getattr(x, what)} against {getattr(y, what)}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,9 +14,11 @@ from torch import nn
 from torch.autograd import forward_ad, graph
 from torch.utils.checkpoint import checkpoint
 
-from ariadne import BoundaryPayload, SplitRuntime, SplitSpec, prepare_split, prepare_split_replay
-from ariadne.errors import BoundaryError, UnsupportedError
+from ariadne import BoundaryPayload, SplitRuntime, SplitSpec, prepare_split, prepare_split_replay, tree
+from ariadne.capture import Example, observe
+from ariadne.errors import BoundaryError, InputError, ModuleError, UnsupportedError, WitnessError
 from ariadne.expr import Expr
+from ariadne.generalize import disagreement
 from ariadne.plan import Batches
 from ariadne.solve import where
 from ariadne.verify import difference
@@ -341,3 +345,84 @@ def test_an_input_that_is_a_view_and_crosses_still_gets_its_gradient() -> None:
     split.backward_prefix(boundary, gradients)
     loss_of(twins.whole(y)).backward()
     assert difference(y.grad, x.grad) is None
+
+
+# Values that are equal, and yet others
+
+
+@pytest.mark.parametrize(
+    ("captured", "other"), [(0.0, -0.0), (1, True), (1, 1.0), (float("nan"), 0.0), (0j, complex(0, -0.0))]
+)
+def test_a_literal_input_must_be_the_same_in_type_and_bits(captured: Any, other: Any) -> None:
+    def forward(m: Any, x: torch.Tensor, scale: Any) -> Any:
+        return m.b(m.a(x)) * (m.a(x).detach() > 0) * scale
+
+    model = Fn(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4)).eval()
+    x = numbers(2, 4)
+    runtime = prepare_split(model, (x, captured), split="50%")
+    assert difference(model(x, captured).detach(), runtime.run_suffix(runtime.run_prefix(x, captured))) is None
+    with pytest.raises(InputError, match="at capture, now it is"):
+        runtime.run_prefix(x, other)
+
+
+@pytest.mark.parametrize(
+    ("captured", "other"), [(0.0, -0.0), (1, 1.0), ([1, 2], [1, 2.0]), ({"by": 0.0}, {"by": -0.0})]
+)
+def test_an_attribute_that_forward_reads_must_be_the_same_in_type_and_bits(captured: Any, other: Any) -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        scale = next(iter(tree.leaves(m.scale)))
+        return m.b(m.a(x)), torch.arange(4) * scale
+
+    model = Fn(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4), scale=captured).eval()
+    runtime = prepare_split(model, (numbers(2, 4),), split="50%")
+    model.scale = copy.deepcopy(captured)
+    equal_at((2, 3), model, runtime)
+    model.scale = other
+    with pytest.raises(ModuleError, match="attribute 'scale"):
+        runtime.run_prefix(numbers(2, 4))
+
+
+@pytest.mark.parametrize("mode", ["generated_eager", "debug_interpreter"])
+def test_a_number_read_out_of_a_tensor_must_be_the_same_in_every_bit(mode: Any) -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        return m.b(m.a(x)) * math.copysign(1.0, x[0, 0].item())
+
+    model = Fn(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4)).eval()
+    x = numbers(2, 4)
+    x[0, 0] = 0.0
+    runtime = prepare_split(model, (x,), split="50%", mode=mode)
+    runtime.run_suffix(runtime.run_prefix(x))
+    x[0, 0] = -0.0
+    with pytest.raises(WitnessError, match=r"-0\.0"):
+        runtime.run_suffix(runtime.run_prefix(x))
+
+
+def test_a_default_of_an_op_is_left_out_only_where_it_is_the_same_in_every_bit() -> None:
+    model, runtime = prepared(
+        lambda m, x: m.b(nn.functional.threshold(m.a(x), 0.0, -0.0).sign() + x.new_full((4,), -0.0))
+    )
+    equal_at((2, 3), model, runtime)
+
+
+def test_runs_that_differ_in_the_sign_of_a_zero_or_the_type_of_a_number_disagree() -> None:
+    plan = prepared(lambda m, x: m.b(m.a(x)) * 0.0)[1].plan
+    for by, agrees in ((0.0, True), (-0.0, False), (0, False), (False, False)):
+        model = Fn(lambda m, x, by=by: m.b(m.a(x)) * by, a=nn.Linear(4, 4), b=nn.Linear(4, 4)).eval()
+        seen = observe(model, Example.of((numbers(2, 4),), {}), 2, "B", True)
+        assert (disagreement(plan, seen.plan) is None) is agrees, by
+
+
+def test_results_that_differ_in_the_sign_of_a_zero_or_in_type_differ() -> None:
+    for whole, split in [(0.0, -0.0), (1, True), (1, 1.0), ([0j], [complex(0.0, -0.0)])]:
+        assert difference(whole, split)
+    assert difference((float("nan"), {1: "a"}), (float("nan"), {1: "a"})) is None
+
+
+def test_modules_may_be_called_as_the_helpers_of_generated_code() -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        y = m.own(x)
+        return m.same_data(m.identical(y.relu()) * m.broken_witness(x).sum(0)).add_(y)
+
+    parts = {name: nn.Linear(4, 4) for name in ("own", "same_data", "identical", "broken_witness", "autocast")}
+    twins = Twins(lambda: Fn(forward, **parts), numbers(2, 4))
+    twins.replay(numbers(3, 4))
