@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 
 import nox
 
-TESTED = "constraints/tested.txt"
+TESTED, MINIMUMS = "constraints/tested.txt", "constraints/minimums.txt"
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -19,10 +21,10 @@ nox.options.error_on_external_run = True
 nox.options.sessions = ["lint", "typecheck", "tests", "wheel"]
 
 
-def install(session: nox.Session, *requirements: str, groups: tuple[str, ...] = ()) -> None:
-    """Install requirements and dependency groups in the tested versions, and show which."""
+def install(session: nox.Session, *requirements: str, groups: tuple[str, ...] = (), pins: str = TESTED) -> None:
+    """Install requirements and dependency groups in the pinned versions, and show which."""
     wanted = (*requirements, *nox.project.dependency_groups(PYPROJECT, *groups))
-    session.install(*wanted, "-c", TESTED, silent=False)
+    session.install(*wanted, "-c", pins, silent=False)
 
 
 def offline(session: nox.Session) -> dict[str, str]:
@@ -37,13 +39,93 @@ def offline(session: nox.Session) -> dict[str, str]:
     }
 
 
+# The libraries that the zoo's models come from, each with the requirement that installs it.
+LIBRARIES = {re.split(r"\W", text)[0]: text for text in PYPROJECT["project"]["optional-dependencies"]["zoo"]}
+FAMILIES = ("nn", "toys", *LIBRARIES)
+TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
+
+
+def unit(session: nox.Session, *options: str) -> None:
+    """Run the unit tests. `loadscope` keeps those of one file in one process; benchmarks can't be timed beside others."""
+    pytest = ["pytest", "-n", "2", "--dist", "loadscope", "--benchmark-disable", *options]
+    session.run(*pytest, env=offline(session) | ONE_THREAD)
+
+
+def suite(session: nox.Session, *options: str) -> None:
+    """Run cases of the conformance suite."""
+    session.run("python", "-m", "conformance", *options, env=offline(session) | ONE_THREAD)
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the conformance suite; options go to pytest."""
+    """Run the unit tests, the suite's selftest and its smoke tier; with options, only pytest with these."""
     install(session, "-e", ".[zoo]", groups=("test",))
-    # `loadgroup` keeps the tests of one model in one process; benchmarks can't be timed beside others.
-    pytest = ["pytest", "-n", "2", "--dist", "loadgroup", "--benchmark-disable", *session.posargs]
-    session.run(*pytest, env=offline(session) | ONE_THREAD)
+    unit(session, *session.posargs)
+    if not session.posargs:
+        selftest = ["python", "-m", "conformance.selftest", "--results", "results/selftest.jsonl"]
+        session.run(*selftest, env=offline(session) | ONE_THREAD)
+        suite(session, "--tier", "smoke")
+
+
+@nox.session
+@nox.parametrize("family", FAMILIES, ids=FAMILIES)
+def conformance(session: nox.Session, family: str) -> None:
+    """Run a family's cases, the full tier or what the options select, where only its library is installed."""
+    options = [*session.posargs]
+    if not concerns(options, family):
+        session.skip(f"no --case is about {family}")
+    # numpy is what some toys draw from; the libraries bring their own.
+    install(session, "-e", ".", LIBRARIES.get(family, "numpy"), groups=("test",))
+    if not any(option.startswith(("--case", "--tier", "--list", "--help")) for option in options):
+        options += ["--tier", "full"]
+    suite(session, "--family", family, *options)
+
+
+def concerns(options: list[str], family: str) -> bool:
+    """Whether some `--case` among the options may be about models of this family; so it is where there is none."""
+    given = [after for option, after in pairwise(options) if option == "--case"]
+    given += [option.partition("=")[2] for option in options if option.startswith("--case=")]
+    return not given or any(asks(query, family) for query in given)
+
+
+def asks(query: str, family: str) -> bool:
+    """Whether the second part of a query, `check/family/…` with or without brace lists, leaves room for this family."""
+    _, slash, rest = query.partition("/")
+    names = re.split(r"[{},]", rest.partition("/")[0])
+    return not slash or any(family.startswith(n[:-1]) if n.endswith("*") else n == family for n in names)
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Run random networks against their eager twins: `-- smoke`, `full` (as without) or `nightly`; the rest goes to pytest."""
+    install(session, "-e", ".", "numpy", groups=("test",))
+    profile, options = "full", [*session.posargs]
+    if options and options[0] in ("smoke", "full", "nightly"):
+        profile, options = options[0], options[1:]
+    files = ["conformance/test_random_networks.py", "conformance/test_state_machine.py"]
+    env = {"ARIADNE_HYPOTHESIS_PROFILE": profile, "ARIADNE_FUZZ_RESULTS": str(Path("results/fuzz.jsonl").resolve())}
+    Path("results").mkdir(exist_ok=True)
+    session.run("pytest", *files, *options, env=offline(session) | ONE_THREAD | env)
+
+
+@nox.session
+def minimums(session: nox.Session) -> None:
+    """Run the unit tests and the smoke tier with the lowest versions that pyproject.toml allows."""
+    install(session, "-e", ".[zoo]", groups=("test",), pins=MINIMUMS)
+    unit(session, *session.posargs)
+    suite(session, "--tier", "smoke")
+
+
+@nox.session
+@nox.parametrize("version", TORCH, ids=TORCH)
+def torch(session: nox.Session, version: str) -> None:
+    """Run the unit tests and the smoke tier with one release of torch, and of torchvision that which was made for it."""
+    others = session.env_dir.resolve() / "constraints.txt"
+    kept = [line for line in Path(TESTED).read_text().splitlines() if not line.startswith("torch")]
+    others.write_text("\n".join([*kept, f"torch=={version}.*", ""]))
+    install(session, "-e", ".[zoo]", groups=("test",), pins=str(others))
+    unit(session, *session.posargs)
+    suite(session, "--tier", "smoke")
 
 
 @nox.session

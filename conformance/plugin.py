@@ -6,7 +6,6 @@ argument the plugin does nothing. xdist deals out whole models, so that the case
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -96,10 +95,3 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Show at once what went wrong in the suite itself; results are reported at the end of the run, all together."""
     if report.failed and AS_MEANT not in dict(report.user_properties):
         print(f"\n{report.nodeid}: {report.longreprtext}", flush=True)
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    reports = [r for found in terminalreporter.stats.values() for r in found if getattr(r, "when", None) == "call"]
-    counts = Counter(value for r in reports for key, value in r.user_properties if key == AS_MEANT)
-    if counts:
-        terminalreporter.write_line(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))

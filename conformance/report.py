@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from conformance.cases import Case
 from conformance.queries import compact
+from conformance.statuses import Status
 from conformance.verdict import Problem
 
 MOST = 40  # of the reasons of one rule
 
 
-def report(problems: list[Problem], count: int, seconds: float, target: str) -> str:
-    """The report on a run of so many cases: problems by rule, those of one model and reason together."""
+def report(problems: list[Problem], statuses: Mapping[Status, int], seconds: float, target: str) -> str:
+    """The report on a run, its cases counted by status: problems by rule, those of one model and reason together."""
     lines = [line for rule in sorted({p.rule for p in problems}) for line in _rule(rule, problems, target)]
     state = "not green" if problems else "green"
-    return "\n".join([*lines, f"conformance: {count} cases, {len(problems)} problems, {seconds:.0f} s: {state}"])
+    counts = ", ".join(f"{statuses[status]} {status}" for status in Status if statuses.get(status))
+    return "\n".join(
+        [*lines, f"conformance: {counts or 'no cases'}; {len(problems)} problems; {seconds:.0f} s: {state}"]
+    )
 
 
 def _rule(rule: str, problems: list[Problem], target: str) -> Iterator[str]:

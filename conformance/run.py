@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +102,8 @@ def run(options: Options) -> int:
         update(options.update, options.expectations, selected, found, environment)
         entries = expectations.load(options.expectations)
     problems = verdict(selected, universe, found, entries, environment.facts, now.date())
-    print(report(problems, len(selected), time.time() - start, plan.target))
+    statuses = Counter(found.by_case[name].status for name in selected if name in found.by_case)
+    print(report(problems, statuses, time.time() - start, plan.target))
     # pytest's 0 and 1 say that all cases ran, and the verdict has judged them; anything else is trouble of its own.
     return 0 if not problems and code in (0, 1) else 1
 

@@ -23,20 +23,22 @@ def main(arguments: list[str]) -> int:
     """Print the page; returns an exit status."""
     parser = argparse.ArgumentParser("python -m conformance summary", description=__doc__)
     parser.add_argument("results", nargs="+", type=Path, help="files of results: JSON lines")
-    parser.add_argument("--selftest", type=Path, help="what `selftest` wrote: one line of JSON")
-    parser.add_argument("--fuzz", type=Path, help="what `fuzz` wrote: one line of JSON")
+    parser.add_argument("--selftest", type=Path, help="what the selftest wrote; its last line counts")
+    parser.add_argument("--fuzz", type=Path, help="what the random programs wrote; all lines count")
     parser.add_argument("--expectations-from", type=Path, default=expectations.FOLDER, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    extra = {name: json.loads(path.read_text()) for name in ("selftest", "fuzz") if (path := getattr(given, name))}
-    print(page(results.read(*given.results), expectations.load(given.expectations_from), **extra), end="")
+    selftest, fuzz = (
+        [json.loads(t) for t in p.read_text().splitlines()] if p else [] for p in (given.selftest, given.fuzz)
+    )
+    print(page(results.read(*given.results), expectations.load(given.expectations_from), selftest[-1:], fuzz), end="")
     return 0
 
 
 def page(
     found: Results,
     entries: list[expectations.Expectation],
-    selftest: dict[str, Any] | None = None,
-    fuzz: dict[str, Any] | None = None,
+    selftest: Iterable[dict[str, Any]] = (),
+    fuzz: Iterable[dict[str, Any]] = (),
 ) -> str:
     """The whole page; the same text for the same records, in whatever order they came."""
     ran = [found.by_case[name] for name in sorted(found.by_case)]
@@ -65,14 +67,15 @@ def _totals(ran: list[Result]) -> str:
     return f"**{len(ran)} cases of {len(models)} models: {listed}.** They took {minutes:.0f} minutes of one core.\n"
 
 
-def _figures(selftest: dict[str, Any] | None, fuzz: dict[str, Any] | None) -> Iterator[str]:
-    if selftest:
-        yield f"**Mutants killed: {selftest['killed']} of {selftest['mutants']}.** Planted bugs that the suite must notice.\n"
-    if fuzz:
+def _figures(selftest: Iterable[dict[str, Any]], fuzz: Iterable[dict[str, Any]]) -> Iterator[str]:
+    for line in selftest:
+        rules = line["rules"]
         yield (
-            f"**Random programs: {fuzz['programs']} run, {fuzz['failures']} failed** (profile {fuzz['profile']}). "
-            "Each is cut at every safe place, replayed and trained.\n"
+            f"**Mutants killed: {line['killed']} of {line['mutants']}**, bugs planted in the runtime that the suite must notice; "
+            f"{rules['fire']} of {rules['of']} rules of the verdict fire.\n"
         )
+    for line in fuzz:
+        yield f"**Random programs: {line['programs']} run, {line['failures']} failed** ({line['kind']}, {line['profile']}).\n"
 
 
 def _environments(found: Results) -> str:
