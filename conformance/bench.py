@@ -63,7 +63,7 @@ def load(target: str) -> Target:
 
 
 class Bench:
-    """One model of the zoo against one target.
+    """One model, of the zoo by its name or any other as an entry, against one target.
 
     `facts` collects what the checks of the current case find out on their way; `conformance.checks.run` clears it first
     and puts it into the finding.
@@ -73,11 +73,12 @@ class Bench:
     <Status.PASS: 'pass'>
     """
 
-    def __init__(self, model: str, target: str = "ariadne:prepare_split") -> None:
-        self.model_name, self.target_name = model, target
-        self.target = load(target)
+    def __init__(self, model: str | model_zoo.Entry, target: str | Target = "ariadne:prepare_split") -> None:
+        self._entry = None if isinstance(model, str) else model
+        self.model_name = model if isinstance(model, str) else model.name
+        self.target = load(target) if isinstance(target, str) else target
+        self.target_name = target if isinstance(target, str) else f"{target.__module__}:{target.__qualname__}"
         self.facts: dict[str, Any] = {}
-        self._entry: model_zoo.Entry | None = None
         self._pristine: nn.Module | None = None
         self._sides: dict[bool, _Side] = {}
         self._order: dict[bool, bool] = {}

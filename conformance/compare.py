@@ -260,13 +260,14 @@ def frozen(value: Any) -> Any:
     """A deep copy of a nested value, for later: each tensor with memory of its own, laid out as it was, and no graph."""
 
     def copied(t: torch.Tensor) -> torch.Tensor:
-        t = t.detach()
-        if t.layout is not torch.strided:
-            return t.clone()
-        held = torch.empty(0, dtype=t.dtype, device=t.device)
-        return held.set_(t.untyped_storage().clone(), t.storage_offset(), t.size(), t.stride())
+        if t.layout is torch.strided:
+            held = torch.empty(0, dtype=t.dtype, device=t.device)
+            held.set_(t.untyped_storage().clone(), t.storage_offset(), t.size(), t.stride())
+        else:
+            held = t.detach().clone()
+        return nn.Parameter(held, t.requires_grad) if type(t) is nn.Parameter else held.requires_grad_(t.requires_grad)
 
-    return mapped(lambda t: copied(t).requires_grad_(t.requires_grad), value)
+    return mapped(copied, value)
 
 
 def _name(thing: Any) -> str:

@@ -28,6 +28,11 @@ class Plan:
     captured_by: str = "nothing"
     nodes: tuple[Any, ...] = ()
 
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """No input is guarded."""
+        raise UnsupportedError("the identity target has no plan, and so nothing to guard")
+
 
 @dataclass(frozen=True)
 class Candidate:

@@ -52,6 +52,7 @@ def run(bench: Bench, case: Case) -> Finding:
     """Every probe on a split of its own; then the phases of preparing, running and training that must refuse."""
     bench.judge(case.training)
     outcomes: dict[str, str] = {}
+    bench.facts["guarded_inputs"] = len(bench.split("q50", case.training).runtime.plan.inputs)
     bench.facts["probes"] = outcomes
     for probe in PROBES:
         outcomes[probe.name] = _probe(bench, case, probe)

@@ -1,0 +1,307 @@
+"""Each rule of the oracle fires where it should, and nowhere else."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from conformance.compare import difference, frozen, model_difference, sharing
+from conformance.oracle import beyond, deterministic, in_double, informative, live_gradients
+from conformance.state import Snapshot, rng_moved, rng_state, seed_all
+from conformance.statuses import Status, Stop
+from conformance.trap_kit import numbers
+
+EXACT = numbers(40, 25, seed=1).double()
+NOISE = numbers(40, 25, seed=2).double() * 1e-6
+
+
+def rounded(times: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A result whose error against EXACT is NOISE, so many times."""
+    scale = 1000.0 if dtype != torch.float32 else 1.0  # half types must be able to show the error
+    return (EXACT + times * scale * NOISE).to(dtype)
+
+
+def judged(reference: Any, eager: Any, result: Any) -> str | None:
+    found, _ = beyond(reference, eager, result)
+    return None if found is None else f"{found.status}: {found}"
+
+
+# --- the float64 rule -------------------------------------------------------------------------------------------------
+
+
+def test_twice_eagers_error_by_rms_is_allowed_and_no_more() -> None:
+    assert judged(EXACT, rounded(1), rounded(-1.8)) is None
+    wrong = judged(EXACT, rounded(1), rounded(-2.3))
+    assert wrong is not None
+    assert "by rms" in wrong
+    assert wrong.startswith("fail_accuracy")
+
+
+def test_half_types_may_have_three_times() -> None:
+    reference = torch.full((1000,), 1.0, dtype=torch.float64)
+    eager = (reference + 0.01).to(torch.bfloat16)
+    own = eager.double()[0] - 1
+    assert judged(reference, eager, (reference + 2.5 * own).to(torch.bfloat16)) is None
+    assert "3 times is allowed" in str(judged(reference, eager, (reference + 4 * own).to(torch.bfloat16)))
+    single = (reference + own).float()
+    assert "2 times is allowed" in str(judged(reference, single, (reference + 2.5 * own).float()))
+
+
+def test_one_element_may_be_off_by_eight_times_eagers_maximum_and_no_more() -> None:
+    reference = torch.zeros(10_000, dtype=torch.float64)
+    eager = torch.full((10_000,), 1e-3)
+    for times, wanted in ((7.9, None), (8.2, "by maximum")):
+        result = eager.clone()
+        result[17] *= times
+        found = judged(reference, eager, result)
+        assert (found is None) if wanted is None else (wanted in str(found))
+
+
+def test_there_is_no_floor() -> None:
+    tiny = EXACT * 1e-30
+    assert judged(tiny, (tiny * (1 + 1e-7)), (tiny * (1 + 5e-7))) is not None
+
+
+def test_where_eager_is_exact_the_result_must_be() -> None:
+    exact = torch.arange(12.0)
+    assert judged(exact.double(), exact, exact.clone()) is None
+    result = exact.clone()
+    result[3] = torch.nextafter(result[3], torch.tensor(99.0))
+    assert "where eager is exact" in str(judged(exact.double(), exact, result))
+
+
+def test_a_nan_in_the_result_is_beyond_any_bound() -> None:
+    result = rounded(1)
+    result[0, 0] = float("nan")
+    assert "fail_accuracy" in str(judged(EXACT, rounded(1), result))
+
+
+def test_the_same_infinity_and_the_same_nan_are_no_error() -> None:
+    reference, eager = EXACT.clone(), rounded(1)
+    for t in (reference, eager):
+        t[0, 0], t[0, 1] = float("inf"), float("nan")
+    assert judged(reference, eager, eager.clone()) is None
+
+
+@pytest.mark.parametrize("change", [lambda t: t.double(), lambda t: t[:-1], lambda t: {"more": t, "": t}])
+def test_structure_is_compared_before_numbers(change: Any) -> None:
+    eager = rounded(1)
+    assert "fail_structure" in str(judged(EXACT, eager, change(eager)))
+
+
+# --- discrete outputs -------------------------------------------------------------------------------------------------
+
+
+def test_an_arg_max_may_differ_only_where_the_margin_is_under_the_bound() -> None:
+    reference = torch.tensor([[1.0, 1.0 + 1e-7], [0.0, 5.0]], dtype=torch.float64)
+    eager = {"logits": (reference + 1e-6).float(), "top": reference.argmax(1)}
+    wide = {"logits": reference, "top": reference.argmax(1)}
+    close = {"logits": eager["logits"], "top": torch.tensor([0, 1])}
+    clear = {"logits": eager["logits"], "top": torch.tensor([1, 0])}
+    assert judged(wide, eager, close) is None
+    assert "leaves no doubt" in str(judged(wide, eager, clear))
+
+
+def test_a_threshold_may_differ_only_where_the_margin_is_under_the_bound() -> None:
+    reference = torch.tensor([1e-8, 3.0, -2.0, 0.7], dtype=torch.float64)
+    eager = {"score": (reference + 1e-6).float(), "mask": reference > 0}
+    wide = {"score": reference, "mask": reference > 0}
+    assert judged(wide, eager, {**eager, "mask": torch.tensor([False, True, False, True])}) is None
+    assert "leaves no doubt" in str(judged(wide, eager, {**eager, "mask": torch.tensor([True, True, True, True])}))
+
+
+def test_discrete_outputs_that_nothing_explains_must_be_equal() -> None:
+    wide = {"ids": torch.tensor([3, 1, 2]), "x": EXACT}
+    eager = {"ids": torch.tensor([3, 1, 2]), "x": rounded(1)}
+    assert judged(wide, eager, {**eager}) is None
+    assert "no output explains them" in str(judged(wide, eager, {**eager, "ids": torch.tensor([3, 2, 1])}))
+
+
+# --- the whole model --------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_differs_from_itself_is_nondeterministic() -> None:
+    count = itertools.count()
+    with pytest.raises(Stop, match="nondeterministic: the model twice"):
+        deterministic(lambda: torch.tensor(float(next(count))), "the model")
+    assert torch.equal(deterministic(lambda: torch.ones(2), "the model"), torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("output", "other", "reason"),
+    [
+        (torch.tensor([1.0, float("nan")]), torch.ones(2), "not finite"),
+        (torch.tensor([1.0, float("inf")]), torch.ones(2), "not finite"),
+        (torch.full((4,), 2.0), torch.full((4,), 3.0), "constant over its elements"),
+        (torch.arange(4.0), torch.arange(4.0), "depends on the input"),
+        (torch.arange(4), torch.arange(4), "no floating tensor"),
+        ({}, {}, "no floating tensor"),
+    ],
+)
+def test_outputs_that_would_hide_a_difference_are_degenerate(output: Any, other: Any, reason: str) -> None:
+    with pytest.raises(Stop, match=f"degenerate: .*{reason}"):
+        informative(output, other)
+
+
+def test_an_informative_output_may_stand_beside_a_constant_one() -> None:
+    facts = informative([torch.arange(3.0), torch.ones(3)], [torch.arange(1.0, 4), torch.ones(3)])
+    assert facts == {"constant_outputs": ["[1]"], "outputs_that_ignore_the_input": ["[1]"]}
+
+
+@pytest.mark.parametrize(
+    ("gradients", "reason"),
+    [
+        ({"a": None}, "no parameter gets a gradient"),
+        ({"a": torch.zeros(3), "b": torch.zeros(2), "c": torch.ones(1)}, "only 1 of 3"),
+        ({"a": torch.tensor([1.0, float("nan")])}, "not finite"),
+    ],
+)
+def test_dead_gradients_are_degenerate(gradients: Any, reason: str) -> None:
+    with pytest.raises(Stop, match=f"degenerate: .*{reason}"):
+        live_gradients(gradients)
+
+
+def test_live_gradients_may_have_a_dead_one_and_a_missing_one_among_them() -> None:
+    live_gradients({"a": torch.ones(1), "b": torch.zeros(2), "c": None})
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dtype, self.table = nn.Linear(4, 4), torch.float32, [torch.ones(4) / 3]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.table[0] + torch.full((4,), 1 / 3) + torch.ones((), dtype=self.dtype) / 3
+
+
+def test_the_reference_runs_in_float64_throughout_and_leaves_the_model_alone() -> None:
+    model, x = Wide(), numbers(2, 4)
+    state = rng_state()
+    reference = in_double(model, lambda wide, double: wide(double(x)), 0)
+    by_hand = (
+        nn.functional.linear(x.double(), model.linear.weight.double(), model.linear.bias.double())
+        * (torch.ones(4) / 3).double()
+        + 1 / 3
+        + 1 / 3
+    )
+    assert reference.dtype == torch.float64
+    assert torch.equal(reference, by_hand)
+    assert model.linear.weight.dtype == model.table[0].dtype == model(x).dtype == torch.float32
+    assert torch.get_default_dtype() == torch.float32
+    assert rng_moved(state, rng_state()) is None
+
+
+def test_a_model_that_does_not_run_in_float64_has_no_reference() -> None:
+    def call(model: nn.Module, double: Any) -> Any:
+        raise RuntimeError("expected Float but found Double")
+
+    with pytest.raises(Stop, match="no_reference: the model does not run in float64: RuntimeError: expected Float"):
+        in_double(nn.Linear(2, 2), call, 0)
+
+
+# --- the comparator ---------------------------------------------------------------------------------------------------
+
+
+class Cache:
+    def __init__(self, t: torch.Tensor) -> None:
+        self.layers = [{"keys": t}]
+
+
+BASE = numbers(3, 4)
+ODD = BASE.clone()
+ODD[1, 2] = torch.nextafter(ODD[1, 2], torch.tensor(9.0))
+STRUCTURE, ACCURACY = Status.FAIL_STRUCTURE, Status.FAIL_ACCURACY
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "status", "where"),
+    [
+        (BASE, ODD, ACCURACY, ""),
+        (torch.tensor(0.0), torch.tensor(-0.0), ACCURACY, ""),
+        (BASE, BASE.double(), STRUCTURE, ""),
+        (BASE, BASE[:2], STRUCTURE, ""),
+        (BASE, BASE.t().contiguous().t(), STRUCTURE, ""),
+        (BASE, BASE.clone().requires_grad_(), STRUCTURE, ""),
+        (BASE, nn.Parameter(BASE, requires_grad=False), STRUCTURE, ""),
+        ([BASE], (BASE,), STRUCTURE, ""),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, STRUCTURE, ""),
+        ({"a": [1, 2.0]}, {"a": [1, 2]}, STRUCTURE, "['a'][1]"),
+        ({"a": None}, {"a": BASE}, STRUCTURE, "['a']"),
+        ([1, 2], [1, 3], ACCURACY, "[1]"),
+        ([1], [1, 1], STRUCTURE, ""),
+        (Cache(BASE), Cache(ODD), ACCURACY, ".layers[0]['keys']"),
+        (torch.ones(2, dtype=torch.complex64), torch.full((2,), 1 + 1e-7j), ACCURACY, ""),
+        (torch.tensor([True, False]), torch.tensor([True, True]), ACCURACY, ""),
+        (torch.ones(2, dtype=torch.bfloat16), torch.tensor([1.0, 1.0078125], dtype=torch.bfloat16), ACCURACY, ""),
+    ],
+)
+def test_the_comparator_notices(a: Any, b: Any, status: Status, where: str) -> None:
+    found = difference(a, b)
+    assert found is not None
+    assert (found.status, found.where) == (status, where)
+    assert difference(a, frozen(a)) is None
+    assert difference(b, frozen(b)) is None
+
+
+def test_the_comparator_tells_a_missing_gradient_from_a_zero_one() -> None:
+    a, b = (torch.ones(2, requires_grad=True) for _ in range(2))
+    b.grad = torch.zeros(2)
+    assert difference(a, b) is None
+    assert str(difference({"w": a}, {"w": b}, gradients=True)) == "['w'].grad: None against a tensor"
+
+
+def test_values_that_hold_themselves_are_compared_to_an_end() -> None:
+    loops: list[list[Any]] = [[1], [1]]
+    for loop in loops:
+        loop.append(loop)
+    assert difference(*loops) is None
+
+
+def test_tensors_that_share_memory_are_named_in_groups() -> None:
+    base = torch.zeros(4)
+    assert sharing([("a", base), ("b", torch.ones(1)), ("c", base[1:])]) == [("a", "c")]
+
+
+CHANGES = {
+    "weight": lambda m: m[0].weight.data[0, 0].add_(1),
+    "gradient": lambda m: setattr(m[0].bias, "grad", torch.zeros_like(m[0].bias)),
+    "buffer": lambda m: m[1].running_mean.add_(1),
+    "flag": lambda m: m[0].weight.requires_grad_(False),
+    "mode": lambda m: m[1].eval(),
+    "attribute": lambda m: setattr(m, "kept", {"list": [torch.ones(2)]}),
+    "number": lambda m: setattr(m[1], "momentum", 0.25),
+    "hook": lambda m: m[0].register_forward_hook(lambda *_: None),
+    "module": lambda m: m.append(nn.ReLU()),
+    "parameter": lambda m: setattr(m[0], "weight", nn.Parameter(torch.zeros(2, 2))),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_two_models_are_compared_to_any_depth_and_a_snapshot_puts_all_of_it_back(change: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    torch.manual_seed(0)
+    twin = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    assert model_difference(twin, model) is None
+    snapshot, objects = Snapshot(model), [id(p) for p in model.parameters()]
+    change(model)
+    assert model_difference(twin, model) is not None
+    snapshot.restore()
+    assert model_difference(twin, model) is None
+    assert [id(p) for p in model.parameters()] == objects
+
+
+def test_each_generator_is_watched() -> None:
+    for name, draw in (("torch", lambda: torch.rand(1)), ("python", random.random), ("numpy", numpy.random.rand)):
+        seed_all(3)
+        before = rng_state()
+        draw()
+        assert rng_moved(before, rng_state()) == f"the generator of {name} stands elsewhere than after the whole model"
+        seed_all(3)
+        assert rng_moved(before, rng_state()) is None
