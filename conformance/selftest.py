@@ -61,8 +61,8 @@ def tried(target: str, must: Mapping[str, Status]) -> tuple[Trial, ...]:
     """Run these cases against a target, model by model."""
     found: dict[str, Trial] = {}
     benches: dict[str, Bench] = {}
-    for name in sorted(must):
-        case = Case.parse(name)
+    for case in sorted(map(Case.parse, must), key=lambda case: case.model):
+        name = str(case)
         if case.model not in benches:
             benches = {case.model: Bench(case.model, target)}  # of one model at a time
         finding = checks.run(case, benches[case.model])
@@ -73,14 +73,14 @@ def tried(target: str, must: Mapping[str, Status]) -> tuple[Trial, ...]:
 def hunted(name: str) -> Outcome:
     """Run the cases of one mutant against it."""
     mutant = MUTANTS[name]
-    return Outcome(name, mutant.breaks, mutant.piece, tried(mutant.target, mutant.noticed))
+    must = {case: notice.status for case, notice in mutant.noticed.items()}
+    return Outcome(name, mutant.breaks, mutant.piece, tried(mutant.target, must))
 
 
 def sound(names: Iterable[str]) -> list[Trial]:
-    """The cases of these mutants that don't pass where nothing is planted: a kill by one of them would prove nothing."""
-    cases = dict.fromkeys((case for name in names for case in MUTANTS[name].noticed), Status.PASS)
-    by_model = dict(sorted(cases.items(), key=lambda item: Case.parse(item[0]).model))
-    return [trial for target in (ARIADNE, NO_BUG) for trial in tried(target, by_model) if not trial.as_it_must]
+    """The cases of these mutants that fail where nothing is planted: a kill by one of them would prove nothing."""
+    cases = {case: notice.without for name in names for case, notice in MUTANTS[name].noticed.items()}
+    return [trial for target in (ARIADNE, NO_BUG) for trial in tried(target, cases) if not trial.as_it_must]
 
 
 def kills(outcomes: Iterable[Outcome]) -> dict[str, dict[str, Status]]:

@@ -13,12 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from conformance.mutants import boundaries, entrances, plans, preparations, segments, trainings
+from conformance.mutants import boundaries, entrances, plans, preparations, runs, segments, trainings
 from conformance.mutants.planted import Planted
 from conformance.statuses import Status
 
 NOTICED = Path(__file__).with_name("noticed.toml")
-_MODULES = (plans, segments, boundaries, trainings, entrances, preparations)
+_MODULES = (plans, segments, runs, boundaries, trainings, entrances, preparations)
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What a case must come to with the bug, and without: a pass, or the refusal that the bug does away with."""
+
+    status: Status
+    without: Status = Status.PASS
 
 
 @dataclass(frozen=True)
@@ -29,12 +37,18 @@ class Mutant:
     breaks: str
     piece: str
     kind: type[Planted]
-    noticed: Mapping[str, Status]
+    noticed: Mapping[str, Notice]
 
     @property
     def target(self) -> str:
         """How `--target` names it."""
         return f"{__name__}:{self.name}"
+
+
+def _notice(given: str | dict[str, str]) -> Notice:
+    if isinstance(given, str):
+        return Notice(Status(given))
+    return Notice(Status(given["with"]), Status(given["without"]))
 
 
 def _found() -> Iterator[Mutant]:
@@ -43,7 +57,7 @@ def _found() -> Iterator[Mutant]:
         for name, cls in vars(module).items():
             if isinstance(cls, type) and issubclass(cls, Planted) and cls is not Planted and not name.startswith("_"):
                 name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-                cases = {case: Status(status) for case, status in noticed.pop(name, {}).items()}
+                cases = {case: _notice(given) for case, given in noticed.pop(name, {}).items()}
                 yield Mutant(name, (cls.__doc__ or "").strip(), cls.piece, cls, MappingProxyType(cases))
     if noticed:
         raise ValueError(f"{NOTICED.name}: there is no mutant {', '.join(noticed)}")
@@ -60,4 +74,4 @@ def __getattr__(name: str) -> Callable[..., Planted]:
     raise AttributeError(f"there is no mutant {name!r}; there are {', '.join(MUTANTS)}")
 
 
-__all__ = ["MUTANTS", "Mutant", "Planted"]
+__all__ = ["MUTANTS", "Mutant", "Notice", "Planted"]

@@ -47,7 +47,7 @@ class Planted(SplitRuntime):
     """A runtime without a bug, though it takes every way by which a subclass plants one.
 
     A mutant is a subclass: its docstring says what it breaks, and `piece` in which module of `ariadne` such a bug would be.
-    It overrides `in_plan`, `in_variant`, `in_payload`, `prepare` or any method of the runtime.
+    It overrides one of the `in_…`, `prepare`, or any method of the runtime.
     """
 
     piece: ClassVar[str] = ""
@@ -63,13 +63,18 @@ class Planted(SplitRuntime):
         plans: dict[TracePlan, tuple[tuple[SplitCandidate, ...], Baseline]] = {}
         for plan, (candidates, baseline) in plain._plans.items():
             mine = cls.in_plan(plan)
-            plans[mine] = candidates if mine is plan else frontiers(mine), baseline
+            plans[mine] = cls.in_candidates(candidates if mine is plan else frontiers(mine)), baseline
         return cls(plain.model, plain.settings, plans, _Recapture(cls, plain._recapture), plain.candidate)
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
         """The plan to use for one that was captured."""
         return plan
+
+    @classmethod
+    def in_candidates(cls, candidates: tuple[SplitCandidate, ...]) -> tuple[SplitCandidate, ...]:
+        """The cuts to offer for those that were found."""
+        return candidates
 
     def in_variant(self, variant: Variant) -> None:
         """Change a plan that was cut, and its segments."""

@@ -1,19 +1,17 @@
-"""Mutants of code generation, of segments and of the frontier: how the two halves run."""
+"""Mutants of code generation, of segments and of the frontier: what the two halves compute."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from ariadne.codegen import Source, emit
+from ariadne.frontier import SplitCandidate
 from ariadne.plan import Ref, TracePlan
 from ariadne.runtime import Variant
-from ariadne.strided import own
 from ariadne.verify import Interpreter
 from conformance.mutants.planted import Planted, Segment, on_tensors, wrapped
 
@@ -66,6 +64,16 @@ class SwappedFrontier(Planted):
             return suffix(batch, *values)
 
         wrapped(variant, "suffix", swapped)
+
+
+class EveryCutSafe(Planted):
+    """Cuts across which memory is written are offered as safe, with nothing copied."""
+
+    piece = "frontier"
+
+    @classmethod
+    def in_candidates(cls, candidates: tuple[SplitCandidate, ...]) -> tuple[SplitCandidate, ...]:
+        return tuple(replace(c, reason="", written=()) if c.live else c for c in candidates)
 
 
 class LostOp(Planted):
@@ -127,77 +135,6 @@ class WrittenPayload(Planted):
             variant.suffix = Interpreter(variant.plan, candidate, "suffix", self.model)
 
 
-class CopiedBoundary(Planted):
-    """Every tensor is copied as it crosses: what shared memory, with an input or an output, no longer does."""
-
-    piece = "boundary"
-
-    def in_variant(self, variant: Variant) -> None:
-        wrapped(variant, "prefix", lambda prefix, batch, given: on_tensors(own, prefix(batch, *given)))
-
-
-class ReusedMemory(Planted):
-    """Without gradients, a prefix writes its results where it wrote those of the call before, as a CUDA graph would."""
-
-    piece = "runtime"
-
-    def in_variant(self, variant: Variant) -> None:
-        kept: dict[tuple[Any, ...], torch.Tensor] = {}
-
-        def reusing(prefix: Segment, batch: int, given: tuple[Any, ...]) -> Any:
-            found = prefix(batch, *given)
-            if torch.is_grad_enabled():
-                return found
-            places = iter(range(len(variant.candidate.live) * 64))
-
-            def place(t: torch.Tensor) -> torch.Tensor:
-                key = (next(places), t.shape, t.stride(), t.dtype)
-                if key not in kept:
-                    kept[key] = own(t)
-                    return kept[key]
-                return kept[key].copy_(t)
-
-            return on_tensors(place, found)
-
-        wrapped(variant, "prefix", reusing)
-
-
-class RememberedAnswer(Planted):
-    """Without gradients, a suffix answers with what it found for the first boundary of that batch."""
-
-    piece = "runtime"
-
-    def in_variant(self, variant: Variant) -> None:
-        kept: dict[int, Any] = {}
-
-        def remembering(suffix: Segment, batch: int, given: tuple[Any, ...]) -> Any:
-            if torch.is_grad_enabled():
-                return suffix(batch, *given)
-            if batch not in kept:
-                kept[batch] = on_tensors(own, suffix(batch, *given))
-            return on_tensors(own, kept[batch])
-
-        wrapped(variant, "suffix", remembering)
-
-
-class WrittenInput(Planted):
-    """The prefix leaves its first floating input changed."""
-
-    piece = "codegen"
-
-    def in_variant(self, variant: Variant) -> None:
-        def writing(prefix: Segment, batch: int, given: tuple[Any, ...]) -> Any:
-            mine = [own(t.detach()).requires_grad_(t.requires_grad) if _floats(t) else t for t in given]
-            found = prefix(batch, *mine)
-            for t in given:
-                if _floats(t):
-                    t.data.mul_(2)
-                    break
-            return found
-
-        wrapped(variant, "prefix", writing)
-
-
 class OtherStrides(Planted):
     """Outputs of two dims or more have the right numbers in another order of memory."""
 
@@ -220,88 +157,6 @@ class OtherDtype(Planted):
             return t.double() if t.is_floating_point() else t
 
         wrapped(variant, "suffix", lambda suffix, batch, given: on_tensors(wide, suffix(batch, *given)))
-
-
-class KeptGraph(Planted):
-    """Replay leaves gradients on: its outputs require grad, and hold a graph."""
-
-    piece = "runtime"
-
-    def in_variant(self, variant: Variant) -> None:
-        def recording(segment: Segment, batch: int, given: tuple[Any, ...]) -> Any:
-            with torch.enable_grad():
-                return segment(batch, *given)
-
-        wrapped(variant, "suffix", recording)
-
-
-class AutocastIgnored(Planted):
-    """The suffix runs outside of the caller's autocast."""
-
-    piece = "runtime"
-
-    def in_variant(self, variant: Variant) -> None:
-        def outside(suffix: Segment, batch: int, given: tuple[Any, ...]) -> Any:
-            wide = [t.float() if isinstance(t, torch.Tensor) and t.dtype is torch.bfloat16 else t for t in given]
-            if not torch.is_autocast_enabled("cpu"):
-                return suffix(batch, *given)
-            with torch.autocast("cpu", enabled=False):
-                return suffix(batch, *wide)
-
-        wrapped(variant, "suffix", outside)
-
-
-class OneDrawMore(Planted):
-    """The suffix draws one number more than the model, and uses it for nothing."""
-
-    piece = "codegen"
-
-    def in_variant(self, variant: Variant) -> None:
-        def drawing(suffix: Segment, batch: int, given: tuple[Any, ...]) -> Any:
-            found = suffix(batch, *given)
-            torch.rand(())
-            return found
-
-        wrapped(variant, "suffix", drawing)
-
-
-class PythonDraws(Planted):
-    """The prefix draws a number from Python's `random`."""
-
-    piece = "runtime"
-
-    def in_variant(self, variant: Variant) -> None:
-        def drawing(prefix: Segment, batch: int, given: tuple[Any, ...]) -> Any:
-            random.random()
-            return prefix(batch, *given)
-
-        wrapped(variant, "prefix", drawing)
-
-
-class NumpyDraws(Planted):
-    """The prefix draws a number from numpy's global generator."""
-
-    piece = "runtime"
-
-    def in_variant(self, variant: Variant) -> None:
-        def drawing(prefix: Segment, batch: int, given: tuple[Any, ...]) -> Any:
-            np.random.random()
-            return prefix(batch, *given)
-
-        wrapped(variant, "prefix", drawing)
-
-
-class CompiledInHalf(Planted):
-    """Compiled segments round what they return to half precision."""
-
-    piece = "segment"
-
-    def in_variant(self, variant: Variant) -> None:
-        def rounded(t: torch.Tensor) -> torch.Tensor:
-            return t.bfloat16().to(t.dtype) if t.is_floating_point() else t
-
-        if self.settings.mode == "compiled":
-            wrapped(variant, "suffix", lambda suffix, batch, given: on_tensors(rounded, suffix(batch, *given)))
 
 
 class InterpreterWithoutGraph(Planted):
@@ -330,7 +185,3 @@ class MixedRows(Planted):
             return on_tensors(roll, suffix(batch, *given))
 
         wrapped(variant, "suffix", rolled)
-
-
-def _floats(t: Any) -> bool:
-    return isinstance(t, torch.Tensor) and t.is_floating_point()
