@@ -538,6 +538,10 @@ def test_tags_about_control_tell_the_truth(name: str) -> None:
 def test_rows_are_mixed_only_where_the_tags_say_so(name: str) -> None:
     entry, model = model_zoo.entry(name), built(name).eval().double()
     inputs = tree_map(lambda leaf: leaf.double() if floating(leaf) else leaf, entry.inputs(3))
+    if "no-double" in entry.tags:
+        with pytest.raises(RuntimeError, match=r"Double|double"):
+            doubles(model, inputs)
+        return
     whole = doubles(model, inputs)
     mixed = False
     for row in range(3):
@@ -624,6 +628,31 @@ def test_show_describes_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert "parameters  15,178 in 10 tensors" in shown
     assert "args[0]            float32 (2, 12, 16)" in shown
     assert "lstm               LSTM" in shown
+
+
+def test_show_describes_nested_inputs_and_what_a_toy_isolates(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "toys/kwargs_nested"]) == 0
+    shown = capsys.readouterr().out
+    assert "isolates    Keyword inputs, one of them a dict" in shown
+    assert "  context['pair'][1][0] float32 (2, 8)" in shown
+    assert "  context['mask']       None" in shown
+    assert "  context['scale']      0.5" in shown
+
+
+@pytest.mark.zoo
+def test_show_describes_lists_of_images(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torchvision")
+    assert main(["show", "torchvision/ssdlite320_mobilenet_v3_large"]) == 0
+    shown = capsys.readouterr().out
+    assert "  args[0][1]           float32 (3, 128, 128)" in shown
+    assert "  args[1][1]['labels'] int64 (2,)" in shown
+
+
+def test_leaves_are_named_by_the_path_to_them() -> None:
+    found = dict(leaves({"a": (1, [None]), "b": Answer(torch.ones(1), 2), "c": [], 3: b"x"}, "given"))
+    assert list(found) == ["given['a'][0]", "given['a'][1][0]", "given['b'].boxes", "given['b'].count", "given[3]"]
+    with pytest.raises(TypeError, match="cannot look for tensors in a set"):
+        list(leaves([{1}]))
 
 
 @pytest.mark.parametrize("arguments", [["show", "nn/mlp10x65"], ["list", "--tag", "cheep"], ["list", "--family", "m"]])

@@ -1,6 +1,7 @@
 """`python -m model_zoo list [--family F] [--tag T]` and `python -m model_zoo show NAME`."""
 
 import argparse
+import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -43,6 +44,8 @@ def shown(chosen: Entry) -> Iterator[str]:
     args, kwargs = chosen.inputs(batch=2)
     yield f"{chosen.name}  ({type(model).__module__}.{type(model).__qualname__})"
     yield f"tags        {' '.join(sorted(chosen.tags))}"
+    if "toy" in chosen.tags:
+        yield f"isolates    {inspect.getdoc(chosen.make)}"
     if chosen.nondeterministic:
         yield f"two equal runs differ: {chosen.nondeterministic}"
     yield f"parameters  {_size(model):,} in {len(list(model.parameters()))} tensors"

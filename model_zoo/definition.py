@@ -37,7 +37,8 @@ class Entry:
       step, some that need a gradient get None or zeros).
       About control: "data-dependent" (Python reads values out of tensors, or a size depends on them), "grad-mode" (in
       eval mode, a forward that records no gradients gives other bits), "caches-graph" (in eval mode, the first forward
-      keeps part of its graph for the next: a second backward pass fails), "nondeterministic" (two equal runs differ).
+      keeps part of its graph for the next: a second backward pass fails), "no-double" (does not run in float64),
+      "nondeterministic" (two equal runs differ).
       Toys are tagged with what they isolate, too: "inplace", "views", "complex".
 
     `nondeterministic`, the field, is the reason for the last of these.

@@ -108,16 +108,17 @@ ENTRIES = (
     _entry("mobilenet_v2", "classification cheap batchnorm draws", dense(3, 64, 64)),
     _entry("mobilenet_v3_large", "classification cheap batchnorm draws", dense(3, 96, 96)),
     _entry("mobilenet_v3_small", "classification cheap batchnorm draws", dense(3, 96, 96)),
+    # Of its last block only the class token is read, to which no relative position applies.
     Entry(
         "torchvision/mvit_v2_s",
-        frozenset({"classification", "video", "cheap", "draws"}),
+        frozenset({"classification", "video", "cheap", "draws", "unused"}),
         _mvit_v2,
         dense(3, 8, 64, 64),
     ),
     _entry("r2plus1d_18", "classification video medium batchnorm", dense(3, 4, 48, 48)),
     _entry("r3d_18", "classification video medium batchnorm", dense(3, 8, 48, 48)),
     # 128 is the least that its four-level correlation pyramid takes; it returns a list of 12 refined flows.
-    _entry("raft_small", "flow medium", dense(3, 128, 128, count=2)),
+    _entry("raft_small", "flow medium no-double", dense(3, 128, 128, count=2)),
     _entry("regnet_x_400mf", "classification cheap batchnorm", dense(3, 64, 64)),
     _entry("regnet_y_400mf", "classification cheap batchnorm", dense(3, 64, 64)),
     _entry("resnet18", "classification cheap batchnorm", dense(3, 64, 64)),

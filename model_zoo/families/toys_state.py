@@ -63,6 +63,22 @@ class StochasticDepth(nn.Module):
         return found
 
 
+@toy("layer_drop", "draws data-dependent")
+class LayerDrop(nn.Module):
+    """In training, a draw that Python reads decides which of two formulas a layer's output goes through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.branch, self.leave = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.enter(x))
+        branch = self.branch(h)
+        h = h + torch.sigmoid(branch) if self.training and torch.rand(()) < 0.5 else h + torch.tanh(branch)
+        found: Tensor = self.leave(h)
+        return found
+
+
 @toy("randn_in_forward", "draws draws-in-eval rows-mixed")
 class RandnInForward(nn.Module):
     """Noise is added in both modes, of the batch's size; one more draw is thrown away."""

@@ -212,7 +212,7 @@ class MHAFastPath(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         h = self.enter(x)
         mixed, weights = self.attention(h, h, h)
-        again, _ = self.attention(mixed, h, h, need_weights=False)
+        again, _ = self.attention(mixed, mixed, mixed, need_weights=False)
         return self.leave(again), weights
 
 

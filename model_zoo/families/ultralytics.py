@@ -1,4 +1,4 @@
-"""Detectors of ultralytics, from the configurations it ships: the module inside, called on a plain image tensor."""
+"""Models of ultralytics for every task, from the configurations it ships: the module inside, called on a plain image tensor."""
 
 import atexit
 import os
@@ -32,16 +32,32 @@ def _make(wrapper: str, configuration: str) -> nn.Module:
 
 def _entry(name: str, tags: str, image: int, wrapper: str = "YOLO") -> Entry:
     make = partial(_make, wrapper, f"{name}.yaml")
-    return Entry(
-        f"ultralytics/{name}", frozenset({"batchnorm", "data-dependent", *tags.split()}), make, dense(3, image, image)
-    )
+    return Entry(f"ultralytics/{name}", frozenset({"batchnorm", *tags.split()}), make, dense(3, image, image))
 
 
 ENTRIES = (
     # In training mode without targets it leaves out the denoising queries (and adds 0 * their embedding).
     # 128 pixels give 336 positions for its top 300; at 96 there is nothing to choose.
-    _entry("rtdetr-l", "detection heavy", 128, wrapper="RTDETR"),
-    _entry("yolo11n", "detection cheap", 96),
-    _entry("yolov8n", "detection cheap", 96),
-    _entry("yolov8n-seg", "segmentation cheap", 96),
+    _entry("rtdetr-l", "detection heavy unused", 128, wrapper="RTDETR"),
+    _entry("yolo11n", "detection cheap data-dependent", 96),
+    _entry("yolo11n-cls", "classification cheap", 64),
+    _entry("yolo11n-obb", "detection cheap data-dependent", 96),
+    _entry("yolo11n-pose", "pose cheap data-dependent", 96),
+    _entry("yolo11n-seg", "segmentation cheap data-dependent", 96),
+    _entry("yolo12n", "detection cheap data-dependent", 96),
+    _entry("yolo12n-cls", "classification cheap", 64),
+    _entry("yolo12n-obb", "detection cheap data-dependent", 96),
+    _entry("yolo12n-pose", "pose cheap data-dependent", 96),
+    _entry("yolo12n-seg", "segmentation cheap data-dependent", 96),
+    _entry("yolo26n", "detection cheap data-dependent", 96),
+    # Two heads: one for training alone, and one without duplicates, whose input is detached.
+    _entry("yolov10n", "detection cheap data-dependent", 96),
+    _entry("yolov5n", "detection cheap data-dependent", 96),
+    _entry("yolov8n", "detection cheap data-dependent", 96),
+    _entry("yolov8n-cls", "classification cheap", 64),
+    _entry("yolov8n-obb", "detection cheap data-dependent", 96),
+    _entry("yolov8n-pose", "pose cheap data-dependent", 96),
+    _entry("yolov8n-seg", "segmentation cheap data-dependent", 96),
+    _entry("yolov9c-seg", "segmentation medium data-dependent", 96),
+    _entry("yolov9t", "detection cheap data-dependent", 96),
 )
