@@ -1,6 +1,6 @@
-"""A process that has imported torch and a family's library, and forks a child for each model: a start takes milliseconds.
+"""A process that has imported torch and a model library, and forks a child for each model: a start takes milliseconds.
 
-Started by `conformance.supervisor` as `python -m conformance.forkserver FD FAMILY RUNNER`. Over the socket it takes lines
+Started by `conformance.supervisor` as `python -m conformance.forkserver FD LIBRARY RUNNER`. Over the socket it takes lines
 of JSON, and answers each with one::
 
     {"start": {"model", "target", "log", "memory"}}, and a socket for the child  ->  {"pid": …}
@@ -40,14 +40,6 @@ from model_zoo.errors import MissingPackageError
 from model_zoo.packages import package
 
 Runner = Callable[[str, str], tuple[str, Callable[[Case], Finding]]]
-# What a family's builders import: once here, for all of its models.
-PRELOADED = {
-    "torchvision": "torchvision.models",
-    "timm": "timm",
-    "ultralytics": "ultralytics.nn.tasks",
-    "rfdetr": "rfdetr",
-    "transformers": "transformers",
-}
 
 
 def serve(control: socket.socket, run: Runner) -> None:
@@ -134,13 +126,13 @@ def _redirect(log: str) -> None:
     os.close(fd)
 
 
-def main(fd: str, family: str, runner: str) -> None:
+def main(fd: str, library: str, runner: str) -> None:
     torch.set_num_threads(1)
     module, _, name = runner.partition(":")
     run = getattr(import_module(module), name)
-    if family in PRELOADED:
+    if library:
         with suppress(MissingPackageError):  # the child that builds the model says so
-            package(PRELOADED[family])
+            package(library)
     gc.collect()
     gc.freeze()  # what is here now is not walked in children, so that its pages stay shared
     serve(socket.socket(fileno=int(fd)), run)

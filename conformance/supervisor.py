@@ -24,6 +24,14 @@ from conformance.statuses import Finding, Status
 
 POLL = 0.1  # seconds between looks at the clock and at the child's memory
 RUNNER = "conformance.one_model:open_model"
+# What a family's builders import, once for all of its models.
+PRELOADED = {
+    "torchvision": "torchvision.models",
+    "timm": "timm",
+    "ultralytics": "ultralytics.nn.tasks",
+    "rfdetr": "rfdetr",
+    "transformers": "transformers",
+}
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # What a process may map beyond what it holds: allocators reserve more than they use, and stacks count in full.
 _SLACK = 4 << 30
@@ -88,11 +96,12 @@ class Supervisor:
         if self._child and self._child.model == case.model:
             return self._child
         self._drop()
-        if self._server and (self._server.family != case.family or self._server.process.poll() is not None):
+        library = PRELOADED.get(case.family, "")
+        if self._server and (self._server.library != library or self._server.process.poll() is not None):
             self._server.close()
             self._server = None
         if not self._server:
-            self._server = _Server(case.family, self.runner, Path(self._folder.name))
+            self._server = _Server(library, self.runner, Path(self._folder.name))
         most = max(limit.gib for limit in self.limits.values())
         self._child = _Child(self._server, case.model, self.target, Path(self._folder.name) / "child.log", most)
         try:
@@ -126,14 +135,14 @@ def _while_building(finding: Finding) -> Finding:
 
 
 class _Server:
-    """The fork server of one family."""
+    """A fork server that has imported one library, or none."""
 
-    def __init__(self, family: str, runner: str, folder: Path) -> None:
-        self.family = family
+    def __init__(self, library: str, runner: str, folder: Path) -> None:
+        self.library = library
         self.control, theirs = socket.socketpair()
         # A session of its own: an interrupt at the terminal reaches the supervisor alone, which then ends the server.
         with theirs:
-            command = [sys.executable, "-m", "conformance.forkserver", str(theirs.fileno()), family, runner]
+            command = [sys.executable, "-m", "conformance.forkserver", str(theirs.fileno()), library, runner]
             path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
             environment = os.environ | {"PYTHONPATH": path, "YOLO_CONFIG_DIR": str(folder)}
             environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -152,7 +161,9 @@ class _Server:
                     break
                 data += more
         if not data.endswith(b"\n"):
-            raise RuntimeError(f"the fork server of {self.family!r} ended with exit status {self.process.wait(5)}")
+            raise RuntimeError(
+                f"the fork server with {self.library or 'torch'} ended with exit status {self.process.wait(5)}"
+            )
         answer: dict[str, Any] = json.loads(data)
         return answer
 

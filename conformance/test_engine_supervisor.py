@@ -141,7 +141,7 @@ def test_a_server_that_died_is_started_again(supervisor: Supervisor) -> None:
     assert supervisor._server is not None
     supervisor._server.process.kill()
     supervisor._server.process.wait()
-    with pytest.raises(RuntimeError, match="the fork server of 'nn' ended with exit status -9"):
+    with pytest.raises(RuntimeError, match="the fork server with torch ended with exit status -9"):
         pid(supervisor, "nn/b")
     assert pid(supervisor, "nn/b")
 
