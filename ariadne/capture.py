@@ -54,16 +54,25 @@ class Example:
                 out.append(leaf)
                 continue
             with torch.no_grad():
-                if i in self.batched and batch != self.batch:
-                    t = leaf.detach()[torch.arange(batch, device=leaf.device) % self.batch]
-                    t = t.contiguous(memory_format=_format(leaf))
-                else:
-                    t = leaf.detach().clone()
+                resize = i in self.batched and batch != self.batch
+                t = _rows(leaf.detach(), batch) if resize else own(leaf.detach())
             if perturbed and t.is_floating_point():
                 t.mul_(0.875).add_(0.0078125)
             made[id(leaf)] = t.requires_grad_(leaf.requires_grad)
             out.append(t)
         return out
+
+
+def _rows(t: torch.Tensor, batch: int) -> torch.Tensor:
+    """A copy of `t` with so many rows, repeated or cut, laid out as a caller's tensor of that batch would be."""
+    found = t[torch.arange(batch, device=t.device) % t.shape[0]]
+    if t.layout is not torch.strided or t.shape[0] == 1 or 0 in t.stride() or t.numel() == 0:
+        return found.contiguous(memory_format=_format(t))
+    inner = t.stride(0)
+    strides = [s if n == 1 or s <= inner else s // t.shape[0] * batch for n, s in zip(t.shape, t.stride(), strict=True)]
+    if any(s > inner and s % t.shape[0] for n, s in zip(t.shape, t.stride(), strict=True) if n > 1):
+        return found.contiguous(memory_format=_format(t))
+    return t.new_empty_strided(found.shape, strides).copy_(found)
 
 
 def _format(t: torch.Tensor) -> torch.memory_format:

@@ -426,3 +426,39 @@ def test_modules_may_be_called_as_the_helpers_of_generated_code() -> None:
     parts = {name: nn.Linear(4, 4) for name in ("own", "same_data", "identical", "broken_witness", "autocast")}
     twins = Twins(lambda: Fn(forward, **parts), numbers(2, 4))
     twins.replay(numbers(3, 4))
+
+
+# How inputs lie in memory
+
+
+LAYOUTS = {
+    "gapped": lambda b: numbers(b, 8)[:, ::2],
+    "transposed": lambda b: numbers(4, b).t(),
+    "gapped rows": lambda b: numbers(2 * b, 4)[::2],
+    "contiguous": lambda b: numbers(b, 4),
+    "expanded": lambda b: numbers(4).expand(b, 4),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_examples_of_other_batches_lie_in_memory_as_a_callers_input_would(name: str) -> None:
+    example = Example.of((LAYOUTS[name](3),), {})
+    for batch in (2, 3, 5):
+        (found,) = example.resized(batch)
+        if name != "expanded" or batch == 3:
+            assert (found.stride(), found.shape) == (LAYOUTS[name](batch).stride(), (batch, 4))
+        assert torch.equal(found, LAYOUTS[name](3)[torch.arange(batch) % 3])
+    if name == "transposed":  # its own memory: no element stands for two
+        assert found.add_(1).unique().numel() == LAYOUTS[name](3).unique().numel()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_forward_that_asks_how_its_input_lies_in_memory_serves_every_layout(name: str) -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        return m.b(m.a(x) * 2 if x.is_contiguous() else m.a(x) - 1)
+
+    model = Fn(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4)).eval()
+    runtime = prepare_split(model, (LAYOUTS[name](2),), split="50%")
+    for batch in (2, 3, 1):
+        x = LAYOUTS[name](batch)
+        assert difference(model(x).detach(), runtime.run_suffix(runtime.run_prefix(x))) is None
