@@ -215,17 +215,22 @@ def explain(
                 )
             continue
         if not isinstance(leaf, torch.Tensor):
-            raise InputError(f"input {name} must be a tensor {value.describe()}; found {type(leaf).__name__}")
+            raise InputError(
+                f"input {name} must be a tensor {value.describe()}; found {type(leaf).__name__}. Pass a tensor, or prepare again"
+            )
         found = f"{short_dtype(leaf.dtype)}{list(leaf.shape)} on {leaf.device.type}"
         if leaf.dim() != len(value.shape):
-            raise InputError(f"input {name} must be {value.describe()}, of rank {len(value.shape)}; found {found}")
+            raise InputError(
+                f"input {name} must be {value.describe()}, of rank {len(value.shape)}; found {found}. Reshape it, or prepare again"
+            )
         for d, dim in enumerate(value.shape):
             if isinstance(dim, Expr):
                 if batch is None:
                     batch = leaf.shape[d]
                 elif leaf.shape[d] != batch:
                     raise BatchError(
-                        f"inputs must share one batch: the first has {batch}, input {name} has {leaf.shape[d]}"
+                        f"inputs must share one batch: the first has {batch}, input {name} has {leaf.shape[d]}. At capture its "
+                        "dim 0 was as large as the batch; if by accident, prepare again with an example of another batch"
                     )
             elif leaf.shape[d] != dim:
                 raise InputError(
