@@ -151,7 +151,8 @@ class BoundaryPayload:
                 raise PayloadError(f"the header's {key!r} is {header.get(key)!r}, which is not of the expected type")
         if header.get("protocol_version") != PROTOCOL_VERSION:
             raise PayloadError(
-                f"the payload has protocol version {header.get('protocol_version')!r}; this Ariadne reads {PROTOCOL_VERSION}"
+                f"the payload has protocol version {header.get('protocol_version')!r}; this Ariadne reads {PROTOCOL_VERSION}; "
+                "use the same version of Ariadne on both sides"
             )
         labels = tuple(header["labels"])
         if not isinstance(values, (tuple, list)) or len(values) != len(labels):
@@ -198,7 +199,7 @@ def gradients_from_bytes(data: bytes | bytearray | memoryview) -> dict[str, torc
     header, tensors, _ = decode(data)
     names = header.get("gradients")
     if not isinstance(names, (tuple, list)):
-        raise PayloadError("the bytes hold no boundary gradients")
+        raise PayloadError("the bytes hold no boundary gradients; pass what gradients_to_bytes wrote")
     return {name: tensors.get(name) for name in names}
 
 

@@ -274,7 +274,10 @@ class Lowering:
             return value.node.pytype(expr)
         unknown = [s for s in expr.free_symbols if s not in self.symbols]
         if unknown:
-            raise UnsupportedError(f"a size in the forward, {expr}, depends on data in a way that no op's result shows")
+            raise UnsupportedError(
+                f"a size in the forward, {expr}, depends on data in a way that no op's result shows; read it "
+                "from a tensor that an op made"
+            )
         import_free = expr.xreplace({s: type(s)(self.symbols[s], **s.assumptions0) for s in expr.free_symbols})
         return Expr(PythonPrinter().doprint(import_free))
 
@@ -359,7 +362,9 @@ class Lowering:
         names: list[str] = []
         aliases: list[tuple[str, str]] = []
         if len(returns) > 1 and any(isinstance(o, (list, tuple)) for o in outs):
-            raise UnsupportedError(f"{node.target} returns nested sequences, which a plan can't hold")
+            raise UnsupportedError(
+                f"{node.target} returns nested sequences, which a plan can't hold; call it once for each sequence"
+            )
         for i, out in enumerate(outs):
             ret = returns[i] if len(returns) > 1 else returns[0]
             written = self._written_source(ret, target, args)
@@ -452,7 +457,9 @@ class Lowering:
         unpack = isinstance(event.out, tuple)
         outs = list(event.out) if unpack else [event.out]
         if not all(isinstance(o, torch.Tensor) for o in outs):
-            raise UnsupportedError(f"{cls.__name__}.apply returns something that is not a tensor")
+            raise UnsupportedError(
+                f"{cls.__name__}.apply returns something that is not a tensor, which a plan can't hold; return tensors alone"
+            )
         reads = tuple(a.name for a in args if isinstance(a, Ref))
         names = []
         for i, out in enumerate(outs):
@@ -478,7 +485,9 @@ class Lowering:
         if isinstance(value, (torch.Tensor, *_CONSTANTS, *_SYMBOLIC)):
             return self.atom(value)
         if any(isinstance(v, (torch.Tensor, *_SYMBOLIC)) for v in tree.leaves(value)):
-            raise UnsupportedError(f"{cls.__name__}.apply takes tensors inside a container, which a plan can't hold")
+            raise UnsupportedError(
+                f"{cls.__name__}.apply takes tensors inside a container, which a plan can't hold; pass them one by one"
+            )
         return self._object(value)
 
     # --- the plan -------------------------------------------------------------------------------------------------
@@ -562,7 +571,7 @@ class Lowering:
         if isinstance(atom, Ref) and atom.name in self.objects:
             raise UnsupportedError(
                 f"forward returns an object of type {type(leaf).__name__}, which is neither a tensor, a number, a string, "
-                "a known container nor one of the inputs"
+                "a known container nor one of the inputs; return its parts, or register the type with torch.utils._pytree"
             )
         return atom
 

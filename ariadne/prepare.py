@@ -135,7 +135,8 @@ def _verify_gradients(runtime: SplitRuntime, example: Example) -> None:
     if wrong:
         raise VerificationError(
             f"the gradients through the split at {runtime.split_id} differ from the model's: {wrong}. Forward may change gradients "
-            "in a way that ops don't show (hooks on tensors or graph nodes)"
+            "in a way that ops don't show (hooks on tensors or graph nodes): move it outside, or pass trainable=False if "
+            "it need not train"
         )
 
 
@@ -199,14 +200,19 @@ def validate_dynamic_batches(
                 snapshot.restore()
         wrong = difference(*results)
         if wrong:
-            raise VerificationError(f"at batch {size} the split at {runtime.split_id} differs from the model: {wrong}")
+            raise VerificationError(
+                f"at batch {size} the split at {runtime.split_id} differs from the model: {wrong}. If the model "
+                "gives the same result twice on the same input, this is a bug in Ariadne"
+            )
         outputs.append(results[1])
     return tuple(outputs)
 
 
 def _example(model: nn.Module, args: Sequence[Any], given: Mapping[str, Any] | None, spec: SplitSpec) -> Example:
     if not isinstance(model, nn.Module):
-        raise SpecError(f"the model must be a torch.nn.Module; found {type(model).__name__}")
+        raise SpecError(
+            f"the model must be a torch.nn.Module; found {type(model).__name__}. Wrap a function in a module"
+        )
     meta = next((n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta), None)
     if meta is not None:
         raise SpecError(
@@ -224,7 +230,9 @@ def _example(model: nn.Module, args: Sequence[Any], given: Mapping[str, Any] | N
             f"example_inputs is a tuple of forward's positional inputs; found {type(args).__name__}. Write (x,)"
         )
     if given is not None and not isinstance(given, Mapping):
-        raise InputError(f"example_kwargs is a mapping of forward's keyword inputs; found {type(given).__name__}")
+        raise InputError(
+            f"example_kwargs is a mapping of forward's keyword inputs; found {type(given).__name__}. Write {{'mask': m}}"
+        )
     kwargs = dict(given or {})
     leaves = [*tree.leaves((tuple(args), kwargs))]
     tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
@@ -234,7 +242,9 @@ def _example(model: nn.Module, args: Sequence[Any], given: Mapping[str, Any] | N
         raise InputError("example inputs are on the meta device, so there is nothing to run; pass tensors with data")
     first = tensors[0]
     if first.dim() == 0:
-        raise InputError("the first tensor of the example inputs has no dims; its dim 0 must be the batch")
+        raise InputError(
+            "the first tensor of the example inputs has no dims; its dim 0 must be the batch: unsqueeze it, or put another first"
+        )
     batch = first.shape[0]
     if batch < 1:
         raise BatchError("the example inputs have batch 0; pass at least one sample")

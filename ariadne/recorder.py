@@ -121,7 +121,9 @@ class Recorder(ProxyTorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload):
-            raise UnsupportedError(f"forward calls the higher-order op {func}, which a plan can't hold")
+            raise UnsupportedError(
+                f"forward calls the higher-order op {func} in {self.where()}, which a plan can't hold; write it as plain ops"
+            )
         if func.namespace == "prim" or self.depth:
             return func(*args, **kwargs)
         refuse_transforms(self.where())
@@ -396,7 +398,9 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: Patches) -> No
         finally:
             recorder.depth -= 1
         if kwargs:
-            raise UnsupportedError(f"forward calls {cls.__name__}.apply with keywords")
+            raise UnsupportedError(
+                f"forward calls {cls.__name__}.apply with keywords in {recorder.where()}; pass all of its arguments by position"
+            )
         recorder.add(cls, args, out)
         return out
 

@@ -31,7 +31,9 @@ def select(
     if boundary.kind in ("after", "cut"):
         cut = boundary.cut if boundary.kind == "cut" else _after(plan, candidates, boundary)
         if not 1 <= cut <= len(candidates):
-            raise FrontierError(f"there is no 'cut:{cut}': this plan has cuts 1 to {len(candidates)}")
+            raise FrontierError(
+                f"there is no 'cut:{cut}': this plan has cuts 1 to {len(candidates)}; take one of these"
+            )
         chosen = candidates[cut - 1]
         asked = f"'after:{boundary.module}'" if boundary.kind == "after" else f"'cut:{cut}'"
         if not chosen.safe:
@@ -45,7 +47,10 @@ def select(
     pool = [c for c in candidates if c.safe and (c.trainable or not trainable)]
     if not pool:
         why = candidates[len(candidates) // 2].reason or "no parameter of a suffix requires grad, and trainable=True"
-        raise FrontierError(f"none of the {len(candidates)} cuts will do; the one in the middle: {why}")
+        raise FrontierError(
+            f"none of the {len(candidates)} cuts will do; the one in the middle: {why}. runtime.candidates of a "
+            "split elsewhere, or of trainable=False, gives the reason for each"
+        )
     if boundary.kind == "percent":
         target = boundary.percent / 100 * len(plan.nodes)
         return min(pool, key=lambda c: (abs(c.cut - target), c.cut))
@@ -74,7 +79,8 @@ def _best(plan: TracePlan, pool: Sequence[SplitCandidate], objective: Objective 
     if not inner:
         if "min_share" in (objective or {}) or most < float("inf"):
             raise FrontierError(
-                f"no safe cut leaves each side {share:.0f} of {len(plan.nodes)} ops with at most {most} boundary bytes"
+                f"no safe cut leaves each side {share:.0f} of {len(plan.nodes)} ops with at most {most} boundary bytes; "
+                "lower min_share, or raise max_boundary_bytes"
             )
         inner = list(pool)
     return min(inner, key=lambda c: (sum(w * float(getattr(c, k)) for k, w in weights.items()), c.cut))
@@ -97,7 +103,8 @@ def _after(plan: TracePlan, candidates: Sequence[SplitCandidate], boundary: Boun
     number = boundary.call or 1
     if number > len(calls):
         raise FrontierError(
-            f"cannot split after call {number} of {boundary.module!r}: forward calls it {len(calls)} time(s)"
+            f"cannot split after call {number} of {boundary.module!r}: forward calls it {len(calls)} time(s); write "
+            f"'after:{boundary.module}#{len(calls)}' for the last"
         )
     end = calls[number - 1].end
     if end < 1 or end > len(candidates):

@@ -16,6 +16,7 @@ import torch
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.errors import BoundaryError, TrainingError
+from ariadne.plan import short_dtype
 
 Gradients = dict[str, torch.Tensor | None]
 
@@ -107,7 +108,9 @@ def train_suffix(
         output = suffix(boundary.batch, *values)
         loss = loss_fn(output, targets)
         if not (isinstance(loss, torch.Tensor) and loss.numel() == 1):
-            raise TrainingError(f"loss_fn must return a tensor with one element; found {_describe(loss)}")
+            raise TrainingError(
+                f"loss_fn must return a tensor with one element; found {_describe(loss)}. Reduce it, by sum() or mean()"
+            )
         if not loss.requires_grad:
             raise TrainingError(
                 "the loss does not depend on anything that requires grad: no parameter of the suffix does, nor any boundary "
@@ -148,7 +151,8 @@ def backward_prefix(
     unknown = sorted(set(gradients) - labels)
     if unknown:
         raise BoundaryError(
-            f"there is a gradient for {unknown[0]!r}, but the boundary holds {', '.join(sorted(labels))}"
+            f"there is a gradient for {unknown[0]!r}, but the boundary holds {', '.join(sorted(labels))}; pass what train_suffix "
+            "returned for this boundary"
         )
     roots, given = [], []
     for label, value in zip(boundary.labels, boundary._graph, strict=True):
@@ -156,10 +160,7 @@ def backward_prefix(
             gradient = gradients.get(f"{label}{at}")
             if gradient is None or not isinstance(t, torch.Tensor) or not t.requires_grad:
                 continue
-            if gradient.shape != t.shape:
-                raise BoundaryError(
-                    f"the gradient of {label + at!r} has shape {list(gradient.shape)}; the boundary tensor has {list(t.shape)}"
-                )
+            _refuse_another_kind(label + at, gradient, t)
             if _leads_on(t):
                 roots.append(t)
                 given.append(gradient)
@@ -180,6 +181,18 @@ def backward_prefix(
         _step(optimizer, scaler)
     if scaler is not None and optimizer is not None:
         scaler.update()
+
+
+def _refuse_another_kind(label: str, gradient: Any, t: torch.Tensor) -> None:
+    """Raise `BoundaryError` unless the gradient is one that can have arrived at `t`: autograd gives it the same type."""
+    if not isinstance(gradient, torch.Tensor):
+        raise BoundaryError(f"the gradient of {label!r} must be a tensor or None; found {type(gradient).__name__}")
+    found, wanted = (f"{short_dtype(x.dtype)}{list(x.shape)} on {x.device}" for x in (gradient, t))
+    if found != wanted:
+        raise BoundaryError(
+            f"the gradient of {label!r} is {found}; the boundary tensor is {wanted}. Pass what train_suffix returned for this "
+            "boundary, converted back if it was sent in another form"
+        )
 
 
 def _leads_on(t: torch.Tensor) -> bool:

@@ -16,7 +16,16 @@ from torch.utils.checkpoint import checkpoint
 
 from ariadne import BoundaryPayload, SplitRuntime, SplitSpec, prepare_split, prepare_split_replay, tree
 from ariadne.capture import Example, observe
-from ariadne.errors import BoundaryError, InputError, ModuleError, UnsupportedError, WitnessError
+from ariadne.errors import (
+    AriadneError,
+    BatchError,
+    BoundaryError,
+    InputError,
+    ModuleError,
+    TrainingError,
+    UnsupportedError,
+    WitnessError,
+)
 from ariadne.expr import Expr
 from ariadne.generalize import disagreement
 from ariadne.plan import Batches
@@ -462,3 +471,101 @@ def test_a_forward_that_asks_how_its_input_lies_in_memory_serves_every_layout(na
     for batch in (2, 3, 1):
         x = LAYOUTS[name](batch)
         assert difference(model(x).detach(), runtime.run_suffix(runtime.run_prefix(x))) is None
+
+
+# Inputs that share a size with the batch by accident
+
+
+def with_table(m: Any, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    return m.b(m.a(x) + table.sum(0))
+
+
+def test_an_input_that_is_as_large_as_the_batch_by_accident_is_refused_elsewhere_with_the_way_out() -> None:
+    model = Fn(with_table, a=nn.Linear(4, 4), b=nn.Linear(4, 4)).eval()
+    table = numbers(3, 4)
+    runtime = prepare_split(model, (numbers(3, 4), table), split="50%")
+    assert (
+        difference(model(numbers(3, 4), table).detach(), runtime.run_suffix(runtime.run_prefix(numbers(3, 4), table)))
+        is None
+    )
+    for batch in (1, 2, 5):
+        with pytest.raises(
+            BatchError, match=r"input \[1\] has 3\. .* by accident, prepare again with an example of another batch"
+        ):
+            runtime.run_prefix(numbers(batch, 4), table)
+    runtime = prepare_split(model, (numbers(2, 4), table), split="50%")
+    for batch in (1, 2, 3, 5):
+        x = numbers(batch, 4)
+        assert difference(model(x, table).detach(), runtime.run_suffix(runtime.run_prefix(x, table))) is None
+
+
+# What to do
+
+
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        (
+            lambda r: r.run_prefix(numbers(2, 3, 4)),
+            r"of rank 2; found f32\[2, 3, 4\] on cpu\. Reshape it, or prepare again",
+        ),
+        (lambda r: r.run_prefix(3), r"found int\. Pass a tensor, or prepare again"),
+        (lambda r: r.resplit("after:b#3"), r"calls it 2 time\(s\); write 'after:b#2' for the last"),
+        (lambda r: r.resplit("cut:99"), r"has cuts 1 to \d; take one of these"),
+    ],
+)
+def test_an_error_says_what_to_do(call: Callable[..., Any], found: str) -> None:
+    _, runtime = prepared(lambda m, x: m.b(m.b(m.a(x))))
+    with pytest.raises(AriadneError, match=found):
+        call(runtime)
+
+
+# Gradients and parameters across the cut
+
+
+def trained(runtime: SplitRuntime) -> tuple[BoundaryPayload, dict[str, Any]]:
+    boundary = runtime.run_training_prefix(numbers(2, 4))
+    return boundary, runtime.train_suffix(boundary, loss_fn=loss_of)[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda g: g.double(), r"f64\[2, 4\] on cpu; the boundary tensor is f32\[2, 4\] on cpu\. .* converted back"),
+        (lambda g: g.bfloat16(), r"bf16\[2, 4\]"),
+        (lambda g: g[:1], r"f32\[1, 4\]"),
+        (lambda g: g.tolist(), "must be a tensor or None; found list"),
+    ],
+)
+def test_a_gradient_of_another_type_or_shape_is_refused_and_the_boundary_is_not_used_up(
+    change: Callable[..., Any], found: str
+) -> None:
+    _, runtime = prepared(lambda m, x: m.b(m.a(x)))
+    boundary, gradients = trained(runtime)
+    with pytest.raises(BoundaryError, match=rf"the gradient of 'a' .*{found}"):
+        runtime.backward_prefix(boundary, {k: change(g) for k, g in gradients.items()})
+    runtime.backward_prefix(boundary, gradients)
+
+
+def test_under_autocast_the_gradients_have_the_boundarys_own_type() -> None:
+    _, runtime = prepared(lambda m, x: m.b(m.a(x)))
+    with torch.autocast("cpu", torch.bfloat16):
+        boundary, gradients = trained(runtime)
+    assert boundary.tensors["a"].dtype is torch.bfloat16
+    runtime.backward_prefix(boundary, gradients)
+
+
+def test_a_parameter_tied_after_the_capture_is_shared_as_one_that_always_was() -> None:
+    twins = Twins(lambda: Fn(lambda m, x: m.b(m.a(x)), a=nn.Linear(4, 4), b=nn.Linear(4, 4)), numbers(2, 4))
+
+    def tie(model: Any) -> None:
+        model.b.weight = model.a.weight
+
+    twins.both(tie)
+    assert twins.runtime.shared_parameters() == [twins.split.a.weight]
+    twins.train(numbers(2, 4), runtime=twins.runtime)
+    optimizer = torch.optim.SGD(twins.runtime.suffix_parameters(), lr=0.1)
+    with pytest.raises(TrainingError, match="uses too"):
+        twins.runtime.train_suffix(
+            twins.runtime.run_training_prefix(numbers(2, 4)), loss_fn=loss_of, optimizer=optimizer
+        )
