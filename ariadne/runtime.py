@@ -79,11 +79,6 @@ class Variant:
         self._slots = {
             side: [(model.get_submodule(path)._parameters, key) for path, key in found] for side, found in reads.items()
         }
-        self._common = [
-            (model.get_submodule(path)._parameters, key)
-            for path, key in reads["suffix"]
-            if (path, key) in reads["prefix"]
-        ]
         label = f"{candidate.split_id} of {type(model).__name__}"
         if settings.mode == "debug_interpreter":
             self.prefix: Callable[..., Any] = Interpreter(plan, candidate, "prefix", model)
@@ -108,8 +103,9 @@ class Variant:
         return _present(self._slots[side])
 
     def shared(self) -> list[nn.Parameter]:
-        """The parameters that both sides read now and that are to be trained."""
-        return [p for p in _present(self._common) if p.requires_grad] if self._common else []
+        """The parameters that both sides read now, each once, wherever they are kept."""
+        mine = {id(p) for p in self.parameters("prefix")}
+        return [p for p in self.parameters("suffix") if id(p) in mine]
 
 
 def reads_of(plan: TracePlan, candidate: SplitCandidate, side: str) -> dict[tuple[str, str], None]:
@@ -250,8 +246,7 @@ class SplitRuntime:
 
     def shared_parameters(self) -> list[nn.Parameter]:
         """The parameters that both sides read, such as tied embeddings."""
-        mine = {id(p) for p in self.prefix_parameters()}
-        return [p for p in self.suffix_parameters() if id(p) in mine]
+        return self._now[True].shared()
 
     def __repr__(self) -> str:
         c = self.candidate
@@ -328,7 +323,7 @@ class SplitRuntime:
         """Run the prefix with gradients; the boundary keeps the prefix's graph for `backward_prefix`."""
         if torch.is_inference_mode_enabled():
             raise TrainingError(
-                "run_training_prefix was called under torch.inference_mode(), where nothing can be trained"
+                "run_training_prefix was called under torch.inference_mode(), where nothing can be trained; call it outside"
             )
         variant = self._now[True]
         with torch.enable_grad():
@@ -368,7 +363,7 @@ class SplitRuntime:
             loss_fn=loss_fn,
             optimizer=optimizer,
             scaler=scaler,
-            shared=variant.shared(),
+            shared=[p for p in variant.shared() if p.requires_grad],
             cast=variant.cast,
         )
 
@@ -542,10 +537,14 @@ def _check_values(boundary: BoundaryPayload, variant: Variant) -> None:
     """Whether a boundary from elsewhere has the values that the suffix needs, each of the right type and sizes."""
     live = variant.candidate.live
     if tuple(boundary.labels) != live:
-        raise BoundaryError(f"the boundary holds {', '.join(boundary.labels)}; this split needs {', '.join(live)}")
+        raise BoundaryError(
+            f"the boundary holds {', '.join(boundary.labels)}; this split needs {', '.join(live)}. Send the "
+            "one that run_prefix returned"
+        )
     if boundary.batch not in variant.plan.batches:
         raise BoundaryError(
-            f"the boundary's batch {boundary.batch} is not one that this plan serves ({variant.plan.batches})"
+            f"the boundary's batch {boundary.batch} is not one that this plan serves ({variant.plan.batches}); run "
+            "the prefix here at that batch once, which captures a plan for it"
         )
     env: dict[str, Any] = {variant.plan.batch_symbol: boundary.batch}
     for label, value in zip(live, boundary.raw, strict=True):
