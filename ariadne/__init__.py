@@ -9,6 +9,7 @@ The pipeline, in import order; nothing imports backwards::
     shapes, verify, capture                   for which batches; how equality is proved; from a model to a plan
     spec, select                              the cut that was asked for
     bindings, codegen, segment, guards        one side of a cut becomes Python; what it relies on
+    lift, ahead, compiled                     the same, for compilers
     wire, boundary, training                  what crosses, and how gradients come back
     runtime, prepare                          running and training it; the door
 """

@@ -16,13 +16,14 @@ from ariadne.baseline import Baseline, state_types
 from ariadne.boundary import BoundaryPayload
 from ariadne.capture import Captured, Example
 from ariadne.codegen import emit
+from ariadne.compiled import CompileReport, SegmentReport, compiled
 from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError, SpecError, TrainingError
 from ariadne.expr import Expr
 from ariadne.frontier import SplitCandidate, frontiers, with_trainable
 from ariadne.guards import ModuleGuard, entrance, explain
 from ariadne.plan import TracePlan, Value, short_dtype, uses
 from ariadne.prune import Groups
-from ariadne.segment import compiled, load
+from ariadne.segment import load
 from ariadne.select import select
 from ariadne.spec import Boundary, ExecutionMode, Objective, SplitSpec, parse_boundary
 from ariadne.state import Snapshot
@@ -80,14 +81,19 @@ class Variant:
             side: [(model.get_submodule(path)._parameters, key) for path, key in found] for side, found in reads.items()
         }
         label = f"{candidate.split_id} of {type(model).__name__}"
+        self.reports: list[SegmentReport] = []
         if settings.mode == "debug_interpreter":
             self.prefix: Callable[..., Any] = Interpreter(plan, candidate, "prefix", model)
             self.suffix: Callable[..., Any] = Interpreter(plan, candidate, "suffix", model)
             return
-        self.prefix, self.suffix = load(self.prefix_source, label), load(self.suffix_source, label)
         if settings.mode == "compiled":
-            self.prefix = compiled(self.prefix, settings.compile_options)
-            self.suffix = compiled(self.suffix, settings.compile_options)
+            self.reports = [SegmentReport(side, candidate.split_id) for side in ("prefix", "suffix")]
+            self.prefix, self.suffix = (
+                compiled(source, plan, label, settings.compile_options, report)
+                for source, report in zip((self.prefix_source, self.suffix_source), self.reports, strict=True)
+            )
+            return
+        self.prefix, self.suffix = load(self.prefix_source, label), load(self.suffix_source, label)
 
     def serves(self, training: bool) -> bool:
         """Whether it may be used for training (or for inference, if not `training`).
@@ -316,6 +322,11 @@ class SplitRuntime:
             self.run_suffix(self.run_prefix(*args, **kwargs))
         finally:
             snapshot.restore()
+
+    def report(self) -> CompileReport:
+        """How the segments run: for mode compiled, what was compiled, loaded, compiled again or left to eager code."""
+        found = tuple(report for variant in self._variants for report in variant.reports)
+        return CompileReport.of(self.settings.mode, self.settings.compile_options, found)
 
     # --- training -------------------------------------------------------------------------------------------------
 

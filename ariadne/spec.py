@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from ariadne.expr import FUNCTIONS
 
 ExecutionMode = Literal["debug_interpreter", "generated_eager", "compiled"]
 TraceBatchMode = Literal["batch_1", "batch_gt1"]
-COMPILE_OPTIONS = ("backend", "mode", "dynamic", "fullgraph", "options", "disable")
+COMPILE_OPTIONS = ("backend", "mode", "dynamic", "fullgraph", "options", "disable")  # those of torch.compile
+OUR_COMPILE_OPTIONS = ("on_compile_error", "cache_dir")
+AHEAD_OPTIONS = ("backend", "options", *OUR_COMPILE_OPTIONS)
 MODES = ("debug_interpreter", "generated_eager", "compiled")
 TRACE_BATCH_MODES = ("batch_1", "batch_gt1")
 Objective = Mapping[str, float] | Callable[[Any], float]
@@ -67,6 +70,49 @@ class SplitSpec:
         ):
             raise SpecError(f"dynamic_batch must be (smallest, largest) with 1 <= smallest <= largest; found {pair!r}")
         return (pair[0], pair[1])
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How segments are compiled.
+
+    `given` are the options for the compiler: torch.compile's, or where `ahead` is true (backend "aot_inductor") AOTInductor's
+    configuration in "options". `cache_dir`: where packages compiled ahead of time are kept; native code is loaded from there, so it
+    must be as trusted as the program. `on_error`: raise, or eager to run a segment eagerly that can't be compiled.
+    """
+
+    given: Mapping[str, Any]
+    ahead: bool = False
+    cache_dir: str | None = None
+    on_error: str = "raise"
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any] | None) -> CompileOptions:
+        """The meaning of `compile_options`; `SpecError` for a name or a value that has none.
+
+        >>> CompileOptions.parse({"backend": "aot_inductor", "cache_dir": "packages"}).ahead
+        True
+        """
+        given = dict(options or {})
+        ahead = given.get("backend") == "aot_inductor"
+        known = AHEAD_OPTIONS if ahead else (*COMPILE_OPTIONS, *OUR_COMPILE_OPTIONS)
+        unknown = next((name for name in given if name not in known), None)
+        if unknown in COMPILE_OPTIONS:
+            raise SpecError(
+                f"compile_options: {unknown!r} is for torch.compile; backend 'aot_inductor' takes {', '.join(map(repr, known))}"
+            )
+        if unknown is not None:
+            raise SpecError(f"compile_options has no {unknown!r}; there are {', '.join(map(repr, known))}")
+        on_error, cache_dir = given.pop("on_compile_error", "raise"), given.pop("cache_dir", None)
+        if on_error not in ("raise", "eager"):
+            raise SpecError(f"on_compile_error must be 'raise' or 'eager'; found {on_error!r}")
+        if cache_dir is not None and not isinstance(cache_dir, (str, os.PathLike)):
+            raise SpecError(f"cache_dir is the path of a directory; found {type(cache_dir).__name__}")
+        if cache_dir is not None and not ahead:
+            raise SpecError("cache_dir goes with backend 'aot_inductor'; torch.compile keeps caches of its own")
+        if ahead and not isinstance(given.get("options") or {}, Mapping):
+            raise SpecError(f"options is a mapping of inductor's settings; found {type(given['options']).__name__}")
+        return cls(given, ahead, None if cache_dir is None else os.fspath(cache_dir), on_error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,11 @@ from ariadne.baseline import Baseline
 from ariadne.boundary import BoundaryPayload
 from ariadne.capture import Captured, Example
 from ariadne.codegen import Source
+from ariadne.compiled import SegmentReport, compiled
 from ariadne.frontier import SplitCandidate, frontiers
 from ariadne.plan import TraceNode, TracePlan, Value
 from ariadne.runtime import SplitRuntime, Variant
-from ariadne.segment import compiled, load
+from ariadne.segment import load
 
 Segment = Callable[..., Any]
 
@@ -108,9 +109,13 @@ class Planted(SplitRuntime):
         """Take another source for one side; the debug interpreter, which reads no source, stays as it is."""
         setattr(variant, f"{side}_source", source)
         if self.settings.mode != "debug_interpreter":
-            segment = load(source, f"{variant.candidate.split_id} of {type(self.model).__name__}")
+            split_id = variant.candidate.split_id
+            label = f"{split_id} of {type(self.model).__name__}"
             if self.settings.mode == "compiled":
-                segment = compiled(segment, self.settings.compile_options)
+                report = SegmentReport(side, split_id)
+                segment = compiled(source, variant.plan, label, self.settings.compile_options, report)
+            else:
+                segment = load(source, label)
             setattr(variant, side, segment)
 
 

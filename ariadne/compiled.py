@@ -1,0 +1,282 @@
+"""Compiled segments: torch.compile over kernels, one artefact for every batch, and an account of what was compiled.
+
+A kernel that has been compiled is called without leave to compile again: where torch's guards don't hold, the Python body
+would run, and its first line raises. So every compilation goes through `_Jit.cold`, which sets torch up for a batch that may be
+1, counts, times, and takes the blame.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx.experimental import _config as shape_config
+
+from ariadne.codegen import Source
+from ariadne.errors import AriadneError, CompileError, SpecError
+from ariadne.lift import Lifted, Miss, lift
+from ariadne.plan import TracePlan
+from ariadne.segment import load
+from ariadne.spec import CompileOptions
+
+_lock = threading.RLock()  # torch's compilers share settings and caches
+
+
+@dataclass
+class SegmentReport:
+    """What became of one segment: how often it was compiled or loaded, in which time, and for which batches.
+
+    `state` is waiting, compiled, loaded, or eager (it fell back). `compiled` counts by whether gradients were on; what goes
+    beyond one of each is a recompilation, and `seconds` is the time of all calls that compiled (what torch puts off to the
+    backward pass not included). `notes` says why, where something fell back, was refused, or was compiled again.
+    """
+
+    side: str
+    split_id: str
+    state: str = "waiting"
+    compiled: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
+    loaded: int = 0
+    seconds: float = 0.0
+    batches: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def recompiles(self) -> int:
+        """Compilations after the first of a kind."""
+        return sum(max(0, n - 1) for n in self.compiled.values())
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """How a runtime's segments run: its mode and backend, and a report for each segment of each plan."""
+
+    mode: str
+    backend: str | None
+    segments: tuple[SegmentReport, ...] = ()
+
+    @classmethod
+    def of(cls, mode: str, options: Mapping[str, Any] | None, segments: tuple[SegmentReport, ...]) -> CompileReport:
+        """The report of a runtime that was prepared with these options."""
+        if mode != "compiled":
+            return cls(mode, None)
+        backend = (options or {}).get("backend", "inductor")
+        return cls(mode, backend if isinstance(backend, str) else getattr(backend, "__name__", repr(backend)), segments)
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in calls that compiled or loaded."""
+        return sum(s.seconds for s in self.segments)
+
+    @property
+    def recompiles(self) -> int:
+        """Compilations after the first of a kind, of all segments."""
+        return sum(s.recompiles for s in self.segments)
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether a segment runs eagerly because it could not be compiled."""
+        return any(s.state == "eager" for s in self.segments)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.mode}{f', {self.backend}' if self.backend else ''}: {self.seconds:.1f} s, {self.recompiles} recompiled"
+        ]
+        for s in self.segments:
+            counts = (
+                f"{sum(s.compiled.values())} compiled, {s.loaded} loaded, {s.recompiles} recompiled, {s.seconds:.1f} s"
+            )
+            lines.append(f"  {s.side} at {s.split_id}: {s.state}; {counts}")
+            lines += [f"    for batch {', '.join(s.batches)}"] if s.batches else []
+            lines += [f"    {note}" for note in s.notes]
+        return "\n".join(lines)
+
+
+def jit(
+    source: Source, plan: TracePlan, label: str, options: CompileOptions, report: SegmentReport
+) -> Callable[..., Any]:
+    """A segment under `torch.compile`; it is compiled when it is first called, once for inference and once for training."""
+    lifted = lift(source, plan)
+    graphs = _uses_cuda_graphs(lifted, options)
+    kernel = _Jit(lifted, label, options, report, any(node.seeded for node in plan.nodes))
+    call = "try: {results} = hot({given})\nexcept Miss: {results} = cold({given})"
+    namespace = {"hot": kernel.hot, "cold": kernel.cold, "Miss": Miss, "step": _step, "keep": _keep}
+    first = ("step()",) if graphs and lifted.name == "prefix" else ()
+    shell = lifted.shell(call, namespace, first, "keep({})" if graphs else "{}")
+    function = load(shell, f"{label}, compiled")
+    kernel.shell = function.__globals__
+    return function
+
+
+class _Jit:
+    """A kernel under torch.compile: `hot` runs what is compiled, `cold` compiles."""
+
+    def __init__(
+        self, lifted: Lifted, label: str, options: CompileOptions, report: SegmentReport, seeded: bool
+    ) -> None:
+        self.lifted, self.label, self.options, self.report = lifted, label, options, report
+        self.shell: dict[str, Any] = {}
+        self.seeded = seeded
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self.shapes = [t.shape for t in self.lifted.read()]
+        given = dict(self.options.given)
+        given.setdefault("dynamic", True)
+        breaks = self.lifted.has_witness and not given.get("fullgraph")
+        function = load(self.lifted.kernel(marked=not breaks, checked=bool(given["dynamic"])), f"{self.label}, kernel")
+        try:
+            self.inner = torch.compile(function, **given)
+        except Exception as error:  # an unknown backend or mode
+            raise SpecError(f"torch.compile does not take {given}: {error}") from error
+        if given.get("disable"):
+            self.hot = load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
+        else:
+            self.hot = self.watched if breaks else torch._dynamo.run(function)
+        self.shell["hot"] = self.hot
+
+    def cold(self, *args: Any) -> Any:
+        """Compile for what these arguments are, and run."""
+        grad, start = torch.is_grad_enabled(), time.perf_counter()
+        with _lock:
+            if self.report.state == "eager":
+                return self.hot(*args)
+            if [t.shape for t in args[len(args) - len(self.lifted.state) :]] != self.shapes:
+                self._prepare()
+            try:
+                with _set_up(self.seeded):
+                    result = self.inner(*args)
+            except Miss:
+                count = self.report.compiled[grad]
+                why = (
+                    f"it gave up (after {count} compilations; torch._dynamo.config.recompile_limit), or is switched off"
+                )
+                return self._failed(why, None, args)
+            except AriadneError:
+                raise
+            except torch._dynamo.exc.TorchDynamoException as error:
+                return self._failed(str(error), error, args)
+            self._note(grad, time.perf_counter() - start)
+        return result
+
+    def watched(self, *args: Any) -> Any:
+        """Run a kernel that torch compiles in pieces, since it looks at numbers in tensors; compile what is missing."""
+        grad, start, before = torch.is_grad_enabled(), time.perf_counter(), _pieces()
+        try:
+            result = self.inner(*args)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            return self._failed(str(error), error, args)
+        if _pieces() != before:
+            self._note(grad, time.perf_counter() - start)
+        return result
+
+    def _note(self, grad: bool, seconds: float) -> None:
+        self.report.state = "compiled"
+        self.report.compiled[grad] += 1
+        self.report.seconds += seconds
+
+    def _failed(self, why: str, error: Exception | None, args: tuple[Any, ...]) -> Any:
+        failure = refused(self.lifted, self.options, why)
+        if self.options.on_error != "eager":
+            raise failure from error
+        self.report.state = "eager"
+        self.report.notes.append(str(why).strip().splitlines()[0] if str(why).strip() else type(error).__name__)
+        self.hot = load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
+        self.shell["hot"] = self.hot
+        return self.hot(*args)
+
+
+def refused(lifted: Lifted, options: CompileOptions, why: str) -> CompileError:
+    """The error for a segment that can't be compiled, with its source and what to try."""
+    who = "AOTInductor" if options.ahead else "torch.compile"
+    ways = ["compile_options={'on_compile_error': 'eager'} to run this segment eagerly", "mode='generated_eager'"]
+    ways += ["another cut"] if options.ahead else ["another backend, such as 'aot_eager', to see which stage fails"]
+    return CompileError(
+        f"{who} refused {lifted.name!r} with {dict(options.given)}: {why.strip()}\nTry {', '.join(ways[:-1])}, or {ways[-1]}. "
+        f"The segment:\n\n{lifted.source.text}"
+    )
+
+
+def _pieces() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+@contextmanager
+def _set_up(seeded: bool) -> Iterator[None]:
+    """Torch's settings while a kernel is compiled: batch 1 is a batch like any other, equal sizes are not one symbol, and
+    random numbers are drawn as eager code draws them."""  # fmt: skip
+    with ExitStack() as stack:
+        stack.enter_context(shape_config.patch(backed_size_oblivious=True, use_duck_shape=False))
+        stack.enter_context(batch_free_layouts())
+        if seeded:
+            stack.enter_context(torch._inductor.config.patch(fallback_random=True))
+        yield
+
+
+_FOLLOWING = frozenset({"Mkldnn", "MkldnnTranspose", "Slow2d", "SlowDilated2d", "SlowTranspose2d"})
+
+
+@contextmanager
+def batch_free_layouts() -> Iterator[None]:
+    """Let torch's model of a CPU convolution choose a layout without asking for the batch.
+
+    torch asks, since the batch decides between two kernels (16 and above go to oneDNN), and holds compiled code to the answer. But
+    both lay out their result as their inputs are laid out, so the answer does not matter where it is one of the two.
+    """
+    select, layout = torch._C._select_conv_backend, torch._C._conv_determine_backend_memory_format
+
+    def free(t: Any) -> bool:
+        return (
+            t.device.type == "cpu"
+            and t.dim() in (3, 4)
+            and torch.backends.mkldnn.is_available()
+            and torch._C._get_mkldnn_enabled()
+        )
+
+    def unguarded(function: Callable[..., Any], t: Any, *args: Any, **kwargs: Any) -> Any:
+        env = getattr(getattr(t, "fake_mode", None), "shape_env", None)
+        if env is None or not free(t):
+            return function(t, *args, **kwargs)
+        with env.suppress_guards():
+            found = function(t, *args, **kwargs)
+        backend = found if function is select else args[1]
+        return found if backend.name in _FOLLOWING else function(t, *args, **kwargs)
+
+    def selected(*args: Any, **kwargs: Any) -> Any:
+        t = args[0] if args else kwargs.pop("input")
+        return unguarded(select, t, *args[1:], **kwargs)
+
+    with _lock:
+        torch._C._select_conv_backend = selected
+        torch._C._conv_determine_backend_memory_format = lambda t, *args: unguarded(layout, t, *args)
+        try:
+            yield
+        finally:
+            torch._C._select_conv_backend, torch._C._conv_determine_backend_memory_format = select, layout
+
+
+def _uses_cuda_graphs(lifted: Lifted, options: CompileOptions) -> bool:
+    mode, inner = options.given.get("mode"), options.given.get("options") or {}
+    asked = mode in ("reduce-overhead", "max-autotune") or inner.get("triton.cudagraphs")
+    return bool(asked) and any(t.is_cuda for t in lifted.read())
+
+
+def _step() -> None:
+    torch.compiler.cudagraph_mark_step_begin()
+
+
+def _keep(value: Any) -> Any:
+    """A copy of what lies in memory that a CUDA graph writes again when it next runs."""
+    return value.clone() if isinstance(value, torch.Tensor) and value.is_cuda else value
+
+
+def compiled(
+    source: Source, plan: TracePlan, label: str, options: Mapping[str, Any] | None, report: SegmentReport
+) -> Callable[..., Any]:
+    """One side of a cut of `plan` as a callable that compiles itself as `options` say, and accounts for it in `report`."""
+    chosen = CompileOptions.parse(options)
+    return jit(source, plan, label, chosen, report)
