@@ -27,6 +27,9 @@ from ariadne.capture import Example, symbolic
 from ariadne.frontier import frontiers
 from ariadne.runtime import SplitRuntime
 from benchmarks.memory import peak
+from benchmarks.statistics import ratio_of_pairs
+from benchmarks.tables import table as markdown
+from benchmarks.timing import rounds
 
 
 def pairs(
@@ -35,24 +38,14 @@ def pairs(
     """Median seconds of `whole`, median seconds of `split`, median of the ratios of `count` pairs in random order."""
     for _ in range(warmup):
         whole(), split()
-    ratios, wholes, splits = [], [], []
-    for _ in range(count):
-        order = [(whole, wholes), (split, splits)]
-        random.shuffle(order)
-        for run, times in order:
-            start = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - start)
-        ratios.append(splits[-1] / wholes[-1])
-    return statistics.median(wholes), statistics.median(splits), statistics.median(ratios)
+    times = rounds({"whole": whole, "split": split}, count, random.Random(0))
+    ratio = ratio_of_pairs(times["split"], times["whole"])
+    return statistics.median(times["whole"]), statistics.median(times["split"]), ratio
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows as a Markdown table."""
-    print(f"\n## {title}\n")
-    widths = [max(len(str(r[i])) for r in [head, *rows]) for i in range(len(head))]
-    for row in [head, ["-" * w for w in widths], *rows]:
-        print("| " + " | ".join(str(c).ljust(w) for c, w in zip(row, widths, strict=True)) + " |", flush=True)
+    print(markdown(title, head, rows), flush=True)
 
 
 def _resized(name: str, pixels: int) -> tuple[nn.Module, tuple[Any, ...]]:

@@ -1,0 +1,146 @@
+"""The benchmarks as commands: `python -m benchmarks run …` and `python -m benchmarks summary FILE…`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+import model_zoo
+from benchmarks.records import read
+from benchmarks.runner import Options, Runner
+from benchmarks.subject import TASKS
+from benchmarks.summary import text
+from benchmarks.variants import SHORT, find
+
+SETS = {
+    "quick": ("nn/mlp10x64", "torchvision/mobilenet_v3_small"),
+    "cpu": (
+        "nn/mlp10x64",
+        "torchvision/mobilenet_v3_small",
+        "torchvision/resnet18",
+        "timm/vit_tiny_patch16_224",
+        "ultralytics/yolov8n",
+        "transformers/bert_tiny",
+    ),
+    "cuda": (
+        "timm/resnet50",
+        "torchvision/mobilenet_v3_large",
+        "timm/vit_tiny_patch16_224",
+        "timm/swin_tiny_patch4_window7_224",
+        "ultralytics/yolov8n",
+        "rfdetr/nano",
+        "ultralytics/rtdetr-l",
+        "transformers/llama_tiny",
+    ),
+}
+QUICK_VARIANTS = ("model", "export", "split_module", "generated", "compiled")
+QUICK = {"pairs": 12, "settle": 5, "start_processes": 1}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command and return 0, 1 where any sample failed; 2 is the exit status for what can't be meant."""
+    options = _parser().parse_args(argv)
+    if options.command == "summary":
+        print(text(read(*options.files)))
+        return 0
+    return _run(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="measure in fresh processes; continues a file that is there")
+    run.add_argument("--models", nargs="+", help=f"names of the zoo, or sets: {', '.join(SETS)}")
+    run.add_argument("--batches", nargs="+", type=_positive, help="batch sizes (1)")
+    run.add_argument("--variants", nargs="+", help=f"of {', '.join(SHORT)} (all)")
+    run.add_argument("--tasks", nargs="+", choices=TASKS, default=["inference"])
+    run.add_argument("--processes", type=_positive, default=5, help="processes for each model (5)")
+    run.add_argument("--start-processes", type=_natural, help="processes for the costs at the start (as --processes)")
+    run.add_argument("--start-batches", nargs="+", type=_positive, help="batches for these (as --batches)")
+    run.add_argument("--pairs", type=_positive, help="rounds in each process (30)")
+    run.add_argument("--settle", type=_positive, help="calls before steady state (10)")
+    run.add_argument("--threads", type=_positive, default=1, help="threads of each process (1)")
+    run.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    run.add_argument(
+        "--require-cuda", action="store_true", help="the same as --device cuda: refuse where there is none"
+    )
+    run.add_argument(
+        "--reference", default=os.environ.get("ARIADNE_REFERENCE"), help="a Python or folder with ariadne-split"
+    )
+    run.add_argument("--timeout", type=float, default=1800.0, help="seconds for one process (1800)")
+    run.add_argument("--quick", action="store_true", help="two small models, few rounds, no verdict on break-even")
+    run.add_argument("--output", type=Path, required=True, help="JSON lines, appended to")
+    run.set_defaults(parser=run)
+    summary = commands.add_parser("summary", help="print what files of results say")
+    summary.add_argument("files", nargs="+", type=Path)
+    return parser
+
+
+def _run(given: argparse.Namespace) -> int:
+    device = "cuda" if given.require_cuda else given.device
+    if device == "cuda" and not torch.cuda.is_available():
+        given.parser.error(
+            "CUDA was asked for, and torch finds no CUDA device; measure with --device cpu, or elsewhere"
+        )
+    names = given.models or (["quick"] if given.quick else [device])
+    models = [name for wanted in names for name in SETS.get(wanted, (wanted,))]
+    try:
+        for name in models:
+            model_zoo.entry(name)
+        variants = [find(v).name for v in given.variants or (QUICK_VARIANTS if given.quick else SHORT)]
+    except (model_zoo.UnknownNameError, ValueError) as error:
+        given.parser.error(str(error))
+    quick = QUICK if given.quick else {}
+    starts = given.processes if given.start_processes is None else given.start_processes
+    options = Options(
+        models=tuple(dict.fromkeys(models)),
+        batches=tuple(dict.fromkeys(given.batches or (1,))),
+        variants=tuple(dict.fromkeys(variants)),
+        tasks=tuple(dict.fromkeys(given.tasks)),
+        device=device,
+        processes=given.processes,
+        start_processes=quick.get("start_processes", starts) if given.start_processes is None else starts,
+        start_batches=tuple(given.start_batches or ()),
+        pairs=given.pairs or quick.get("pairs", 30),
+        settle=given.settle or quick.get("settle", 10),
+        threads=given.threads,
+        timeout=given.timeout,
+        reference=given.reference,
+    )
+    try:
+        failed = Runner(options, given.output, progress).run()
+    except ValueError as error:
+        given.parser.error(str(error))
+    print(text(read(given.output)))
+    return int(failed > 0)
+
+
+def progress(line: str) -> None:
+    """One line that changes on a terminal, a line for each thing that is done elsewhere."""
+    running = line.endswith("…")
+    if sys.stderr.isatty():
+        print(f"\r\033[K{line}", end="" if running else "\n", file=sys.stderr, flush=True)
+    elif not running:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _positive(value: str) -> int:
+    number = int(value)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"at least 1; found {value}")
+    return number
+
+
+def _natural(value: str) -> int:
+    number = int(value)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"at least 0; found {value}")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

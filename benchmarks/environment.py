@@ -1,0 +1,101 @@
+"""The environment of a measurement: all that timings may depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from conformance.environment import Environment
+
+ROOT = Path(__file__).resolve().parents[1]
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "PYTORCH_CUDA_ALLOC_CONF", "LD_PRELOAD", "CXX")
+
+
+def here(device: str, options: dict[str, Any]) -> Environment:
+    """This machine, its software, the sources and the options that a sample's meaning depends on."""
+    base = Environment.here("benchmarks", datetime.now(UTC).isoformat(timespec="seconds"))
+    facts = base.facts | {
+        "device": device,
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "memory": _memory(),
+        "kernel": platform.release(),
+        "libc": " ".join(platform.libc_ver()),
+        "compiler": _compiler(),
+        "governor": _read(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
+        "torch build": torch.__version__,
+        "sources": sources(ROOT),
+    }
+    facts |= {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    facts |= {f"option {name}": str(value) for name, value in options.items()}
+    if device.startswith("cuda"):
+        facts |= _cuda(device)
+    return Environment(base.date, facts)
+
+
+def _cuda(device: str) -> dict[str, str]:
+    properties = torch.cuda.get_device_properties(device)
+    query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,power.limit", "--format=csv,noheader"]
+    return {
+        "gpu": properties.name,
+        "gpu memory": str(properties.total_memory),
+        "gpu capability": f"{properties.major}.{properties.minor}",
+        "cuda": str(torch.version.cuda),
+        "cudnn": str(torch.backends.cudnn.version()),
+        "gpu driver, clock, power": _first_line(query),
+        "tf32": str(torch.backends.cuda.matmul.allow_tf32),
+    }
+
+
+def moment() -> dict[str, Any]:
+    """What may differ from job to job: the time, how busy the machine was before it, and the commit (see `sources`)."""
+    load = os.getloadavg() if hasattr(os, "getloadavg") else None
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"date": date, "load": load and list(load), "commit": _commit()}
+
+
+def sources(root: Path) -> str:
+    """A digest of the code that timings depend on: the runtime, the zoo and the benchmarks."""
+    digest = hashlib.sha256()
+    for top in ("ariadne", "model_zoo", "benchmarks"):
+        for file in sorted((root / top).rglob("*.py")):
+            if not file.name.startswith("test_"):
+                digest.update(f"{file.relative_to(root).as_posix()}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def _memory() -> str:
+    try:
+        return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB"
+    except (ValueError, OSError, AttributeError):
+        return "unknown"
+
+
+def _compiler() -> str:
+    name = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    return _first_line([name, "--version"]) if name else "none"
+
+
+@lru_cache(maxsize=1)
+def _commit() -> str:
+    return _first_line(["git", "-c", "safe.directory=*", "-C", str(ROOT), "rev-parse", "HEAD"])
+
+
+def _first_line(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.strip().split("\n")[0] if done.returncode == 0 else "unknown"
+
+
+def _read(path: Path) -> str:
+    return path.read_text().strip() if path.exists() else "unknown"

@@ -1,0 +1,237 @@
+"""What raw records come to: speeds against the model, costs at the start, break-even; plain data for tables and pages."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.break_even import BreakEven, break_even, break_even_seconds, curve, excess, grid
+from benchmarks.records import Record, Records
+from benchmarks.statistics import (
+    Comparison,
+    Geomean,
+    Interval,
+    TooFewSamplesError,
+    compare,
+    geometric_mean,
+    interval,
+    percentile,
+    ratio_of_pairs,
+)
+from benchmarks.variants import EAGER, NOISE, REFERENCE
+
+Group = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a finding holds: the environment's id, the device, the task, the model (None over all of them) and the batch."""
+
+    environment: str
+    device: str
+    task: str
+    model: str | None
+    batch: int
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A variant at steady state, side by side with the model; `failure` says why there is no value.
+
+    `ratios` holds one number for each process; `p90` and `p99` pool the samples of all, None where these are too few.
+    `strayed`: the largest difference from the model's output, over its largest value.
+    """
+
+    place: Place
+    variant: str
+    failure: str | None = None
+    seconds: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    ratios: tuple[float, ...] = ()
+    against_model: Comparison | None = None
+    recompilations: int = 0
+    strayed: float | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a variant costs at the start, with a cold cache, a warm one or none ("none"), and when that is paid back."""
+
+    place: Place
+    variant: str
+    cache: str
+    failure: str | None = None
+    processes: int = 0
+    prepare: Interval | None = None
+    first_call: Interval | None = None
+    cost: Interval | None = None
+    saving: Interval | None = None
+    calls: BreakEven | None = None
+    seconds: BreakEven | None = None
+    balance: tuple[tuple[int, Interval], ...] = ()
+    compilations: int = 0
+    recompilations: int = 0
+    imports: dict[str, float] | None = None
+    rss_bytes: dict[str, int] | None = None
+    tensor_peak_bytes: int | None = None
+    cuda_peak_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A variant against the model over the fixed set of all models that were measured at this batch."""
+
+    place: Place
+    variant: str
+    geomean: Geomean
+
+
+def _place(sample: Record, model: bool = True) -> Place:
+    name = sample["model"] if model else None
+    return Place(sample["environment"], sample["device"], sample["task"], name, sample["batch"])
+
+
+def _failure(samples: list[Record]) -> str | None:
+    """The words of the first sample that is not "ok": where one process failed, the variant failed."""
+    bad = next((s for s in samples if s["status"] != "ok"), None)
+    return None if bad is None else f"{bad['status']}: {bad['reason']}"
+
+
+def speeds(records: Records) -> list[Speed]:
+    """Every variant at every place, in the order in which they were measured."""
+    groups: dict[Place, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    own: dict[Place, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for sample in records.of("rounds"):
+        groups[_place(sample)][sample["variant"]].append(sample)
+    for sample in records.of("reference"):
+        own[_place(sample)][sample["variant"]].append(sample)
+    found = []
+    for place, variants in groups.items():
+        found += [_speed(place, name, samples, variants) for name, samples in variants.items()]
+        if place in own:  # against the model in its own processes
+            found.append(_speed(place, REFERENCE, own[place][REFERENCE], own[place]))
+    return found
+
+
+def _speed(place: Place, name: str, samples: list[Record], beside: dict[str, list[Record]]) -> Speed:
+    failure = _failure(samples)
+    if failure is not None:
+        return Speed(place, name, failure)
+    times = {s["process"]: s["seconds"] for s in samples}
+    model, again = ({s["process"]: s["seconds"] for s in beside[n] if s["status"] == "ok"} for n in (EAGER, NOISE))
+    ratios = tuple(ratio_of_pairs(times[p], model[p]) for p in times if p in model)
+    noise = [ratio_of_pairs(again[p], model[p]) for p in again if p in model]
+    pooled = [t for process in times.values() for t in process]
+    strayed = [float(s["strayed"]) for s in samples]
+    return Speed(
+        place,
+        name,
+        seconds=statistics.median(map(statistics.median, times.values())),
+        p90=_tail(pooled, 0.9),
+        p99=_tail(pooled, 0.99),
+        ratios=ratios,
+        against_model=compare(ratios, noise) if ratios and noise and name != EAGER else None,
+        recompilations=max(s["graphs_in_rounds"] for s in samples),
+        strayed=max(strayed),
+    )
+
+
+def _tail(samples: list[float], quantile: float) -> float | None:
+    try:
+        return percentile(samples, quantile)
+    except TooFewSamplesError:
+        return None
+
+
+def means(found: list[Speed]) -> list[Mean]:
+    """The geometric means over models, for each variant at each batch; the set of models is the same for all variants."""
+    groups: dict[Place, dict[str, dict[str, Speed]]] = defaultdict(lambda: defaultdict(dict))
+    for speed in found:
+        p = speed.place
+        overall = Place(p.environment, p.device, p.task, None, p.batch)
+        groups[overall][speed.variant][str(p.model)] = speed
+    result = []
+    for place, variants in groups.items():
+        models = sorted({model for by_model in variants.values() for model in by_model})
+        for name, by_model in variants.items():
+            if name in (EAGER, NOISE):
+                continue
+            values: dict[str, tuple[float, ...] | str] = {}
+            for model in models:
+                speed = by_model.get(model, Speed(place, name, "not measured"))
+                values[model] = speed.failure or speed.ratios or "the model itself failed"
+            result.append(Mean(place, name, geometric_mean(values)))
+    return result
+
+
+def recompilations(records: Records) -> Iterator[tuple[Place, str, dict[int, int]]]:
+    """For each variant that compiled: the most graphs that any process compiled at each batch, in the order of batches.
+
+    Those after the first batch, and those in rounds (which `Speed` has), are recompilations.
+    """
+    groups: dict[tuple[Place, str], dict[int, int]] = defaultdict(dict)
+    for sample in records.of("rounds"):
+        if sample["status"] == "ok" and sample["variant"] not in (EAGER, NOISE):
+            place = _place(sample)
+            whole = Place(place.environment, place.device, place.task, place.model, 0)
+            graphs = groups[whole, sample["variant"]]
+            graphs[sample["batch"]] = max(graphs.get(sample["batch"], 0), sample["graphs"])
+    yield from ((place, name, graphs) for (place, name), graphs in groups.items() if any(graphs.values()))
+
+
+def starts(records: Records) -> list[Start]:
+    """Every variant that costs something at the start, cold and warm apart."""
+    groups: dict[tuple[Place, str, str], list[Record]] = defaultdict(list)
+    for sample in records.of("start"):
+        groups[_place(sample), sample["variant"], sample["cache"]].append(sample)
+    return [_start(*where, samples, groups) for where, samples in groups.items()]
+
+
+def _start(
+    place: Place, name: str, cache: str, samples: list[Record], groups: dict[tuple[Place, str, str], list[Record]]
+) -> Start:
+    failure = _failure(samples)
+    if failure is not None:
+        return Start(place, name, cache, failure)
+    eager = {s["process"]: _excess(s) for s in groups.get((place, EAGER, "none"), []) if s["status"] == "ok"}
+    shared = {
+        "processes": len(samples),
+        "prepare": interval([s["prepare_seconds"] for s in samples]),
+        "first_call": interval([s["calls_seconds"][0] for s in samples]),
+        "compilations": max(s["graphs"][2] for s in samples),
+        "recompilations": max(s["graphs"][-1] - s["graphs"][2] + s["graphs_in_rounds"] for s in samples),
+        "imports": {k: statistics.median(s["imports"][k] for s in samples) for k in samples[0]["imports"]},
+        "rss_bytes": {k: max(s["rss_bytes"][k] for s in samples) for k in samples[0]["rss_bytes"]},
+        "tensor_peak_bytes": samples[0]["tensor_peak_bytes"],
+        "cuda_peak_bytes": samples[0]["cuda_peak_bytes"],
+    }
+    if name == EAGER:
+        return Start(place, name, cache, **shared)
+    costs = [_excess(s) - eager.get(s["process"], 0.0) for s in samples]
+    savings = [
+        statistics.median(a - b for a, b in zip(s["seconds"][EAGER], s["seconds"][name], strict=True)) for s in samples
+    ]
+    paces = [statistics.median(s["seconds"][EAGER]) for s in samples]
+    calls = break_even(costs, savings)
+    last = 10 * calls.high if calls.high < 1e9 else 1e5
+    return Start(
+        place,
+        name,
+        cache,
+        **shared,
+        cost=interval(costs),
+        saving=interval(savings),
+        calls=calls,
+        seconds=break_even_seconds(costs, savings, paces),
+        balance=tuple(curve(costs, savings, grid(last))),
+    )
+
+
+def _excess(sample: Record) -> float:
+    """X of one process, over the median of its steady calls."""
+    steady = statistics.median(sample["seconds"][sample["variant"]])
+    return excess(sample["prepare_seconds"], sample["calls_seconds"], steady)

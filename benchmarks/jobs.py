@@ -1,0 +1,184 @@
+"""The jobs of a fresh process: `start`, what one variant costs at first, and `rounds`, all variants side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import json
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import model_zoo
+from benchmarks import timing
+from benchmarks.allocations import peak_bytes
+from benchmarks.child import peak_rss
+from benchmarks.competitors import NotApplicableError
+from benchmarks.subject import Step, Subject, strayed
+from benchmarks.variants import EAGER, NOISE, REFERENCE, Variant, find
+
+ROOT = Path(__file__).resolve().parents[1]
+Job = dict[str, Any]
+Record = dict[str, Any]
+
+
+def start(job: Job, process: Record) -> Iterator[Record]:
+    """One variant from nothing: its preparation and first calls, then rounds against the model, then its memory.
+
+    The variant goes first, so that what a process pays once (thread pools, lazy libraries) is in its first call; the model's
+    own first call is measured in the same way, as the start of the variant "model".
+    """
+    subject, variant, batch = _subject(job), find(job["variant"]), job["batches"][0]
+    record = {**_key(job), "variant": variant.name, "batch": batch, "cache": job["cache"], **process}
+    try:
+        with _mode(subject.task):
+            yield record | _started(job, subject, variant, batch, process["rss_bytes"])
+    except Exception as error:
+        yield record | failure(error)
+
+
+def _started(job: Job, subject: Subject, variant: Variant, batch: int, rss: dict[str, int]) -> Record:
+    args, kwargs = subject.inputs(batch)
+    subject.build_ahead()
+    rss = rss | {"ready": peak_rss()}
+    if subject.device.startswith("cuda"):
+        torch.zeros(1, device=subject.device)  # the context is no variant's cost
+        torch.cuda.reset_peak_memory_stats()
+    graphs = [_graphs()]
+    built: list[Step] = []
+    prepare = timing.seconds(lambda: built.append(_build(variant, subject, batch)), timing.synchroniser(subject.device))
+    rss["prepared"] = peak_rss()
+    run = partial(built[0], args, kwargs)
+    graphs.append(_graphs())
+    first = []
+    for _ in range(job["settle"]):
+        first += timing.calls(run, 1, subject.device)
+        graphs.append(_graphs())
+    rss["called"] = peak_rss()
+    cuda = torch.cuda.max_memory_allocated() if subject.device.startswith("cuda") else None
+    runs: dict[str, Callable[[], Any]] = {variant.name: run}
+    if variant.name != EAGER:
+        runs[EAGER] = partial(_build(find(EAGER), subject, batch), args, kwargs)
+        timing.calls(runs[EAGER], job["settle"], subject.device)
+    seconds = timing.rounds(runs, job["pairs"], _order(job), subject.device)
+    return {
+        "status": "ok",
+        "prepare_seconds": prepare,
+        "calls_seconds": first,
+        "graphs": graphs,
+        "graphs_in_rounds": _graphs() - graphs[-1],
+        "seconds": seconds,
+        "rss_bytes": rss,
+        "cuda_peak_bytes": cuda,
+        "tensor_peak_bytes": None if cuda is not None else peak_bytes(run),
+    }
+
+
+def side_by_side(job: Job, process: Record) -> Iterator[Record]:
+    """All variants and the model twice, in rounds of random order, at each batch; one record per batch and variant."""
+    subject = _subject(job)
+    names = [EAGER, NOISE, *(v for v in job["variants"] if v not in (EAGER, NOISE))]
+    built: dict[str, Step] = {}
+    failed: dict[str, Record] = {}
+    graphs: dict[str, dict[int, int]] = {name: {} for name in names}
+    with _mode(subject.task):
+        for batch in job["batches"]:
+            args, kwargs = subject.inputs(batch)
+            found: dict[str, Record] = {}
+            expected = None
+            for name in names:
+                variant = find(EAGER if name == NOISE else name)
+                if name in failed and not variant.each_batch:
+                    continue
+                failed.pop(name, None)
+                before = _graphs()
+                try:
+                    if name not in built or variant.each_batch:
+                        built[name] = _build(variant, subject, batch)
+                    output = built[name](args, kwargs)
+                    expected = output if name == EAGER else expected
+                    found[name] = {"strayed": _number(strayed(expected, output))}
+                    timing.calls(partial(built[name], args, kwargs), job["settle"], subject.device)
+                    graphs[name][batch] = _graphs() - before
+                except Exception as error:
+                    failed[name] = failure(error)
+            runs = {name: partial(built[name], args, kwargs) for name in names if name not in failed}
+            before = _graphs()
+            times: dict[str, list[float]] = {}
+            if EAGER in runs:
+                times = timing.rounds(runs, job["pairs"], _order(job, batch), subject.device)
+            in_rounds = _graphs() - before
+            for name in names:
+                record = {**_key(job), "variant": name, "batch": batch, "seed": _seed(job, batch)}
+                if name in times:
+                    record |= {"status": "ok", **found[name], "graphs": graphs[name][batch]}
+                    record |= {"graphs_in_rounds": in_rounds, "seconds": times[name]}
+                else:
+                    record |= failed.get(name) or {"status": "failed", "reason": f"{EAGER} failed"}
+                yield record
+
+
+JOBS = {"start": start, "rounds": side_by_side, "reference": side_by_side}
+
+
+def failure(error: Exception) -> Record:
+    """What a record holds of an exception: a failure is a result, and is published as one."""
+    words = str(error).strip().split("\n")[0][:300]
+    kind = "not applicable" if isinstance(error, NotApplicableError) else "failed"
+    if isinstance(error, model_zoo.MissingPackageError):
+        kind = "absent"
+    return {"status": kind, "reason": f"{type(error).__name__}: {words}"}
+
+
+def _key(job: Job) -> Record:
+    return {name: job[name] for name in ("job", "task", "device", "model", "process")}
+
+
+def _subject(job: Job) -> Subject:
+    cache = Path(job["packages"]) if job.get("packages") else None
+    return Subject(model_zoo.entry(job["model"]), job["device"], job["task"], cache)
+
+
+def _build(variant: Variant, subject: Subject, batch: int) -> Step:
+    if variant.name == REFERENCE:
+        _require_reference()
+    module, _, function = variant.builder.partition(":")
+    step: Step = getattr(importlib.import_module(module), function)(subject, batch, **variant.options)
+    return step
+
+
+def _require_reference() -> None:
+    file = Path(sys.modules["ariadne"].__file__ or "").resolve()
+    if file.is_relative_to(ROOT):
+        raise RuntimeError(f"ariadne was imported from {file.parent}, which is not the package from PyPI")
+
+
+@contextlib.contextmanager
+def _mode(task: str) -> Iterator[None]:
+    with torch.set_grad_enabled(task == "training"):
+        yield
+
+
+def _graphs() -> int:
+    """How many graphs Dynamo has compiled in this process so far."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return int(utils.counters["stats"]["unique_graphs"]) if utils is not None else 0
+
+
+def _seed(job: Job, batch: int) -> str:
+    return json.dumps([job["task"], job["model"], batch, job["process"]])
+
+
+def _order(job: Job, batch: int | None = None) -> random.Random:
+    return random.Random(_seed(job, job["batches"][0] if batch is None else batch))
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)

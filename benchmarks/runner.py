@@ -1,0 +1,259 @@
+"""The runner: fresh processes, one after another, whose samples are appended to a file; what is there is not run again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import environment
+from benchmarks.records import Record, append, key, read
+from benchmarks.variants import EAGER, NOISE, REFERENCE, Variant, find
+from conformance.environment import Environment
+
+ROOT = Path(__file__).resolve().parents[1]
+DIED = ("crashed", "timed out")
+OFFLINE = {"YOLO_OFFLINE": "true", "YOLO_AUTOINSTALL": "false", "HF_HUB_OFFLINE": "1"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure, and how much of it."""
+
+    models: tuple[str, ...]
+    batches: tuple[int, ...] = (1,)
+    variants: tuple[str, ...] = (EAGER,)
+    tasks: tuple[str, ...] = ("inference",)
+    device: str = "cpu"
+    processes: int = 5
+    start_processes: int = 5
+    start_batches: tuple[int, ...] = ()
+    pairs: int = 30
+    settle: int = 10
+    threads: int = 1
+    timeout: float = 1800.0
+    reference: str | None = None
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The options that a sample's meaning depends on; the others may differ between a run and its continuation."""
+        return {"pairs": self.pairs, "settle": self.settle, "threads": self.threads}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A job, or two that share a compile cache: `caches` are its states, each a process of its own."""
+
+    job: str
+    task: str
+    model: str
+    batches: tuple[int, ...]
+    variants: tuple[str, ...]
+    process: int
+    caches: tuple[str | None, ...] = (None,)
+    refusal: str | None = None
+
+    @property
+    def words(self) -> str:
+        """How it is called while it runs."""
+        what = self.variants[0] if self.job == "start" else f"{len(self.variants)} variants"
+        batches = ", ".join(map(str, self.batches))
+        return f"{self.job} {self.task} {self.model}, batch {batches}, {what}, process {self.process}"
+
+    def samples(self, device: str, cache: str | None) -> Iterator[Record]:
+        """The samples that it owes, without their results."""
+        for batch in self.batches:
+            for variant in self.variants:
+                sample = {"job": self.job, "task": self.task, "device": device, "model": self.model}
+                sample |= {"batch": batch, "variant": variant, "process": self.process}
+                yield sample | ({"cache": cache} if self.job == "start" else {})
+
+
+def units(options: Options) -> Iterator[Unit]:
+    """All units in the order in which they run: process by process, so that what drifts with time is in all alike."""
+    chosen = [find(name) for name in options.variants]
+    for process in range(max(options.processes, options.start_processes)):
+        for task in options.tasks:
+            for model in options.models:
+                if process < options.start_processes:
+                    yield from _starts(options, chosen, task, model, process)
+                if process < options.processes:
+                    yield from _rounds(options, chosen, task, model, process)
+
+
+def _starts(options: Options, chosen: Sequence[Variant], task: str, model: str, process: int) -> Iterator[Unit]:
+    able = [v for v in chosen if v.start and v.refusal(task, options.device) is None]
+    if options.reference is None:
+        able = [v for v in able if v.name != REFERENCE]
+    random.Random(f"{model} {process}").shuffle(able)
+    for batch in options.start_batches or options.batches:
+        for variant in able:
+            caches = ("cold", "warm") if variant.caches else ("none",)
+            yield Unit("start", task, model, (batch,), (variant.name,), process, caches)
+
+
+def _rounds(options: Options, chosen: Sequence[Variant], task: str, model: str, process: int) -> Iterator[Unit]:
+    def unit(job: str, names: Sequence[str], refusal: str | None = None) -> Unit:
+        return Unit(job, task, model, options.batches, tuple(names), process, refusal=refusal)
+
+    refused = {v.name: why for v in chosen if (why := v.refusal(task, options.device)) is not None}
+    yield unit("rounds", [EAGER, NOISE, *(v.name for v in chosen if v.name not in (EAGER, REFERENCE, *refused))])
+    for name, why in refused.items():
+        yield unit("rounds", [name], why)
+    if any(v.name == REFERENCE for v in chosen) and REFERENCE not in refused:
+        if options.reference is None:
+            yield unit("reference", [REFERENCE], "no environment with ariadne-split was given (--reference)")
+        else:
+            yield unit("reference", [EAGER, NOISE, REFERENCE])
+
+
+@dataclass
+class Runner:
+    """Runs the units of some options into a file; `progress` is told each unit and what it came to."""
+
+    options: Options
+    output: Path
+    progress: Callable[[str], None]
+    reference: Path | None = None
+    done: dict[Any, Record] = field(default_factory=dict)
+
+    def run(self) -> int:
+        """Run what the file does not hold yet; returns how many samples failed."""
+        here = environment.here(self.options.device, self.options.fixed)
+        if self.options.reference is not None:
+            self.reference = reference_folder(self.options.reference)
+        if self.output.exists():
+            held = read(self.output)
+            self.done = {k: s for k, s in held.samples.items() if s["environment"] == here.id}
+            known = here.id in held.environments
+        else:
+            known = False
+        if not known:
+            append(self.output, [here])
+        todo = [u for u in units(self.options) if not self._is_done(u, here)]
+        start = time.perf_counter()
+        with tempfile.TemporaryDirectory(prefix="ariadne-benchmarks-") as folder:
+            for number, unit in enumerate(todo, start=1):
+                head = f"[{number}/{len(todo)} {time.perf_counter() - start:5.0f} s] {unit.words}"
+                self.progress(f"{head} …")
+                before = time.perf_counter()
+                samples = list(self._perform(unit, Path(folder)))
+                moment = environment.moment()
+                samples = [{"environment": here.id, **moment, **s} for s in samples]
+                append(self.output, samples)
+                self.done |= {key(s): s for s in samples}
+                bad = [f"{s['variant']}: {s['status']}: {s['reason']}" for s in samples if s["status"] != "ok"]
+                self.progress("; ".join([f"{head}: {time.perf_counter() - before:.1f} s", *bad]))
+        return sum(s["status"] in ("failed", *DIED) for s in self.done.values())
+
+    def _is_done(self, unit: Unit, here: Environment) -> bool:
+        owed = (s for cache in unit.caches for s in unit.samples(self.options.device, cache))
+        return all(key({"environment": here.id, **s}) in self.done for s in owed)
+
+    def _perform(self, unit: Unit, folder: Path) -> Iterator[Record]:
+        if unit.refusal is not None:
+            status = "absent" if unit.job == "reference" else "not applicable"
+            for sample in unit.samples(self.options.device, None):
+                yield sample | {"status": status, "reason": unit.refusal}
+            return
+        left_out = self._died(unit)
+        if unit.job == "start":
+            kept = Path(tempfile.mkdtemp(dir=folder))  # cold: nobody has used it; warm: only the cold one has
+        else:
+            kept = folder / f"kept-{unit.job}"
+        for cache in unit.caches:
+            yield from self._child(unit, cache, kept, left_out)
+        if unit.job == "start":
+            shutil.rmtree(kept, ignore_errors=True)
+
+    def _died(self, unit: Unit) -> dict[str, str]:
+        """The variants whose own process died, which would take the others with them."""
+        found = {}
+        for sample in self.done.values():
+            same = (sample["task"], sample["model"]) == (unit.task, unit.model)
+            if same and sample["job"] == "start" and sample["status"] in DIED and unit.job != "start":
+                found[sample["variant"]] = f"left out: its own process {sample['status']}: {sample['reason']}"
+        return found
+
+    def _child(self, unit: Unit, cache: str | None, kept: Path, left_out: Mapping[str, str]) -> Iterator[Record]:
+        names = [name for name in unit.variants if name not in left_out]
+        job: dict[str, Any] = {"job": unit.job, "task": unit.task, "device": self.options.device}
+        job |= {"model": unit.model, "batches": unit.batches, "process": unit.process, "cache": cache}
+        job |= {"pairs": self.options.pairs, "settle": self.options.settle, "packages": str(kept / "packages")}
+        imports = {i: None for name in names if name != NOISE for i in find(name).imports}
+        job |= {"variants": names, "variant": names[0], "imports": list(imports)}
+        records = kept / f"records-{time.monotonic_ns()}.jsonl"
+        kept.mkdir(exist_ok=True)
+        status, reason = self._start(job, records, self._environ(kept, REFERENCE in unit.variants))
+        found = [json.loads(line) for line in records.read_text().splitlines()] if records.exists() else []
+        by_key = {key(s): s for s in found}
+        for sample in unit.samples(self.options.device, cache):
+            if sample["variant"] in left_out:
+                yield sample | {"status": "failed", "reason": left_out[sample["variant"]]}
+            else:
+                yield by_key.get(key(sample)) or sample | {"status": status, "reason": reason}
+
+    def _start(self, job: dict[str, Any], records: Path, environ: Mapping[str, str]) -> tuple[str, str]:
+        """Run a job to its end; for the samples that it did not give, what became of it."""
+        command = [sys.executable, "-m", "benchmarks.child", json.dumps(job), str(records)]
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+            child = subprocess.Popen(
+                command, env=dict(environ), stdout=errors, stderr=errors, cwd=records.parent, start_new_session=True
+            )
+            try:
+                code = child.wait(self.options.timeout)
+            except subprocess.TimeoutExpired:
+                return "timed out", f"after {self.options.timeout:g} s"
+            finally:
+                with contextlib.suppress(ProcessLookupError):  # its compile workers, too
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+            errors.seek(0)
+            lines = errors.read().strip().splitlines()
+        return "crashed", f"exit status {code}: {lines[-1][:300] if lines else 'no message'}"
+
+    def _environ(self, kept: Path, reference: bool) -> dict[str, str]:
+        first = [str(self.reference)] if reference and self.reference is not None else []
+        return {
+            **os.environ,
+            **OFFLINE,
+            "PYTHONPATH": os.pathsep.join([*first, str(ROOT)]),
+            "PYTHONSAFEPATH": "1",
+            "OMP_NUM_THREADS": str(self.options.threads),
+            "MKL_NUM_THREADS": str(self.options.threads),
+            "TORCHINDUCTOR_CACHE_DIR": str(kept / "inductor"),
+            "TRITON_CACHE_DIR": str(kept / "triton"),
+        }
+
+
+def reference_folder(given: str) -> Path:
+    """The folder that holds the reference package: given as itself, or as the Python of the environment that has it.
+
+    The folder goes first on the import path; torch and the zoo are this environment's, so that both run the same kernels.
+    """
+    path = Path(given)
+    if path.is_dir():
+        found = path
+    else:
+        code = "from importlib.metadata import distribution as d; print(d('ariadne-split').locate_file(''))"
+        try:
+            done = subprocess.run([given, "-I", "-c", code], capture_output=True, text=True)
+        except OSError as error:
+            raise ValueError(f"the reference is neither a folder nor a Python that can be started: {error}") from error
+        if done.returncode != 0:
+            raise ValueError(f"{given} has no package ariadne-split: {done.stderr.strip().splitlines()[-1]}")
+        found = Path(done.stdout.strip())
+    if not (found / "ariadne").is_dir() or not list(found.glob("ariadne_split-*.dist-info")):
+        raise ValueError(f"{found} does not hold the package ariadne-split; make it with pip install --target")
+    return found.resolve()
