@@ -305,7 +305,10 @@ class TracePlan:
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as JSON-able data; constants appear by digest, Python callables by name."""
+        """The plan as JSON-able data, to be kept, read and compared; `signature` is its digest.
+
+        Nothing reads it back: constants appear by digest, Python callables and containers by name. Prepare again instead.
+        """
         return {
             "version": 1,
             "batch": [self.batch_symbol, [list(r) for r in self.batches.ranges]],

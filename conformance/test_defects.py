@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -435,6 +437,17 @@ def test_modules_may_be_called_as_the_helpers_of_generated_code() -> None:
     parts = {name: nn.Linear(4, 4) for name in ("own", "same_data", "identical", "broken_witness", "autocast")}
     twins = Twins(lambda: Fn(forward, **parts), numbers(2, 4))
     twins.replay(numbers(3, 4))
+
+
+# The plan as data
+
+
+def test_a_plan_as_json_has_the_signature_of_the_plan() -> None:
+    for function in (lambda m, x: m.b(m.a(x)) * torch.tensor([1.0, -0.0, float("inf"), 2.0]), parts, first_six):
+        plan = prepared(function)[1].plan
+        text = json.dumps(plan.to_json(), sort_keys=True)
+        assert hashlib.sha256(json.dumps(json.loads(text), sort_keys=True).encode()).hexdigest()[:16] == plan.signature
+        assert prepared(function)[1].plan.signature == plan.signature
 
 
 # How inputs lie in memory
