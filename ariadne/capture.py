@@ -137,8 +137,12 @@ def capture(
         if differs:
             reasons.append(("symbolic", f"not what a real run does: {differs}"))
             plan = None
-    if plan is None:
-        plan = _observed(model, example, batch_symbol, batches, grad, real, reasons)
+    if plan is None or _above_1(batches) - plan.batches:
+        seen = _observed(model, example, batch_symbol, batches, grad, real, reasons)
+        if plan is None or len(seen.batches) > len(plan.batches):
+            if plan is not None:
+                reasons.insert(0, ("symbolic", "; ".join(plan.excluded)))
+            plan = seen
     plan, more = _at_batch_1(model, example, plan, batches, grad)
     if needed and example.batch not in plan.batches:
         reasons.append((plan.captured_by, "; ".join(plan.excluded)))

@@ -226,6 +226,9 @@ class Batches:
     def __bool__(self) -> bool:
         return bool(self.ranges)
 
+    def __len__(self) -> int:
+        return sum(hi - lo + 1 for lo, hi in self.ranges)
+
     def __contains__(self, batch: int) -> bool:
         return any(lo <= batch <= hi for lo, hi in self.ranges)
 

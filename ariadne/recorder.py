@@ -7,6 +7,7 @@ a torch function mode: while one of those is on, models such as `nn.TransformerE
 
 from __future__ import annotations
 
+import builtins
 import copy
 import math
 import threading
@@ -270,6 +271,15 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: Patches) -> No
         finally:
             recorder.stack.pop()
             entry[3] = len(recording.events)
+
+    plain_length = builtins.len
+
+    def length(thing: Any) -> Any:
+        if isinstance(thing, torch.Tensor) and thing.dim() and mine():
+            return thing.shape[0]  # `__len__` itself may only return a plain int, and the batch would be lost
+        return plain_length(thing)
+
+    patches.set(builtins, "len", length)
 
     original_read = nn.Module.__getattribute__
 

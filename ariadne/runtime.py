@@ -562,9 +562,9 @@ def _check_values(boundary: BoundaryPayload, variant: Variant) -> None:
         expected = variant.plan.values[label]
         if expected.kind == "scalar" and isinstance(value, (bool, int, float)):
             env[label] = value
+    # A plan says the types that it saw; captured inside autocast it runs outside too, and the other way round.
     floats = {torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)}
-    if state_types(variant.model) != variant.moved:
-        floats |= {p.dtype for p in variant.model.parameters() if p.is_floating_point()}
+    floats |= {p.dtype for p in variant.model.parameters() if p.is_floating_point()}
     for label, value in zip(live, boundary.raw, strict=True):
         _check_value(label, value, variant.plan.values[label], env, floats)
 

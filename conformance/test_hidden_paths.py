@@ -193,3 +193,24 @@ def test_a_module_list_that_grew_is_refused() -> None:
     model.extra.append(nn.Linear(4, 4))
     with pytest.raises(ModuleError, match="extra"):
         runtime.run_prefix(torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 8, 16])
+def test_len_of_a_tensor_follows_the_batch(batch: int) -> None:
+    model, runtime = split(lambda m, x: x + torch.arange(len(x)).unsqueeze(1))
+    assert runtime.plan.batches.ranges == ((1, 16),)
+    x = torch.randn(batch, 4)
+    with torch.no_grad():
+        assert difference(model(x), runtime.run_suffix(runtime.run_prefix(x))) is None
+
+
+def test_where_fake_tensors_lose_the_batch_real_runs_show_more_of_it() -> None:
+    model, runtime = split(
+        lambda m, x: x.reshape(int(x.shape[0]), 2, 2).sum(1, keepdim=True).expand(-1, 2, 2).flatten(1)
+    )
+    assert runtime.plan.captured_by == "observed"
+    assert [way for way, _ in runtime.plan.not_captured_by] == ["symbolic"]
+    for batch in range(1, 17):
+        x = torch.randn(batch, 4)
+        with torch.no_grad():
+            assert difference(model(x), runtime.run_suffix(runtime.run_prefix(x))) is None
