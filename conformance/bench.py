@@ -125,6 +125,17 @@ class Bench:
             raise verdict
         self.facts.update(verdict)
 
+    def trainable(self, training: bool) -> bool:
+        """Whether the whole model can be trained, for a check in which training is only a part; if not, a fact says why."""
+        try:
+            self.judge(training, gradients=True)
+        except Stop as stop:
+            if stop.finding.status is Status.NONDETERMINISTIC:
+                raise
+            self.facts["not_trained"] = f"{stop.finding.status}: {stop.finding.reason}"[:300]
+            return False
+        return True
+
     def _judge_forward(self, training: bool, batch: int) -> dict[str, Any]:
         def run(seed: int) -> Any:
             model = self.whole(training)

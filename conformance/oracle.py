@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from conformance.compare import Difference, difference, mapped, tensors
+from conformance.compare import REGISTRIES, Difference, difference, mapped, tensors
 from conformance.state import seed_all, undisturbed
 from conformance.statuses import Status, Stop
 
 RMS, RMS_HALF, MAXIMUM = 2.0, 3.0, 8.0
+USELESS = 0.3  # eager's own error over the reference's size: from here on, twice as much would pass anything
 LIVE_SHARE = 0.5  # of the parameters that get a gradient, at least so many must get one that is not all zero
-_REGISTRIES = ("_parameters", "_buffers", "_modules")
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -80,22 +80,23 @@ def _doubled() -> Iterator[None]:
         torch.set_default_dtype(default)
 
 
-def in_double(model: nn.Module, call: Callable[[nn.Module, Callable[[Any], Any]], Any], seed: int) -> Any:
-    """The result of `call(model in float64, to_double)`; Stop `no_reference` where the model can't run so.
+def in_double(model: nn.Module, call: Callable[..., Any], inputs: Any, seed: int) -> Any:
+    """The result of `call(model, inputs)` with both in float64; Stop `no_reference` where the model can't run so.
 
-    The model is copied. `to_double` copies nested inputs with their floating tensors in float64.
+    Both are copied. Tensors that forward makes itself are float64 too, and so are dtypes that the model remembers.
     """
     wide = copy.deepcopy(model).double()
     for module in wide.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, torch.dtype) and value.is_floating_point:
                 setattr(module, name, torch.float64)
-            elif name not in _REGISTRIES and isinstance(value, (torch.Tensor, list, dict)) and tensors(value):
+            elif name not in REGISTRIES and isinstance(value, (torch.Tensor, list, dict)) and tensors(value):
                 setattr(module, name, mapped(_to_double, value))
+    given = mapped(_to_double, inputs)
     with undisturbed(), _doubled():
         seed_all(seed)
         try:
-            return call(wide, lambda value: mapped(_to_double, value))
+            return call(wide, given)
         except Exception as error:
             reason = f"the model does not run in float64: {type(error).__name__}: {error}"
             raise Stop(Status.NO_REFERENCE, reason[:500]) from error
@@ -109,7 +110,8 @@ def beyond(reference: Any, eager: Any, result: Any) -> tuple[Difference | None, 
     """Where a result is farther from the float64 reference than eager's own error allows, and the worst ratios.
 
     Per leaf: twice eager's error by RMS (three times for half types) and eight times by maximum. There is no absolute
-    floor: where eager is exact, the result must be too. Integers and booleans may differ only where the reference's
+    floor: where eager is exact, the result must be too. Stop `no_reference` where eager's own error is of the size of
+    the reference, so that the two did not compute the same. Integers and booleans may differ only where the reference's
     margin is under the bound; where no margin can be computed, they must be equal.
     """
     wide, narrow, given = dict(tensors(reference)), dict(tensors(eager)), dict(tensors(result))
@@ -129,6 +131,7 @@ def beyond(reference: Any, eager: Any, result: Any) -> tuple[Difference | None, 
         if not (expected.is_floating_point() or expected.is_complex()):
             wrong = _discrete(where, wide, narrow, found)
         else:
+            _hold_useful(where, wide[where], expected)
             wrong = _continuous(wide[where], expected, found, worst)
         if wrong:
             return Difference(Status.FAIL_ACCURACY, where, wrong), worst
@@ -142,6 +145,13 @@ def _errors(reference: torch.Tensor, t: torch.Tensor) -> tuple[float, float]:
     error = (a - b).abs()
     error[(a == b) | ((a != a) & (b != b))] = 0
     return error.pow(2).mean().sqrt().item(), error.max().item()
+
+
+def _hold_useful(where: str, reference: torch.Tensor, eager: torch.Tensor) -> None:
+    own, size = _errors(reference, eager)[0], _errors(torch.zeros_like(reference), reference)[0]
+    if own > USELESS * size:
+        reason = f"output{where}: eager's own error against float64 is {own:.3g} by rms, the output's size {size:.3g}"
+        raise Stop(Status.NO_REFERENCE, reason)
 
 
 def _continuous(

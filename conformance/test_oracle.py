@@ -54,11 +54,11 @@ def test_half_types_may_have_three_times() -> None:
 
 
 def test_one_element_may_be_off_by_eight_times_eagers_maximum_and_no_more() -> None:
-    reference = torch.zeros(10_000, dtype=torch.float64)
-    eager = torch.full((10_000,), 1e-3)
+    reference = torch.ones(10_000, dtype=torch.float64)
+    eager = torch.full((10_000,), 1 + 1e-3)
     for times, wanted in ((7.9, None), (8.2, "by maximum")):
         result = eager.clone()
-        result[17] *= times
+        result[17] = 1 + 1e-3 * times
         found = judged(reference, eager, result)
         assert (found is None) if wanted is None else (wanted in str(found))
 
@@ -93,6 +93,11 @@ def test_the_same_infinity_and_the_same_nan_are_no_error() -> None:
 def test_structure_is_compared_before_numbers(change: Any) -> None:
     eager = rounded(1)
     assert "fail_structure" in str(judged(EXACT, eager, change(eager)))
+
+
+def test_a_reference_as_far_from_eager_as_eager_is_large_is_none() -> None:
+    with pytest.raises(Stop, match="no_reference: output: eager's own error against float64 is"):
+        beyond(EXACT, rounded(1).flip(0), rounded(1))
 
 
 # --- discrete outputs -------------------------------------------------------------------------------------------------
@@ -183,7 +188,7 @@ class Wide(nn.Module):
 def test_the_reference_runs_in_float64_throughout_and_leaves_the_model_alone() -> None:
     model, x = Wide(), numbers(2, 4)
     state = rng_state()
-    reference = in_double(model, lambda wide, double: wide(double(x)), 0)
+    reference = in_double(model, lambda wide, given: wide(given), x, 0)
     by_hand = (
         nn.functional.linear(x.double(), model.linear.weight.double(), model.linear.bias.double())
         * (torch.ones(4) / 3).double()
@@ -198,11 +203,11 @@ def test_the_reference_runs_in_float64_throughout_and_leaves_the_model_alone() -
 
 
 def test_a_model_that_does_not_run_in_float64_has_no_reference() -> None:
-    def call(model: nn.Module, double: Any) -> Any:
+    def call(model: nn.Module, inputs: Any) -> Any:
         raise RuntimeError("expected Float but found Double")
 
     with pytest.raises(Stop, match="no_reference: the model does not run in float64: RuntimeError: expected Float"):
-        in_double(nn.Linear(2, 2), call, 0)
+        in_double(nn.Linear(2, 2), call, torch.ones(2), 0)
 
 
 # --- the comparator ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from ariadne import SplitSpec
 from conformance.bench import CAPTURED, LARGEST, REFERENCE, Bench, Split
 from conformance.cases import Case
 from conformance.checks.base import PASSED, Check, no_grad
-from conformance.compare import difference, tensors
+from conformance.compare import difference, mapped, tensors
 from conformance.state import seed_all
 from conformance.statuses import Finding, Status, Stop
 
@@ -43,9 +43,8 @@ class Kept(nn.Module):
         self.inner = inner
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The inner module's output, halved where it is a tensor."""
-        output = self.inner(*args, **kwargs)
-        return output * 0.5 if isinstance(output, torch.Tensor) else output
+        """The inner module's output, halved."""
+        return mapped(lambda t: t * 0.5 if t.is_floating_point() else t, self.inner(*args, **kwargs))
 
 
 def run(bench: Bench, case: Case) -> Finding:
@@ -160,7 +159,7 @@ def _hook(model: nn.Module) -> bool:
 
 
 def _doubling(module: nn.Module, args: Any, output: Any) -> Any:
-    return output * 2 if isinstance(output, torch.Tensor) else None
+    return mapped(lambda t: t * 2 if t.is_floating_point() else t, output)
 
 
 def _without_one(given: Inputs) -> Inputs | None:
@@ -229,7 +228,8 @@ def _other_split(bench: Bench, case: Case) -> str:
 
 
 def _consumed(bench: Bench, case: Case) -> str:
-    bench.judge(case.training, gradients=True)
+    if not bench.trainable(case.training):
+        return "not applicable"
     split = bench.split("q50", case.training)
     args, kwargs = bench.inputs(REFERENCE)
     seed_all(REFERENCE)

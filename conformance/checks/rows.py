@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from conformance.bench import Bench
 from conformance.cases import Case
@@ -26,22 +27,20 @@ def run(bench: Bench, case: Case) -> Finding:
     seed_all(batch)
     found = _leaves(split.forward(*args, **kwargs))
 
-    def together(model: Any, double: Any) -> Any:
-        return _leaves(no_grad(model, double(bench.inputs(batch))))
+    def together(model: nn.Module, inputs: Any) -> Any:
+        return _leaves(no_grad(model, inputs))
 
-    def one_by_one(model: Any, double: Any) -> Any:
-        return _joined(
-            [_leaves(no_grad(model, _row(double(bench.inputs(batch)), i, batch))) for i in range(batch)], batch
-        )
+    def one_by_one(model: nn.Module, inputs: Any) -> Any:
+        return _joined([_leaves(no_grad(model, _row(inputs, i, batch))) for i in range(batch)])
 
     twin = bench.whole(False)
-    wide, single = (in_double(twin, call, batch) for call in (together, one_by_one))
+    wide, single = (in_double(twin, call, bench.inputs(batch), batch) for call in (together, one_by_one))
     rows = [where for where in single if where in wide and where in found]
     if not rows:
         raise Stop(Status.NO_REFERENCE, "no output has a row for each sample")
     for where in rows:
         _hold_independent(where, wide[where], single[where])
-    eager = one_by_one(bench.whole(False), lambda value: value)
+    eager = one_by_one(bench.whole(False), bench.inputs(batch))
     wrong, worst = beyond(*({where: given[where] for where in rows} for given in (single, eager, found)))
     bench.facts.update({f"worst_{name}": round(ratio, 3) for name, ratio in worst.items()}, outputs=len(rows))
     if wrong:
@@ -58,7 +57,7 @@ def _row(inputs: Any, i: int, batch: int) -> Any:
     return mapped(lambda t: t[i : i + 1].clone() if t.dim() and t.shape[0] == batch else t, inputs)
 
 
-def _joined(rows: list[dict[str, torch.Tensor]], batch: int) -> dict[str, torch.Tensor]:
+def _joined(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """The outputs of single rows as one batch, where each gives one row."""
     names = [where for where, t in rows[0].items() if all(where in r and r[where].shape[:1] == (1,) for r in rows)]
     return {where: torch.cat([r[where] for r in rows]) for where in names}

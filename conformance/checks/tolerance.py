@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from conformance.bench import Bench, Split
 from conformance.cases import Case
-from conformance.checks.base import at
+from conformance.checks.base import at, no_grad
 from conformance.compare import difference
 from conformance.oracle import beyond, in_double
 from conformance.statuses import Status, Stop
@@ -23,12 +21,7 @@ def hold_near(bench: Bench, case: Case, split: Split, whole: Any, found: Any) ->
     if differs.status is Status.FAIL_STRUCTURE and not differs.what.startswith("stride"):
         raise Stop(differs.status, f"output, {at(split)}: {differs}")
 
-    def call(model: Any, double: Any) -> Any:
-        args, kwargs = double(bench.inputs(case.bs))
-        with torch.no_grad():
-            return model(*args, **kwargs)
-
-    reference = in_double(bench.whole(case.training), call, case.bs)
+    reference = in_double(bench.whole(case.training), no_grad, bench.inputs(case.bs), case.bs)
     wrong, worst = beyond(reference, whole, found)
     bench.facts.update({f"worst_{name}": round(ratio, 3) for name, ratio in worst.items()})
     if wrong:

@@ -1,0 +1,87 @@
+"""For tests of the checks: a small model as an entry, and Ariadne with one method changed, as a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import model_zoo
+from ariadne import prepare_split
+from model_zoo.sampling import Sampler, dense
+
+
+class Small(nn.Module):
+    """Statistics, random draws, a tied weight, a frozen one, an unused one; several outputs, one of them an integer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.drop = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.25)
+        self.second, self.last, self.unused = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(2, 2)
+        self.last.weight = self.first.weight
+        self.second.bias.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """(batch, 6) -> logits (batch, 6), their left half as a view, and where they are largest."""
+        hidden = self.drop(self.norm(self.first(x)).sin())
+        logits = self.last(self.second(hidden) + hidden)
+        return {"logits": logits, "left": logits[:, :3], "top": logits.argmax(1)}
+
+
+def entry(make: Callable[[], nn.Module] = Small, sample: Sampler | None = None) -> model_zoo.Entry:
+    """An entry of no catalogue."""
+    return model_zoo.Entry("tests/small", frozenset({"cheap", "features"}), make, sample or dense(6))
+
+
+class Faulty:
+    """A runtime with some of its methods replaced by functions that get the real runtime first."""
+
+    def __init__(self, runtime: Any, methods: dict[str, Callable[..., Any]]) -> None:
+        self._runtime, self._methods = runtime, methods
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._methods:
+            return lambda *args, **kwargs: self._methods[name](self._runtime, *args, **kwargs)
+        return getattr(self._runtime, name)
+
+    def resplit(self, cut: Any) -> Faulty:
+        """The same fault at another cut."""
+        return Faulty(self._runtime.resplit(cut), self._methods)
+
+
+def target(
+    preparing: Callable[[nn.Module], None] | None = None, mode: str | None = None, **methods: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Ariadne with these methods, in that mode only where one is given; `preparing` is done to the model while it prepares."""
+
+    def prepare(model: nn.Module, example_inputs: Any, **options: Any) -> Any:
+        runtime = prepare_split(model, example_inputs, **options)
+        if preparing is not None:
+            preparing(model)
+        return Faulty(runtime, methods if mode in (None, options["mode"]) else {})
+
+    return prepare
+
+
+def salted(model: nn.Module, example_inputs: Any, **options: Any) -> Any:
+    """Ariadne, but a name in its suffix depends on the process's hashes."""
+    runtime = prepare_split(model, example_inputs, **options)
+    return Salted(runtime)
+
+
+class Salted(Faulty):
+    """A runtime whose suffix source differs from process to process."""
+
+    def __init__(self, runtime: Any) -> None:
+        super().__init__(runtime, {})
+
+    def resplit(self, cut: Any) -> Salted:
+        """The same fault at another cut."""
+        return Salted(self._runtime.resplit(cut))
+
+    @property
+    def suffix_source(self) -> str:
+        """The source with the hash of a string in it."""
+        return f"{self._runtime.suffix_source}# {hash('a string')}\n"
