@@ -462,7 +462,10 @@ def test_a_boundary_without_a_graph_can_not_be_walked_back(runtime: SplitRuntime
     ("gradients", "words"),
     [
         ({"layer9": torch.zeros(4, 8)}, "a gradient for 'layer9', but the boundary holds layer3"),
-        ({"layer3": torch.zeros(4, 7)}, r"of 'layer3' is f32\[4, 7\] on cpu; the boundary tensor is f32\[4, 8\] on cpu\. Pass what"),
+        (
+            {"layer3": torch.zeros(4, 7)},
+            r"of 'layer3' is f32\[4, 7\] on cpu; the boundary tensor is f32\[4, 8\] on cpu\. Pass what",
+        ),
         ([torch.zeros(4, 8)], "the dict that train_suffix returned; found list"),
     ],
     ids=["label", "shape", "type"],
