@@ -12,6 +12,7 @@ The pipeline, in import order; nothing imports backwards::
     lift, ahead, compiled                     the same, for compilers
     wire, boundary, training                  what crosses, and how gradients come back
     runtime, prepare                          running and training it; the door
+    benchmark                                 how long each part of it takes here
 """
 
 from ariadne.boundary import BoundaryPayload, ReplayBoundary, register_boundary_serializer

@@ -150,7 +150,8 @@ def _build(variant: Variant, subject: Subject, batch: int) -> Step:
     if variant.name == REFERENCE:
         _require_reference()
     module, _, function = variant.builder.partition(":")
-    step: Step = getattr(importlib.import_module(module), function)(subject, batch, **variant.options)
+    with torch.enable_grad():  # as people prepare and export; the reference refuses to under no_grad
+        step: Step = getattr(importlib.import_module(module), function)(subject, batch, **variant.options)
     return step
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -30,6 +33,7 @@ from benchmarks.summary import text
 from benchmarks.variants import ALL, EAGER, NOISE, REFERENCE, SHORT, find
 
 MODEL = "nn/mlp10x64"
+ROOT = Path(__file__).parents[1]
 
 
 class Net(nn.Module):
@@ -463,3 +467,21 @@ def test_the_summary_prints_intervals_and_verdicts(
     assert re.search(r"torch.compile \| cold .* \| between 3,9\d\d and 4,0\d\d calls", out)
     assert "option" not in out.splitlines()[0]
     assert text(Records()) == "no samples yet"
+
+
+# --- the suites of pytest-benchmark -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_suites_write_json(tmp_path: Path) -> None:
+    output = tmp_path / "suites.json"
+    command = [sys.executable, "-m", "pytest", "benchmarks", "-q", "-k", "mlp10x64", f"--benchmark-json={output}"]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    names = {found["fullname"].partition("[")[0] for found in json.loads(output.read_text())["benchmarks"]}
+    assert names == {
+        *(f"benchmarks/test_prepare.py::test_{what}" for what in ("prepare", "resplit", "frontiers")),
+        "benchmarks/test_inference.py::test_forward",
+        *(f"benchmarks/test_training.py::test_{what}" for what in ("step", "part")),
+        *(f"benchmarks/test_payload.py::test_{what}" for what in ("to_bytes", "from_bytes")),
+    }

@@ -139,7 +139,85 @@ def test_a_real_model_example_fails_where_the_split_is_off_by_a_bit(
     assert re.search(words + r".*values differ", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("name", ["demo", "real_model_functional_test", "percent_split_real_model_test"])
+TIMING = ("real_model_timing", "replay_optimization_timing", "compile_overhead_timing")
+
+
+@pytest.mark.slow
+def test_the_timing_of_real_models_prints_a_row_for_each_part() -> None:
+    done = example(
+        "real_model_timing", "--models", "nn/mlp10x64", "--batches", "1", "2", "--iterations", "3", "--warmup", "1"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, _, _, *rows = done.stdout.splitlines()
+    assert re.fullmatch(r"torch \S+, CPU, 1 thread\(s\), 3 calls after 1, one process", first)
+    found = [re.split(r" {2,}", row) for row in rows]
+    inference, training = ["prefix_suffix", "suffix_replay"], ["suffix_training", "prefix_backward"]
+    parts = [row[2] if row[2] == "direct_forward" else row[3] for row in found]
+    assert parts == ["direct_forward", *inference, "direct_forward", *inference, *training]
+    assert found[1][:5] == ["nn/mlp10x64", "1", "cut:10", "prefix_suffix", "generated_eager"]
+    assert all(float(row[-1]) > 0 for row in found)
+
+
+@pytest.mark.slow
+def test_the_timing_of_replay_takes_the_options_of_its_page() -> None:
+    options = ["--batches", "2", "3", "--iterations", "4", "--warmup", "2", "--backend", "torch_compile"]
+    done = example("replay_optimization_timing", "--models", "nn/mlp10x64", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [re.split(r" {2,}", row)[1:4] for row in done.stdout.splitlines()[3:]]
+    modes = ("generated_eager", "compiled, torch_compile")
+    split = [[what, mode] for mode in modes for what in ("prefix_suffix", "suffix_replay")]
+    assert rows == [[batch, *row] for batch in "23" for row in [["direct_forward", "eager"], *split]]
+
+
+@pytest.mark.slow
+def test_the_compile_overhead_is_paid_back_after_some_iterations_or_none() -> None:
+    done = example("compile_overhead_timing", "--models", "nn/mlp10x64", "--iterations", "5", "--warmup", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = (re.split(r" {2,}", line) for line in done.stdout.splitlines()[3:])
+    assert row[:3] == ["nn/mlp10x64", "replay", "4"]
+    prepare, first, cost, eager, compiled = map(float, row[3:8])
+    assert cost == pytest.approx(
+        prepare + first, rel=0.5
+    )  # the calls after the first cost little more than steady ones
+    if compiled < eager:
+        assert re.fullmatch(r"about [\d,]+", row[8])
+
+
+def test_the_compile_overhead_of_replay_and_retain_and_of_one_batch_after_another(
+    main: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setitem(importlib.import_module("_timing").BACKENDS, "torch_compile", {"backend": "eager"})
+    options = ["--modes", "replay", "retain", "--batches", "4", "5", "--iterations", "2", "--warmup", "1"]
+    assert main("compile_overhead_timing", ["--models", "nn/mlp10x64", "--device", "cpu", *options]) == 0
+    rows = [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()[3:]]
+    assert [row[1:3] for row in rows] == [[mode, batch] for mode in ("replay", "retain") for batch in "45"]
+    assert [float(row[3]) > 0 for row in rows] == [True, False] * 2  # the first batch bears the preparation
+
+
+@pytest.mark.parametrize(
+    ("first", "compiled", "words"),
+    [([11.0, 1.0], [0.5, 0.5], ["13.00", "26"]), ([11.0], [1.5], ["11.50", "none: no call was saved time"])],
+)
+def test_break_even_is_the_cost_over_the_saving(
+    monkeypatch: pytest.MonkeyPatch, first: list[float], compiled: list[float], words: list[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    row = importlib.import_module("compile_overhead_timing").figures(2.0, first, compiled, [1.0])
+    assert [row[2], row[5].removeprefix("about ")] == words
+
+
+@pytest.mark.parametrize("name", TIMING)
+def test_cuda_is_required_or_refused(
+    main: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="2"):
+        main(name, ["--models", "nn/mlp10x64", "--require-cuda"])
+    assert "CUDA was asked for, and torch finds no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["demo", "real_model_functional_test", "percent_split_real_model_test", *TIMING])
 def test_an_unknown_model_is_refused_with_the_nearest_names(
     main: Callable[..., Any], capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
