@@ -87,10 +87,12 @@ ENTRIES = (
         min_size=160,
         max_size=160,
     ),
-    _entry("fcos_resnet50_fpn", "heavy", _pictures(128), **_FEW, **_FIXED),
-    _entry("keypointrcnn_resnet50_fpn", "heavy pose draws", _pictures(128, _keypoints), **_FEW_BOXES, **_FIXED),
+    _entry("fcos_resnet50_fpn", "medium draws", _pictures(128), **_FEW, **_FIXED),
+    _entry(
+        "keypointrcnn_resnet50_fpn", "heavy pose draws no-double", _pictures(128, _keypoints), **_FEW_BOXES, **_FIXED
+    ),
     _entry("maskrcnn_resnet50_fpn", "heavy segmentation draws", _pictures(128, _masks(128)), **_FEW_BOXES, **_FIXED),
-    _entry("retinanet_resnet50_fpn", "heavy", _pictures(128), **_FEW, **_FIXED),
+    _entry("retinanet_resnet50_fpn", "medium draws", _pictures(128), **_FEW, **_FIXED),
     # Its own transform brings every image to 320 pixels.
     _entry("ssdlite320_mobilenet_v3_large", "medium draws unused", _pictures(128), **_FEW),
 )
