@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.fx.experimental import _config as shape_config
 
+from ariadne.ahead import Ahead
 from ariadne.codegen import Source
 from ariadne.errors import AriadneError, CompileError, SpecError
 from ariadne.lift import Lifted, Miss, lift
@@ -274,9 +275,21 @@ def _keep(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) and value.is_cuda else value
 
 
+def ahead(
+    source: Source, plan: TracePlan, label: str, options: CompileOptions, report: SegmentReport
+) -> Callable[..., Any]:
+    """A segment for inference, compiled ahead of time when it is first called, or loaded from where packages are kept."""
+    lifted = lift(source, plan)
+    kernel = Ahead(
+        lifted, plan, label, options, report, batch_free_layouts, lambda why: refused(lifted, options, why), _lock
+    )
+    call = "{results} = kernel({batch}, {given})" if lifted.batch else "{results} = kernel({given})"
+    return load(lifted.shell(call, {"kernel": kernel}), f"{label}, compiled")
+
+
 def compiled(
     source: Source, plan: TracePlan, label: str, options: Mapping[str, Any] | None, report: SegmentReport
 ) -> Callable[..., Any]:
     """One side of a cut of `plan` as a callable that compiles itself as `options` say, and accounts for it in `report`."""
     chosen = CompileOptions.parse(options)
-    return jit(source, plan, label, chosen, report)
+    return (ahead if chosen.ahead else jit)(source, plan, label, chosen, report)

@@ -1,0 +1,370 @@
+"""Segments compiled ahead of time: AOTInductor packages for inference, each with the batches that it was shown to serve.
+
+A package takes the model's tensors as inputs, so it follows an optimizer step or `load_state_dict`. Its native code checks
+nothing; what it relies on (types, sizes, layouts, the batch) is checked here, before it is called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._inductor
+from torch import nn
+from torch._C._dynamo.guards import TensorGuards
+
+from ariadne.errors import CompileError
+from ariadne.expr import Expr
+from ariadne.lift import Lifted
+from ariadne.plan import Batches, TracePlan
+from ariadne.segment import load
+from ariadne.spec import CompileOptions
+
+FORMAT = 1
+MOST_BATCHES = 4096  # one package serves a range of at most so many batches
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a package relies on for one tensor: its type, and the order of its dims in memory, where it lies dense."""
+
+    dtype: torch.dtype
+    device: torch.device
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, t: torch.Tensor) -> Layout:
+        """The layout nearest to how a tensor lies."""
+        return cls(t.dtype, t.device, tuple(sorted(range(t.dim()), key=lambda d: (-t.stride(d), d))))
+
+    def strides(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The strides of a tensor of these sizes."""
+        found, step = [0] * len(sizes), 1
+        for d in reversed(self.order):
+            found[d], step = step, step * max(1, sizes[d])
+        return tuple(found)
+
+    def takes(self, t: torch.Tensor) -> bool:
+        """Whether a tensor is of this type; `lay` sees to the rest."""
+        return t.dtype == self.dtype and t.device == self.device and t.dim() == len(self.order)
+
+    def lay(self, t: torch.Tensor) -> torch.Tensor:
+        """The tensor, or a copy that lies as it should."""
+        strides = self.strides(t.shape)
+        if all(n == 1 or a == b for n, a, b in zip(t.shape, t.stride(), strides, strict=True)) and (
+            not t.is_cuda or t.data_ptr() % 16 == 0
+        ):
+            return t
+        return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)
+
+    def to_json(self) -> list[Any]:
+        """As JSON-able data."""
+        return [str(self.dtype), str(self.device), list(self.order)]
+
+
+class Package:
+    """Native code for one kernel, the batches that it serves, and what it relies on."""
+
+    def __init__(self, run: Callable[[list[torch.Tensor]], Any], batches: Batches, inputs: tuple[Layout, ...],
+                 state: Sequence[torch.Tensor], ambient: Any) -> None:  # fmt: skip
+        self.run, self.batches, self.inputs, self.ambient = run, batches, inputs, ambient
+        self.state = [(Layout.of(t), t.shape) for t in state]
+        self.plain = tuple(layout.order == tuple(range(len(layout.order))) for layout in inputs)
+        self.unchanged = _watch(state)
+
+    def takes(self, inputs: Sequence[torch.Tensor], state: Sequence[torch.Tensor]) -> bool:
+        """Whether tensors are of the types, and the state of the sizes, that it was compiled for."""
+        if not all(layout.takes(t) for layout, t in zip(self.inputs, inputs, strict=True)):
+            return False
+        if not all(layout.takes(t) and t.shape == shape for (layout, shape), t in zip(self.state, state, strict=True)):
+            return False
+        if all(layout.lay(t) is t for (layout, _), t in zip(self.state, state, strict=True)) and state:
+            self.unchanged = _watch(state)
+        return True
+
+    def __call__(self, inputs: Sequence[torch.Tensor], state: Sequence[torch.Tensor]) -> Any:
+        given = [
+            t if plain and t.is_contiguous() and not t.is_cuda else layout.lay(t)
+            for t, plain, layout in zip(inputs, self.plain, self.inputs, strict=True)
+        ]
+        if self.unchanged is None or self.unchanged.check(*state):
+            return self.run([*given, *state])
+        return self.run([*given, *(layout.lay(t) for (layout, _), t in zip(self.state, state, strict=True))])
+
+
+class Ahead:
+    """A kernel compiled ahead of time, on first need, or loaded from where packages are kept."""
+
+    def __init__(self, lifted: Lifted, plan: TracePlan, label: str, options: CompileOptions, report: Any,
+                 setting: Callable[[], Any], refused: Callable[[str], CompileError], lock: threading.RLock) -> None:  # fmt: skip
+        self.lifted, self.plan, self.label, self.options, self.report = lifted, plan, label, options, report
+        self.setting, self.refused, self.lock = setting, refused, lock
+        self.split = len(lifted.inputs)
+        self.packages: list[Package] = []
+        self.latest: Package | None = None
+        self.eager: Callable[..., Any] | None = None
+
+    def __call__(self, batch: int, *tensors: Any) -> Any:
+        """Run a package that serves this batch, these tensors and the modes of the caller."""
+        inputs, state = tensors[: self.split], tensors[self.split :]
+        package, ambient = self.latest, _ambient()
+        if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
+            raise CompileError(
+                "backend 'aot_inductor' serves inference, and here gradients are wanted. To train, prepare another runtime with "
+                "compile_options={'backend': 'inductor'} or mode='generated_eager'; they work on the same model"
+            )
+        if package is None or batch not in package.batches or ambient != package.ambient or not (
+            (package.unchanged is None or package.unchanged.check(*state))
+            and all(layout.takes(t) for layout, t in zip(package.inputs, inputs, strict=True))
+        ):  # fmt: skip
+            if self.eager is not None:
+                return self.eager(*tensors)
+            found = self._find(batch, inputs, state, ambient)
+            if found is None:
+                assert self.eager is not None
+                return self.eager(*tensors)
+            package = self.latest = found
+        return package(inputs, state)
+
+    def _find(self, batch: int, inputs: Sequence[Any], state: Sequence[Any], ambient: Any) -> Package | None:
+        with self.lock:
+            for package in self.packages:
+                if batch in package.batches and ambient == package.ambient and package.takes(inputs, state):
+                    return package
+            start = time.perf_counter()
+            try:
+                package = self._make(batch, inputs, state, ambient)
+            except Exception as error:  # exporters and compilers raise whatever they please
+                failure = error if isinstance(error, CompileError) else self.refused(f"{type(error).__name__}: {error}")
+                if self.options.on_error != "eager":
+                    raise failure from error
+                self.report.state = "eager"
+                self.report.notes.append(str(failure).splitlines()[0])
+                self.eager = load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
+                return None
+            self.report.seconds += time.perf_counter() - start
+            self.packages.append(package)
+            self.report.batches = (*self.report.batches, str(package.batches))
+            return package
+
+    def _make(self, batch: int, inputs: Sequence[Any], state: Sequence[Any], ambient: Any) -> Package:
+        if self.lifted.batch is None:
+            raise self.refused("no tensor that it takes has the batch as a size, or a multiple of it")
+        if self.lifted.has_witness:
+            raise self.refused("it reads a number out of a tensor, and goes on from there in Python")
+        odd = next(
+            (n for n, t in zip(self.lifted.inputs, inputs, strict=True) if not isinstance(t, torch.Tensor)), None
+        )
+        if odd is not None:
+            raise self.refused(f"{odd!r}, which crosses the cut, is no tensor")
+        layouts = tuple(Layout.of(t) for t in inputs)
+        served = self._range(batch)
+        hint = batch if batch > 1 else min((b for b in served if b > 1), default=1)
+        name = self._name(layouts, state, ambient, served, hint)
+        folder = None if self.options.cache_dir is None or self.plan.objects else Path(self.options.cache_dir)
+        kept = None if folder is None else self._kept(folder, name)
+        if kept is not None and batch in kept[1]:
+            self.report.loaded += 1
+            self.report.state = "loaded"
+            run, admitted = kept
+        else:
+            run, admitted = self._compile(layouts, inputs, state, served, hint, folder, name)
+            if batch not in admitted:
+                raise self.refused(f"what was compiled does not serve batch {batch}, but {admitted}")
+            self.report.compiled[False] += 1
+            self.report.state = "compiled"
+        return Package(run, admitted, layouts, state, ambient)
+
+    def _range(self, batch: int) -> Batches:
+        """The batches that one package is to serve: a range of the plan's that holds `batch`."""
+        lo, hi = next((lo, hi) for lo, hi in self.plan.batches.ranges if lo <= batch <= hi)
+        if hi - lo >= MOST_BATCHES:
+            lo = max(lo, min(batch - MOST_BATCHES // 2, hi - MOST_BATCHES + 1))
+            hi = lo + MOST_BATCHES - 1
+        return Batches(((lo, hi),))
+
+    def _compile(self, layouts: Sequence[Layout], inputs: Sequence[Any], state: Sequence[Any], served: Batches, hint: int,
+                 folder: Path | None, name: str) -> tuple[Callable[..., Any], Batches]:  # fmt: skip
+        (lo, hi) = served.ranges[0]
+        examples = [*self._examples(layouts, inputs, hint), *(t.detach() for t in state)]
+        dim = torch.export.Dim(self.lifted.symbol, min=lo, max=hi) if lo < hi and hint > 1 else None
+        dims = [self._dims(n, dim) for n in self.lifted.inputs] + [None] * len(state)
+        with self.setting(), torch.no_grad(), tempfile.TemporaryDirectory() as scratch:
+            kernel = _Kernel(load(self.lifted.kernel(marked=False, checked=True), f"{self.label}, kernel"))
+            program = torch.export.export(kernel, tuple(examples), dynamic_shapes={"args": tuple(dims)}, strict=False)
+            self._examine(program)
+            symbol, env = _batch_symbol(program, dims, self.lifted.symbol)
+            path = str(Path(scratch, "kernel.pt2"))
+            inner = dict(self.options.given.get("options") or {})
+            torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=inner)
+            admitted = _admitted(env, symbol, served) if dim is not None else Batches.of([hint])
+            if folder is not None:
+                _keep(folder, name, path, admitted)
+            return _loaded(path), admitted
+
+    def _examples(self, layouts: Sequence[Layout], inputs: Sequence[Any], hint: int) -> Iterator[torch.Tensor]:
+        """Tensors of the inputs' types for the batch `hint`."""
+        for name, layout, t in zip(self.lifted.inputs, layouts, inputs, strict=True):
+            sizes = [
+                d.evaluate({self.lifted.symbol: hint}) if isinstance(d, Expr) and d.names <= {self.lifted.symbol} else n
+                for d, n in zip(self.lifted.sizes[name], t.shape, strict=True)
+            ]
+            yield torch.empty_strided(sizes, layout.strides(sizes), dtype=t.dtype, device=t.device)
+
+    def _dims(self, name: str, dim: Any) -> dict[int, Any] | None:
+        found = {}
+        for i, size in enumerate(self.lifted.sizes[name]):
+            if dim is not None and isinstance(size, Expr):
+                found[i] = (
+                    _linear(size, self.lifted.symbol, dim)
+                    if size.names <= {self.lifted.symbol}
+                    else torch.export.Dim.AUTO
+                )
+        return found or None
+
+    def _examine(self, program: Any) -> None:
+        """Refuse what native code can't do as the model does it: writes on the model, random numbers, other results."""
+        plain = program.run_decompositions({})
+        outputs = plain.graph_signature.output_specs
+        written = next((s for s in outputs if "MUTATION" in s.kind.name), None)
+        if written is not None:
+            names = dict(
+                zip((n.name for n in plain.graph.nodes if n.op == "placeholder"), self.lifted.arguments, strict=False)
+            )
+            target = names.get(written.target, written.target)
+            raise self.refused(
+                f"it writes into {target!r}; ahead of time only what leaves model and inputs alone is compiled"
+            )
+        if any(type(s.arg).__name__ != "TensorArgument" for s in outputs) or len(outputs) != len(self.lifted.results):
+            raise self.refused("it returns something other than tensors")
+        for node in plain.graph.nodes:
+            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+                raise self.refused(f"it draws random numbers ({node.target})")
+
+    def _name(self, layouts: Sequence[Layout], state: Sequence[Any], ambient: Any, served: Batches, hint: int) -> str:
+        """What a package depends on, as a digest."""
+        cuda = [torch.cuda.get_device_name(t.device) for t in state if t.is_cuda][:1]
+        told = {
+            "format": FORMAT,
+            "kernel": self.lifted.kernel(marked=False, checked=True).text,
+            "plan": self.plan.signature,
+            "split": self.report.split_id,
+            "side": self.lifted.name,
+            "options": sorted((k, repr(v)) for k, v in (self.options.given.get("options") or {}).items()),
+            "torch": [torch.__version__, torch.version.git_version, torch.version.cuda],
+            "machine": [platform.machine(), platform.system(), torch.backends.cpu.get_cpu_capability(), *cuda],
+            "threads": torch.get_num_threads(),
+            "inputs": [layout.to_json() for layout in layouts],
+            "state": [[*Layout.of(t).to_json(), list(t.shape), list(t.stride())] for t in state],
+            "ambient": repr(ambient),
+            "batches": [list(served.ranges[0]), hint],
+        }
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+    def _kept(self, folder: Path, name: str) -> tuple[Callable[..., Any], Batches] | None:
+        """A package kept earlier; None where there is none, or where it is not what was written then."""
+        path, card = _places(folder, name)
+        if not card.exists():
+            return None
+        try:
+            told = json.loads(card.read_text())
+            if told["name"] != name or told["format"] != FORMAT:
+                raise ValueError("it was made for something else")
+            if hashlib.sha256(path.read_bytes()).hexdigest() != told["sha256"]:
+                raise ValueError("its bytes are not those that were written")
+            batches = Batches(tuple((int(lo), int(hi)) for lo, hi in told["batches"]))
+            return _loaded(str(path)), batches
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            self.report.notes.append(f"{path} was refused, and made anew: {error}")
+            return None
+
+
+class _Kernel(nn.Module):
+    """A kernel as a module, which is what `torch.export` takes."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        """Run the kernel."""
+        return self.function(*args)
+
+
+def _watch(tensors: Sequence[torch.Tensor]) -> Any:
+    """torch's own check, in one call, that tensors are still of the types, sizes and strides that they have now."""
+    return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None) if tensors else None
+
+
+def _ambient() -> Any:
+    if not torch._C._is_any_autocast_enabled():
+        return None
+    return tuple((d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d))
+
+
+def _linear(size: Expr, symbol: str, dim: Any) -> Any:
+    """`size` in terms of an export dim where it is `a*B + b`; else a dim of its own."""
+    one, two, seven = (size.evaluate({symbol: b}) for b in (1, 2, 7))
+    a, b = two - one, 2 * one - two
+    if seven != 7 * a + b or a <= 0:
+        return torch.export.Dim.AUTO
+    scaled = dim if a == 1 else a * dim
+    return scaled if b == 0 else scaled + b
+
+
+def _batch_symbol(program: Any, dims: Sequence[Mapping[int, Any] | None], symbol: str) -> tuple[Any, Any]:
+    """The symbol that stands for the batch in an exported program, and its shape environment."""
+    fakes = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"]
+    for fake, marked in zip(fakes, dims, strict=True):
+        for i, dim in (marked or {}).items():
+            if getattr(dim, "__name__", "") == symbol and isinstance(fake.shape[i], torch.SymInt):
+                return fake.shape[i].node.expr, fake.fake_mode.shape_env
+    for fake in fakes:
+        found = {s for n in fake.shape if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols}
+        if len(found) == 1:
+            return found.pop(), fake.fake_mode.shape_env
+    return None, None
+
+
+def _admitted(env: Any, symbol: Any, served: Batches) -> Batches:
+    """The batches for which everything holds that export and inductor took for granted."""
+    if symbol is None:
+        return Batches(())
+    conditions = [guard.expr for guard in env.guards]
+    if any(c.free_symbols - {symbol} for c in conditions):
+        return Batches(())
+    most = env.var_to_range[symbol].upper if symbol in env.var_to_range else None
+    return Batches.of(
+        b for b in served if (most is None or b <= most) and all(bool(c.subs(symbol, b)) for c in conditions)
+    )
+
+
+def _places(folder: Path, name: str) -> tuple[Path, Path]:
+    return folder / f"ariadne-{name[:32]}.pt2", folder / f"ariadne-{name[:32]}.json"
+
+
+def _keep(folder: Path, name: str, made: str, batches: Batches) -> None:
+    """Put a package and its card where packages are kept; the card comes last, and each in one move."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, card = _places(folder, name)
+    data = Path(made).read_bytes()
+    told = {"format": FORMAT, "name": name, "sha256": hashlib.sha256(data).hexdigest(), "batches": batches.ranges}
+    for place, content in ((path, data), (card, json.dumps(told).encode())):
+        draft = place.with_name(f".{place.name}.{os.getpid()}")
+        draft.write_bytes(content)
+        draft.replace(place)
+
+
+def _loaded(path: str) -> Callable[..., Any]:
+    run: Callable[..., Any] = torch._inductor.aoti_load_package(path).loader.boxed_run
+    return run
