@@ -5,7 +5,7 @@ A file of `expectations/*.toml` holds entries, and conditions that all of them s
     condition = "target=ariadne"
 
     [[expect]]
-    query = "{forward,train}/torchvision/fasterrcnn_mobilenet_v3_large_fpn/*"
+    query = "{forward,train}/torchvision/fasterrcnn_mobilenet_v3_large_fpn/*"    # or a list of such
     status = "unsupported"
     condition = "torch<2.16"          # may be left out
     reason = "the number of boxes depends on data, so there is no plan for a batch"
@@ -42,7 +42,7 @@ _TERM = re.compile(r"\s*([a-z]\w*)\s*(=|==|!=|<=|>=|<|>|~=)\s*([\w.:+-]+)\s*")
 class Expectation:
     """One entry: the cases that its query means come to exactly this status where its condition holds."""
 
-    query: str
+    query: str | tuple[str, ...]
     status: Status
     condition: str
     reason: str
@@ -54,16 +54,23 @@ class Expectation:
             raise ValueError("nothing needs to be expected to pass")
         if not self.reason.strip():
             raise ValueError("a reason must be given")
+        if not self.queries:
+            raise ValueError("a query must be given")
         terms(self.condition)
-        queries(self.query)
 
     def __str__(self) -> str:
-        return f"{self.where} ({self.query} is {self.status})"
+        first, *more = self.lines
+        return f"{self.where} ({first}{' …' if more else ''} is {self.status})"
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The query or queries, as written."""
+        return (self.query,) if isinstance(self.query, str) else self.query
 
     @cached_property
     def queries(self) -> tuple[str, ...]:
-        """What the query's brace lists mean."""
-        return queries(self.query)
+        """What the brace lists of all queries mean."""
+        return tuple(query for line in self.lines for query in queries(line))
 
     def means(self, case: str) -> bool:
         """Whether this entry is about this case."""
@@ -135,7 +142,8 @@ def parse(text: str, name: str) -> list[Expectation]:
         both = ", ".join(filter(None, (data.get("condition", ""), fields.get("condition", ""))))
         try:
             status = Status(fields["status"])
-            found.append(Expectation(fields["query"], status, both, fields["reason"], fields["until"], where))
+            query = fields["query"] if isinstance(fields["query"], str) else tuple(fields["query"])
+            found.append(Expectation(query, status, both, fields["reason"], fields["until"], where))
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
     return found
@@ -145,11 +153,17 @@ def written(entries: Iterable[Expectation]) -> str:
     """Entries as the text of a file."""
     return "\n".join(
         "[[expect]]\n"
-        f"query = {_quoted(e.query)}\nstatus = {_quoted(e.status)}\n"
+        f"query = {_listed(e.lines)}\nstatus = {_quoted(e.status)}\n"
         + (f"condition = {_quoted(e.condition)}\n" if e.condition else "")
         + f"reason = {_quoted(e.reason)}\nuntil = {e.until}\n"
         for e in entries
     )
+
+
+def _listed(lines: tuple[str, ...]) -> str:
+    if len(lines) == 1:
+        return _quoted(lines[0])
+    return "[\n" + "".join(f"    {_quoted(line)},\n" for line in lines) + "]"
 
 
 def _quoted(text: str) -> str:

@@ -99,7 +99,7 @@ def run(options: Options) -> int:
     found = results.read(path)
     universe = {*map(str, known), *selected}
     if options.update:
-        update(options.update, options.expectations, selected, found, environment)
+        update(options.update, options.expectations, selected, known, found, environment)
         entries = expectations.load(options.expectations)
     problems = verdict(selected, universe, found, entries, environment.facts, now.date())
     statuses = Counter(found.by_case[name].status for name in selected if name in found.by_case)

@@ -14,7 +14,7 @@ from conformance.expectations import Expectation, parse, terms, written
 from conformance.report import report
 from conformance.results import Result, Results
 from conformance.statuses import Status
-from conformance.update import update
+from conformance.update import shortest, update
 from conformance.verdict import Problem, judge, verdict
 
 TODAY = datetime.date(2026, 11, 21)
@@ -187,9 +187,10 @@ def test_a_file_that_can_not_be_meant_is_refused(text: str, words: str) -> None:
 def test_entries_are_written_as_they_are_read() -> None:
     entries = [expect("forward/nn/b/*", condition="torch<3"), expect(A1)]
     odd = Expectation(A2, Status.CRASH, "", 'a "quoted" \\ reason\nin two lines', TODAY)
-    back = parse(written([*entries, odd]), "x.toml")
+    many = Expectation((A1, B1), Status.OOM, "", "large", TODAY)
+    back = parse(written([*entries, odd, many]), "x.toml")
     assert [(e.query, e.status, e.condition, e.reason, e.until) for e in back] == [
-        (e.query, e.status, e.condition, e.reason, e.until) for e in [*entries, odd]
+        (e.query, e.status, e.condition, e.reason, e.until) for e in [*entries, odd, many]
     ]
 
 
@@ -200,15 +201,30 @@ def test_updating_drops_what_is_untrue_and_adds_what_is_new(tmp_path: Path) -> N
     found = Results()
     for record in (HERE, result(A1, "unsupported"), result(A2, "timeout"), result(B1)):
         found.add(record)
-    update(mine, tmp_path, list(KNOWN), found, HERE)
+    update(mine, tmp_path, list(KNOWN), map(Case.parse, KNOWN), found, HERE)
     entries = expectations.load(tmp_path)
-    assert [(e.query, str(e.status)) for e in entries] == [
+    assert [(*e.lines, str(e.status)) for e in entries] == [
         ("train/nn/z/*", "crash"),
         (A2, "timeout"),
         (A1, "unsupported"),
     ]
     assert entries[1].until == TODAY + datetime.timedelta(days=30)
     assert verdict(KNOWN, [*KNOWN, "train/nn/z/"], found, entries, HERE.facts, TODAY) == []
+
+
+def test_new_entries_say_it_shortly() -> None:
+    known = [Case.parse(f"{check}/nn/a/bs={bs}") for check in ("forward", "left", "train") for bs in (1, 2)]
+    assert shortest(known, known) == ["{forward,left,train}/nn/a/*"]
+    assert shortest(known[:3], known) == ["forward/nn/a/*", "left/nn/a/bs=1"]
+    assert shortest(known[1:2], known) == ["forward/nn/a/bs=2"]
+    unknown = Case.parse("source/nn/a/cut=rand:1")
+    assert shortest([unknown], known) == ["source/nn/a/cut=rand:1"]
+
+
+def test_an_entry_may_list_several_queries() -> None:
+    entry = parse("[[expect]]\n" + ENTRY.replace('"forward/nn/b/*"', f'["{A1}", "forward/nn/b/*"]'), "x.toml")[0]
+    assert entry.queries == (A1, "forward/nn/b/*")
+    assert [entry.means(name) for name in KNOWN] == [True, False, True]
 
 
 def test_the_report_groups_cases_and_says_how_to_repeat_one() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import replace
+from collections.abc import Iterable
 from pathlib import Path
 
 from conformance import expectations
@@ -17,7 +17,9 @@ from conformance.verdict import judge
 HORIZON = datetime.timedelta(days=30)  # how long an entry that nobody has read yet is good for
 
 
-def update(file: Path, folder: Path, selected: list[str], found: Results, environment: Environment) -> None:
+def update(
+    file: Path, folder: Path, selected: list[str], known: Iterable[Case], found: Results, environment: Environment
+) -> None:
     """Rewrite one file of expectations so that it fits what was found, the other files of the folder left as they are.
 
     Entries of the file that are about none of these cases stay; of the others those stay that are true. Each new status
@@ -26,27 +28,40 @@ def update(file: Path, folder: Path, selected: list[str], found: Results, enviro
     mine, others = [], []
     for entry in expectations.load(folder):
         (mine if entry.where.startswith(f"{file.name} ") else others).append(entry)
-    condition = f"target={environment.facts['target']}"
-    mentioned = [found.by_case[name] for name in selected if name in found.by_case]
-    until = datetime.date.fromisoformat(environment.date[:10]) + HORIZON
-    kept: list[expectations.Expectation] = []
-    for entry in mine:
-        about = [r for r in mentioned if entry.means(r.case)]
-        if all(r.status == entry.status for r in about):
-            kept.append(entry)
+    ran = [found.by_case[name] for name in selected if name in found.by_case]
+    kept = [entry for entry in mine if all(r.status == entry.status for r in ran if entry.means(r.case))]
     new: dict[tuple[str, Status, str], list[Case]] = {}
-    for result in mentioned:
+    for result in ran:
         if result.status in (Status.PASS, Status.NOT_SELECTED) or not judge(
             result, [*kept, *others], environment.facts
         ):
             continue
         case = Case.parse(result.case)
         new.setdefault((case.model, result.status, result.reason), []).append(case)
+    condition = f"target={environment.facts['target']}"
+    until = datetime.date.fromisoformat(environment.date[:10]) + HORIZON
+    all_cases = list(known)
     made = [
-        expectations.Expectation(line, status, condition, reason or "no reason was given", until)
+        expectations.Expectation(
+            tuple(shortest(cases, all_cases)), status, condition, reason or "no reason was given", until
+        )
         for (_, status, reason), cases in new.items()
-        for line in compact(cases)
     ]
-    entries = [replace(entry, where="") for entry in kept] + made
-    file.write_text(expectations.written(entries), encoding="utf-8")
+    file.write_text(expectations.written([*kept, *made]), encoding="utf-8")
     print(f"{file}: {len(kept)} entries kept, {len(made)} new ones that want a reason and a date from you")
+
+
+def shortest(cases: list[Case], known: list[Case]) -> list[str]:
+    """Queries that mean, of the known cases, exactly these, all of one model: `{check,…}/model/*` where that is true."""
+    model = cases[0].model
+    whole: list[str] = []
+    rest: list[Case] = []
+    for check in sorted({case.check for case in cases}):
+        some = [case for case in cases if case.check == check]
+        every = {case for case in known if (case.check, case.model) == (check, model)}
+        if every and every <= set(some):
+            whole.append(check)
+        else:
+            rest += some
+    checks = whole[0] if len(whole) == 1 else "{" + ",".join(whole) + "}"
+    return [f"{checks}/{model}/*"] * bool(whole) + compact(rest)
