@@ -146,7 +146,8 @@ def _cast_twice(plan: TracePlan, candidate: SplitCandidate) -> Iterator[str]:
         if wanted and node.target.startswith("aten.") and not node.region.autocast:
             _, name, overload = node.target.split(".")
             full = f"aten::{name}" if overload == "default" else f"aten::{name}.{overload}"
-            if torch._C._dispatch_has_kernel_for_dispatch_key(full, "AutocastCPU"):
+            has = torch._C._dispatch_has_kernel_for_dispatch_key
+            if has(full, "AutocastCPU") or (has(full, "CompositeImplicitAutograd") and not node.may_alias):
                 sides[i >= candidate.cut].update(wanted)
     yield from sorted(sides[0] & sides[1])
 
@@ -566,10 +567,12 @@ def _check_values(boundary: BoundaryPayload, variant: Variant) -> None:
     floats = {torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)}
     floats |= {p.dtype for p in variant.model.parameters() if p.is_floating_point()}
     for label, value in zip(live, boundary.raw, strict=True):
-        _check_value(label, value, variant.plan.values[label], env, floats)
+        _check_value(label, value, variant.plan.values[label], env, floats, variant.plan.captured_by == "symbolic")
 
 
-def _check_value(label: str, value: Any, expected: Value, env: Mapping[str, Any], floats: set[torch.dtype]) -> None:
+def _check_value(
+    label: str, value: Any, expected: Value, env: Mapping[str, Any], floats: set[torch.dtype], proven: bool
+) -> None:
     if expected.kind == "sequence":
         if not (isinstance(value, (list, tuple)) and all(isinstance(v, torch.Tensor) for v in value)):
             raise BoundaryError(f"{label!r} must be a sequence of tensors; found {type(value).__name__}")
@@ -585,6 +588,8 @@ def _check_value(label: str, value: Any, expected: Value, env: Mapping[str, Any]
         kinds = {expected.dtype}
         if expected.dtype.is_floating_point:
             kinds |= floats
+        if not proven:  # what a real run showed may follow its data, as the steps of a packed sequence do
+            sizes = [None if isinstance(d, int) else size for d, size in zip(expected.shape, sizes, strict=True)]
         wrong = len(sizes) != value.dim() or any(
             s is not None and s != n for s, n in zip(sizes, value.shape, strict=False)
         )
