@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -111,6 +112,7 @@ def _run(given: argparse.Namespace) -> int:
         timeout=given.timeout,
         reference=given.reference,
     )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the process at work is ended, too
     try:
         failed = Runner(options, given.output, progress).run()
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from benchmarks.subject import EXAMPLE_BATCH, LARGEST_BATCH, Step, Subject, sgd
 BOUNDARY = "percent:50"
 
 
-def split(subject: Subject, batch: int, mode: str = "generated_eager", **compile_options: Any) -> Step:
+def split(
+    subject: Subject, batch: int, mode: str = "generated_eager", compile_options: Mapping[str, Any] | None = None
+) -> Step:
     """`prepare_split` at half of the ops; one call is prefix, payload and suffix, or a whole training round."""
     args, kwargs = subject.inputs(EXAMPLE_BATCH)
     training = subject.task == "training"
@@ -49,4 +52,4 @@ def rounds_of(subject: Subject, runtime: Any, prefix: list[Any], suffix: list[An
 def ahead_of_time(subject: Subject, batch: int) -> Step:
     """Segments built by AOTInductor; packages are kept in the subject's cache, where it has one."""
     kept = {"cache_dir": str(subject.cache)} if subject.cache is not None else {}
-    return split(subject, batch, "compiled", backend="aot_inductor", **kept)
+    return split(subject, batch, "compiled", {"backend": "aot_inductor", **kept})

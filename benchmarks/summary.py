@@ -31,7 +31,7 @@ def _parts(records: Records) -> Iterator[str]:
         yield "no samples yet"
         return
     found = speeds(records)
-    head = ["task", "model", "batch", "variant", "ms", "over model(x)", "95 %", "noise", "verdict"]
+    head = ["task", "model", "batch", "variant", "ms", "p90, p99", "over model(x)", "95 %", "noise", "verdict"]
     yield table("Steady state, side by side", head, [_speed(s) for s in found])
     rows = []
     for mean in means(found):
@@ -77,8 +77,9 @@ def _where(place: Place) -> list[str]:
 
 def _speed(s: Speed) -> list[str]:
     if s.failure is not None or s.seconds is None:
-        return [*_where(s.place), s.variant, "", "", "", "", s.failure or ""]
-    head = [*_where(s.place), s.variant, f"{1e3 * s.seconds:.3f}"]
+        return [*_where(s.place), s.variant, "", "", "", "", "", s.failure or ""]
+    tails = ", ".join("too few" if t is None else f"{1e3 * t:.3f}" for t in (s.p90, s.p99))
+    head = [*_where(s.place), s.variant, f"{1e3 * s.seconds:.3f}", tails]
     if s.against_model is None:
         return [*head, "1", "", "", ""]
     c = s.against_model
@@ -99,7 +100,7 @@ def _memory(s: Start) -> list[str]:
     imports = ", ".join(f"{name} {seconds:.2f}" for name, seconds in (s.imports or {}).items())
     rss = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in (s.rss_bytes or {}).items())
     tensors = s.tensor_peak_bytes if s.cuda_peak_bytes is None else s.cuda_peak_bytes
-    size = "" if tensors is None else f"{tensors / 2**20:.2f}"
+    size = "" if tensors is None else f"{tensors / 2**20:.3g}"
     return [*_where(s.place), s.variant, s.cache, imports, rss, size]
 
 

@@ -88,6 +88,16 @@ ALL = (
         imports=OURS,
     ),
     Variant(
+        "compiled reduce-overhead",
+        "the split, compiled with CUDA graphs",
+        "benchmarks.splits:split",
+        {"mode": "compiled", "compile_options": {"mode": "reduce-overhead"}},
+        start=True,
+        caches=True,
+        cuda=True,
+        imports=OURS,
+    ),
+    Variant(
         "ahead of time",
         "the split, compiled by AOTInductor",
         "benchmarks.splits:ahead_of_time",
@@ -109,6 +119,7 @@ SHORT = {
     "debug": "debug",
     "generated": "generated",
     "compiled": "compiled",
+    "compiled-reduce-overhead": "compiled reduce-overhead",
     "aot": "ahead of time",
 }
 
