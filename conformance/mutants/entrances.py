@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +12,7 @@ from ariadne import tree
 from ariadne.baseline import HOOKS
 from ariadne.expr import Expr
 from ariadne.guards import ModuleGuard
-from ariadne.plan import TracePlan, Value
-from ariadne.recorder import simple
+from ariadne.plan import Value
 from ariadne.runtime import Variant
 from conformance.mutants.planted import Planted
 
@@ -233,39 +231,6 @@ class BlindToHooks(Planted):
 
     def in_variant(self, variant: Variant) -> None:
         _blinded(variant, _BlindToHooks)
-
-
-class _BlindToAttributes(_Blind):
-    @contextmanager
-    def as_it_was(self) -> Iterator[None]:
-        kept = [(self.modules[path], keys[0], was) for path, keys, was in self.attributes if len(keys) == 1]
-        changed = [(vars(m), name, vars(m)[name], was) for m, name, was in kept if simple(vars(m).get(name, self))]
-        for table, name, _, was in changed:
-            table[name] = was
-        try:
-            yield
-        finally:
-            for table, name, now, _ in changed:
-                table[name] = now
-
-
-class BlindToAttributes(Planted):
-    """A number or a string that forward read off a module, and that has changed, goes unnoticed."""
-
-    piece = "guards"
-
-    def in_variant(self, variant: Variant) -> None:
-        _blinded(variant, _BlindToAttributes)
-
-
-class BlindToLayout(Planted):
-    """The memory format of inputs is not looked at, though forward asked for it."""
-
-    piece = "guards"
-
-    @classmethod
-    def in_plan(cls, plan: TracePlan) -> TracePlan:
-        return replace(plan, assumption=replace(plan.assumption, layouts=None)) if plan.assumption.layouts else plan
 
 
 class BlindToModules(Planted):
