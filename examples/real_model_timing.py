@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 def row(name: str, result: BenchmarkResult, whole: BenchmarkResult) -> tuple[str, ...]:
     """One result as a line of the table."""
     memory = "" if result.cuda_peak_bytes is None else f"{result.cuda_peak_bytes / 2**20:.1f}"
-    times = f"{result.average * 1e3:.3f}", f"{result.total:.3f}", f"{result.average / whole.average:.3f}"
+    times = f"{result.average * 1e3:.3f}", f"{result.total:.4g}", f"{result.average / whole.average:.3f}"
     return (name, str(result.batch), result.split_id or "", result.what, result.mode, *times, memory)
 
 

@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
                 found["suffix_replay", mode] = measure_suffix(runtime, args, **given)
             for (what, mode), result in found.items():
                 memory = "" if result.cuda_peak_bytes is None else f"{result.cuda_peak_bytes / 2**20:.1f}"
-                times = [f"{1e3 * result.median:.3f}", f"{1e3 * result.average:.3f}", f"{result.total:.3f}"]
+                times = [f"{1e3 * result.median:.3f}", f"{1e3 * result.average:.3f}", f"{result.total:.4g}"]
                 rows.append([entry.name, str(batch), what, mode, *times, f"{result.median / whole.median:.3f}", memory])
                 print(*rows[-1], file=sys.stderr, flush=True)
     print(table(HEAD, rows))
