@@ -127,13 +127,11 @@ class Ahead:
             (package.unchanged is None or package.unchanged.check(*state))
             and all(layout.takes(t) for layout, t in zip(package.inputs, inputs, strict=True))
         ):  # fmt: skip
-            if self.eager is not None:
-                return self.eager(*tensors)
-            found = self._find(batch, inputs, state, ambient)
-            if found is None:
+            package = self._find(batch, inputs, state, ambient) if self.eager is None else None
+            if package is None:
                 assert self.eager is not None
-                return self.eager(*tensors)
-            package = self.latest = found
+                return self.eager(*tensors) if self.lifted.batch else self.eager(batch, *tensors)
+            self.latest = package
         return package(inputs, state)
 
     def _find(self, batch: int, inputs: Sequence[Any], state: Sequence[Any], ambient: Any) -> Package | None:
@@ -149,7 +147,7 @@ class Ahead:
                 if self.options.on_error != "eager":
                     raise failure from error
                 self.report.state = "eager"
-                self.report.notes.append(str(failure).splitlines()[0])
+                self.report.notes.append(" ".join(str(failure).split())[:300])
                 self.eager = load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
                 return None
             self.report.seconds += time.perf_counter() - start

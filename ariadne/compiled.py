@@ -185,7 +185,7 @@ class _Jit:
         if self.options.on_error != "eager":
             raise failure from error
         self.report.state = "eager"
-        self.report.notes.append(str(why).strip().splitlines()[0] if str(why).strip() else type(error).__name__)
+        self.report.notes.append(" ".join(why.split())[:300] or type(error).__name__)
         self.hot = load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
         self.shell["hot"] = self.hot
         return self.hot(*args)

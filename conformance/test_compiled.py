@@ -1,0 +1,377 @@
+"""mode="compiled": one artefact for every batch, an honest account, gradients within the bound, packages that can be kept."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ariadne import SplitRuntime, SplitSpec, prepare_split
+from ariadne.ahead import Layout, _admitted
+from ariadne.compiled import batch_free_layouts
+from ariadne.errors import CompileError, SpecError
+from ariadne.lift import lift
+from ariadne.plan import Batches
+from ariadne.spec import CompileOptions
+from conformance.oracle import beyond, in_double
+from conformance.trap_kit import numbers, same
+
+BATCHES = (2, 1, 3, 5, 8, 17)
+compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="inductor needs a C++ compiler"
+)
+
+
+class Graphs(list):
+    """A backend that keeps the graphs that it is given, and runs them as they are."""
+
+    def __call__(self, graph: Any, example_inputs: Any) -> Any:
+        self.append(graph)
+        return graph.forward
+
+
+class Conv(nn.Module):
+    """Convolutions of each kind, BatchNorm, an in-place op, a view over the batch, and a size in the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.depthwise, self.pointwise = nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 8, 1, stride=2)
+        self.drop, self.head = nn.Dropout(0.3), nn.Linear(72, 10)
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        x = self.norm(self.stem(x)).relu()
+        x = self.pointwise(self.depthwise(x)).relu_()
+        pairs = x.reshape(x.shape[0] * 2, -1)
+        return {"out": self.head(self.drop(pairs.view(-1, 72))), "batch": x.shape[0]}
+
+
+class Offset(nn.Module):
+    """Tensors of other kinds that forward reads: a constant, a buffer, a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 6), nn.Linear(6, 4)
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, 6))
+        self.shift = torch.linspace(-1, 1, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x) * self.scale + self.shift
+        return self.second(x.tanh()) + torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def made(build: Any, *shape: int, boundary: str = "percent:50", train: bool = False, **options: Any) -> SplitRuntime:
+    torch.manual_seed(0)
+    model = build().train(train)
+    spec = SplitSpec(boundary, trainable=True)
+    return prepare_split(model, (numbers(4, *shape),), split=spec, mode="compiled", compile_options=options)
+
+
+def halves(runtime: SplitRuntime, x: torch.Tensor) -> Any:
+    return runtime.run_suffix(runtime.run_prefix(x))
+
+
+def whole(model: nn.Module, x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        return model(x)
+
+
+def near(model: nn.Module, x: torch.Tensor, found: Any) -> None:
+    """The float64 rule."""
+    reference = in_double(model, lambda wide, double: whole(wide, double(x)), 0)
+    wrong, _ = beyond(reference, whole(model, x), found)
+    assert wrong is None, str(wrong)
+
+
+def step(runtime: SplitRuntime, x: torch.Tensor) -> list[torch.Tensor | None]:
+    boundary = runtime.run_training_prefix(x)
+    _, gradients = runtime.train_suffix(boundary, None, loss_fn=lambda out, _: out["out"].pow(2).mean())
+    runtime.backward_prefix(boundary, gradients)
+    return [p.grad for p in runtime.model.parameters()]
+
+
+# One artefact for every batch
+
+
+@pytest.mark.parametrize("first", [1, 4])
+def test_one_graph_for_each_side_serves_every_batch_whichever_came_first(first: int) -> None:
+    graphs = Graphs()
+    runtime = made(Conv, 3, 8, 8, backend=graphs)
+    runtime.warmup(numbers(first, 3, 8, 8))
+    for batch in BATCHES:
+        same(whole(runtime.model, x := numbers(batch, 3, 8, 8, seed=batch)), halves(runtime, x))
+    assert len(graphs) == 2
+    report = runtime.report()
+    assert (report.recompiles, [s.compiled for s in report.segments]) == (0, [{False: 1, True: 0}] * 2)
+
+
+def test_training_compiles_once_more_and_gives_the_gradients_of_the_model_at_every_batch() -> None:
+    runtime = made(Conv, 3, 8, 8, train=True, backend="eager")
+    twin = copy.deepcopy(runtime.model)
+    for batch in BATCHES:
+        runtime.model.zero_grad(), twin.zero_grad()
+        x = numbers(batch, 3, 8, 8, seed=batch)
+        torch.manual_seed(batch)
+        found = step(runtime, x)
+        torch.manual_seed(batch)
+        twin(x)["out"].pow(2).mean().backward()
+        same([p.grad for p in twin.parameters()], found, f"batch {batch}")
+        same(dict(twin.named_buffers()), dict(runtime.model.named_buffers()), f"batch {batch}")
+    assert runtime.report().recompiles == 0
+    assert [s.compiled for s in runtime.report().segments] == [{False: 0, True: 1}] * 2
+
+
+def test_tensors_of_every_kind_are_followed() -> None:
+    graphs = Graphs()
+    runtime = made(Offset, 5, boundary="after:first", backend=graphs)
+    x = numbers(3, 5)
+    same(whole(runtime.model, x), halves(runtime, x))
+    with torch.no_grad():
+        runtime.model.first.weight.mul_(2)
+        runtime.model.scale.add_(1)
+        runtime.model.shift.add_(1)
+    runtime.model.second.weight = nn.Parameter(numbers(4, 6, seed=1))
+    same(whole(runtime.model, x), halves(runtime, x))
+    assert len(graphs) == 2
+
+
+def test_what_torch_can_not_serve_with_one_graph_is_compiled_again_and_counted() -> None:
+    runtime = made(Offset, 5, boundary="after:first", backend="eager")
+    x = numbers(3, 5)
+    halves(runtime, x)
+    runtime.model.second.weight.requires_grad_(False)  # one of torch's guards
+    for _ in range(2):
+        same(whole(runtime.model, x), halves(runtime, x))
+    report = runtime.report()
+    assert [s.recompiles for s in report.segments] == [0, 1]
+    assert "1 recompiled" in str(report)
+
+
+def test_a_value_read_out_of_a_tensor_is_still_watched() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            return self.second(x) if bool((x < 1e6).all()) else x
+
+    runtime = made(Reads, 5, boundary="after:first", backend="eager")
+    for batch in (2, 3):
+        same(whole(runtime.model, x := numbers(batch, 5)), halves(runtime, x))
+    with pytest.raises(Exception, match="reads a value out of a tensor"):
+        halves(runtime, torch.full((2, 5), 1e12))
+
+
+def test_torch_s_settings_are_put_back() -> None:
+    before = torch._C._select_conv_backend, torch._C._conv_determine_backend_memory_format
+    with batch_free_layouts():
+        assert torch._C._select_conv_backend is not before[0]
+    assert (torch._C._select_conv_backend, torch._C._conv_determine_backend_memory_format) == before
+
+
+# Options, failures, report
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"speed": 1}, "compile_options has no 'speed'; there are 'backend', 'mode', .*'cache_dir'"),
+        (
+            {"backend": "aot_inductor", "mode": "max-autotune"},
+            "'mode' is for torch.compile; backend 'aot_inductor' takes",
+        ),
+        ({"backend": "aot_inductor", "options": 3}, "options is a mapping of inductor's settings"),
+        ({"cache_dir": "/tmp"}, "cache_dir goes with backend 'aot_inductor'"),
+        ({"backend": "aot_inductor", "cache_dir": 3}, "cache_dir is the path of a directory; found int"),
+        ({"on_compile_error": "ignore"}, "on_compile_error must be 'raise' or 'eager'; found 'ignore'"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        CompileOptions.parse(options)
+
+
+def fails(graph: Any, example_inputs: Any) -> Any:
+    raise ValueError("no such instruction")
+
+
+def test_a_failure_shows_the_segment_and_what_to_try() -> None:
+    runtime = made(Offset, 5, boundary="after:first", backend=fails)
+    with pytest.raises(CompileError, match=r"(?s)no such instruction.*'on_compile_error': 'eager'.*first = linear\("):
+        runtime.run_prefix(numbers(2, 5))
+
+
+def test_falling_back_is_asked_for_exact_and_reported() -> None:
+    runtime = made(Conv, 3, 8, 8, backend=fails, on_compile_error="eager")
+    for batch in (1, 3):
+        same(whole(runtime.model, x := numbers(batch, 3, 8, 8)), halves(runtime, x))
+    report = runtime.report()
+    assert report.fell_back
+    assert [s.state for s in report.segments] == ["eager", "eager"]
+    assert all("no such instruction" in s.notes[0] for s in report.segments)
+
+
+def test_giving_up_after_too_many_compilations_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
+    runtime = made(Offset, 5, boundary="after:first", backend="eager")
+    halves(runtime, numbers(3, 5))
+    runtime.model.second.weight.requires_grad_(False)
+    with pytest.raises(CompileError, match=r"gave up \(after 1 compilations"):
+        halves(runtime, numbers(3, 5))
+
+
+def test_disable_runs_eagerly_as_torch_compile_does() -> None:
+    runtime = made(Offset, 5, boundary="after:first", disable=True)
+    same(whole(runtime.model, x := numbers(3, 5)), halves(runtime, x))
+    assert runtime.report().seconds == 0
+
+
+def test_other_modes_report_that_there_is_nothing_to_compile() -> None:
+    runtime = prepare_split(nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5)), (numbers(2, 5),), split="after:0")
+    assert (runtime.report().mode, runtime.report().segments) == ("generated_eager", ())
+
+
+# Lifting
+
+
+def test_a_kernel_holds_no_table_of_the_model_and_the_shell_no_op() -> None:
+    runtime = made(Offset, 5, boundary="after:first", backend="eager")
+    lifted = lift(runtime._main.suffix_source, runtime.plan)
+    assert not [line for line in lifted.body if "['" in line]
+    assert [text for text in lifted.state if "weight" in text] == ["p_second['weight']"]
+    assert lifted.batch is not None
+    assert lifted.batch.endswith(".shape[0]")
+
+
+# Ahead of time
+
+
+@pytest.mark.slow  # runs the C++ compiler
+@compiler
+def test_a_package_serves_every_batch_follows_the_model_and_is_loaded_by_the_next_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "packages"
+    options = {"backend": "aot_inductor", "cache_dir": packages}
+    first = made(Offset, 5, boundary="after:first", **options)
+    first.warmup(numbers(1, 5))
+    assert [(s.state, s.batches) for s in first.report().segments] == [("compiled", ("1 to 64",))] * 2
+    for batch in (*BATCHES, 64):
+        near(first.model, x := numbers(batch, 5, seed=batch), halves(first, x))
+    with torch.no_grad():
+        first.model.first.weight.mul_(2)
+        first.model.shift.add_(1)
+    first.model.second.weight = nn.Parameter(numbers(4, 6, seed=1))
+    near(first.model, x, halves(first, x))
+    strided = numbers(10, 64).t()[:, :5]
+    near(first.model, strided, halves(first, strided))
+    assert first.report().recompiles == 0
+    with pytest.raises(CompileError, match="'aot_inductor' serves inference"):
+        first.run_training_prefix(x)
+
+    second = made(Offset, 5, boundary="after:first", **options)
+    near(second.model, x, halves(second, x))
+    assert [(s.state, s.loaded) for s in second.report().segments] == [("loaded", 1)] * 2
+
+    card = next(packages.glob("*.json"))
+    package = card.with_suffix(".pt2")
+    package.write_bytes(package.read_bytes()[:-1] + b"\0\1")
+    third = made(Offset, 5, boundary="after:first", on_compile_error="eager", **options)
+    near(third.model, x, halves(third, x))
+    assert sorted(s.state for s in third.report().segments) == ["compiled", "loaded"]
+    assert any("its bytes are not those that were written" in n for s in third.report().segments for n in s.notes)
+    for card in packages.glob("*.json"):
+        card.write_text(json.dumps({**json.loads(card.read_text()), "name": "0" * 64}))
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fails)
+    fourth = made(Offset, 5, boundary="after:first", **options)
+    with pytest.raises(CompileError, match="AOTInductor refused"):
+        fourth.run_prefix(x)
+    assert any("it was made for something else" in note for note in fourth.report().segments[0].notes)
+
+
+@pytest.mark.parametrize(
+    ("build", "train", "words"),
+    [(Conv, True, "writes into|random numbers"), (Conv, False, None)],
+)
+def test_what_native_code_can_not_do_is_refused_before_the_compiler_runs(
+    build: Any, train: bool, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Any] = []
+
+    def stopped(*args: Any, **options: Any) -> Any:
+        ran.append(args)
+        raise RuntimeError("the compiler was reached")
+
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", stopped)
+    runtime = made(build, 3, 8, 8, train=train, backend="aot_inductor")
+    with pytest.raises(CompileError, match=words or "the compiler was reached"):
+        halves(runtime, numbers(2, 3, 8, 8))
+    assert bool(ran) == (words is None)
+
+
+def test_batches_for_which_the_compiler_s_assumptions_fail_are_not_admitted() -> None:
+    import sympy  # noqa: PLC0415 - torch's own dependency
+
+    class Guard:
+        def __init__(self, expr: Any) -> None:
+            self.expr = expr
+
+    class Env:
+        def __init__(self, *guards: Any) -> None:
+            self.guards, self.var_to_range = [Guard(g) for g in guards], {}
+
+    s, u = sympy.Symbol("s", integer=True), sympy.Symbol("u", integer=True)
+    assert _admitted(Env(s < 16), s, Batches(((1, 64),))) == Batches(((1, 15),))
+    assert _admitted(Env(sympy.Eq(s % 8, 0)), s, Batches(((1, 20),))) == Batches(((8, 8), (16, 16)))
+    assert not _admitted(Env(s < u), s, Batches(((1, 64),)))
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_inputs_are_laid_out_as_a_package_expects_them_at_every_batch(form: torch.memory_format) -> None:
+    example = torch.empty(2, 3, 4, 5).to(memory_format=form)
+    layout = Layout.of(example)
+    for batch in (1, 2, 7):
+        t = numbers(batch, 3, 4, 5)
+        laid = layout.lay(t)
+        assert torch.equal(laid, t)
+        assert laid.stride() == torch.empty(batch, 3, 4, 5).to(memory_format=form).stride() or batch == 1
+        assert layout.lay(laid) is laid
+
+
+@pytest.mark.slow  # runs the C++ compiler
+@compiler
+def test_inductor_compiles_each_side_once_and_stays_within_the_float64_bound() -> None:
+    class Net(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"out": super().forward(x)}
+
+    def build() -> nn.Module:
+        return Net(nn.Linear(5, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 3))
+
+    runtime = made(build, 5, train=True)
+    twin = copy.deepcopy(runtime.model)
+
+    def gradients(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor | None]:
+        torch.manual_seed(3)
+        model.zero_grad()
+        model(x)["out"].pow(2).mean().backward()
+        return [p.grad for p in model.parameters()]
+
+    for batch in (4, 1, 2, 8):
+        x = numbers(batch, 5, seed=batch)
+        runtime.model.zero_grad()
+        torch.manual_seed(3)
+        found = step(runtime, x)
+        mask = copy.deepcopy(twin).double()
+        reference = gradients(mask, x.double())
+        wrong, _ = beyond(reference, gradients(twin, x), found)
+        assert wrong is None, f"batch {batch}: {wrong}"
+    assert runtime.report().recompiles == 0
