@@ -1,0 +1,13 @@
+"""Random networks: JSON programs that hypothesis draws, each cut everywhere, replayed and trained beside the whole model.
+
+In import order::
+
+    steps, parts     the closed vocabulary: what a program can do, and the modules that it can hold
+    program          a program as data, as a module, and as inputs
+    compare          equal, bit for bit
+    draw             programs from hypothesis, valid by construction
+    twins, counts    a model beside its split twin; what was compared
+    session, trial   what a user does over time; one program held against every promise
+    corpus, tally    programs that failed once; what a run counted
+    search           a run of hypothesis that keeps what fails
+"""

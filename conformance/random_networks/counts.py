@@ -1,0 +1,52 @@
+"""What was compared, and which refusals count as such."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ariadne import SplitRuntime
+from ariadne.errors import FrontierError, GuardError
+from conformance.random_networks.compare import Different
+from conformance.random_networks.twins import Twins
+
+
+@dataclass
+class Counts:
+    """What was run: cuts, unsafe cuts, replays and training steps that were compared, and what was refused."""
+
+    cuts: int = 0
+    unsafe: int = 0
+    replays: int = 0
+    steps: int = 0
+    uncut: int = 0  # modes in which the plan has no safe cut
+    raising: int = 0  # calls that the whole model refuses, and the split too
+    refused: list[str] = field(default_factory=list)
+
+
+def allowed(
+    act: Callable[[], bool], twins: Twins, runtime: SplitRuntime, batch: int, refusable: object, counts: Counts
+) -> bool:
+    """Run a comparison; whether it came to one.
+
+    A guard may fire where something is `refusable`; a cut may be missing where the plan excludes the batch.
+    """
+    try:
+        ran = act()
+    except GuardError as error:
+        if not refusable:
+            raise Different(f"{runtime.split_id}, batch {batch}: a guard fires for no reason: {error!r}") from error
+        counts.refused.append(repr(error))
+    except FrontierError as error:
+        if batch in runtime.plan.batches:
+            raise Different(f"{runtime.split_id}, batch {batch}: {error!r}") from error
+        counts.refused.append(repr(error))
+    except Different:
+        raise
+    except Exception as error:
+        raise Different(f"{runtime.split_id}, batch {batch}: {type(error).__name__}: {error}") from error
+    else:
+        counts.raising += not ran
+        return ran
+    twins.reset()
+    return False

@@ -1,0 +1,224 @@
+"""A program: plain data that JSON can hold, the module that it stands for, and inputs for that module.
+
+    {"inputs": [{"name": "x", "shape": ["B", 4]}],
+     "parts": {"m0": {"kind": "linear", "args": [4, 4]}},
+     "steps": [{"do": "call", "of": ["x"], "with": {"module": "m0"}, "to": ["v0"]},
+               {"do": "relu_", "of": ["v0"], "to": ["v1"]}],
+     "output": {"dict": {"a": "v1", "b": ["x", {"value": null}]}}}
+
+An input also has a `dtype`, a `layout` (plain, transposed, strided), `grad`, and `same`, the name of another input that is
+the very same tensor; `call` says how forward takes them (positional, keywords, list, dict) and `batch` the size of the
+example. A step may run `under` no_grad, enable_grad or autocast. An output is a value's name, `{"value": constant}`,
+`{"batch": true}`, a list, or `{"tuple" | "dict" | "pair": ...}` of outputs. With a `script`, a program is not cut everywhere
+but used as a session says: `[["trace", 0], ["flip", 0], ["run", 3]]`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import namedtuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.random_networks import parts
+from conformance.random_networks.steps import DTYPES, STEPS, UNDER, Frame
+
+CALLS = ("positional", "keywords", "list", "dict")
+LAYOUTS = ("plain", "transposed", "strided")
+Env = dict[str, Any]
+Pair = namedtuple("Pair", "first second")
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a random network is; `inputs`, `parts`, `steps` and `output` as in the module's docstring."""
+
+    inputs: Sequence[Mapping[str, Any]]
+    parts: Mapping[str, Mapping[str, Any]]
+    steps: Sequence[Mapping[str, Any]]
+    output: Any
+    call: str = "positional"
+    batch: int = 2
+    about: str = ""
+    script: Sequence[Sequence[Any]] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Program:
+        """The program that a JSON text holds; ValueError where it holds none."""
+        found = json.loads(text)
+        if not isinstance(found, dict) or not {"inputs", "parts", "steps", "output"} <= found.keys():
+            raise ValueError("a program is an object with inputs, parts, steps and output")
+        program = cls(**found)
+        program.check()
+        return program
+
+    def check(self) -> None:
+        """Raise ValueError for a word outside the vocabulary, or a value that nothing made before it was used."""
+        known = {str(i["name"]) for i in self.inputs}
+        if not self.inputs or self.call not in CALLS:
+            raise ValueError(f"a program has inputs, and its call is one of {', '.join(CALLS)}; found {self.call!r}")
+        for i in self.inputs:
+            if i.get("layout", "plain") not in LAYOUTS or i.get("dtype", "float32") not in DTYPES:
+                raise ValueError(f"no such layout or dtype: {i}")
+        for name, part in self.parts.items():
+            if "same" not in part and part.get("kind") not in parts.KINDS:
+                raise ValueError(f"part {name!r} is of no known kind: {part}")
+        for step in self.steps:
+            if step.get("do") not in STEPS or step.get("under", "") not in UNDER:
+                raise ValueError(f"no such step: {step}")
+            missing = [n for n in step.get("of", ()) if n not in known]
+            if missing or step.get("with", {}).get("module", "") not in {"", *self.parts}:
+                raise ValueError(f"a step uses what nothing made: {step}")
+            known |= set(step["to"])
+        for leaf in names_in(self.output):
+            if leaf not in known:
+                raise ValueError(f"the output names {leaf!r}, which nothing made")
+
+    def to_json(self) -> str:
+        """The program as text, one line per input, part and step."""
+
+        def block(found: Sequence[str], ends: str) -> str:
+            return f"{ends[0]}\n  " + ",\n  ".join(found) + f"\n {ends[1]}" if found else ends
+
+        fields = {
+            "about": json.dumps(self.about),
+            "batch": json.dumps(self.batch),
+            "call": json.dumps(self.call),
+            "inputs": block([json.dumps(i) for i in self.inputs], "[]"),
+            "parts": block([f"{json.dumps(n)}: {json.dumps(p)}" for n, p in self.parts.items()], "{}"),
+            "steps": block([json.dumps(s) for s in self.steps], "[]"),
+            "output": json.dumps(self.output),
+        }
+        if self.script:
+            fields["script"] = json.dumps(self.script)
+        return "{\n" + ",\n".join(f' "{k}": {v}' for k, v in fields.items()) + "\n}\n"
+
+    def __str__(self) -> str:
+        return self.to_json()
+
+    def with_script(self, script: Sequence[Sequence[Any]]) -> Program:
+        """The same program with a session to replay: (action, number) pairs, as in `session.ACTIONS`."""
+        return replace(self, script=tuple(script))
+
+    @property
+    def refusable(self) -> str:
+        """Why a capture may be refused, if any step allows it."""
+        return next((r for s in self.steps if (r := STEPS[s["do"]].refusable)), "")
+
+    @property
+    def writes(self) -> bool:
+        """Whether anything in it writes in place or keeps a cast, so that a cut may have a reason to be unsafe."""
+        steps = any(STEPS[s["do"]].writes or s.get("under") == "autocast" for s in self.steps)
+        return steps or any("kind" in p and parts.KINDS[p["kind"]].writes for p in self.parts.values())
+
+    def arguments(self, batch: int, seed: int = 0, device: str = "cpu") -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments for a forward over `batch` rows, the same numbers for the same seed."""
+        generator = torch.Generator().manual_seed(1000 * seed + batch)
+        made: dict[str, Any] = {}
+        for i in self.inputs:
+            made[i["name"]] = made[i["same"]] if "same" in i else _input(i, batch, generator, device)
+        if self.call == "keywords":
+            first, *others = made
+            return (made[first],), {n: made[n] for n in others}
+        if self.call == "list":
+            return (list(made.values()),), {}
+        return ((made,), {}) if self.call == "dict" else (tuple(made.values()), {})
+
+
+def _input(spec: Mapping[str, Any], batch: int, generator: torch.Generator, device: str) -> Tensor:
+    shape = [batch if d == "B" else d for d in spec["shape"]]
+    dtype = DTYPES[spec.get("dtype", "float32")]
+    layout = spec.get("layout", "plain")
+    if layout == "transposed" and len(shape) > 1:
+        laid = [*shape[:-2], shape[-1], shape[-2]]
+    elif layout == "strided" and shape:
+        laid = [*shape[:-1], 2 * shape[-1]]
+    else:
+        laid = shape
+    if device == "meta":
+        t = torch.empty(laid, dtype=dtype, device="meta")
+    elif dtype is torch.bool:
+        t = torch.rand(laid, generator=generator) > 0.5
+    elif not dtype.is_floating_point:
+        t = torch.randint(0, 5, laid, generator=generator, dtype=dtype)
+    else:
+        t = torch.randn(laid, generator=generator).to(dtype)
+    if layout == "transposed" and len(shape) > 1:
+        t = t.transpose(-1, -2)
+    elif layout == "strided" and shape:
+        t = t[..., ::2]
+    return t.requires_grad_() if spec.get("grad") else t
+
+
+def run_step(frame: Frame, step: Mapping[str, Any], env: Env) -> None:
+    """Run one step on the values in `env`, and put there what it makes."""
+    with UNDER[step.get("under", "")]():
+        made = STEPS[step["do"]].run(frame, *[env[n] for n in step.get("of", ())], **step.get("with", {}))
+    found = made if isinstance(made, (tuple, list)) else [made]
+    if len(found) != len(step["to"]):
+        raise ValueError(f"{step['do']} made {len(found)} values, not {len(step['to'])}")
+    env.update(zip(step["to"], found, strict=True))
+
+
+def output_of(template: Any, env: Env, batch: Any) -> Any:
+    """The nested output that a template stands for."""
+    if isinstance(template, str):
+        return env[template]
+    if isinstance(template, list):
+        return [output_of(t, env, batch) for t in template]
+    ((kind, inner),) = template.items()
+    if kind == "value":
+        return inner
+    if kind == "batch":
+        return batch
+    if kind == "dict":
+        return {k: output_of(t, env, batch) for k, t in inner.items()}
+    found = [output_of(t, env, batch) for t in inner]
+    return Pair(*found) if kind == "pair" else tuple(found)
+
+
+def names_in(template: Any) -> Iterator[str]:
+    """The values that an output template names."""
+    if isinstance(template, str):
+        yield template
+    elif isinstance(template, list):
+        for inner in template:
+            yield from names_in(inner)
+    else:
+        ((kind, inner),) = template.items()
+        if kind in ("dict", "tuple", "pair"):
+            yield from names_in(list(inner.values()) if kind == "dict" else list(inner))
+
+
+class Network(nn.Module):
+    """The module that a program stands for."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.program = program
+        self.parts = parts.make(program.parts)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        program = self.program
+        if program.call == "list":
+            args = tuple(args[0])
+        elif program.call == "dict":
+            args = tuple(args[0].values())
+        given = [*args, *(kwargs[i["name"]] for i in program.inputs[len(args) :])]
+        env: Env = {i["name"]: t for i, t in zip(program.inputs, given, strict=True)}
+        frame = Frame(self, given[0].shape[0])
+        for step in program.steps:
+            run_step(frame, step, env)
+        return output_of(program.output, env, frame.batch)
+
+
+def build(program: Program) -> Network:
+    """The program's module, with the same numbers each time; torch's generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        network = Network(program)
+    parts.randomise(network)
+    return network

@@ -1,0 +1,162 @@
+"""A session: what a user does to one model over time, done to whole and split alike, all state compared after each action.
+
+Every action takes one small number. A script of actions is plain data, so it stands in a program's JSON.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne import SplitRuntime
+from ariadne.errors import CaptureError, FrontierError
+from conformance.random_networks.compare import Different
+from conformance.random_networks.counts import Counts, allowed
+from conformance.random_networks.program import Program
+from conformance.random_networks.twins import BATCHES, Twins
+
+WIRE = 3  # every third run goes over the wire
+
+
+class Session:
+    """One program in use. `do` raises `Different` where whole and split part ways."""
+
+    def __init__(self, program: Program) -> None:
+        self.twins = Twins(program, training=False)
+        self.runtime: SplitRuntime | None = None
+        self.program, self.batch, self.counts = program, program.batch, Counts()
+        self.stale = ""  # why a guard may fire now: what changed since the split was prepared
+        self.script: list[list[Any]] = []
+
+    def do(self, action: str, number: int = 0) -> None:
+        """Do one thing to both, and compare all state."""
+        self.script.append([action, number])
+        ACTIONS[action](self, number)
+        self.twins.equal(f"after {action} {number}")
+
+    def replay(self) -> Counts:
+        """Do all that the program's script says."""
+        for action, number in self.program.script:
+            self.do(action, number)
+        return self.counts
+
+    def _trace(self, number: int) -> None:
+        self.stale = ""
+        try:
+            self.runtime = self.twins.trace("trace")
+        except FrontierError:
+            self.runtime = None
+            self.counts.uncut += 1
+        except CaptureError as error:
+            if not self.program.refusable:
+                raise Different(f"trace: no step of this program may be refused, but: {error}") from error
+            self.runtime = None
+            self.counts.refused.append(repr(error))
+
+    def _split(self, number: int) -> None:
+        safe = [c for c in self.runtime.candidates if c.safe] if self.runtime else []
+        if safe:
+            self.runtime = self.runtime.resplit(safe[number % len(safe)])
+            self.counts.cuts += 1
+
+    def _resplit(self, number: int) -> None:
+        if self.runtime:
+            self.runtime = self.runtime.resplit(f"{10 + 10 * (number % 9)}%")
+            self.counts.cuts += 1
+
+    def _run(self, number: int) -> None:
+        if self.runtime:
+            act = partial(
+                self.twins.replay, self.runtime, self.batch, f"run {number}", wire=number % WIRE == 0, seed=number
+            )
+            self.counts.replays += self._allowed(act)
+
+    def _step(self, number: int) -> None:
+        if self.runtime:
+            act = partial(self.twins.train, self.runtime, self.batch, f"step {number}", seed=number)
+            self.counts.steps += self._allowed(act)
+
+    def _allowed(self, act: Callable[[], bool]) -> bool:
+        return allowed(
+            act, self.twins, self.runtime, self.batch, self.stale or self.program.refusable, self.counts
+        )  # fmt: skip
+
+    def _flip(self, number: int) -> None:
+        for model in self.models():
+            model.train(not model.training)
+        self.stale = "train or eval was flipped"
+
+    def _new_batch(self, number: int) -> None:
+        lo, hi = BATCHES
+        self.batch = lo + number % (hi - lo + 1)
+
+    def _load_weights(self, number: int) -> None:
+        drawn = copy.deepcopy(self.twins.whole.state_dict())
+        generator = torch.Generator().manual_seed(number)
+        for t in drawn.values():
+            if t.is_floating_point():
+                t.add_(torch.rand(t.shape, generator=generator), alpha=0.25)
+        for model in self.models():
+            model.load_state_dict(copy.deepcopy(drawn))
+
+    def _deep_copy(self, number: int) -> None:
+        twins = self.twins
+        twins.whole = copy.deepcopy(twins.whole)
+        if self.runtime:
+            self.runtime = copy.deepcopy(self.runtime)
+            if self.runtime.model is twins.split:
+                raise Different("a deep copy of the runtime holds the same model")
+            twins.split = self.runtime.model
+        else:
+            twins.split = copy.deepcopy(twins.split)
+        twins.optimizers()
+
+    def _slot(self, number: int) -> Iterator[tuple[nn.Module, str]]:
+        """The same parameter of both models, by its owner and name."""
+        for model in self.models():
+            slots = [(m, n) for m in model.modules() for n, p in m._parameters.items() if p is not None]
+            if slots:
+                yield slots[number % len(slots)]
+
+    def _replace_parameter(self, number: int) -> None:
+        tied = len(list(self.twins.whole.named_parameters(remove_duplicate=False))) > len(
+            list(self.twins.whole.parameters())
+        )
+        for module, name in self._slot(number):
+            old = module._parameters[name]
+            new = torch.randn(old.shape, generator=torch.Generator().manual_seed(number))
+            module._parameters[name] = nn.Parameter(new * 0.5, requires_grad=old.requires_grad)
+        if tied:
+            self.stale = "a tied parameter was replaced"
+        self.twins.optimizers()
+
+    def _freeze(self, number: int) -> None:
+        for module, name in self._slot(number):
+            p = module._parameters[name]
+            p.requires_grad_(not p.requires_grad)
+            p.grad = None
+        self.twins.optimizers()
+
+    def models(self) -> tuple[nn.Module, nn.Module]:
+        """The whole and the split model."""
+        return self.twins.whole, self.twins.split
+
+
+ACTIONS: dict[str, Callable[[Session, int], None]] = {
+    "trace": Session._trace,
+    "split": Session._split,
+    "run": Session._run,
+    "step": Session._step,
+    "flip": Session._flip,
+    "load_weights": Session._load_weights,
+    "new_batch": Session._new_batch,
+    "deep_copy": Session._deep_copy,
+    "resplit": Session._resplit,
+    "replace_parameter": Session._replace_parameter,
+    "freeze": Session._freeze,
+}

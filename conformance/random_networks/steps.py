@@ -1,0 +1,193 @@
+"""The vocabulary of programs: every step by name, with the operands that it takes and the settings it can have.
+
+A step's shape rule is the step itself, run on meta tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The call that a step runs in: the network, and its batch."""
+
+    net: nn.Module
+    batch: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kind of step. `run` takes the frame, the operands and the settings, and returns a tensor or a tuple of tensors.
+
+    `takes` has one letter per operand: f floating, i integer, b bool, n a number of any kind, a anything, m several floating
+    ones. `settings` lists what each setting may be drawn from. `refusable`: why a capture of it may be refused, if it may.
+    """
+
+    takes: str
+    run: Callable[..., Any]
+    settings: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    refusable: str = ""
+
+    @property
+    def writes(self) -> bool:
+        """Whether it writes into its first operand."""
+        return getattr(self.run, "writes", False)
+
+
+def sized(frame: Frame, dims: list[Any]) -> list[Any]:
+    """Sizes in which the letter B stands for the batch."""
+    return [frame.batch if d == "B" else d for d in dims]
+
+
+def written(change: Callable[..., Any]) -> Callable[..., Tensor]:
+    """A step that writes into its first operand and returns it."""
+
+    def run(frame: Frame, target: Tensor, *others: Tensor, **settings: Any) -> Tensor:
+        change(target, *others, **settings)
+        return target
+
+    run.writes = True  # type: ignore[attr-defined]
+    return run
+
+
+def _unary(op: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda frame, x: op(x)
+
+
+def _called(frame: Frame, *operands: Tensor, module: str) -> Any:
+    made = frame.net.parts[module](*operands)
+    return (made[0], *made[1]) if isinstance(made, tuple) and isinstance(made[1], tuple) else made
+
+
+def _branch(condition: Callable[[Frame, Tensor], Any]) -> Callable[..., Tensor]:
+    return lambda frame, x: x * 2 if condition(frame, x) else x - 1
+
+
+def _window(x: Tensor, dim: int, start: int, stop: int | None, step: int = 1) -> Tensor:
+    return x[(slice(None),) * (dim % max(1, x.dim())) + (slice(start, stop, step),)]
+
+
+def _on_rows(x: Tensor) -> Tensor:
+    return x @ x.transpose(-1, -2)
+
+
+DIM = (-1, 0, 1, 2)
+DTYPES = {
+    name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16", "int64", "int32", "bool")
+}
+UNARY = ("relu", "tanh", "sigmoid", "neg", "sin", "abs")
+WINDOW = {"dim": (1, 0, -1), "start": (0, 1), "stop": (None, 2, 1, 0)}
+SHAPES = (["B", -1], [-1], ["B", 1, -1], ["B", -1, 1], [-1, "B"], [-1, 2], ["B", 2, -1])
+
+STEPS: dict[str, Step] = {
+    "call": Step("a", _called),
+    # elementwise
+    **{name: Step("f", _unary(getattr(torch, name))) for name in UNARY},
+    "gelu": Step("f", lambda f, x: nn.functional.gelu(x)),
+    "scale": Step("f", lambda f, x, by: x * by, {"by": (2, 0.5, -1, 0)}),
+    "shift": Step("n", lambda f, x, by: x + by, {"by": (1, 0.25)}),
+    "add": Step("nn", lambda f, x, y: x + y),
+    "sub": Step("nn", lambda f, x, y: x - y),
+    "mul": Step("nn", lambda f, x, y: x * y),
+    "maximum": Step("nn", lambda f, x, y: torch.maximum(x, y)),
+    "lerp": Step("ff", lambda f, x, y: torch.lerp(x, y, 0.25)),
+    # in place
+    **{f"{name}_": Step("f", written(getattr(torch, f"{name}_"))) for name in UNARY},
+    "scale_": Step("f", written(lambda x, by: x.mul_(by)), {"by": (2, 0.5)}),
+    "shift_": Step("n", written(lambda x, by: x.add_(by)), {"by": (1, 3)}),
+    "add_": Step("nn", written(lambda x, y: x.add_(y))),
+    "mul_": Step("nn", written(lambda x, y: x.mul_(y))),
+    "copy_": Step("an", written(lambda x, y: x.copy_(y))),
+    "zero_": Step("a", written(lambda x: x.zero_())),
+    "masked_fill_": Step("fb", written(lambda x, m: x.masked_fill_(m, 0.5))),
+    "put_": Step("f", written(lambda x, value, **at: _window(x, **at).fill_(value)), {**WINDOW, "value": (0.5, 2)}),
+    "put_tensor_": Step("ff", written(lambda x, y, **at: _window(x, **at).copy_(y)), WINDOW),
+    "swap_rows_": Step("f", written(lambda x: x.copy_(x.flip(0)))),
+    # views, and what may be one
+    "reshape": Step("a", lambda f, x, to: x.reshape(sized(f, to)), {"to": SHAPES}),
+    "view": Step("a", lambda f, x, to: x.view(sized(f, to)), {"to": SHAPES}),
+    "transpose": Step("a", lambda f, x, a, b: x.transpose(a, b), {"a": (-1, 0), "b": (-2, 1)}),
+    "unsqueeze": Step("a", lambda f, x, dim: x.unsqueeze(dim), {"dim": DIM}),
+    "squeeze": Step("a", lambda f, x: x.squeeze(1) if x.dim() > 1 else x),
+    "window": Step("a", lambda f, x, **at: _window(x, **at), WINDOW),
+    "every_other": Step("a", lambda f, x, dim, start: _window(x, dim, start, None, 2), {"dim": (1, 0), "start": (0, 1)}),
+    "select": Step("a", lambda f, x, dim, at: x.select(dim, at), {"dim": DIM, "at": (0, -1)}),
+    "expand": Step("a", lambda f, x, to: x.expand(sized(f, to)), {"to": (["B", -1], ["B", -1, -1], ["B", 3, -1])}),
+    "diagonal": Step("a", lambda f, x: x.diagonal(dim1=-2, dim2=-1)),
+    "unfold": Step("a", lambda f, x: x.unfold(-1, 2, 1)),
+    "detach": Step("f", lambda f, x: x.detach()),
+    "contiguous": Step("a", lambda f, x: x.contiguous()),
+    "clone": Step("a", lambda f, x: x.clone()),
+    "flip": Step("a", lambda f, x, dim: x.flip(dim), {"dim": DIM}),
+    "roll": Step("a", lambda f, x, dim: x.roll(1, dim), {"dim": DIM}),
+    # several at once
+    "chunk": Step("a", lambda f, x, n, dim: x.chunk(n, dim), {"n": (2, 3), "dim": DIM}),
+    "split": Step("a", lambda f, x, dim: x.split([1, x.shape[dim] - 1], dim), {"dim": DIM}),
+    "unbind": Step("a", lambda f, x, dim: x.unbind(dim), {"dim": (-1, 1, 2)}),
+    "topk": Step("f", lambda f, x, k: tuple(x.topk(k, -1)), {"k": (1, 2)}),
+    "sort": Step("n", lambda f, x, dim: tuple(torch.sort(x, dim, stable=True)), {"dim": DIM}),
+    "minimum_at": Step("f", lambda f, x, dim: tuple(x.min(dim)), {"dim": DIM}),
+    "var_mean": Step("f", lambda f, x, dim: torch.var_mean(x, dim, correction=0), {"dim": DIM}),
+    "cat": Step("m", lambda f, *xs, dim: torch.cat(xs, dim), {"dim": DIM}),
+    "stack": Step("m", lambda f, *xs, dim: torch.stack(xs, dim), {"dim": (1, 0, -1)}),
+    # over a dim
+    "sum": Step("n", lambda f, x, dim, keepdim: x.sum(dim, keepdim=keepdim), {"dim": DIM, "keepdim": (False, True)}),
+    "mean": Step("f", lambda f, x, dim, keepdim: x.mean(dim, keepdim=keepdim), {"dim": DIM, "keepdim": (False, True)}),
+    "amax": Step("n", lambda f, x, dim: x.amax(dim), {"dim": DIM}),
+    "argmax": Step("n", lambda f, x, dim: x.argmax(dim), {"dim": DIM}),
+    "softmax": Step("f", lambda f, x, dim: x.softmax(dim), {"dim": DIM}),
+    "cumsum": Step("n", lambda f, x, dim: x.cumsum(dim), {"dim": DIM}),
+    "total": Step("f", lambda f, x: x.sum()),
+    "matmul": Step("ff", lambda f, x, y: x @ y),
+    "rows_by_rows": Step("f", lambda f, x: _on_rows(x)),
+    # int and bool
+    "above": Step("nn", lambda f, x, y: x > y),
+    "positive": Step("n", lambda f, x: x > 0),
+    "both": Step("bb", lambda f, x, y: x & y),
+    "not": Step("b", lambda f, x: ~x),
+    "not_": Step("b", written(lambda x: x.logical_not_())),
+    "any": Step("b", lambda f, x, dim: x.any(dim), {"dim": DIM}),
+    "where": Step("bnn", lambda f, m, x, y: torch.where(m, x, y)),
+    "masked": Step("fb", lambda f, x, m: x.masked_fill(m, -1.0)),
+    "to": Step("a", lambda f, x, dtype: x.to(DTYPES[dtype]), {"dtype": tuple(DTYPES)}),
+    "half": Step("i", lambda f, x: x // 2),
+    "one_hot": Step("i", lambda f, x: nn.functional.one_hot(x.remainder(3), 3)),
+    "gather": Step("fi", lambda f, x, i: x.gather(-1, i.remainder(x.shape[-1]))),
+    "pick_rows": Step("fi", lambda f, x, i: x[i.remainder(x.shape[0])]),
+    # born in forward, from the batch, or at random
+    "zeros": Step("", lambda f, to: torch.zeros(sized(f, to)), {"to": (["B", 3], ["B"], [1, 3])}),
+    "numbers": Step("", lambda f: torch.tensor([0.5, -1.0, 2.0])),
+    "arange": Step("", lambda f: torch.arange(f.batch)),
+    "like": Step("a", lambda f, x, value: torch.full_like(x, value), {"value": (0, 1)}),
+    "times_batch": Step("f", lambda f, x: x * f.batch),
+    "over_batch": Step("f", lambda f, x: x / f.batch),
+    "noise": Step("", lambda f, to: torch.randn(sized(f, to)), {"to": (["B", 3], ["B", 1], [3])}),
+    "noise_like": Step("f", lambda f, x: torch.rand_like(x)),
+    "noise_": Step("f", written(lambda x: x.normal_())),
+    "dropout": Step("f", lambda f, x, p: nn.functional.dropout(x, p, f.net.training), {"p": (0.5, 0.25)}),
+    "permuted": Step("f", lambda f, x: x[torch.randperm(f.batch)] if x.shape[0] == f.batch else x),
+    # Python that looks at what it runs under
+    "if_training": Step("f", _branch(lambda f, x: f.net.training)),
+    "if_grad": Step("f", _branch(lambda f, x: torch.is_grad_enabled())),
+    "if_batch": Step("f", _branch(lambda f, x: f.batch > 2)),
+    "if_contiguous": Step("f", _branch(lambda f, x: x.is_contiguous())),
+    "if_wanted": Step("f", _branch(lambda f, x: x.requires_grad)),
+    # the answer hangs on data
+    "if_positive": Step("f", _branch(lambda f, x: x.sum() > 0), refusable="Python branches on a tensor's data"),
+    "times_item": Step("f", lambda f, x: x * x.sum().item(), refusable="Python reads a number out of a tensor"),
+    "compress": Step("b", lambda f, x: x.nonzero(), refusable="a size follows data"),
+}  # fmt: skip
+
+UNDER: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "": nullcontext,
+    "no_grad": torch.no_grad,
+    "enable_grad": torch.enable_grad,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}

@@ -1,0 +1,93 @@
+"""One program held against every promise: cut everywhere, replayed at several batches in both modes, and trained."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import torch
+
+from ariadne import SplitRuntime
+from ariadne.errors import CaptureError, FrontierError
+from conformance.random_networks.compare import Different, copied
+from conformance.random_networks.counts import Counts, allowed
+from conformance.random_networks.program import Program
+from conformance.random_networks.session import Session
+from conformance.random_networks.twins import Invalid, Twins, loss_of
+
+BATCHES, TRAINED, STEPS = (2, 1, 5), (2, 3), 2
+
+
+def trial(program: Program) -> Counts:
+    """Hold a program's split against the whole, in eval and in training mode; or replay its session, if it has one.
+
+    Raises `Different` where a promise is broken, and `Invalid` where the whole model can't run at all.
+    """
+    if program.script:
+        return Session(program).replay()
+    counts = Counts()
+    for training in (False, True):
+        trains = _whole_runs(program, training)
+        _hold(program, training, trains, counts)
+    return counts
+
+
+def _whole_runs(program: Program, training: bool) -> bool:
+    """Whether there is anything to train; `Invalid` where the whole model can't run, or its backward pass can't."""
+    trains = False
+    twins = Twins(program, training)
+    for grad in (False, True):
+        args, kwargs = copied(twins.inputs(program.batch))
+        try:
+            with torch.set_grad_enabled(grad):
+                loss = loss_of(copy.deepcopy(twins.whole)(*args, **kwargs))
+                if loss.requires_grad:
+                    trains = True
+                    loss.backward()
+        except Exception as error:
+            raise Invalid(f"{type(error).__name__}: {error}") from error
+    return trains
+
+
+def _hold(program: Program, training: bool, trains: bool, counts: Counts) -> None:
+    twins, mode = Twins(program, training), "train" if training else "eval"
+    try:
+        runtime = twins.trace(mode)
+    except FrontierError:
+        counts.uncut += 1  # the random test bounds how many such programs there may be
+        return
+    except CaptureError as error:
+        if not program.refusable:
+            raise Different(f"{mode}: no step of this program may be refused, but: {error}") from error
+        counts.refused.append(f"{type(error).__name__}: {error}")
+        return
+    except Exception as error:
+        raise Different(f"{mode}: prepare_split raises {type(error).__name__}: {error}") from error
+    steps = STEPS if trains else 0
+    batches = list(dict.fromkeys((program.batch, *BATCHES)))
+    _cut(
+        program, twins, runtime, mode, counts, batches, steps
+    )  # captures what batches of other plans need, for all cuts after it
+    for cut in runtime.candidates:
+        if not cut.safe:
+            counts.unsafe += 1
+            if not cut.reason or (cut.live and not program.writes):
+                raise Different(f"{mode}, {cut.split_id} is not safe, with no cause in the program: {cut.reason!r}")
+            continue
+        if cut.split_id != runtime.split_id:
+            batches.append(batches.pop(0))
+            _cut(program, twins, runtime.resplit(cut), mode, counts, batches[:2], steps)
+
+
+def _cut(
+    program: Program, twins: Twins, runtime: SplitRuntime, mode: str, counts: Counts, batches: list[int], steps: int
+) -> None:
+    where = f"{mode}, {runtime.split_id}"
+    counts.cuts += 1
+    for k, batch in enumerate(batches):
+        act = partial(twins.replay, runtime, batch, f"{where}, batch {batch}", wire=k % 2 == 1)
+        counts.replays += allowed(act, twins, runtime, batch, program.refusable, counts)
+    for step in range(steps):
+        batch = TRAINED[step % len(TRAINED)]
+        act = partial(twins.train, runtime, batch, f"{where}, batch {batch}, step {step}", seed=step)
+        counts.steps += allowed(act, twins, runtime, batch, program.refusable, counts)

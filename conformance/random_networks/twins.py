@@ -1,0 +1,155 @@
+"""A network twice, equal at first: one runs whole, the other split; both always do the same, and are compared after."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ariadne import BoundaryPayload, SplitRuntime, SplitSpec, prepare_split
+from conformance.random_networks.compare import Different, aliases, bare, copied, same, seed_all, state, tensors
+from conformance.random_networks.program import Program, build
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+BATCHES = (1, 6)  # what every split is prepared for
+
+
+class Invalid(Exception):
+    """The whole model itself can't do what was asked, so there is nothing to hold the split against."""
+
+
+def loss_of(output: Any, targets: Any = None) -> Tensor:
+    """A sum to which every element of every floating tensor of the output contributes with a weight of its own."""
+    total = torch.zeros(())
+    for k, t in enumerate(t for t in tensors(output) if t.is_floating_point()):
+        weight = (torch.arange(t.numel(), dtype=torch.float32) + k).cos().view(t.shape)
+        total = total + (t.float() * weight).sum()
+    return total
+
+
+class Twins:
+    """The whole network and its split twin, each with an optimizer of its own."""
+
+    def __init__(self, program: Program, training: bool) -> None:
+        self.program = program
+        self.whole = build(program).train(training)
+        self.split = copy.deepcopy(self.whole)
+        self.optimizers()
+
+    def optimizers(self) -> None:
+        """New optimizers, for the parameters that each model has now."""
+        self.whole_step, self.split_step = (_optimizer(m) for m in (self.whole, self.split))
+
+    def inputs(self, batch: int, seed: int = 0) -> Inputs:
+        """Inputs of that batch; the same for the same numbers."""
+        return self.program.arguments(batch, seed)
+
+    def trace(self, where: str, prepare: Callable[..., SplitRuntime] = prepare_split) -> SplitRuntime:
+        """Prepare a split of the second model, which must be left as found."""
+        before = state(self.split, self.split_step)
+        args, kwargs = self.inputs(self.program.batch, seed=9)
+        given = copied((args, kwargs))
+        try:
+            return prepare(self.split, args, split=SplitSpec("50%", dynamic_batch=BATCHES), example_kwargs=kwargs)
+        finally:
+            same(before, state(self.split, self.split_step), f"{where}, left as found")
+            same(given, (args, kwargs), f"{where}, example inputs")
+
+    def reset(self) -> None:
+        """Set the second model and its optimizer to the state of the first."""
+        with torch.no_grad():
+            self.split.load_state_dict(self.whole.state_dict())
+            theirs = dict(self.whole.named_parameters())
+            for n, p in self.split.named_parameters():
+                p.grad = copied(theirs[n].grad)
+        if self.whole_step and self.split_step:
+            self.split_step.load_state_dict(copy.deepcopy(self.whole_step.state_dict()))
+
+    def equal(self, where: str) -> None:
+        """Raise `Different` unless both models, optimizers and all generators stand alike."""
+        self.alike(where, state(self.whole, self.whole_step))
+
+    def alike(self, where: str, after: dict[str, Any]) -> None:
+        same(after, state(self.split, self.split_step), where)
+
+    def replay(self, runtime: SplitRuntime, batch: int, where: str, *, wire: bool = False, seed: int = 0) -> bool:
+        """Run both without gradients and compare all there is; False where the whole model, and the split, refuse the batch."""
+        mine, theirs = copied(self.inputs(batch, seed)), copied(self.inputs(batch, seed))
+        seed_all(seed)
+        try:
+            with torch.no_grad():
+                expected = self.whole(*mine[0], **mine[1])
+        except Exception as error:
+            return self._raises(error, lambda: runtime.run_suffix(runtime.run_prefix(*theirs[0], **theirs[1])), where)
+        after = state(self.whole, self.whole_step)
+        seed_all(seed)
+        boundary = runtime.run_prefix(*theirs[0], **theirs[1])
+        carried = BoundaryPayload.from_bytes(boundary.to_bytes()) if wire else boundary
+        kept = [t.clone() for t in tensors(list(carried.raw))]
+        found = runtime.run_suffix(carried)
+        if wire:  # bytes carry data: that a tensor wanted a gradient stays behind
+            expected, found = (bare(value) for value in (expected, found))
+        same(expected, found, where)
+        self.alike(where, after)
+        same(mine, theirs, f"{where}, inputs")
+        same(kept, [t.clone() for t in tensors(list(carried.raw))], f"{where}, the boundary itself")
+        if not wire:
+            same(aliases([expected, mine]), aliases([found, theirs]), f"{where}, shared memory")
+        return True
+
+    def train(self, runtime: SplitRuntime, batch: int, where: str, *, seed: int = 0) -> bool:
+        """Train both for one step and compare all that it moves; False where the whole model, and the split, refuse it."""
+        mine, theirs = copied(self.inputs(batch, seed)), copied(self.inputs(batch, seed))
+        seed_all(seed)
+        if self.whole_step:
+            self.whole_step.zero_grad()
+            self.split_step.zero_grad()
+
+        def halves() -> Tensor:
+            boundary = runtime.run_training_prefix(*theirs[0], **theirs[1])
+            loss, gradients = runtime.train_suffix(boundary, loss_fn=loss_of)
+            runtime.backward_prefix(boundary, gradients)
+            return loss
+
+        try:
+            with torch.enable_grad():
+                loss = loss_of(self.whole(*mine[0], **mine[1]))
+                loss.backward()
+        except Exception as error:
+            return self._raises(error, halves, where)
+        if self.whole_step:
+            self.whole_step.step()
+        after = state(self.whole, self.whole_step)
+        seed_all(seed)
+        found = halves()
+        if self.split_step:
+            self.split_step.step()
+        same(loss.detach(), found, f"{where}, loss")
+        self.alike(where, after)
+        same(mine, theirs, f"{where}, inputs")
+        same(_gradients(mine), _gradients(theirs), f"{where}, gradients of inputs")
+        return True
+
+    def _raises(self, error: Exception, act: Callable[[], Any], where: str) -> bool:
+        """Where the whole model raises, so must the split; whatever moved until then is put back."""
+        try:
+            act()
+        except Exception:
+            self.reset()
+            return False
+        raise Different(f"{where}: the whole model raises {error!r}, the split does not")
+
+
+def _gradients(inputs: Inputs) -> list[Tensor | None]:
+    return [t.grad for t in tensors(list(inputs))]
+
+
+def _optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
+    found = [p for p in model.parameters() if p.requires_grad]
+    return torch.optim.SGD(found, lr=0.01, momentum=0.9) if found else None
+
+
+__all__ = ["BATCHES", "Invalid", "Twins", "loss_of"]
