@@ -69,13 +69,16 @@ class BoundaryPayload:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The values in the order of `labels`, with a `TensorRef` for every tensor."""
+        """The values in the order of `labels`, with a `TensorRef` for every tensor: to its first label, where it has several."""
+        first: dict[int, str] = {}
+        for label, v in self._leaves():
+            first.setdefault(id(v), label)
         return tuple(
             tree.unflatten(
-                [TensorRef(f"{label}{at}") if isinstance(v, torch.Tensor) else v for at, v in tree.paths(value)],
+                [TensorRef(first[id(v)]) if isinstance(v, torch.Tensor) else v for _, v in tree.paths(value)],
                 tree.flatten(value)[1],
             )
-            for label, value in zip(self.labels, self.raw, strict=True)
+            for value in self.raw
         )
 
     @property
@@ -132,7 +135,8 @@ class BoundaryPayload:
             "requires_grad": self.requires_grad,
         }
         with torch.no_grad():
-            tensors = {label: t.detach() for label, t in self.tensors.items()}
+            first = {id(t): label for label, t in reversed(self.tensors.items())}
+            tensors = {label: t.detach() for label, t in self.tensors.items() if first[id(t)] == label}
         return encode(header, tensors, self.values)
 
     @classmethod

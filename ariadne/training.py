@@ -40,22 +40,34 @@ class _Tap(torch.autograd.Function):
 
 
 def carried(labels: tuple[str, ...], raw: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-    """What a training boundary holds: the values without their graph, and the labels of those that want a gradient."""
+    """What a training boundary holds: the values without their graph, and the labels of those that want a gradient.
+
+    One tensor under several labels (`to` and `contiguous` may give back what they got) stays one tensor.
+    """
     values, wanting = [], []
+    bare: dict[int, torch.Tensor] = {}
+
+    def detached(t: Any) -> Any:
+        return bare.setdefault(id(t), t.detach()) if isinstance(t, torch.Tensor) else t
+
     for label, value in zip(labels, raw, strict=True):
         if isinstance(value, torch.Tensor):
             if value.requires_grad:
                 wanting.append(label)
-            values.append(value.detach())
+            values.append(detached(value))
         else:
             wanting += [label + at for at, t in tree.paths(value) if isinstance(t, torch.Tensor) and t.requires_grad]
-            values.append(tree.map_leaves(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, value))
+            values.append(tree.map_leaves(detached, value))
     return tuple(values), tuple(wanting)
 
 
 def tapped(boundary: BoundaryPayload) -> tuple[list[Any], Gradients]:
-    """The boundary's values for a training run of the suffix, and the dict that its gradients will be put into."""
+    """The boundary's values for a training run of the suffix, and the dict that its gradients will be put into.
+
+    The gradient of a tensor that crosses under several labels comes under the first: autograd adds up as for one tensor.
+    """
     kept: Gradients = {}
+    taps: dict[int, torch.Tensor] = {}
     wanting = set(boundary.requires_grad)
     anchor = torch.zeros((), requires_grad=True)
 
@@ -63,7 +75,11 @@ def tapped(boundary: BoundaryPayload) -> tuple[list[Any], Gradients]:
         if not isinstance(value, torch.Tensor):
             return value
         kept[name] = None
-        return _Tap.apply(value, anchor, name, kept) if name in wanting else value
+        if name not in wanting:
+            return value
+        if id(value) not in taps:
+            taps[id(value)] = _Tap.apply(value, anchor, name, kept)
+        return taps[id(value)]
 
     values = []
     for label, value in zip(boundary.labels, boundary.raw, strict=True):

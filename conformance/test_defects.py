@@ -582,3 +582,22 @@ def test_a_parameter_tied_after_the_capture_is_shared_as_one_that_always_was() -
         twins.runtime.train_suffix(
             twins.runtime.run_training_prefix(numbers(2, 4)), loss_fn=loss_of, optimizer=optimizer
         )
+
+
+def under_two_names(m: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = (m.a(x) * m.b.bias).tanh()
+    z = y.to(torch.float32).contiguous()
+    return z.sin(), z.sigmoid(), y.tanh(), z.abs(), m.b(y)
+
+
+@pytest.mark.parametrize("wire", [False, True])
+def test_one_tensor_that_crosses_under_two_names_gets_one_gradient_added_in_the_models_order(wire: bool) -> None:
+    twins = Twins(lambda: Fn(under_two_names, a=nn.Linear(4, 4), b=nn.Linear(4, 4)), numbers(2, 4))
+    split = twins.runtime.resplit("cut:4")
+    assert split.candidate.live == ("tanh_1", "to_1")
+    boundary = split.run_training_prefix(numbers(2, 4))
+    assert len({id(t) for t in boundary.tensors.values()}) == 1
+    received = BoundaryPayload.from_bytes(boundary.to_bytes())
+    assert list(received.tensors) == list(boundary.tensors)
+    assert len({id(t) for t in received.tensors.values()}) == 1
+    twins.train(numbers(2, 4), wire=wire)
