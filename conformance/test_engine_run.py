@@ -12,7 +12,7 @@ from conformance import lock, results, run, tiers
 from conformance.__main__ import main
 from conformance.cases import Case
 from conformance.engine_kit import RUNNER
-from conformance.environment import ROOT
+from conformance.environment import ROOT, sources
 from conformance.run import Options, select
 from conformance.statuses import Status
 
@@ -117,6 +117,7 @@ def test_merge_prints_one_file(folder: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_run_of_passes_on_two_processes_is_green_and_resumed_at_no_cost(folder: Path) -> None:
+    before = sources(ROOT)
     done = conformance(folder, "--case", "passes/nn/*", "--case", "process/nn/a/bs=9")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "conformance: 5 pass; 0 problems;" in done.stdout
@@ -125,6 +126,8 @@ def test_a_run_of_passes_on_two_processes_is_green_and_resumed_at_no_cost(folder
     assert all(r.status == Status.PASS for r in found.by_case.values())
     again = conformance(folder, "--case", "passes/nn/*", "--resume", str(folder / "r.jsonl"))
     assert again.returncode == 0, again.stdout + again.stderr
+    if sources(ROOT) != before:
+        pytest.skip("somebody edited the code meanwhile, so it is another environment")
     assert "4 cases, 4 of them done before" in again.stdout
 
 
