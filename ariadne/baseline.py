@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -78,16 +79,23 @@ class Baseline:
         self.ties = self._ties()
         self.attributes: list[tuple[str, tuple[Any, ...], Any]] = []
         self.missing: set[tuple[str, str]] = set()
+        self.installed: set[types.CodeType] = set()  # hooks that forward itself registers, and that change no result
         seen: set[tuple[Any, ...]] = set()
         for recorded in recordings:
             changed = {(path, name) for path, name, _, _ in recorded.changed}
-            self.missing |= recorded.missing
+            self.missing |= recorded.missing - changed  # what forward sets up itself may be there or not
+            hooks = (f for _, now in recorded.containers for f in now if callable(f))
+            self.installed |= {f.__code__ for f in hooks if hasattr(f, "__code__")}
             for (path, name), (module, value, at) in recorded.read_attributes.items():
                 if (path, name) not in changed and at not in recorded.moved and path in self.modules:
                     for keys, kept in _kept(module, name, value):
                         if (path, keys, type(kept)) not in seen:
                             seen.add((path, keys, type(kept)))
                             self.attributes.append((path, keys, kept))
+
+    def hooks_now(self, module: nn.Module, kind: str) -> list[Any]:
+        """A module's hooks of one kind, without those that forward itself registers at its first call."""
+        return [f for f in module.__dict__[kind].values() if getattr(f, "__code__", None) not in self.installed]
 
     def _ties(self) -> list[list[tuple[str, str, str]]]:
         """The slots (module path, table, name) that hold one and the same tensor, where more than one does."""
@@ -104,14 +112,14 @@ class Baseline:
         new = Baseline(copied)
         old = self.modules
         new.training, new.classes, new.types = dict(self.training), dict(self.classes), self.types
-        new.absent, new.ties, new.missing = self.absent, self.ties, self.missing
+        new.absent, new.ties, new.missing, new.installed = self.absent, self.ties, self.missing, self.installed
         for path, module in old.items():
             if list(module._modules.items()) != self.children[path]:
                 new.children[path] = self.children[path]
             if module.__dict__.get("forward") is not self.forwards[path]:
                 new.forwards[path] = self.forwards[path]
             for h in HOOKS:
-                if list(module.__dict__[h].values()) != self.hooks[path, h]:
+                if self.hooks_now(module, h) != self.hooks[path, h]:
                     new.hooks[path, h] = self.hooks[path, h]
         for path, keys, value in self.attributes:
             if isinstance(value, Bytes) and path in new.modules and value.array.tobytes() == value.held:

@@ -309,9 +309,10 @@ class ModuleGuard:
         parents = [(m, base.children[p]) for p, m in modules.items() if base.children[p] or p not in self.called]
         self._families = [m._modules.values() for m, _ in parents]
         self._children = [child for _, children in parents for _, child in children]
-        hooks = [(modules[p].__dict__[h], base.hooks[p, h]) for p in modules for h in HOOKS]
-        self._silent = [*(live for live, was in hooks if not was), *_GLOBAL_HOOKS]
-        self._loud = [(live, was) for live, was in hooks if was]
+        hooks = [(m, h, base.hooks[p, h]) for p, m in modules.items() for h in HOOKS]
+        loud = [(m.__dict__[h], base.hooks_now(m, h) == was) for m, h, was in hooks if was or m.__dict__[h]]
+        self._loud = [(live, [*live.values()] if same else None) for live, same in loud]
+        self._silent = [*(m.__dict__[h] for m, h, was in hooks if not was and not m.__dict__[h]), *_GLOBAL_HOOKS]
         looked_in_vain = {path for path, _ in base.missing}
         self._sized = [m.__dict__ for m in modules.values()] + [m._modules for m, _ in parents]
         self._sized += [t for p, m in modules.items() if p in looked_in_vain for t in (m._parameters, m._buffers)]
@@ -368,7 +369,7 @@ class ModuleGuard:
                 name = next((n for n, m in now if m not in was), "a submodule")
                 raise ModuleError(f"{(path + '.' if path else '') + name!r} was replaced, added or removed{again}")
             for h in HOOKS:
-                if list(module.__dict__[h].values()) != base.hooks[path, h]:
+                if base.hooks_now(module, h) != base.hooks[path, h]:
                     raise ModuleError(f"the hooks of {path or 'the model'!r} ({h.strip('_')}) changed{again}")
             for table, name in base.absent[path]:
                 if module.__dict__[table].get(name) is not None:

@@ -548,12 +548,12 @@ class Lowering:
             yield Store(path, "_buffers", name, tree.Spec(tree.LEAF), (self.tensor(t),))
 
     def _attribute_stores(self) -> Iterator[Store]:
-        """What forward assigned to plain attributes without having read them first.
+        """What forward assigned to plain attributes without having read them first, or looked for them in vain.
 
         A module that also changed an attribute after reading it keeps a cache, which is of no use without all its parts:
-        nothing of that module is stored.
+        nothing of that module is stored. So it is with what forward sets up at its first call.
         """
-        reads = self.recorded.read_attributes
+        reads = self.recorded.read_attributes.keys() | self.recorded.missing
         caching = {path for path, name, _, _ in self.recorded.changed if (path, name) in reads}
         for path, name, _, now in self.recorded.changed:
             if path in caching or (path, name) not in self.recorded.written:

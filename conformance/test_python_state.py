@@ -139,3 +139,33 @@ def test_cyclic_and_shared_objects_are_walked_once() -> None:
     held.scale = 3.0
     with pytest.raises(ModuleError, match=r"held\.scale"):
         runtime.run_prefix(X)
+
+
+class SetsUpAtItsFirstCall(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.seen = nn.Linear(4, 4), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not getattr(self, "ready", False):
+            self.linear.register_forward_hook(lambda module, args, output: None)
+            self.ready = True
+        return self.linear(x).relu()
+
+
+def test_what_forward_sets_up_at_its_first_call_may_be_there_or_not() -> None:
+    model = SetsUpAtItsFirstCall().eval()
+    runtime = prepare_split(model, (X,), split="percent:50")
+    assert not hasattr(model, "ready")
+    assert not model.linear._forward_hooks
+    first = runtime.run_suffix(runtime.run_prefix(X))
+    assert not hasattr(model, "ready"), "one part of what forward sets up, without the other"
+    with torch.no_grad():
+        whole = model(X)
+    assert model.ready
+    assert len(model.linear._forward_hooks) == 1
+    assert difference(whole, first) is None
+    assert difference(whole, runtime.run_suffix(runtime.run_prefix(X))) is None
+    model.linear.register_forward_hook(lambda module, args, output: output * 2)
+    with pytest.raises(ModuleError, match="hooks"):
+        runtime.run_prefix(X)
