@@ -45,7 +45,8 @@ class Layout:
     @classmethod
     def of(cls, t: torch.Tensor) -> Layout:
         """The layout nearest to how a tensor lies."""
-        return cls(t.dtype, t.device, tuple(sorted(range(t.dim()), key=lambda d: (-t.stride(d), d))))
+        strides = t.stride()
+        return cls(t.dtype, t.device, tuple(sorted(range(t.dim()), key=lambda d: (-strides[d], d))))
 
     def strides(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """The strides of a tensor of these sizes."""

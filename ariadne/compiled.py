@@ -211,7 +211,7 @@ def _set_up(seeded: bool) -> Iterator[None]:
     """Torch's settings while a kernel is compiled: batch 1 is a batch like any other, equal sizes are not one symbol, and
     random numbers are drawn as eager code draws them."""  # fmt: skip
     with ExitStack() as stack:
-        stack.enter_context(shape_config.patch(backed_size_oblivious=True, use_duck_shape=False))
+        stack.enter_context(shape_config.patch(backed_size_oblivious=True, use_duck_shape=False))  # type: ignore[attr-defined]
         stack.enter_context(batch_free_layouts())
         if seeded:
             stack.enter_context(torch._inductor.config.patch(fallback_random=True))

@@ -178,10 +178,11 @@ def _resolve(node: ast.expr, namespace: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.Name):
         return namespace.get(node.id, _ABSENT)
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-        holder = _resolve(node.value, namespace)
+        holder: Any = _resolve(node.value, namespace)
         if isinstance(holder, (dict, list, tuple)):
+            key: Any = node.slice.value
             try:
-                return holder[node.slice.value]
+                return holder[key]
             except (KeyError, IndexError):
                 return _ABSENT
     if isinstance(node, ast.Attribute):
