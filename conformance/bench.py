@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,13 +19,13 @@ import model_zoo
 from ariadne import SplitSpec
 from conformance.cases import Case
 from conformance.compare import ABSENT, difference, mapped, moved_attributes
+from conformance.cuts import cut_facts, resolve
 from conformance.oracle import deterministic, informative, live_gradients
 from conformance.state import Snapshot, seed_all, undisturbed
 from conformance.statuses import Status, Stop
 
 Target = Callable[..., Any]
 CAPTURED, REFERENCE, LARGEST = 2, 3, 8  # batches: of the example, of the oracle's verdict, the largest served
-_PERCENT = {"q25": "percent:25", "q50": "percent:50", "q75": "percent:75"}
 _COMPILED = ("eager", "aot_eager", "inductor")
 
 
@@ -50,7 +49,6 @@ class _Side:
     model: nn.Module
     before: Snapshot
     prepared: dict[str, Any] = field(default_factory=dict)
-    resplit: dict[tuple[str, str], Any] = field(default_factory=dict)
 
 
 def load(target: str) -> Target:
@@ -81,6 +79,7 @@ class Bench:
         self.facts: dict[str, Any] = {}
         self._pristine: nn.Module | None = None
         self._sides: dict[bool, _Side] = {}
+        self._takes_gradients: dict[bool, bool] = {}
         self._order: dict[bool, bool] = {}
         self._caches: dict[bool, dict[tuple[str, str], Any]] = {}
         self._verdicts: dict[tuple[bool, bool, int], Stop | dict[str, Any]] = {}
@@ -168,6 +167,23 @@ class Bench:
                 live_gradients(gradients)
         return {}
 
+    def takes_gradients(self, training: bool) -> bool:
+        """Whether the whole model runs on inputs that require a gradient; one that writes into its input does not."""
+        if training not in self._takes_gradients:
+            model, (args, kwargs) = self.whole(training), mapped(wanting_gradient, self.inputs(CAPTURED))
+            with undisturbed():
+                try:
+                    model(*args, **kwargs)
+                    self._takes_gradients[training] = True
+                except RuntimeError:
+                    self._takes_gradients[training] = False
+        return self._takes_gradients[training]
+
+    def given(self, batch: int, seed: int, training: bool, *, held: float | None = None) -> Any:
+        """New inputs that require a gradient, where the model takes such; they hold one already, of `held`s, if it is given."""
+        inputs = self.inputs(batch, seed)
+        return mapped(lambda t: wanting_gradient(t, held), inputs) if self.takes_gradients(training) else inputs
+
     def caches(self, training: bool) -> dict[tuple[str, str], Any]:
         """The attributes in which the model's forward keeps what it would else compute again, with what they held before.
 
@@ -229,7 +245,7 @@ class Bench:
         return side
 
     def runtime(self, training: bool, backend: str = "generated") -> Any:
-        """What the target prepared on the split's model, cut in the middle; resplit it for other cuts."""
+        """What the target prepared on the split's model, cut in the middle; it is there to be resplit, and is not run."""
         side = self.side(training)
         if backend not in side.prepared:
             args, kwargs = self.inputs(CAPTURED)
@@ -246,15 +262,15 @@ class Bench:
         return side.prepared[backend]
 
     def split(self, cut: str, training: bool, backend: str = "generated") -> Split:
-        """The runtime at one cut, its model as every case finds it; the cut's facts go into the finding."""
+        """A new runtime at one cut, its model as every case finds it; the cut's facts go into the finding.
+
+        No case meets what another one made a runtime capture: what was prepared is never run itself.
+        """
         runtime = self.runtime(training, backend)
-        side = self._sides[training]
-        if (backend, cut) not in side.resplit:
-            side.resplit[backend, cut] = runtime.resplit(resolve(runtime, cut))
-        made = side.resplit[backend, cut]
+        made = runtime.resplit(resolve(runtime, cut))
         facts = cut_facts(made)
         self.facts.update(facts)
-        return Split(made, side.model, facts)
+        return Split(made, self._sides[training].model, facts)
 
     def splits(self, case: Case) -> Iterator[Split]:
         """The split at the case's cut; at every safe cut in turn, each from the same state, for `cut=every`."""
@@ -272,36 +288,14 @@ class Bench:
             yield Split(made, side.model, facts)
 
 
-def resolve(runtime: Any, cut: str) -> Any:
-    """What to hand to `resplit` for a cut by meaning, among the safe cuts of a runtime; see `cases.CUTS`."""
-    if cut in _PERCENT:
-        return _PERCENT[cut]
-    if cut.startswith("mod:"):
-        return f"after:{cut.removeprefix('mod:')}"
-    safe = [c for c in runtime.candidates if c.safe]
-    if not safe:
-        raise Stop(Status.UNSUPPORTED, f"none of the {len(runtime.candidates)} cuts is safe")
-    if cut == "first":
-        return safe[0]
-    if cut == "last":
-        return safe[-1]
-    if cut in ("narrowest", "widest"):
-        sign = 1 if cut == "narrowest" else -1
-        return min(safe, key=lambda c: (sign * c.boundary_bytes, c.cut))
-    return random.Random(int(cut.removeprefix("rand:"))).choice(safe)
-
-
-def cut_facts(runtime: Any) -> dict[str, Any]:
-    """The resolved op of a cut and the plan that it belongs to, as they go into a result."""
-    candidate, plan = runtime.candidate, runtime.plan
-    nodes = getattr(plan, "nodes", ())
-    name = getattr(nodes[candidate.cut - 1], "name", "") if 0 < candidate.cut <= len(nodes) else ""
-    return {
-        "op": candidate.cut,
-        "label": name or candidate.split_id,
-        "plan": plan.signature,
-        "captured": str(getattr(plan, "captured_by", "")),
-    }
+def wanting_gradient(t: torch.Tensor, held: float | None = None) -> torch.Tensor:
+    """A copy that requires a gradient, if it is of a kind that can, and holds one of `held`s already where that is given."""
+    made = t.detach().clone()
+    if made.is_floating_point() or made.is_complex():
+        made.requires_grad_(True)
+        if held is not None:
+            made.grad = torch.full_like(made, held)
+    return made
 
 
 def eager(run: Callable[[], Any]) -> Any:

@@ -135,13 +135,14 @@ def model_difference(
             x, y = mine.get(name, ABSENT), other.get(name, ABSENT)
             if name == "_modules" or x is y or (type(x) in _PLAIN and type(x) is type(y) and x == y):
                 continue
+            x, y = _hooks(name, x), _hooks(name, y)
             where = f"{path}.{name}" if path else name
             if x is ABSENT or y is ABSENT:
                 held = ["no attribute" if v is ABSENT else _name(v) for v in (x, y)]
                 found: Difference | None = Difference(Status.FAIL_STRUCTURE, where, " against ".join(held))
             else:
                 found = difference_at(where, x, y, gradients=True)
-            if found and caches is not None and (path, name) in caches and _same(caches[path, name], y):
+            if found and caches is not None and (path, name) in caches and _same(_hooks(name, caches[path, name]), y):
                 continue
             if found:
                 return found
@@ -159,9 +160,15 @@ def moved_attributes(before: nn.Module, after: nn.Module) -> dict[tuple[str, str
         mine, other = vars(ours[path]), vars(theirs[path])
         for name in {**mine, **other}:
             x, y = mine.get(name, ABSENT), other.get(name, ABSENT)
-            if name not in REGISTRIES and name != "training" and not _same(x, y):
+            if name not in REGISTRIES and name != "training" and not _same(_hooks(name, x), _hooks(name, y)):
                 found[path, name] = x
     return found
+
+
+def _hooks(name: str, table: Any) -> Any:
+    """A table of hooks as a list: its keys count all hooks that the process ever registered."""
+    kept = name.startswith("_") and "_hooks" in name and isinstance(table, dict) and all(type(k) is int for k in table)
+    return list(table.values()) if kept else table
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -10,7 +10,24 @@ from torch import nn
 
 import model_zoo
 from ariadne import prepare_split
+from conformance import checks
+from conformance.bench import Bench
+from conformance.cases import Case
+from conformance.statuses import Finding
 from model_zoo.sampling import Sampler, dense
+
+PARAMETERS = {
+    "forward": "cut=q50,bs=3,mode=train,backend=generated",
+    "train": "cut=q50,bs=3,mode=train,backend=generated,steps=3",
+    "debug": "cut=q50,bs=3,mode=train",
+    "inputs": "cut=q50,mode=train",
+    "twice": "cut=q50,mode=eval",
+    "left": "mode=train",
+    "payload": "cut=q50,bs=3",
+    "guards": "mode=eval",
+    "rows": "bs=3",
+    "autocast": "cut=q50,mode=train",
+}
 
 
 class Small(nn.Module):
@@ -85,3 +102,23 @@ class Salted(Faulty):
     def suffix_source(self) -> str:
         """The source with the hash of a string in it."""
         return f"{self._runtime.suffix_source}# {hash('a string')}\n"
+
+
+def run(
+    check: str, prepare: Any = "ariadne:prepare_split", made: model_zoo.Entry | None = None, **given: Any
+) -> Finding:
+    """One case of a check on the small model."""
+    case = Case.parse(f"{check}/tests/small/{PARAMETERS[check]}")
+    case = Case.of(check, case.model, **{**dict(case.parameters), **given})
+    return checks.run(case, Bench(made or entry(), prepare))
+
+
+def after_suffix(act: Callable[[nn.Module], Any]) -> Any:
+    """The suffix, and after it something done to the model or to the process."""
+
+    def run_suffix(runtime: Any, boundary: Any) -> Any:
+        output = runtime.run_suffix(boundary)
+        act(runtime.model)
+        return output
+
+    return {"run_suffix": run_suffix}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from conformance.compare import REGISTRIES, Difference, difference, mapped, tensors
+from conformance.compare import REGISTRIES, Difference, difference, frozen, mapped, tensors
 from conformance.state import seed_all, undisturbed
 from conformance.statuses import Status, Stop
 
@@ -103,7 +103,16 @@ def in_double(model: nn.Module, call: Callable[..., Any], inputs: Any, seed: int
 
 
 def _to_double(t: torch.Tensor) -> torch.Tensor:
-    return t.detach().to(torch.float64, copy=True) if t.is_floating_point() else t.detach().clone()
+    """A copy in float64 if it is a floating one, laid out as it was: Python may look at that."""
+    made = frozen(t.detach())
+    if not t.is_floating_point():
+        found: torch.Tensor = made
+    elif t.layout is not torch.strided:
+        found = made.double()
+    else:
+        memory = torch.empty(0, dtype=t.dtype, device=t.device).set_(made.untyped_storage())
+        found = memory.double().as_strided(t.size(), t.stride(), t.storage_offset())
+    return found
 
 
 def beyond(reference: Any, eager: Any, result: Any) -> tuple[Difference | None, dict[str, float]]:
@@ -117,6 +126,7 @@ def beyond(reference: Any, eager: Any, result: Any) -> tuple[Difference | None, 
     wide, narrow, given = dict(tensors(reference)), dict(tensors(eager)), dict(tensors(result))
     if wide.keys() != narrow.keys() or narrow.keys() != given.keys():
         return Difference(Status.FAIL_STRUCTURE, "", f"{list(narrow)} against {list(given)}"), {}
+    _hold_useful(wide, narrow)
     worst = {"rms": 0.0, "maximum": 0.0}
     for where, expected in narrow.items():
         found = given[where]
@@ -131,7 +141,6 @@ def beyond(reference: Any, eager: Any, result: Any) -> tuple[Difference | None, 
         if not (expected.is_floating_point() or expected.is_complex()):
             wrong = _discrete(where, wide, narrow, found)
         else:
-            _hold_useful(where, wide[where], expected)
             wrong = _continuous(wide[where], expected, found, worst)
         if wrong:
             return Difference(Status.FAIL_ACCURACY, where, wrong), worst
@@ -147,10 +156,16 @@ def _errors(reference: torch.Tensor, t: torch.Tensor) -> tuple[float, float]:
     return error.pow(2).mean().sqrt().item(), error.max().item()
 
 
-def _hold_useful(where: str, reference: torch.Tensor, eager: torch.Tensor) -> None:
-    own, size = _errors(reference, eager)[0], _errors(torch.zeros_like(reference), reference)[0]
-    if own > USELESS * size:
-        reason = f"output{where}: eager's own error against float64 is {own:.3g} by rms, the output's size {size:.3g}"
+def _hold_useful(wide: dict[str, torch.Tensor], narrow: dict[str, torch.Tensor]) -> None:
+    """Stop where eager and the reference, over all floating leaves, are as far apart as they are large."""
+    own = size = 0.0
+    for where, t in narrow.items():
+        if t.is_floating_point() and t.numel() and wide[where].shape == t.shape:
+            reference = torch.nan_to_num(wide[where].detach().double(), posinf=0, neginf=0)
+            own += (torch.nan_to_num(t.detach().double(), posinf=0, neginf=0) - reference).pow(2).sum().item()
+            size += reference.pow(2).sum().item()
+    if own > USELESS**2 * size:
+        reason = f"eager's own error against float64 is {(own / size) ** 0.5 if size else 1:.2g} of the outputs' size"
         raise Stop(Status.NO_REFERENCE, reason)
 
 

@@ -13,38 +13,15 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import model_zoo
 from ariadne.boundary import BoundaryPayload
-from conformance import checks, matrix
-from conformance.bench import Bench, load, resolve
-from conformance.cases import BACKENDS, CUTS, MODES, Case
-from conformance.checks import CHECKS
-from conformance.faults import Small, entry, target
-from conformance.statuses import Finding, Status
+from conformance import checks
+from conformance.bench import Bench, load
+from conformance.cases import Case
+from conformance.faults import PARAMETERS, after_suffix, entry, run, target
+from conformance.statuses import Status
 from conformance.trap_kit import Fn
 
 SALT = "conformance.faults:salted"
-PARAMETERS = {
-    "forward": "cut=q50,bs=3,mode=train,backend=generated",
-    "train": "cut=q50,bs=3,mode=train,backend=generated,steps=3",
-    "debug": "cut=q50,bs=3,mode=train",
-    "inputs": "cut=q50,mode=train",
-    "twice": "cut=q50,mode=eval",
-    "left": "mode=train",
-    "payload": "cut=q50,bs=3",
-    "guards": "mode=eval",
-    "rows": "bs=3",
-    "autocast": "cut=q50,mode=train",
-}
-
-
-def run(
-    check: str, prepare: Any = "ariadne:prepare_split", made: model_zoo.Entry | None = None, **given: Any
-) -> Finding:
-    """One case of a check on the small model."""
-    case = Case.parse(f"{check}/tests/small/{PARAMETERS[check]}")
-    case = Case.of(check, case.model, **{**dict(case.parameters), **given})
-    return checks.run(case, Bench(made or entry(), prepare))
 
 
 @pytest.mark.parametrize("check", PARAMETERS)
@@ -64,17 +41,6 @@ def suffix(change: Callable[[Any], Any]) -> Any:
 
 def logits(change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return suffix(lambda output: {**output, "logits": change(output["logits"])})
-
-
-def after_suffix(act: Callable[[nn.Module], Any]) -> Any:
-    """The suffix, and after it something done to the model or to the process."""
-
-    def run_suffix(runtime: Any, boundary: Any) -> Any:
-        output = runtime.run_suffix(boundary)
-        act(runtime.model)
-        return output
-
-    return {"run_suffix": run_suffix}
 
 
 def raising(error: Exception) -> Any:
@@ -517,175 +483,3 @@ def test_autocast_sees_halves_that_ignore_it() -> None:
 
     assert run("autocast", target(run_suffix=outside)).status in (Status.FAIL_STRUCTURE, Status.CRASH)
     assert run("autocast", target(backward_prefix=no_walk_back)).status is Status.FAIL_STATE
-
-
-# --- the whole model ----------------------------------------------------------------------------------------------------
-
-
-def model_of(function: Callable[..., Any]) -> model_zoo.Entry:
-    return entry(lambda: Fn(function, linear=nn.Linear(6, 6), table=None, table_for=None))
-
-
-def test_a_model_that_differs_from_itself_never_passes() -> None:
-    counter = itertools.count()
-    found = run("forward", made=model_of(lambda self, x: self.linear(x) + next(counter)))
-    assert found.status is Status.NONDETERMINISTIC
-
-
-def test_a_model_that_differs_from_itself_at_one_batch_only_is_not_blamed_on_the_split() -> None:
-    counter = itertools.count()
-
-    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x) + (next(counter) if x.shape[0] == 5 else 0)
-
-    def prepare(model: nn.Module, example_inputs: Any, **options: Any) -> Any:
-        return load("conformance.identity:prepare_split")(model, example_inputs, **options)
-
-    assert run("forward", prepare, model_of(forward), bs=5).status is Status.NONDETERMINISTIC
-    assert run("forward", prepare, model_of(forward), bs=3).status is Status.PASS
-
-
-def test_outputs_and_gradients_that_would_hide_a_fault_are_degenerate() -> None:
-    assert run("forward", made=model_of(lambda self, x: self.linear(x) * 0)).status is Status.DEGENERATE
-    dead = model_of(lambda self, x: self.linear(x).detach() + x * self.linear.weight.sum() * 0)
-    assert run("train", made=dead).status is Status.DEGENERATE
-
-
-def broken(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    raise RuntimeError("this model is broken")
-
-
-def missing() -> nn.Module:
-    raise model_zoo.MissingPackageError("nosuchpackage")
-
-
-def unbuildable() -> nn.Module:
-    raise ValueError("no such configuration")
-
-
-@pytest.mark.parametrize(
-    ("made", "status", "words"),
-    [
-        (model_of(broken), Status.ERROR_EAGER, "RuntimeError: this model is broken"),
-        (entry(missing), Status.NOT_INSTALLED, "nosuchpackage"),
-        (entry(unbuildable), Status.ERROR_BUILD, "ValueError: no such configuration"),
-    ],
-)
-def test_what_is_wrong_with_the_model_is_said_of_the_model(made: model_zoo.Entry, status: Status, words: str) -> None:
-    found = run("forward", made=made)
-    assert found.status is status
-    assert words in found.reason
-
-
-def caching(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    if self.table_for != x.shape[1]:
-        self.table_for, self.table = x.shape[1], torch.arange(float(x.shape[1]))
-    return self.linear(x) + self.table
-
-
-def test_a_cache_may_be_left_as_it_was_but_hold_nothing_else() -> None:
-    made = model_of(caching)
-    bench = Bench(made)
-    assert {name for _, name in bench.caches(False)} == {"table", "table_for"}
-    assert run("forward", made=made, mode="eval").status is Status.PASS
-    spoiled = after_suffix(lambda m: setattr(m, "table", torch.zeros(6)))
-    assert run("forward", target(**spoiled), made, mode="eval").status is Status.FAIL_STATE
-
-
-@pytest.mark.parametrize(
-    "keep",
-    [
-        lambda self, x: setattr(self, "last", x.detach() * 2),
-        lambda self, x: setattr(self, "calls", getattr(self, "calls", 0) + 1),
-    ],
-)
-def test_what_a_call_leaves_for_others_to_read_is_no_cache(keep: Callable[..., None]) -> None:
-    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        keep(self, x)
-        return self.linear(x)
-
-    assert Bench(model_of(forward)).caches(False) == {}
-
-
-# --- the bench and the matrix -------------------------------------------------------------------------------------------
-
-
-def test_cuts_by_meaning() -> None:
-    runtime = Bench(entry()).runtime(False)
-    safe = [c for c in runtime.candidates if c.safe]
-    weights = {meaning: resolve(runtime, meaning).boundary_bytes for meaning in ("narrowest", "widest")}
-    assert resolve(runtime, "first") == safe[0]
-    assert resolve(runtime, "last") == safe[-1]
-    assert weights == {"narrowest": min(c.boundary_bytes for c in safe), "widest": max(c.boundary_bytes for c in safe)}
-    assert resolve(runtime, "q75") == "percent:75"
-    assert resolve(runtime, "mod:first") == "after:first"
-    assert resolve(runtime, "rand:4") == random.Random(4).choice(safe)
-
-
-def test_an_unsafe_cut_is_unsupported_with_the_reason() -> None:
-    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        y = self.linear(x)
-        z = y[:, :3]
-        y.mul_(2)
-        return y + z.sum()
-
-    bench = Bench(model_of(forward))
-    unsafe = next(c for c in bench.runtime(False).candidates if not c.safe)
-    found = checks.finding(_raised(lambda: bench.runtime(False).resplit(unsafe)))
-    assert found.status is Status.UNSUPPORTED
-    assert found.reason.startswith("FrontierError: cannot split")
-    missing = run("forward", cut="mod:nowhere")
-    assert missing.status is Status.UNSUPPORTED
-
-
-def _raised(action: Callable[[], Any]) -> Exception:
-    with pytest.raises(Exception) as found:
-        action()
-    return found.value
-
-
-def test_every_case_starts_from_one_state_whatever_ran_before() -> None:
-    bench = Bench(entry())
-    train = Case.parse(f"train/tests/small/{PARAMETERS['train']}")
-    first = checks.run(train, bench)
-    for check in ("forward", "inputs", "guards", "twice", "autocast"):
-        assert checks.run(Case.parse(f"{check}/tests/small/{PARAMETERS[check]}"), bench).status is Status.PASS
-    again = checks.run(train, bench)
-    assert first.facts["losses"] == again.facts["losses"]
-    assert len(set(first.facts["losses"])) == 3
-
-
-def test_a_run_leaves_the_generators_of_the_process_alone_and_says_which_case_is_not_the_benchs() -> None:
-    bench = Bench(entry())
-    state = torch.get_rng_state()
-    assert checks.run(Case.parse(f"forward/tests/small/{PARAMETERS['forward']}"), bench).status is Status.PASS
-    assert torch.equal(state, torch.get_rng_state())
-    other = checks.run(Case.parse(f"forward/tests/other/{PARAMETERS['forward']}"), bench)
-    assert other.status is Status.CRASH
-    assert "is no case of tests/small" in other.reason
-
-
-def test_the_matrix_has_the_keys_that_each_check_has_and_all_checks() -> None:
-    found = matrix.cases("nn/mlp10x64")
-    assert list(found) == sorted(set(found))
-    assert {case.check for case in found} == set(CHECKS)
-    for case in found:
-        assert tuple(key for key, _ in case.parameters) == CHECKS[case.check].keys
-    assert {case.get("backend") for case in found} == {*BACKENDS, None}
-    assert set(CUTS) <= {case.get("cut") for case in found}
-    assert {case.get("mode") for case in found} == {*MODES, None}
-
-
-@pytest.mark.parametrize("name", ["torchvision/resnet18", "rfdetr/nano"])
-def test_every_model_is_cut_at_the_quarters_replayed_and_trained_in_both_modes(name: str) -> None:
-    found = {str(case) for case in matrix.cases(name)}
-    for cut, mode in itertools.product(("q25", "q50", "q75"), MODES):
-        for bs in (1, 2, 3, 5):
-            assert f"forward/{name}/cut={cut},bs={bs},mode={mode},backend=generated" in found
-        for bs in (2, 3):
-            assert f"train/{name}/cut={cut},bs={bs},mode={mode},backend=generated,steps=3" in found
-
-
-def test_small_is_a_model_that_the_oracle_accepts() -> None:
-    assert isinstance(entry().build(), Small)
-    Bench(entry()).judge(True, gradients=True)

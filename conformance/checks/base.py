@@ -65,17 +65,15 @@ def refuses(error: BaseException) -> bool:
     return any(cls.__name__ in REFUSALS for cls in type(error).__mro__)
 
 
-def hold_outcomes(whole: Outcome, split: Outcome) -> bool:
+def hold_outcomes(whole: Outcome, split: Outcome, names: tuple[str, str] = ("the whole model", "the split")) -> bool:
     """Whether both raised the same class of error; Stop where only one did, and the split's own error where it is no match."""
     if whole.error is None:
         if split.error is not None:
             raise split.error
         return False
-    name = type(whole.error).__name__
+    kind = type(whole.error).__name__
     if split.error is None:
-        raise Stop(
-            Status.FAIL_STRUCTURE, f"the whole model raises {name} ({whole.error}), the split gives a result"[:600]
-        )
+        raise Stop(Status.FAIL_STRUCTURE, f"{names[0]} raises {kind} ({whole.error}), {names[1]} gives a result"[:600])
     if type(split.error) is not type(whole.error):
         raise split.error
     return True

@@ -14,10 +14,13 @@ from conformance.checks.base import (
     hold_outcomes,
     hold_rng,
     outcome,
+    refuses,
 )
 from conformance.checks.train import Trained
-from conformance.compare import frozen
+from conformance.compare import frozen, tensors
 from conformance.statuses import Finding, Status, Stop
+
+BOTH = ("generated code", "the debug interpreter")
 
 
 def run(bench: Bench, case: Case) -> Finding:
@@ -31,17 +34,31 @@ def run(bench: Bench, case: Case) -> Finding:
         raise Stop(
             Status.FAIL_STRUCTURE, f"{case['cut']} is op {op} in generated mode and {bench.facts['op']} in debug mode"
         )
-    if hold_outcomes(forward, found):
-        bench.facts["both_raise"] = type(forward.error).__name__
-        return PASSED
+    if hold_outcomes(forward, found, BOTH):
+        return _both_raise(bench, forward)
     hold("boundary", crossing, crossed, where)
     hold("output", forward.value, found.value, where)
     hold_rng(forward, found, where)
-    if not hold_outcomes(trained[0], stepped[0]):
-        hold("loss", trained[0].value, stepped[0].value, where)
-        hold_moved(trained[1], stepped[1], f"after a training step, {where}")
-        hold_rng(trained[0], stepped[0], where)
+    if hold_outcomes(trained[0], stepped[0], BOTH):
+        return _both_raise(bench, trained[0])
+    hold("loss", trained[0].value, stepped[0].value, where)
+    hold_moved(trained[1], stepped[1], f"after a training step, {where}")
+    hold_rng(trained[0], stepped[0], where)
     return PASSED
+
+
+def _both_raise(bench: Bench, found: Outcome) -> Finding:
+    """Both refuse, which is no comparison; or both raise what the model raises."""
+    assert found.error is not None
+    if refuses(found.error):
+        raise found.error
+    bench.facts["both_raise"] = type(found.error).__name__
+    return PASSED
+
+
+def _form(raw: object) -> list[tuple[object, ...]]:
+    """What crosses, without its numbers: memory that nothing was written to yet may cross, too."""
+    return [(where, t.dtype, tuple(t.shape), t.stride(), t.requires_grad) for where, t in tensors(raw)]
 
 
 def _observed(bench: Bench, case: Case, backend: str) -> tuple[Outcome, object, tuple[Outcome, object]]:
@@ -52,7 +69,7 @@ def _observed(bench: Bench, case: Case, backend: str) -> tuple[Outcome, object, 
 
     def forward() -> object:
         boundary = split.runtime.run_prefix(*args, **kwargs)
-        crossing.extend(frozen(boundary.raw))
+        crossing.extend(_form(boundary.raw))
         return split.runtime.run_suffix(boundary)
 
     ran = outcome(forward, case.bs)

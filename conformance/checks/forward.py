@@ -44,7 +44,8 @@ def _hold(bench: Bench, case: Case, split: Split, twin: nn.Module, whole: Outcom
         hold("output", whole.value, found.value, at(split))
         hold_state(twin, split, bench, at(split))
     else:
-        hold_near(bench, case, split, whole.value, found.value)
+        reference = bench.whole(case.training), no_grad, bench.inputs(case.bs), case.bs
+        hold_near(bench, reference, whole.value, found.value, f"output, {at(split)}")
     hold_rng(whole, found, at(split))
 
 

@@ -21,7 +21,7 @@ from conformance.checks.base import (
     no_grad,
     outcome,
 )
-from conformance.compare import mapped, sharing, tensors
+from conformance.compare import sharing, tensors
 from conformance.statuses import Finding, Status, Stop
 
 
@@ -80,8 +80,7 @@ def _hold_accumulation(bench: Bench, case: Case, batch: int) -> None:
     given = []
     for model in (twin, split.model):
         _give_gradients(model)
-        inputs = mapped(_wanting, bench.inputs(batch))
-        given.append(inputs)
+        given.append(bench.given(batch, batch, case.training, held=0.5))
 
     def whole() -> torch.Tensor:
         loss = bench.entry.loss(twin(*given[0][0], **given[0][1]))
@@ -102,13 +101,6 @@ def _hold_accumulation(bench: Bench, case: Case, batch: int) -> None:
     hold("loss", expected.value, found.value, where)
     hold_state(twin, split, bench, where)
     hold_moved(given[0], given[1], f"inputs, {where}")
-
-
-def _wanting(t: torch.Tensor) -> torch.Tensor:
-    made = t.detach().clone().requires_grad_(t.is_floating_point())
-    if made.requires_grad:
-        made.grad = torch.full_like(made, 0.5)
-    return made
 
 
 CHECK = Check(

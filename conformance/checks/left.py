@@ -13,7 +13,7 @@ from ariadne import SplitSpec
 from conformance.bench import CAPTURED, LARGEST, Bench, Split
 from conformance.cases import Case
 from conformance.checks.base import PASSED, Check, hold_moved, no_grad, outcome
-from conformance.compare import difference, leaves, mapped, model_difference, sharing
+from conformance.compare import difference, leaves, model_difference, sharing
 from conformance.state import rng_moved, rng_state, seed_all
 from conformance.statuses import Finding, Status, Stop
 
@@ -24,7 +24,7 @@ def run(bench: Bench, case: Case) -> Finding:
     """Prepare a model that has gradients, a frozen parameter and a history; compare it with a twin, deeply, by identity too."""
     bench.judge(case.training)
     model, twin = bench.whole(case.training), bench.whole(case.training)
-    ours, theirs = (mapped(_wanting, bench.inputs(CAPTURED)) for _ in range(2))
+    ours, theirs = (bench.given(CAPTURED, CAPTURED, case.training, held=0.25) for _ in range(2))
     for one in (model, twin):
         _unsettle(one)
     before, process = _identities(model), _process()
@@ -45,13 +45,6 @@ def run(bench: Bench, case: Case) -> Finding:
     _hold_still_whole(bench, case, model, twin)
     bench.facts["prepared"] = Split(runtime, model).runtime.plan.signature
     return PASSED
-
-
-def _wanting(t: torch.Tensor) -> torch.Tensor:
-    made = t.detach().clone()
-    if made.is_floating_point():
-        made.requires_grad_(True).grad = torch.full_like(made, 0.25)
-    return made
 
 
 def _unsettle(model: nn.Module) -> None:

@@ -21,10 +21,12 @@ from conformance.checks.base import (
     hold_state,
     outcome,
 )
-from conformance.compare import frozen, mapped, tensors
+from conformance.checks.tolerance import hold_near
+from conformance.compare import frozen, tensors
 from conformance.statuses import Finding, Status, Stop
 
 RATE, MOMENTUM = 1e-5, 0.9
+BITWISE = ("generated", "debug")
 
 
 def run(bench: Bench, case: Case) -> Finding:
@@ -46,9 +48,8 @@ class Trained:
 
     def step(self, batch: int, step: int) -> Outcome:
         """One step on the inputs of that number; every other step asks for the gradients of the inputs too."""
-        self.inputs = self.bench.inputs(batch, 10 + step)
-        if step % 2:
-            self.inputs = mapped(_wanting, self.inputs)
+        seed, wanting = 10 + step, step % 2 == 1
+        self.inputs = self.bench.given(batch, seed, self.model.training) if wanting else self.bench.inputs(batch, seed)
         return outcome(self._step, step)
 
     def _step(self) -> torch.Tensor:
@@ -72,13 +73,13 @@ class Trained:
         self.optimizer.step()
         return loss.detach()
 
+    def left(self) -> dict[str, Any]:
+        """What the step left of numbers."""
+        return left_by(self.model, self.output)
+
     def moved(self) -> dict[str, Any]:
         """What a step moved outside of the model; gradients count with the tensors that hold them."""
         return {"inputs": self.inputs, "optimizer": self.optimizer.state_dict()["state"]}
-
-
-def _wanting(t: torch.Tensor) -> torch.Tensor:
-    return t.detach().clone().requires_grad_(t.is_floating_point())
 
 
 def _hold(bench: Bench, case: Case, split: Split) -> None:
@@ -92,6 +93,9 @@ def _hold(bench: Bench, case: Case, split: Split) -> None:
             return
         if not bool(torch.isfinite(expected.value)):
             raise Stop(Status.DEGENERATE, f"the whole model's loss is {expected.value.item()} at step {step}")
+        if case["backend"] not in BITWISE:
+            hold_near_step(bench, case, split, whole, mine)
+            return
         hold("output", whole.output, mine.output, where)
         hold("loss", expected.value, found.value, where)
         hold_state(whole.model, split, bench, where)
@@ -100,6 +104,28 @@ def _hold(bench: Bench, case: Case, split: Split) -> None:
         losses.append(expected.value.item())
     bench.facts["losses"] = losses
     bench.facts["input_gradients"] = any(t.grad is not None for _, t in tensors(whole.inputs))
+
+
+def hold_near_step(bench: Bench, case: Case, split: Split, whole: Trained, mine: Trained) -> None:
+    """Stop where a compiled step's outputs, loss, gradients or buffers are farther from float64 than eager's error allows."""
+    ours, theirs = whole.left(), mine.left()
+    missing = [n for n, g in ours["gradients"].items() if (g is None) != (theirs["gradients"][n] is None)]
+    if missing:
+        raise Stop(Status.FAIL_STATE, f"{missing[0]}.grad: None against a tensor, {at(split)}")
+
+    def call(model: nn.Module, inputs: Any) -> Any:
+        args, kwargs = inputs
+        output = model(*args, **kwargs)
+        bench.entry.loss(output).backward()
+        return left_by(model, output)
+
+    hold_near(bench, (bench.whole(case.training), call, whole.inputs, 0), ours, theirs, f"after a step, {at(split)}")
+
+
+def left_by(model: nn.Module, output: Any) -> dict[str, Any]:
+    """What a step without an optimizer leaves: outputs, gradients by parameter, buffers."""
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    return frozen({"output": output, "gradients": gradients, "buffers": dict(model.named_buffers())})
 
 
 CHECK = Check(
