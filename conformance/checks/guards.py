@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from conformance.state import seed_all
 from conformance.statuses import Finding, Status, Stop
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+MOST_ATTRIBUTES, OTHER_SEEDS = 24, (101, 102, 103, 104)
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ def run(bench: Bench, case: Case) -> Finding:
     bench.facts["guarded_inputs"] = len(bench.split("q50", case.training).runtime.plan.inputs)
     bench.facts["probes"] = outcomes
     for probe in PROBES:
+        outcomes[probe.name] = _probe(bench, case, probe)
+    for probe in (*_attributes(bench, case), *_other_data(bench)):
         outcomes[probe.name] = _probe(bench, case, probe)
     for name, refusal in REFUSED.items():
         outcomes[name] = refusal(bench, case)
@@ -169,8 +173,24 @@ def _without_one(given: Inputs) -> Inputs | None:
     return (args, dict(list(kwargs.items())[:-1])) if kwargs else None
 
 
+def _turned(t: torch.Tensor) -> torch.Tensor | None:
+    """The same numbers in another order of memory."""
+    return t.transpose(0, -1).contiguous().transpose(0, -1) if t.dim() > 1 else None
+
+
+def _other_parameter(model: nn.Module) -> bool:
+    """Put another parameter, of half the value, in the place of the first."""
+    for module in model.modules():
+        for name, p in module._parameters.items():
+            if p is not None and p.is_floating_point():
+                module._parameters[name] = nn.Parameter(p.detach() * 0.5, p.requires_grad)
+                return True
+    return False
+
+
 _INPUT = {"prefix": ("InputError",)}
 _MODULE = {"prefix": ("ModuleError",), "suffix": ("ModuleError",)}
+_ANY = {"prefix": ("GuardError",), "suffix": ("GuardError",)}
 PROBES = (
     Probe("wrong rank", _INPUT, lambda given: _first(given, lambda t: t.unsqueeze(-1))),
     Probe("another size", _INPUT, lambda given: _first(given, _longer)),
@@ -183,7 +203,38 @@ PROBES = (
     Probe("a module of another class", _MODULE, change=_replace),
     Probe("the other mode", _MODULE, change=_flip),
     Probe("a new hook", _MODULE, change=_hook),
+    Probe("another order of memory", _ANY, lambda given: _first(given, _turned)),
+    Probe("another parameter in the place of one", _ANY, change=_other_parameter),
 )
+
+
+def _attributes(bench: Bench, case: Case) -> Iterator[Probe]:
+    """A probe for each plain number on a module, of one module of each class: what forward reads must not change unseen."""
+    seen = set()
+    for path, module in bench.whole(case.training).named_modules():
+        for name, value in vars(module).items():
+            kind = (type(module), name)
+            if name == "training" or name.startswith("_") or kind in seen or type(value) not in (bool, int, float):
+                continue
+            if len(seen) == MOST_ATTRIBUTES:
+                return
+            seen.add(kind)
+            yield Probe(
+                f"another value of {path + '.' if path else ''}{name}", _ANY, change=partial(_other_value, path, name)
+            )
+
+
+def _other_value(path: str, name: str, model: nn.Module) -> bool:
+    held = vars(model.get_submodule(path))
+    value = held[name]
+    held[name] = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else value / 2
+    return True
+
+
+def _other_data(bench: Bench) -> Iterator[Probe]:
+    """Inputs with other numbers, which may take forward another way."""
+    for seed in OTHER_SEEDS:
+        yield Probe(f"inputs of seed {seed}", _ANY, lambda _, seed=seed: bench.inputs(REFERENCE, seed))
 
 
 # --- what must be refused -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 from conformance.bench import Bench, Split
 from conformance.cases import Case
 from conformance.checks.base import PASSED, Check, at, hold, hold_moved, no_grad
-from conformance.compare import difference, tensors
+from conformance.compare import difference, sharing, tensors
 from conformance.state import seed_all
 from conformance.statuses import Finding, Status, Stop
 
@@ -41,6 +41,10 @@ def _over_the_wire(boundary: Any, where: str) -> Any:
     received = type(boundary).from_bytes(sent)
     hold("payload over the wire", _detached(boundary.raw), _detached(received.raw), where)
     hold("value tree over the wire", boundary.values, received.values, where)
+    # A tensor without elements has no memory to share.
+    groups = [sharing([(w, t) for w, t in tensors(b.raw) if t.numel()]) for b in (boundary, received)]
+    if groups[0] != groups[1]:
+        raise Stop(Status.FAIL_STRUCTURE, f"payload tensors share memory otherwise over the wire: {groups}; {where}")
     for name in ("split_id", "plan_signature", "batch", "labels"):
         hold(f"{name} over the wire", getattr(boundary, name), getattr(received, name), where)
     if received.to_bytes() != sent:

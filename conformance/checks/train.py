@@ -40,11 +40,22 @@ def run(bench: Bench, case: Case) -> Finding:
 class Trained:
     """One of the twins, with its optimizer; `step` trains it once, whole or split, and keeps what came of it."""
 
-    def __init__(self, bench: Bench, model: nn.Module, runtime: Any = None) -> None:
+    def __init__(self, bench: Bench, model: nn.Module, runtime: Any = None, sides: bool = False) -> None:
         self.bench, self.model, self.runtime = bench, model, runtime
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+        self.prefix, self.suffix, self.rest = self._optimizers(sides)
         self.output: Any = None
         self.inputs: Any = None
+
+    def _optimizers(self, sides: bool) -> tuple[torch.optim.Optimizer | None, ...]:
+        """One for the prefix, one for the suffix and one for the rest; with `sides` off, one for all, as the whole has."""
+        prefix, suffix = (
+            list(getattr(self.runtime, f"{side}_parameters", list)()) if sides else [] for side in ("prefix", "suffix")
+        )
+        shared = {id(p) for p in prefix} & {id(p) for p in suffix}
+        owned = [[p for p in side if id(p) not in shared] for side in (prefix, suffix)]
+        taken = {id(p) for side in owned for p in side}
+        owned.append([p for p in self.model.parameters() if id(p) not in taken])
+        return tuple(torch.optim.SGD(side, lr=RATE, momentum=MOMENTUM) if side else None for side in owned)
 
     def step(self, batch: int, step: int) -> Outcome:
         """One step on the inputs of that number; every other step asks for the gradients of the inputs too."""
@@ -53,7 +64,8 @@ class Trained:
         return outcome(self._step, step)
 
     def _step(self) -> torch.Tensor:
-        self.optimizer.zero_grad(set_to_none=True)
+        if self.rest:
+            self.rest.zero_grad(set_to_none=True)
         args, kwargs = self.inputs
         targets = object()
 
@@ -68,9 +80,10 @@ class Trained:
             loss.backward()
         else:
             boundary = self.runtime.run_training_prefix(*args, **kwargs)
-            loss, gradients = self.runtime.train_suffix(boundary, targets, loss_fn=loss_of)
-            self.runtime.backward_prefix(boundary, gradients)
-        self.optimizer.step()
+            loss, gradients = self.runtime.train_suffix(boundary, targets, loss_fn=loss_of, optimizer=self.suffix)
+            self.runtime.backward_prefix(boundary, gradients, optimizer=self.prefix)
+        if self.rest:
+            self.rest.step()
         return loss.detach()
 
     def left(self) -> dict[str, Any]:
@@ -79,11 +92,14 @@ class Trained:
 
     def moved(self) -> dict[str, Any]:
         """What a step moved outside of the model; gradients count with the tensors that hold them."""
-        return {"inputs": self.inputs, "optimizer": self.optimizer.state_dict()["state"]}
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        kept = {names[id(p)]: s for o in (self.prefix, self.suffix, self.rest) if o for p, s in o.state.items() if s}
+        return {"inputs": self.inputs, "optimizer": dict(sorted(kept.items()))}
 
 
 def _hold(bench: Bench, case: Case, split: Split) -> None:
-    whole, mine = Trained(bench, bench.whole(case.training)), Trained(bench, split.model, split.runtime)
+    sides = case.bs % 2 == 0  # with an even batch each half has an optimizer of its own, and steps it itself
+    whole, mine = Trained(bench, bench.whole(case.training)), Trained(bench, split.model, split.runtime, sides)
     losses = []
     for step in range(int(case["steps"])):
         where = f"step {step}, {at(split)}"

@@ -73,10 +73,14 @@ def _two_payloads(bench: Bench, case: Case) -> None:
     for seed in SEEDS:
         args, kwargs = bench.inputs(REFERENCE, seed)
         boundaries[seed] = streams.run(seed, split.runtime.run_prefix, *args, **kwargs)
+    found, kept = {}, {}
     for seed in reversed(SEEDS):
-        found = streams.run(seed, split.runtime.run_suffix, boundaries[seed])
+        found[seed] = streams.run(seed, split.runtime.run_suffix, boundaries[seed])
+        kept[seed] = frozen(found[seed])
         if not bench.order_matters(case.training):
-            hold(f"output of batch {seed}, consumed in the other order", expected[seed], found, at(split))
+            hold(f"output of batch {seed}, consumed in the other order", expected[seed], found[seed], at(split))
+    for seed in SEEDS:
+        hold(f"output of batch {seed}, once both have run", kept[seed], frozen(found[seed]), at(split))
     if not case.training:
         hold_state(twin, split, bench, at(split))
 

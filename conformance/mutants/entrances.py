@@ -13,6 +13,7 @@ from ariadne.baseline import HOOKS
 from ariadne.expr import Expr
 from ariadne.guards import ModuleGuard
 from ariadne.plan import Value
+from ariadne.recorder import simple
 from ariadne.runtime import Variant
 from conformance.mutants.planted import Planted
 
@@ -231,6 +232,29 @@ class BlindToHooks(Planted):
 
     def in_variant(self, variant: Variant) -> None:
         _blinded(variant, _BlindToHooks)
+
+
+class _BlindToAttributes(_Blind):
+    @contextmanager
+    def as_it_was(self) -> Iterator[None]:
+        kept = [(self.modules[path], keys[0], was) for path, keys, was in self.attributes if len(keys) == 1]
+        changed = [(vars(m), name, vars(m)[name], was) for m, name, was in kept if simple(vars(m).get(name, self))]
+        for table, name, _, was in changed:
+            table[name] = was
+        try:
+            yield
+        finally:
+            for table, name, now, _ in changed:
+                table[name] = now
+
+
+class BlindToAttributes(Planted):
+    """A number or a string that forward read off a module, and that has changed, goes unnoticed."""
+
+    piece = "guards"
+
+    def in_variant(self, variant: Variant) -> None:
+        _blinded(variant, _BlindToAttributes)
 
 
 class BlindToModules(Planted):

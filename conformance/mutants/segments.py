@@ -100,6 +100,16 @@ class StaleParameters(Planted):
         self.recode(variant, "prefix", _renamed(variant.prefix_source, stale, ("p_",)))
 
 
+class KeptParameters(Planted):
+    """Parameters are looked up when the split is prepared: one put in another's place is not seen."""
+
+    piece = "codegen"
+
+    def in_variant(self, variant: Variant) -> None:
+        for side in ("prefix", "suffix"):
+            self.recode(variant, side, _renamed(getattr(variant, f"{side}_source"), dict, ("p_",)))
+
+
 class StaleBuffers(Planted):
     """Buffers are copied when the split is prepared: what a step moves stays in the copy."""
 

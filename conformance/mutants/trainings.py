@@ -47,6 +47,30 @@ class ForgottenGradients(Planted):
         return super().run_training_prefix(*args, **kwargs)
 
 
+class SteppedTwice(Planted):
+    """The optimizer of the suffix steps twice."""
+
+    piece = "training"
+
+    def train_suffix(self, *args: Any, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any) -> Trained:
+        found = super().train_suffix(*args, optimizer=optimizer, **kwargs)
+        if optimizer is not None:
+            optimizer.step()
+        return found
+
+
+class ForgottenMomentum(Planted):
+    """What the suffix's optimizer remembers is lost after every step."""
+
+    piece = "training"
+
+    def train_suffix(self, *args: Any, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any) -> Trained:
+        found = super().train_suffix(*args, optimizer=optimizer, **kwargs)
+        if optimizer is not None:
+            optimizer.state.clear()
+        return found
+
+
 class ScaledLoss(Planted):
     """The backward pass starts from half of the loss, while the loss that is returned is right."""
 
