@@ -84,7 +84,7 @@ def whole(model: nn.Module, x: torch.Tensor) -> Any:
 
 def near(model: nn.Module, x: torch.Tensor, found: Any) -> None:
     """The float64 rule."""
-    reference = in_double(model, lambda wide, double: whole(wide, double(x)), 0)
+    reference = in_double(model, whole, x, 0)
     wrong, _ = beyond(reference, whole(model, x), found)
     assert wrong is None, str(wrong)
 

@@ -910,7 +910,11 @@ def plant_dense(patch: pytest.MonkeyPatch) -> None:
 
 
 def plant_unwritten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(wire, "_memory", lambda raw: memoryview(bytearray(raw.numel())))
+    def elsewhere(raw: torch.Tensor) -> memoryview:
+        raw.fill_(255)  # new memory may by chance hold what should have been written
+        return memoryview(bytearray(raw.numel()))
+
+    patch.setattr(wire, "_memory", elsewhere)
 
 
 def plant_float(patch: pytest.MonkeyPatch) -> None:
