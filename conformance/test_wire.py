@@ -910,11 +910,10 @@ def plant_dense(patch: pytest.MonkeyPatch) -> None:
 
 
 def plant_unwritten(patch: pytest.MonkeyPatch) -> None:
-    def elsewhere(raw: torch.Tensor) -> memoryview:
-        raw.fill_(255)  # new memory may by chance hold what should have been written
-        return memoryview(bytearray(raw.numel()))
-
-    patch.setattr(wire, "_memory", elsewhere)
+    memory, empty = wire._memory, torch.empty
+    patch.setattr(wire, "_memory", lambda raw: memoryview(bytearray(memory(raw))))
+    # New memory may by chance hold what should have been written.
+    patch.setattr(torch, "empty", lambda *args, **kwargs: empty(*args, **kwargs).fill_(85))
 
 
 def plant_float(patch: pytest.MonkeyPatch) -> None:
