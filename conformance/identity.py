@@ -77,16 +77,25 @@ class Identity:
     run_training_prefix = run_prefix
 
     def train_suffix(
-        self, boundary: Boundary, targets: Any = None, *, loss_fn: Callable[[Any, Any], torch.Tensor]
+        self,
+        boundary: Boundary,
+        targets: Any = None,
+        *,
+        loss_fn: Callable[[Any, Any], torch.Tensor],
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """The whole step, backward pass included; no gradients are left for the prefix."""
+        """The whole step, backward pass included; no gradients are left for the prefix, and no parameters are its own."""
+        if optimizer is not None:
+            raise UnsupportedError("the identity target has no sides, and so no optimizer for one")
         with torch.enable_grad():
             loss = loss_fn(self.model(*boundary.raw[0], **boundary.raw[1]), targets)
         with torch.autocast("cpu", enabled=False):
             loss.backward()
         return loss.detach(), {}
 
-    def backward_prefix(self, boundary: Boundary, gradients: Mapping[str, Any]) -> None:
+    def backward_prefix(
+        self, boundary: Boundary, gradients: Mapping[str, Any], *, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
         """Nothing is left to do."""
 
     def resplit(self, cut: Any) -> Identity:

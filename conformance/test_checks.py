@@ -126,28 +126,29 @@ def training(**changed: Callable[..., Any]) -> Any:
     return changed
 
 
-def no_walk_back(runtime: Any, boundary: Any, gradients: Any) -> None:
+def no_walk_back(runtime: Any, boundary: Any, gradients: Any, **options: Any) -> None:
     pass
 
 
-def zero_for_none(runtime: Any, boundary: Any, gradients: Any) -> None:
-    runtime.backward_prefix(boundary, gradients)
+def zero_for_none(runtime: Any, boundary: Any, gradients: Any, **options: Any) -> None:
+    runtime.backward_prefix(boundary, gradients, **options)
     for p in runtime.model.parameters():
         if p.grad is None and p.requires_grad:
             p.grad = torch.zeros_like(p)
 
 
-def halved_gradients(runtime: Any, boundary: Any, gradients: Any) -> None:
-    runtime.backward_prefix(boundary, {k: None if g is None else g * (1 + 2**-20) for k, g in gradients.items()})
+def halved_gradients(runtime: Any, boundary: Any, gradients: Any, **options: Any) -> None:
+    off = {k: None if g is None else g * (1 + 2**-20) for k, g in gradients.items()}
+    runtime.backward_prefix(boundary, off, **options)
 
 
-def drawing(runtime: Any, boundary: Any, gradients: Any) -> None:
-    runtime.backward_prefix(boundary, gradients)
+def drawing(runtime: Any, boundary: Any, gradients: Any, **options: Any) -> None:
+    runtime.backward_prefix(boundary, gradients, **options)
     torch.rand(1)
 
 
-def decaying(runtime: Any, boundary: Any, gradients: Any) -> None:
-    runtime.backward_prefix(boundary, gradients)
+def decaying(runtime: Any, boundary: Any, gradients: Any, **options: Any) -> None:
+    runtime.backward_prefix(boundary, gradients, **options)
     for p in runtime.model.parameters():
         p.data.mul_(1 + 2**-20)
 
@@ -156,18 +157,21 @@ def deaf_inputs(runtime: Any, *args: Any) -> Any:
     return runtime.run_training_prefix(*(t.detach() for t in args))
 
 
-def louder(runtime: Any, boundary: Any, targets: Any = None, *, loss_fn: Any) -> Any:
-    loss, gradients = runtime.train_suffix(boundary, targets, loss_fn=loss_fn)
+def louder(runtime: Any, boundary: Any, targets: Any = None, *, loss_fn: Any, **options: Any) -> Any:
+    loss, gradients = runtime.train_suffix(boundary, targets, loss_fn=loss_fn, **options)
     return loss * (1 + 2**-20), gradients
 
 
-def no_targets(runtime: Any, boundary: Any, targets: Any = None, *, loss_fn: Any) -> Any:
-    return runtime.train_suffix(boundary, None, loss_fn=loss_fn)
+def no_targets(runtime: Any, boundary: Any, targets: Any = None, *, loss_fn: Any, **options: Any) -> Any:
+    return runtime.train_suffix(boundary, None, loss_fn=loss_fn, **options)
 
 
-def other_outputs(runtime: Any, boundary: Any, targets: Any = None, *, loss_fn: Any) -> Any:
+def other_outputs(runtime: Any, boundary: Any, targets: Any = None, *, loss_fn: Any, **options: Any) -> Any:
     return runtime.train_suffix(
-        boundary, targets, loss_fn=lambda output, given: loss_fn({**output, "top": output["top"].float()}, given)
+        boundary,
+        targets,
+        loss_fn=lambda output, given: loss_fn({**output, "top": output["top"].float()}, given),
+        **options,
     )
 
 
@@ -192,8 +196,9 @@ def test_train_sees(methods: Any, status: Status) -> None:
 def test_train_sees_what_goes_wrong_in_a_later_step_only() -> None:
     calls = itertools.count()
 
-    def stale(runtime: Any, boundary: Any, gradients: Any) -> None:
-        (halved_gradients if next(calls) == 2 else type(runtime).backward_prefix)(runtime, boundary, gradients)
+    def stale(runtime: Any, boundary: Any, gradients: Any, **options: Any) -> None:
+        act = halved_gradients if next(calls) == 2 else type(runtime).backward_prefix
+        act(runtime, boundary, gradients, **options)
 
     found = run("train", target(backward_prefix=stale))
     assert found.status is Status.FAIL_STATE
@@ -274,8 +279,8 @@ def one_at_a_time() -> Any:
         newest.append(runtime.run_training_prefix(*args))
         return newest[-1]
 
-    def train_suffix(runtime: Any, boundary: Any, targets: Any = None, *, loss_fn: Any) -> Any:
-        return runtime.train_suffix(newest.pop(0), targets, loss_fn=loss_fn)
+    def train_suffix(runtime: Any, boundary: Any, targets: Any = None, *, loss_fn: Any, **options: Any) -> Any:
+        return runtime.train_suffix(newest.pop(0), targets, loss_fn=loss_fn, **options)
 
     return {"run_training_prefix": run_training_prefix, "train_suffix": train_suffix}
 
@@ -417,9 +422,9 @@ def takes_any_boundary(runtime: Any, boundary: Any) -> Any:
     return runtime.run_suffix(boundary)
 
 
-def trains_twice(runtime: Any, boundary: Any, targets: Any = None, *, loss_fn: Any) -> Any:
+def trains_twice(runtime: Any, boundary: Any, targets: Any = None, *, loss_fn: Any, **options: Any) -> Any:
     boundary._consumed = ()
-    return runtime.train_suffix(boundary, targets, loss_fn=loss_fn)
+    return runtime.train_suffix(boundary, targets, loss_fn=loss_fn, **options)
 
 
 def says_it_otherwise(runtime: Any, *args: Any, **kwargs: Any) -> Any:

@@ -26,7 +26,7 @@ SECONDS = 600
 def run(bench: Bench, case: Case) -> Finding:
     """In eval mode, at one cut: both sides' source and the plan's signature."""
     split = bench.split(case["cut"], False)
-    ours = described(Bench(bench.model_name, bench.target_name), case["cut"])  # this bench's may have met other batches
+    ours = described(bench, case["cut"])
     hashes = "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
