@@ -60,11 +60,18 @@ def suite(session: nox.Session, *options: str) -> None:
 def tests(session: nox.Session) -> None:
     """Run the unit tests, the suite's selftest and its smoke tier; with options, only pytest with these."""
     install(session, "-e", ".[zoo]", groups=("test",))
-    unit(session, *session.posargs)
+    unit(session, *(session.posargs or ["-m", "not compiler"]))
     if not session.posargs:
         selftest = ["python", "-m", "conformance.selftest", "--results", "results/selftest.jsonl"]
         session.run(*selftest, env=offline(session) | ONE_THREAD)
         suite(session, "--tier", "smoke")
+
+
+@nox.session
+def compilers(session: nox.Session) -> None:
+    """Run the unit tests that compile with inductor, ahead of time too; they need a C++ compiler."""
+    install(session, "-e", ".[zoo]", groups=("test",))
+    unit(session, "-m", "compiler", *session.posargs)
 
 
 @nox.session

@@ -169,7 +169,7 @@ class Ahead:
         layouts = tuple(Layout.of(t) for t in inputs)
         served = self._range(batch)
         hint = batch if batch > 1 else min((b for b in served if b > 1), default=1)
-        name = self._name(layouts, state, ambient, served, hint)
+        name = self._name(layouts, state, ambient, served)
         folder = None if self.options.cache_dir is None or self.plan.objects else Path(self.options.cache_dir)
         kept = None if folder is None else self._kept(folder, name)
         if kept is not None and batch in kept[1]:
@@ -250,7 +250,7 @@ class Ahead:
             if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
                 raise self.refused(f"it draws random numbers ({node.target})")
 
-    def _name(self, layouts: Sequence[Layout], state: Sequence[Any], ambient: Any, served: Batches, hint: int) -> str:
+    def _name(self, layouts: Sequence[Layout], state: Sequence[Any], ambient: Any, served: Batches) -> str:
         """What a package depends on, as a digest."""
         cuda = [torch.cuda.get_device_name(t.device) for t in state if t.is_cuda][:1]
         told = {
@@ -266,7 +266,7 @@ class Ahead:
             "inputs": [layout.to_json() for layout in layouts],
             "state": [[*Layout.of(t).to_json(), list(t.shape), list(t.stride())] for t in state],
             "ambient": repr(ambient),
-            "batches": [list(served.ranges[0]), hint],
+            "batches": list(served.ranges[0]),
         }
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 

@@ -298,6 +298,7 @@ def test_a_child_that_dies_or_hangs_is_a_result(tmp_path: Path) -> None:
     assert reason.startswith("exit status 1: model_zoo.errors.UnknownNameError")
 
 
+@pytest.mark.compiler
 @pytest.mark.slow
 def test_a_run_in_processes_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "results.jsonl"

@@ -254,6 +254,7 @@ def test_a_kernel_holds_no_table_of_the_model_and_the_shell_no_op() -> None:
 # Ahead of time
 
 
+@pytest.mark.compiler
 @pytest.mark.slow  # runs the C++ compiler
 @compiler
 def test_a_package_serves_every_batch_follows_the_model_and_is_loaded_by_the_next_runtime(
@@ -346,6 +347,7 @@ def test_inputs_are_laid_out_as_a_package_expects_them_at_every_batch(form: torc
         assert layout.lay(laid) is laid
 
 
+@pytest.mark.compiler
 @pytest.mark.slow  # runs the C++ compiler
 @compiler
 def test_inductor_compiles_each_side_once_and_stays_within_the_float64_bound() -> None:

@@ -142,6 +142,7 @@ def test_a_real_model_example_fails_where_the_split_is_off_by_a_bit(
 TIMING = ("real_model_timing", "replay_optimization_timing", "compile_overhead_timing")
 
 
+@pytest.mark.compiler
 @pytest.mark.slow
 def test_the_timing_of_real_models_prints_a_row_for_each_part() -> None:
     done = example(
@@ -158,6 +159,7 @@ def test_the_timing_of_real_models_prints_a_row_for_each_part() -> None:
     assert all(float(row[-1]) > 0 for row in found)
 
 
+@pytest.mark.compiler
 @pytest.mark.slow
 def test_the_timing_of_replay_takes_the_options_of_its_page() -> None:
     options = ["--batches", "2", "3", "--iterations", "4", "--warmup", "2", "--backend", "torch_compile"]
@@ -169,6 +171,7 @@ def test_the_timing_of_replay_takes_the_options_of_its_page() -> None:
     assert rows == [[batch, *row] for batch in "23" for row in [["direct_forward", "eager"], *split]]
 
 
+@pytest.mark.compiler
 @pytest.mark.slow
 def test_the_compile_overhead_is_paid_back_after_some_iterations_or_none() -> None:
     done = example("compile_overhead_timing", "--models", "nn/mlp10x64", "--iterations", "5", "--warmup", "2")
