@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import find, settings
 
 import ariadne.codegen
 import ariadne.frontier
@@ -23,10 +23,10 @@ import ariadne.training
 from conformance.random_networks import corpus
 from conformance.random_networks.__main__ import main
 from conformance.random_networks.compare import Different, copied, same
-from conformance.random_networks.draw import Meta, grow
+from conformance.random_networks.draw import Meta, grow, programs
 from conformance.random_networks.parts import KINDS
 from conformance.random_networks.program import Program, build
-from conformance.random_networks.search import FIRST_FAILURE, Found, search
+from conformance.random_networks.search import FIRST_FAILURE, QUIET, SMALLEST_FAILURE, Found, search
 from conformance.random_networks.steps import STEPS
 from conformance.random_networks.tally import VARIABLE, Tally
 from conformance.random_networks.trial import trial
@@ -45,7 +45,7 @@ def test_a_program_of_the_corpus_split_equals_whole(path: Path) -> None:
 
 
 def test_random_programs_split_equal_whole() -> None:
-    tally = search(settings(), Tally("programs", PROFILE), corpus.FOLDER)
+    tally = search(settings(phases=SMALLEST_FAILURE), Tally("programs", PROFILE), corpus.FOLDER)
     counts = tally.counts
     print(json.dumps(tally.line()))
     assert counts["programs"] >= settings().max_examples * 0.8, "programs are to be valid by construction"
@@ -102,7 +102,7 @@ def test_a_word_outside_the_vocabulary_is_refused(change: dict[str, Any]) -> Non
 
 def test_the_whole_model_that_raises_is_no_failure_of_the_split() -> None:
     steps = [{"do": "view", "of": ["x"], "with": {"to": ["B", 3]}, "to": ["v0"]}]
-    with pytest.raises(Invalid, match="view"):
+    with pytest.raises(Invalid, match="invalid for input"):
         trial(Program.parse(json.dumps(SMALL | {"steps": steps, "output": "v0"})))
 
 
@@ -136,12 +136,13 @@ def test_a_failure_is_kept_and_replayed_from_its_file(
     assert counted["profile"] == "test"
 
 
-def test_the_smallest_failing_program_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant("double draw", monkeypatch)
-    few = settings(max_examples=10, derandomize=True, database=None)
-    with pytest.raises(Found) as found:
-        search(few, Tally("programs", "test"), None)
-    assert len(found.value.program.steps) <= 3
+def test_programs_shrink() -> None:
+    few = settings(
+        max_examples=200, derandomize=True, database=None, phases=SMALLEST_FAILURE, suppress_health_check=QUIET
+    )
+    smallest = find(programs(), lambda program: any(step["do"] == "dropout" for step in program.steps), settings=few)
+    assert len(smallest.steps) <= 2
+    assert len(smallest.inputs) == 1
 
 
 # Planted bugs: each replaces one piece of the runtime, whose own check of what it prepared is off
@@ -207,20 +208,21 @@ def detached(labels: tuple[str, ...], raw: tuple[Any, ...]) -> tuple[tuple[Any, 
     return values, wanting[:-1]
 
 
-def zeros_for_none(boundary: Any, gradients: Any, **kwargs: Any) -> None:
-    held = boundary.tensors
-    filled = {
-        k: torch.zeros_like(held[k]) if g is None and k in boundary.requires_grad else g for k, g in gradients.items()
-    }
-    BACKWARD(boundary, filled, **kwargs)
+def zeros_for_none(runtime: Any, boundary: Any, gradients: Any, **kwargs: Any) -> None:
+    RUNTIME_BACKWARD(runtime, boundary, gradients, **kwargs)
+    for p in runtime.prefix_parameters():
+        if p.requires_grad and p.grad is None:
+            p.grad = torch.zeros_like(p)
 
 
 def scaled_gradients(boundary: Any, gradients: Any, **kwargs: Any) -> None:
     BACKWARD(boundary, {k: g if g is None else g * 1.0001 for k, g in gradients.items()}, **kwargs)
 
 
-def forgets_shared(*args: Any, shared: Any, **kwargs: Any) -> Any:
-    return TRAIN_SUFFIX(*args, shared=(), **kwargs)
+def forgets_shared(suffix: Any, boundary: Any, *args: Any, **kwargs: Any) -> Any:
+    found = TRAIN_SUFFIX(suffix, boundary, *args, **kwargs)
+    boundary._shared = []
+    return found
 
 
 def all_safe(plan: Any) -> Any:
@@ -237,6 +239,7 @@ def no_regions(self: Any, body: Any) -> list[str]:
     return [f"    {line}" for _, line in body]
 
 
+RUNTIME_BACKWARD = ariadne.runtime.SplitRuntime.backward_prefix
 CARRIED, BACKWARD = ariadne.training.carried, ariadne.training.backward_prefix
 TRAIN_SUFFIX, FRONTIERS = ariadne.training.train_suffix, ariadne.frontier.frontiers
 ATOM = ariadne.codegen._Writer._atom
@@ -249,7 +252,7 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "prefix run twice": lambda m: m.setattr(ariadne.runtime, "load", in_segment("prefix", runs_twice)),
     "detach at the cut": lambda m: m.setattr(ariadne.training, "carried", detached),
     "scaled boundary gradients": lambda m: m.setattr(ariadne.training, "backward_prefix", scaled_gradients),
-    "zero for no gradient": lambda m: m.setattr(ariadne.training, "backward_prefix", zeros_for_none),
+    "zero for no gradient": lambda m: m.setattr(ariadne.runtime.SplitRuntime, "backward_prefix", zeros_for_none),
     "shared parameters forgotten": lambda m: m.setattr(ariadne.training, "train_suffix", forgets_shared),
     "unsafe cuts called safe": lambda m: (
         m.setattr(ariadne.prepare, "frontiers", all_safe),
@@ -281,13 +284,14 @@ def test_every_step_can_be_drawn(name: str) -> None:
     kinds = [
         ("x", ["B", 3], "float32"),
         ("y", ["B", 3, 3], "float32"),
+        ("z", ["B", 3], "float32"),
         ("i", ["B", 3], "int64"),
         ("m", ["B", 3], "bool"),
     ]
     kinds += [("j", ["B"], "int64"), ("n", ["B", 3], "bool")]
     meta = Meta([{"name": name, "shape": shape, "dtype": dtype} for name, shape, dtype in kinds])
-    for a, c in itertools.product(range(3), range(64)):
-        grow(meta, (name, a, 0, c, 6))
+    for a, b, c in itertools.product(range(3), range(3), range(64)):
+        grow(meta, (name, a, b, c, 6))
         if meta.steps:
             break
     assert [step["do"] for step in meta.steps] == [name]

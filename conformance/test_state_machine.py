@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
@@ -17,7 +17,7 @@ from conformance.random_networks import corpus
 from conformance.random_networks.compare import Different
 from conformance.random_networks.draw import programs
 from conformance.random_networks.program import Program
-from conformance.random_networks.search import QUIET
+from conformance.random_networks.search import FIRST_FAILURE, QUIET, SMALLEST_FAILURE
 from conformance.random_networks.session import ACTIONS, Session
 from conformance.random_networks.tally import Tally
 from conformance.random_networks.trial import trial
@@ -132,7 +132,7 @@ def test_every_action_is_a_rule() -> None:
 
 
 def test_sessions_split_equal_whole() -> None:
-    counts = explore(settings(), Tally("sessions", PROFILE), corpus.FOLDER).counts
+    counts = explore(settings(phases=SMALLEST_FAILURE), Tally("sessions", PROFILE), corpus.FOLDER).counts
     assert counts["programs"] >= settings().max_examples * 0.8
     assert counts["replays"] + counts["steps"] > counts["programs"], "too little was compared"
 
@@ -195,6 +195,6 @@ def planted(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
 )
 def test_a_planted_bug_is_found_by_the_state_machine(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch, bug)
-    smoke = settings(settings.get_profile("smoke"), derandomize=True, database=None, phases=[Phase.generate])
+    smoke = settings(settings.get_profile("smoke"), derandomize=True, database=None, phases=FIRST_FAILURE)
     with pytest.raises(Different):
         explore(smoke, Tally("planted", "smoke"), None)

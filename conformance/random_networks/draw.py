@@ -5,6 +5,7 @@ So every program that comes out is valid by construction, and shrinks as a list 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -32,13 +33,15 @@ FORMS = ("one", "tuple", "list", "dict", "nested", "pair", "constants")
 DRAWN_SHAPES = (["B", 4], ["B", 3, 4], ["B", 1], ["B", 2, 3], ["B"], ["B", 0], ["B", 4, 1])
 STATIC_SHAPES = ([4], [5, 4], [1, 4], [])
 REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError)
+_KINDS = [*parts.KINDS, *["linear"] * 8, *["batch_norm"] * 3, "lookup", "dropout", "relu", "gain", "average"]
 Gene = tuple[str, int, int, int, int]
 
 
 def _weighted() -> list[str]:
     """The names of the steps as often as they should come. Shrinking goes towards the first, which adds nothing."""
-    often = {"call": 16, "again": 4, "add": 3, "relu_": 2, "add_": 3, "window": 3, "view": 2, "transpose": 2, "cat": 2,
-             "chunk": 2, "detach": 1, "mul_": 2, "put_": 2, "dropout": 2}  # fmt: skip
+    often = {"call": 20, "again": 10, "add": 3, "add_": 4, "relu_": 4, "scale_": 4, "mul_": 3, "put_": 4, "shift_": 3,
+             "window": 5, "view": 4, "reshape": 3, "transpose": 5, "select": 2, "chunk": 3, "cat": 2, "detach": 4,
+             "times_batch": 3, "arange": 2, "expand": 3, "dropout": 2}  # fmt: skip
     names = [n for n, s in STEPS.items() if not s.refusable]
     names.insert(1, "again")
     return ["skip", *(n for name in names for n in [name] * often.get(name, 1))]
@@ -66,7 +69,7 @@ class Meta:
         for batch, training in self.probes:
             args, _ = program.arguments(batch, device="meta")
             env = dict(zip((i["name"] for i in self.inputs), args, strict=True))
-            self.envs.append((Frame(self.net, batch), training, env))
+            self.envs.append((Frame(self.net, batch, meta=True), training, env))
             for step in self.steps:
                 self._run(step, *self.envs[-1])
 
@@ -153,7 +156,7 @@ def _operands(values: Env, takes: str, a: int, b: int) -> Iterator[list[str]]:
         yield []
         return
     letters = list(takes)
-    for first in list(_candidates(values, letters[0], a))[:4]:
+    for first in list(_candidates(values, letters[0], a))[:5]:
         rest = [list(_candidates(values, letter, b + i))[:3] for i, letter in enumerate(letters[1:])]
         if not all(rest):
             return
@@ -170,10 +173,10 @@ def grow(meta: Meta, gene: Gene) -> None:
         _grow_call(meta, name == "again", a, c, how)
         return
     step = STEPS[name]
-    given = {t.untyped_storage()._cdata for t in tensors([meta.values[i["name"]] for i in meta.inputs])}
-    for k, operands in enumerate(list(_operands(meta.values, step.takes, a, b))):
-        if step.writes and how < 6 and meta.values[operands[0]].untyped_storage()._cdata in given:
-            continue  # hardly any cut is safe in a program that writes into its inputs
+    ways = list(_operands(meta.values, step.takes, a, b))
+    if step.writes and how < 6:
+        ways = _worth_writing(meta, ways)
+    for k, operands in enumerate(ways):
         chosen = {key: of[((c >> 2 * i) + k) % len(of)] for i, (key, of) in enumerate(step.settings.items())}
         for count in range(1, 4):
             found: dict[str, Any] = {"do": name, "of": operands, "to": _fresh(meta, count)}
@@ -187,9 +190,16 @@ def grow(meta: Meta, gene: Gene) -> None:
                 break
 
 
+def _worth_writing(meta: Meta, ways: list[list[str]]) -> list[list[str]]:
+    """Without those that write into an input, after which hardly a cut is safe; first those into what another value views."""
+    memory = {name: t.untyped_storage()._cdata for name, t in meta.values.items()}
+    given = {memory[i["name"]] for i in meta.inputs}
+    views = Counter(memory[name] for name, t in {id(t): (n, t) for n, t in meta.values.items()}.values())
+    return sorted((w for w in ways if memory[w[0]] not in given), key=lambda w: views[memory[w[0]]] < 2)
+
+
 def _grow_call(meta: Meta, again: bool, a: int, c: int, how: int) -> None:
-    kinds = list(parts.KINDS)
-    kind = kinds[c % len(kinds)]
+    kind = _KINDS[c % len(_KINDS)]
     for operand in list(_candidates(meta.values, "a", a))[:5]:
         t: Tensor = meta.values[operand]
         if not (ACCEPTS["i"](t) if kind == "lookup" else ACCEPTS["f"](t)):
@@ -200,14 +210,14 @@ def _grow_call(meta: Meta, again: bool, a: int, c: int, how: int) -> None:
                 return
             name = list(meta.parts)[c % len(meta.parts)]
         else:
-            args = parts.KINDS[kind].fit(tuple(t.shape), a + c // len(kinds))
+            args = parts.KINDS[kind].fit(tuple(t.shape), a + c // len(_KINDS))
             if args is None:
                 continue
             declared: dict[str, Any] = {"kind": kind, "args": list(args)}
-            if how == 3:
-                twin = next((n for n, p in meta.parts.items() if {**p, "tied": 0} == {**declared, "tied": 0}), None)
-                declared |= {"tied": twin} if twin and kind in ("linear", "lookup") else {}
-            if how == 4 and kind == "linear":
+            alike = [n for n, p in meta.parts.items() if p["kind"] == kind and p["args"][:1] == declared["args"][:1]]
+            if alike and kind in ("linear", "lookup"):
+                declared |= {"args": meta.parts[alike[0]]["args"], "tied": alike[0]} if how % 2 else {}
+            elif how == 4 and kind == "linear":
                 declared["frozen"] = ["weight"]
             part = (name, declared)
         for count in (1, 2, 3):
@@ -230,7 +240,7 @@ def _template(meta: Meta, form: str, picks: Sequence[int]) -> Any:
     ends = [n for n in names if n not in used and n.startswith("v")] or names[:1]
     if form == "one":
         return ends[0]
-    chosen = list(dict.fromkeys([*ends[:4], *(names[p % len(names)] for p in picks)]))
+    chosen = list(dict.fromkeys([*ends[: 1 + len(picks)], *(names[p % len(names)] for p in picks)]))
     if form == "nested":
         return {"dict": {"first": chosen[0], "rest": [{"tuple": chosen[1:]}, {"dict": {"again": chosen[0]}}]}}
     if form == "constants":
@@ -277,20 +287,23 @@ def _named(drawn: tuple[dict[str, Any], list[dict[str, Any]]]) -> list[dict[str,
 
 _TRAINED = [i for i, k in enumerate(parts.KINDS) if k in ("linear", "layer_norm", "prelu", "lookup", "block", "gain")]
 
+_MODAL: list[Gene] = [("skip", 0, 0, 0, 0), ("if_training", 0, 0, 0, 0), ("dropout", 0, 0, 0, 0)]
+_MODAL += [("call", 0, 0, i, 0) for i, k in enumerate(parts.KINDS) if k in ("batch_norm", "dropout", "average", "tick")]
+
 
 @st.composite
 def programs(draw: Any, most: int = MOST_STEPS, refusable: bool = True) -> Program:
     """Random programs that hold at least one step; their shapes were validated on meta tensors."""
-    gene = st.tuples(
-        st.sampled_from(_weighted()), st.integers(0, 5), st.integers(0, 5), st.integers(0, 63), st.integers(0, 7)
-    )
+    newest = st.sampled_from((0, 0, 0, 0, 1, 2, 3, 5))  # mostly what was made last, so that networks are deep
+    gene = st.tuples(st.sampled_from(_weighted()), newest, st.integers(0, 5), st.integers(0, 63), st.integers(0, 7))
     meta = Meta(draw(_inputs()))
     grow(meta, ("call", 0, 0, draw(st.sampled_from(_TRAINED)), 0))
+    grow(meta, draw(st.sampled_from(_MODAL)))
     for one in draw(st.lists(gene, min_size=min(6, most - 1), max_size=most - 1)):
         grow(meta, one)
-    if refusable and draw(st.integers(0, 19)) == 19:
+    if refusable and draw(st.sampled_from((*[False] * 11, True))):
         grow(meta, (draw(st.sampled_from([n for n, s in STEPS.items() if s.refusable])), 0, 0, 0, 0))
-    output = _template(meta, draw(st.sampled_from(FORMS)), draw(st.lists(st.integers(0, 9), max_size=3)))
+    output = _template(meta, draw(st.sampled_from(FORMS)), draw(st.lists(st.integers(0, 9), min_size=1, max_size=3)))
     call = draw(st.sampled_from(("positional", "positional", "keywords", "list", "dict")))
     # An input that has the example's batch as its first size counts as batched, so no other may have it.
     leading = {i["shape"][0] for i in meta.inputs if i["shape"]}

@@ -90,7 +90,7 @@ def _last(shape: tuple[int, ...], pick: int) -> tuple[Any, ...] | None:
 
 
 def _linear(shape: tuple[int, ...], pick: int) -> tuple[Any, ...] | None:
-    return (shape[-1], (3, 4, 1, 2, 0, 5)[pick % 6], pick % 2 == 0) if shape else None
+    return (shape[-1], (shape[-1], 4, shape[-1], 1, 3, 0)[pick % 6], pick % 4 < 2) if shape else None
 
 
 def _channels(shape: tuple[int, ...], pick: int) -> tuple[Any, ...] | None:

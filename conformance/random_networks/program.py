@@ -156,8 +156,11 @@ def _input(spec: Mapping[str, Any], batch: int, generator: torch.Generator, devi
 
 def run_step(frame: Frame, step: Mapping[str, Any], env: Env) -> None:
     """Run one step on the values in `env`, and put there what it makes."""
+    kind = STEPS[step["do"]]
+    operands = [env[n] for n in step.get("of", ())]
     with UNDER[step.get("under", "")]():
-        made = STEPS[step["do"]].run(frame, *[env[n] for n in step.get("of", ())], **step.get("with", {}))
+        run = kind.shaped if kind.shaped and frame.meta else kind.run
+        made = run(frame, *operands, **step.get("with", {}))
     found = made if isinstance(made, (tuple, list)) else [made]
     if len(found) != len(step["to"]):
         raise ValueError(f"{step['do']} made {len(found)} values, not {len(step['to'])}")

@@ -16,6 +16,9 @@ from conformance.random_networks.twins import Invalid
 
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
+FIRST_FAILURE = (Phase.generate,)
+SMALLEST_FAILURE = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)  # to explain one costs as much again
+
 
 class Found(AssertionError):
     """A program whose split differs from the whole; the message prints it and says how to replay it."""
@@ -53,6 +56,3 @@ def search(chosen: settings, tally: Tally, keep: Path | None) -> Tally:
     finally:
         tally.write()
     return tally
-
-
-FIRST_FAILURE = (Phase.generate,)

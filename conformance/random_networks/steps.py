@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Frame:
-    """The call that a step runs in: the network, and its batch."""
+    """The call that a step runs in: the network, its batch, and whether tensors hold shapes alone."""
 
     net: nn.Module
     batch: int
+    meta: bool = False
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,14 @@ class Step:
 
     `takes` has one letter per operand: f floating, i integer, b bool, n a number of any kind, a anything, m several floating
     ones. `settings` lists what each setting may be drawn from. `refusable`: why a capture of it may be refused, if it may.
+    `shaped` stands in for `run` on meta tensors, which hold no data to look at.
     """
 
     takes: str
     run: Callable[..., Any]
     settings: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     refusable: str = ""
+    shaped: Callable[..., Any] | None = None
 
     @property
     def writes(self) -> bool:
@@ -132,7 +135,7 @@ STEPS: dict[str, Step] = {
     "split": Step("a", lambda f, x, dim: x.split([1, x.shape[dim] - 1], dim), {"dim": DIM}),
     "unbind": Step("a", lambda f, x, dim: x.unbind(dim), {"dim": (-1, 1, 2)}),
     "topk": Step("f", lambda f, x, k: tuple(x.topk(k, -1)), {"k": (1, 2)}),
-    "sort": Step("n", lambda f, x, dim: tuple(torch.sort(x, dim, stable=True)), {"dim": DIM}),
+    "sort": Step("n", lambda f, x, dim: tuple(torch.sort(x, dim=dim, stable=True)), {"dim": DIM}),
     "minimum_at": Step("f", lambda f, x, dim: tuple(x.min(dim)), {"dim": DIM}),
     "var_mean": Step("f", lambda f, x, dim: torch.var_mean(x, dim, correction=0), {"dim": DIM}),
     "cat": Step("m", lambda f, *xs, dim: torch.cat(xs, dim), {"dim": DIM}),
@@ -180,9 +183,9 @@ STEPS: dict[str, Step] = {
     "if_contiguous": Step("f", _branch(lambda f, x: x.is_contiguous())),
     "if_wanted": Step("f", _branch(lambda f, x: x.requires_grad)),
     # the answer hangs on data
-    "if_positive": Step("f", _branch(lambda f, x: x.sum() > 0), refusable="Python branches on a tensor's data"),
-    "times_item": Step("f", lambda f, x: x * x.sum().item(), refusable="Python reads a number out of a tensor"),
-    "compress": Step("b", lambda f, x: x.nonzero(), refusable="a size follows data"),
+    "if_positive": Step("f", _branch(lambda f, x: x.sum() > 0), {}, "Python branches on data", lambda f, x: x * 2),
+    "times_item": Step("f", lambda f, x: x * x.sum().item(), {}, "Python reads a number from data", lambda f, x: x * 2),
+    "compress": Step("b", lambda f, x: x.nonzero(), {}, "a size follows data", lambda f, x: x.long().view(-1, 1)),
 }  # fmt: skip
 
 UNDER: dict[str, Callable[[], AbstractContextManager[Any]]] = {
