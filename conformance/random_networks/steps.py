@@ -135,7 +135,8 @@ STEPS: dict[str, Step] = {
     "split": Step("a", lambda f, x, dim: x.split([1, x.shape[dim] - 1], dim), {"dim": DIM}),
     "unbind": Step("a", lambda f, x, dim: x.unbind(dim), {"dim": (-1, 1, 2)}),
     "topk": Step("f", lambda f, x, k: tuple(x.topk(k, -1)), {"k": (1, 2)}),
-    "sort": Step("n", lambda f, x, dim: tuple(torch.sort(x, dim=dim, stable=True)), {"dim": DIM}),
+    # On meta tensors torch takes any dim.
+    "sort": Step("n", lambda f, x, dim: tuple(torch.sort(x, dim=range(x.dim())[dim], stable=True)), {"dim": DIM}),
     "minimum_at": Step("f", lambda f, x, dim: tuple(x.min(dim)), {"dim": DIM}),
     "var_mean": Step("f", lambda f, x, dim: torch.var_mean(x, dim, correction=0), {"dim": DIM}),
     "cat": Step("m", lambda f, *xs, dim: torch.cat(xs, dim), {"dim": DIM}),
