@@ -247,10 +247,6 @@ def explain(
         )
 
 
-def _same(found: list[Any], expected: list[Any]) -> bool:
-    return all(a is b or tree.identical(a, b) for a, b in zip(found, expected, strict=True))
-
-
 class ModuleGuard:
     """Whether the modules that some ops came from are as they were: class, flags, attributes read, children, hooks.
 
@@ -304,7 +300,14 @@ class ModuleGuard:
                         table if isinstance(table, dict) else owner_of(m, keys[0])
                     )  # a class makes a new view each time
                     slots.setdefault((id(home), keys[-1]), (table, keys[-1], value))
-        self._tables, self._names, self._values = map(list, zip(*slots.values(), strict=True))
+        # Numbers may be equal and yet compute something else (1, 1.0 and True): they are compared by identity first, the rest
+        # by ==, which costs half as much. A training flag is only ever asked whether it is true.
+        strict = [s for s in slots.values() if s[1] != "training" and not isinstance(s[2], str | None)]
+        loose = [s for s in slots.values() if s[1] == "training" or isinstance(s[2], str | None)]
+        self._tables, self._names, self._values = (
+            (list(column) for column in zip(*strict, strict=True)) if strict else ([], [], [])
+        )
+        self._loose_tables, self._loose_names, self._loose_values = map(list, zip(*loose, strict=True))
         self._identical = list(identical.values())
         parents = [(m, base.children[p]) for p, m in modules.items() if base.children[p] or p not in self.called]
         self._families = [m._modules.values() for m, _ in parents]
@@ -323,13 +326,14 @@ class ModuleGuard:
 
     def __call__(self) -> bool:
         try:
-            found = list(map(getitem, self._tables, self._names))
-            if any(map(is_not, found, self._values)) and not _same(found, self._values):
+            if list(map(getitem, self._loose_tables, self._loose_names)) != self._loose_values:
+                return False
+            if any(map(is_not, map(getitem, self._tables, self._names), self._values)) and not self._same_numbers():
                 return False
             for table, name, thing in self._identical:
                 if table[name] is not thing:
                     return False
-        except LookupError:
+        except (LookupError, ValueError):  # gone, or now an array, which has no truth value
             return False
         for hooks, expected_hooks in self._loud:
             if [*hooks.values()] != expected_hooks:
@@ -343,6 +347,10 @@ class ModuleGuard:
             and list(chain.from_iterable(self._families)) == self._children
             and list(map(type, self._modules)) == self._classes
         )
+
+    def _same_numbers(self) -> bool:
+        found = map(getitem, self._tables, self._names)
+        return all(a is b or tree.identical(a, b) for a, b in zip(found, self._values, strict=True))
 
     def explain(self) -> None:
         """Raise `ModuleError` with the first difference; where there is none that matters, take note of the new state."""
