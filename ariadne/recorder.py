@@ -94,6 +94,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.thread = threading.get_ident()
         self.stack: list[tuple[str, int]] = [("", 1)]
         self.depth = 0
+        self.running: tuple[OpOverload, tuple[Any, ...]] | None = None  # the op that fake tensors go through
         self.own: set[int] = set()
         self.ambient = modes()
         self.state: set[int] = set()
@@ -147,10 +148,12 @@ class Recorder(ProxyTorchDispatchMode):
             lifted = func is torch.ops.aten.lift_fresh.default
             run_args, run_kwargs = (args, kwargs) if lifted else self._faked((args, kwargs))
             self.depth += 1
+            self.running = func, run_args
             try:
                 out = func(*run_args, **run_kwargs)
             finally:
                 self.depth -= 1
+                self.running = None
         bound = bind(func, args, kwargs)
         if func is torch.ops.aten.lift_fresh.default:
             bound = (kept,)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -31,8 +32,14 @@ class Sizes(ShapeEnv):
     """A shape environment that keeps what was asked about sizes, apart by whether forward's Python or an op asked."""
 
     recorder: Recorder | None = None
+    running: tuple[Any, Any] | None = None  # the op that runs, and its arguments
 
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        running = self.recorder.running if self.recorder is not None else self.running
+        if running is not None and orig_expr.is_Relational and _chooses_kernel(*running):
+            answer = orig_expr.xreplace(self.backed_var_to_val)
+            if not answer.free_symbols:
+                return answer
         answer = super().evaluate_expr(orig_expr, *args, **kwargs)
         in_forward = self.recorder is not None and not self.recorder.depth
         asked = self.__dict__.setdefault("asked_by_forward" if in_forward else "asked_by_op", {})
@@ -49,6 +56,22 @@ class Sizes(ShapeEnv):
                 whole = question.is_Boolean or question.is_Relational
                 found[text if whole else f"({text}) == {answer}"] = bool(answer) if whole else True
         return found
+
+
+_CONVOLUTIONS = {"convolution", "_convolution"} | {f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)}
+
+
+def _chooses_kernel(op: Any, args: tuple[Any, ...]) -> bool:
+    """Whether all that the op can ask of a size is which kernel to take: a convolution, of its batch.
+
+    Without this, a model with convolutions holds questions such as `B >= 16`, and each answer costs a run.
+    """
+    if not isinstance(op, OpOverload) or op.namespace != "aten" or len(args) < 2:
+        return False
+    if op._schema.name.removeprefix("aten::") not in _CONVOLUTIONS:
+        return False
+    x, weight = args[:2]
+    return x.dim() == weight.dim() and all(type(n) is int for n in (*x.shape[1:], *weight.shape))
 
 
 def symbolic_batch(fake: FakeTensorMode, leaf: torch.Tensor, name: str, dynamic: bool) -> torch.Tensor:
@@ -147,13 +170,17 @@ class _Run:
 
     def __init__(self, plan: TracePlan, batch: int, blind: set[int]) -> None:
         self.plan, self.blind, self.first = plan, blind, not blind
-        sizes = Sizes()
+        self.sizes = sizes = Sizes()
         self.fake = FakeTensorMode(shape_env=sizes, allow_non_fake_inputs=True)
         size: Any = symbolic_batch(self.fake, torch.empty(batch, 0), "batch", True).shape[0]
         self.batch, symbol = size, size.node.expr  # of which an equality that holds makes a number
         self.symbol, self.seen = str(symbol), set[str]()
         self.wrong = ""
-        with self.fake, torch.no_grad():
+        with (
+            enable_python_dispatcher(),
+            self.fake,
+            torch.no_grad(),
+        ):  # some composite ops ask the size itself without it
             for i, node in enumerate(plan.nodes):
                 if i not in blind and self._may_differ(node):
                     self.wrong = self._differs(i, node)
@@ -196,13 +223,17 @@ class _Run:
             return ""
         self.seen.add(key)
         try:
+            args = substitute(node.args, self._dummy)
             kwargs = {k: substitute(v, self._dummy) for k, v in node.kwargs}
-            out = _overload(node)(*substitute(node.args, self._dummy), **kwargs)
+            self.sizes.running = overload, args = _overload(node), args
+            out = overload(*args, **kwargs)
         except Exception as error:  # whatever a fake kernel, or its absence, raises
             if self.first:
                 self.blind.add(i)
                 return ""
             return f"op {i} can't run there ({self.plan.show(node)}): {str(error).partition(chr(10))[0]}"
+        finally:
+            self.sizes.running = None
         made = list(out) if node.unpack else [out]
         if len(made) != len(node.outputs):
             return f"op {i} makes {len(made)} tensor(s) there, {len(node.outputs)} in the plan: {self.plan.show(node)}"

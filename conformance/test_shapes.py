@@ -1,0 +1,87 @@
+"""Shapes: for which batches a plan holds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import ariadne.shapes
+from ariadne import SplitSpec, prepare_split
+from ariadne.errors import AriadneError
+from ariadne.plan import TracePlan
+from ariadne.verify import difference
+
+WIDE = SplitSpec(boundary="percent:50", dynamic_batch=(1, 64))
+
+
+def holds(model: nn.Module, x: torch.Tensor, split: SplitSpec = WIDE) -> TracePlan:
+    """The plan of the model, which equals it at batches near the ends of what it covers."""
+    runtime = prepare_split(model.eval(), (x,), split=split)
+    for low, high in runtime.plan.batches.ranges:
+        for batch in sorted({low, high}):
+            again = torch.randn(batch, *x.shape[1:])
+            with torch.no_grad():
+                assert difference(model(again), runtime.run_suffix(runtime.run_prefix(again))) is None, batch
+    return runtime.plan
+
+
+class Upsampled(nn.Module):
+    """More than 16 channels, so that convolution asks whether the batch is 16 or more, and an op that is composite."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.conv, self.up = nn.Conv2d(3, 20, 3), nn.Upsample(scale_factor=2, mode=mode)
+        self.end = nn.Conv2d(20, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.end(self.up(self.conv(x).relu()))
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "nearest-exact"])
+def test_a_convolution_and_an_upsampling_hold_for_the_whole_range_in_one_way(mode: str) -> None:
+    plan = holds(Upsampled(mode), torch.randn(2, 3, 8, 8))
+    assert plan.captured_by == "symbolic"
+    assert plan.batches.ranges == ((1, 64),)
+
+
+def test_what_a_convolution_asks_of_its_batch_makes_no_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each cell is another run of every op: it took half of the time that preparing a mobilenet takes."""
+    runs: list[int] = []
+    first = ariadne.shapes._Run.__init__
+
+    def counted(self: ariadne.shapes._Run, plan: TracePlan, batch: int, blind: set[int]) -> None:
+        runs.append(batch)
+        first(self, plan, batch, blind)
+
+    monkeypatch.setattr(ariadne.shapes._Run, "__init__", counted)
+    holds(Upsampled("bilinear"), torch.randn(2, 3, 8, 8))
+    assert runs == []
+    monkeypatch.setattr(ariadne.shapes, "_chooses_kernel", lambda op, args: False)
+    holds(Upsampled("bilinear"), torch.randn(2, 3, 8, 8))
+    assert runs == [16]
+
+
+class Along(nn.Module):
+    """A convolution along the batch: here it does ask for more than its kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(3, 3, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x.relu().t()).t().sum(0, keepdim=True) + x
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4, 5, 6, 9, 64])
+def test_a_convolution_along_the_batch_equals_the_model_or_raises_where_the_model_does(batch: int) -> None:
+    model, x = Along().eval(), torch.randn(batch, 3)
+    runtime = prepare_split(model, (torch.randn(8, 3),), split=WIDE)
+    with torch.no_grad():
+        if batch < 5:
+            with pytest.raises(RuntimeError, match="Kernel size"):
+                model(x)
+            with pytest.raises((AriadneError, RuntimeError)):
+                runtime.run_suffix(runtime.run_prefix(x))
+        else:
+            assert difference(model(x), runtime.run_suffix(runtime.run_prefix(x))) is None
