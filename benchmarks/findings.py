@@ -59,7 +59,10 @@ class Speed:
 
 @dataclass(frozen=True)
 class Start:
-    """What a variant costs at the start, with a cold cache, a warm one or none ("none"), and when that is paid back."""
+    """What a variant costs at the start, with a cold cache, a warm one or none ("none"), and when that is paid back.
+
+    `cost` is X, `saving` what a steady call saves, `pace` what a steady call of the model takes, all in seconds.
+    """
 
     place: Place
     variant: str
@@ -70,6 +73,7 @@ class Start:
     first_call: Interval | None = None
     cost: Interval | None = None
     saving: Interval | None = None
+    pace: Interval | None = None
     calls: BreakEven | None = None
     seconds: BreakEven | None = None
     balance: tuple[tuple[int, Interval], ...] = ()
@@ -168,6 +172,31 @@ def means(found: list[Speed]) -> list[Mean]:
     return result
 
 
+def versus(records: Records, name: str, other: str) -> list[Mean]:
+    """One variant against another that ran in the same rounds, over all models; `Mean.variant` is "name over other"."""
+    groups: dict[Place, dict[str, dict[str, list[Record]]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(list))
+    )
+    for sample in records.of("rounds"):
+        if sample["variant"] in (name, other):
+            groups[_place(sample, model=False)][sample["model"]][sample["variant"]].append(sample)
+    return [
+        Mean(place, f"{name} over {other}", geometric_mean({m: _against(v, name, other) for m, v in models.items()}))
+        for place, models in groups.items()
+    ]
+
+
+def _against(variants: dict[str, list[Record]], name: str, other: str) -> tuple[float, ...] | str:
+    """A ratio for each process, or the words of the failure of either."""
+    for one in (name, other):
+        failure = _failure(variants[one]) if variants[one] else "not measured"
+        if failure is not None:
+            return f"{one}: {failure}"
+    below = {s["process"]: s["seconds"] for s in variants[other]}
+    ratios = (ratio_of_pairs(s["seconds"], below[s["process"]]) for s in variants[name] if s["process"] in below)
+    return tuple(ratios) or "no process has both"
+
+
 def recompilations(records: Records) -> Iterator[tuple[Place, str, dict[int, int]]]:
     """For each variant that compiled: the most graphs that any process compiled at each batch, in the order of batches.
 
@@ -225,6 +254,7 @@ def _start(
         **shared,
         cost=interval(costs),
         saving=interval(savings),
+        pace=interval(paces),
         calls=calls,
         seconds=break_even_seconds(costs, savings, paces),
         balance=tuple(curve(costs, savings, grid(last))),

@@ -1,0 +1,35 @@
+"""Reports at the command line: `python -m reports RUN… [--baseline RUN] --output FOLDER`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from reports import runs
+from reports.build import build
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write a report and say where it is; returns 2 where the raw results can't be meant."""
+    names = ", ".join(runs.KINDS)
+    parser = argparse.ArgumentParser("python -m reports", description="Raw results in, one self-contained page out.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=f"folders with any of {names}")
+    parser.add_argument("--baseline", type=Path, metavar="RUN", help="an earlier run to compare with")
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="FOLDER", help="for index.html, summary.md, data/"
+    )
+    given = parser.parse_args(argv)
+    try:
+        report = build(given.runs, given.baseline, given.output)
+    except ValueError as error:
+        print(f"reports: {error}", file=sys.stderr)
+        return 2
+    for card in report.cards:
+        print(f"{card.title}: {card.value}")
+    print(f"the report is at {(given.output / 'index.html').resolve()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

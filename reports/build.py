@@ -1,0 +1,111 @@
+"""Folders of raw results in, a report's folder out."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks import findings
+from benchmarks.findings import versus
+from conformance.environment import Environment
+from reports import (
+    boundary,
+    earlier,
+    equality,
+    frames,
+    markdown,
+    methods,
+    page,
+    payback,
+    raw,
+    runs,
+    speed,
+    startup,
+    verdicts,
+)
+from reports.document import Card, Report
+from reports.runs import RawFile, Run
+
+AHEAD, COMPILED = "ahead of time", "torch.compile"
+
+
+def build(folders: Sequence[Path], baseline: Path | None, output: Path) -> Report:
+    """Write `index.html`, `summary.md` and `data/` into `output`; ValueError says what is wrong with the raw results.
+
+    What an earlier report left in `output` is replaced; a `data/` there that is no report's is refused.
+    """
+    run = runs.read(folders)
+    before = runs.read([baseline]) if baseline is not None else None
+    report, files = made(run, before)
+    for folder in (*folders, *([baseline] if baseline else [])):
+        if folder.resolve().is_relative_to((output / "data").resolve()):
+            raise ValueError(
+                f"{folder} lies in the data of {output}, which this report would replace; give another --output"
+            )
+    _write(output, files, {"index.html": page.html(report), "summary.md": markdown.text(report)})
+    return report
+
+
+def made(run: Run, baseline: Run | None) -> tuple[Report, Mapping[str, RawFile]]:
+    """The report, and the files that are kept beside it by their path in its folder."""
+    found = equality.judged(run)
+    speeds = findings.speeds(run.records)
+    means, starts = findings.means(speeds), findings.starts(run.records)
+    against = versus(run.records, AHEAD, COMPILED)
+    pairs = earlier.pairs(run, baseline) if baseline else None
+    tables = frames.tables(found, speeds, means + against, starts, boundary.cuts(run.records), pairs or [])
+    files = raw.kept(run, baseline, tables)
+    every_mean = means + [m for m in against if m.geomean.n]
+    sections = (
+        equality.section(run, found),
+        speed.section("inference", speeds, every_mean),
+        startup.section(starts),
+        payback.section(starts),
+        boundary.section(run.records),
+        speed.section("training", speeds, every_mean),
+        earlier.section(run, baseline),
+        methods.section(run, baseline, raw.downloads(files)),
+    )
+    cards: tuple[Card, ...] = tuple(verdicts.strip(run, found, speeds, means, against, starts, pairs))
+    return Report("Ariadne: what was shown, and how fast it is", facts(run), cards, sections), files
+
+
+def facts(run: Run) -> tuple[tuple[str, str], ...]:
+    """When, where and with what: the line under the title, all of it from the data."""
+    environments = run.environments
+    samples = run.records.samples.values()
+    dates = sorted({*(e.date[:10] for e in environments), *(str(s["date"])[:10] for s in samples if s.get("date"))})
+    commits = sorted({str(s["commit"])[:12] for s in samples if s.get("commit")})
+    return (
+        ("when", " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "nothing was measured"),
+        ("device", _distinct(environments, lambda e: e.facts.get("gpu") or e.facts.get("cpu") or "unknown")),
+        ("cores, threads", _distinct(environments, _threads)),
+        ("torch", _distinct(environments, lambda e: e.facts.get("torch", "unknown"))),
+        ("Python", _distinct(environments, lambda e: e.facts.get("python", "unknown"))),
+        ("commit", ", ".join(commits) or "unknown"),
+    )
+
+
+def _threads(environment: Environment) -> str:
+    known = environment.facts
+    return f"{known['cores']}, {known['option threads']}" if {"cores", "option threads"} <= known.keys() else ""
+
+
+def _distinct(environments: Sequence[Environment], take: Callable[[Environment], str]) -> str:
+    return " / ".join(dict.fromkeys(filter(None, map(take, environments)))) or "unknown"
+
+
+def _write(output: Path, files: Mapping[str, RawFile], texts: Mapping[str, str]) -> None:
+    data = output / "data"
+    if data.exists():
+        if not (output / "index.html").exists():
+            raise ValueError(f"{data} is there, and {output} holds no report to replace; give another --output")
+        shutil.rmtree(data)
+    output.mkdir(parents=True, exist_ok=True)
+    for name, file in files.items():
+        path = output / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(file.data)
+    for name, text in texts.items():
+        (output / name).write_text(text, encoding="utf-8", newline="\n")

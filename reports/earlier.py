@@ -1,0 +1,191 @@
+"""A comparison with an earlier run: each pair improved, regressed, is noise, is not comparable, vanished or is new."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.findings import Speed, Start, speeds, starts
+from benchmarks.statistics import FEWEST_PROCESSES, LEAST_DIFFERENCE, Interval
+from benchmarks.variants import EAGER, NOISE
+from conformance.environment import Environment
+from reports.document import Block, Cell, Prose, Section, Table, cells, not_measured
+from reports.equality import Judged, judged
+from reports.outcomes import FAIL, PASS, WORST_FIRST
+from reports.runs import Run
+from reports.startup import named
+from reports.words import one_line, plural, ratio, seconds_interval
+
+REGRESSED, IMPROVED, NOISY, APART, VANISHED, NEW = "regressed", "improved", "noise", "not comparable", "vanished", "new"
+CLASSES = (REGRESSED, IMPROVED, NOISY, APART, VANISHED, NEW)
+TONES = {REGRESSED: "bad", IMPROVED: "good", VANISHED: "warn", NOISY: "quiet", APART: "quiet", NEW: ""}
+MAY_DIFFER = frozenset({"sources", "target"})
+WORDS = {"option threads": "threads", "option pairs": "rounds", "option settle": "first calls"}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One thing that was measured in either run or both: what, its values in words, its class, and why."""
+
+    what: str
+    before: str
+    now: str
+    verdict: str
+    why: str = ""
+
+
+def section(run: Run, baseline: Run | None) -> Section:
+    """All pairs, those that changed first."""
+    title = "Against an earlier run"
+    if baseline is None:
+        return Section("earlier", title, not_measured("no earlier run was given (--baseline RUN)."))
+    return Section("earlier", title, tuple(_blocks(pairs(run, baseline), case_pairs(run, baseline))))
+
+
+def pairs(run: Run, baseline: Run) -> list[Pair]:
+    """Speeds and costs at the start, by device, task, model, batch, variant and cache."""
+    now, before = ({_key(s): s for s in _all(r)} for r in (run, baseline))
+    found = []
+    for key in sorted(now.keys() | before.keys(), key=str):
+        what = " · ".join(str(part) for part in key if part)
+        new, old = now.get(key), before.get(key)
+        if old is None or new is None:
+            found.append(Pair(what, _words(old), _words(new), NEW if old is None else VANISHED))
+            continue
+        apart = differing(
+            baseline.records.environments[old.place.environment], run.records.environments[new.place.environment]
+        )
+        verdict, why = (APART, apart) if apart else _verdict(old, new)
+        found.append(Pair(what, _words(old), _words(new), verdict, why))
+    return found
+
+
+def case_pairs(run: Run, baseline: Run) -> list[Pair]:
+    """The cases of the suite: noise is what a case can't be, so one that came to the same counts as no pair at all."""
+    now, before = ({str(j.case): j for j in judged(r)} for r in (run, baseline))
+    if not now or not before:
+        return []
+    found = []
+    for name in sorted(now.keys() | before.keys()):
+        new, old = now.get(name), before.get(name)
+        if new is None or old is None:
+            found.append(Pair(name, _status(old), _status(new), NEW if old is None else VANISHED))
+        elif new.outcome != old.outcome:
+            worse = (
+                new.outcome == FAIL
+                or (old.outcome == PASS)
+                or WORST_FIRST.index(new.outcome) < WORST_FIRST.index(old.outcome)
+            )
+            why = one_line(new.result.reason, 200)
+            found.append(Pair(name, _status(old), _status(new), REGRESSED if worse else IMPROVED, why))
+    return found
+
+
+def differing(before: Environment, now: Environment) -> str:
+    """Which conditions differ, in words; empty where only the code does, so that the two may be compared."""
+    names = sorted(n for n in before.facts.keys() | now.facts.keys() if before.facts.get(n) != now.facts.get(n))
+    told = [
+        f"{WORDS.get(n, n)} {before.facts.get(n, 'none')} → {now.facts.get(n, 'none')}"
+        for n in names
+        if n not in MAY_DIFFER
+    ]
+    return "; ".join(told)
+
+
+def compared(before: Interval, now: Interval, floor: float, processes: int) -> tuple[str, str]:
+    """The class of two intervals: a change counts where they lie apart, beyond 2 % and beyond the noise floors of both runs."""
+    if processes < FEWEST_PROCESSES:
+        return NOISY, f"{processes} of at least {FEWEST_PROCESSES} processes"
+    if before.estimate <= 0 or now.estimate <= 0:
+        return NOISY, "an estimate is not above zero"
+    change = now.estimate / before.estimate
+    size = math.exp(abs(math.log(change))) - 1
+    if now.low <= before.high and before.low <= now.high:
+        return NOISY, "the intervals overlap"
+    if size <= max(floor, LEAST_DIFFERENCE):
+        return (
+            NOISY,
+            f"{change - 1:+.1%}, within {'2 %' if floor < LEAST_DIFFERENCE else f'the noise floor of {floor:.1%}'}",
+        )
+    return (REGRESSED if change > 1 else IMPROVED), f"{change - 1:+.1%}"
+
+
+def _all(run: Run) -> Iterator[Speed | Start]:
+    yield from (s for s in speeds(run.records) if s.variant not in (EAGER, NOISE) and _applicable(s))
+    yield from (s for s in starts(run.records) if s.variant != EAGER and _applicable(s))
+
+
+def _applicable(s: Speed | Start) -> bool:
+    return not (s.failure or "").startswith(("not applicable", "absent"))
+
+
+def _key(s: Speed | Start) -> tuple[str, ...]:
+    p, start = s.place, isinstance(s, Start)
+    variant = named(s) if isinstance(s, Start) else s.variant
+    return p.device, p.task, str(p.model), f"batch {p.batch}", variant, "cost X" if start else "over model(x)"
+
+
+def _verdict(old: Speed | Start, new: Speed | Start) -> tuple[str, str]:
+    if old.failure or new.failure:
+        if old.failure and new.failure:
+            return APART, "both failed"
+        return (REGRESSED, one_line(new.failure, 200)) if new.failure else (IMPROVED, "it failed before")
+    a, b = _interval(old), _interval(new)
+    if a is None or b is None:
+        return APART, "no value to compare"
+    floors = [s.against_model.floor for s in (old, new) if isinstance(s, Speed) and s.against_model]
+    counts = [len(s.ratios) if isinstance(s, Speed) else s.processes for s in (old, new)]
+    return compared(a, b, max(floors, default=0.0), min(counts))
+
+
+def _interval(s: Speed | Start) -> Interval | None:
+    if isinstance(s, Start):
+        return s.cost
+    return s.against_model.ratio if s.against_model else None
+
+
+def _words(s: Speed | Start | None) -> str:
+    if s is None:
+        return "—"
+    found = _interval(s)
+    if found is None:
+        return one_line(s.failure or "no value", 120)
+    return seconds_interval(found) if isinstance(s, Start) else ratio(found)
+
+
+def _status(j: Judged | None) -> str:
+    return "—" if j is None else f"{j.result.status}"
+
+
+def _blocks(found: list[Pair], cases: list[Pair]) -> Iterator[Block]:
+    yield Prose(
+        "The same variant on the same model, before and now. A change counts where the two intervals lie apart and it is beyond "
+        f"{LEAST_DIFFERENCE:.0%} and the noise floors of both runs. Where device, versions, threads or other conditions differ, "
+        "nothing is compared."
+    )
+    if not found:
+        yield Prose("Neither run holds speeds or costs.", "quiet")
+    else:
+        yield Prose(f"{plural(len(found), 'pair')}: {counted(found)}.")
+        yield _table("Speeds and costs", sorted(found, key=lambda p: CLASSES.index(p.verdict)))
+    if cases:
+        yield _table(
+            "Cases of the suite that changed",
+            sorted(cases, key=lambda p: CLASSES.index(p.verdict)),
+            folded=len(cases) > 60,
+        )
+    else:
+        yield Prose("No case of the suite changed, or one of the runs holds none.", "quiet")
+
+
+def counted(found: list[Pair]) -> str:
+    """The classes of all pairs, counted."""
+    how_many = Counter(p.verdict for p in found)
+    return ", ".join(f"{how_many[name]} {name}" for name in CLASSES)
+
+
+def _table(title: str, found: list[Pair], folded: bool = False) -> Table:
+    rows = tuple(cells(Cell(p.verdict, TONES[p.verdict]), p.what, p.before, p.now, p.why) for p in found)
+    return Table(f"{title}: {plural(len(rows), 'row')}", ("class", "what", "before", "now", "why"), rows, folded=folded)

@@ -1,0 +1,200 @@
+"""Speeds at steady state, side by side with the model: for inference one section, for training another."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+
+from benchmarks.findings import Mean, Place, Speed
+from benchmarks.statistics import LEAST_DIFFERENCE
+from benchmarks.variants import EAGER, NOISE
+from reports import charts
+from reports.document import Block, Cell, Figure, Figures, Prose, Section, Table, cells, not_measured
+from reports.words import one_line, plural, ratio, seconds, where
+
+LEGEND = (
+    ("● faster than the model", "good"),
+    ("◆ slower", "bad"),
+    ("○ no difference shown", "quiet"),
+    ("shaded: the noise floor", "band"),
+)
+STRAYED = 1e-3
+
+
+def section(task: str, speeds: list[Speed], means: list[Mean]) -> Section:
+    """The section of one task: means first, then each batch with a chart for each model, then the numbers."""
+    name, title = (
+        ("speed", "How fast is it at steady state?") if task == "inference" else ("training", "How fast does it train?")
+    )
+    mine = [s for s in speeds if s.place.task == task]
+    if not mine:
+        what = "training steps, split against whole" if task == "training" else "speeds"
+        return Section(name, title, not_measured(f"the runs hold no {what}."))
+    return Section(name, title, tuple(_blocks(task, mine, [m for m in means if m.place.task == task])))
+
+
+def floor_of(speeds: list[Speed], place: Place) -> float:
+    """The largest noise floor among the models of a place."""
+    floors = [s.against_model.floor for s in speeds if s.against_model and _overall(s.place) == _overall(place)]
+    return max(floors, default=0.0)
+
+
+def mean_tone(mean: Mean, floor: float) -> str:
+    """Faster or slower only where the interval is clear of 1 and the estimate beyond 2 % and the noise; else quiet."""
+    found = mean.geomean.ratio
+    if found is None or 1.0 in found or math.isinf(found.high):
+        return "quiet"
+    size = math.exp(abs(math.log(found.estimate))) - 1
+    return "quiet" if size <= max(floor, LEAST_DIFFERENCE) else "good" if found.estimate < 1 else "bad"
+
+
+def mean_words(mean: Mean, floor: float) -> str:
+    """What may be said about a mean, in the words of a verdict."""
+    if mean.geomean.ratio is None:
+        return "no value"
+    return {"good": "faster", "bad": "slower", "quiet": "no difference shown"}[mean_tone(mean, floor)]
+
+
+def _overall(place: Place) -> tuple[str, str, str, int]:
+    return place.environment, place.device, place.task, place.batch
+
+
+def _blocks(task: str, speeds: list[Speed], means: list[Mean]) -> Iterator[Block]:
+    what = "a whole step: forward, loss, backward, optimizer" if task == "training" else "prefix, payload and suffix"
+    yield Prose(
+        "Time over that of the model itself, eager, in the same processes and rounds; below 1 is faster. A split's call is "
+        f"{what}. A difference within the noise, or within {LEAST_DIFFERENCE:.0%}, or whose interval holds 1, is grey and counts "
+        "as none."
+    )
+    yield _means_table(task, speeds, means)
+    places = list(dict.fromkeys(_overall(s.place) for s in speeds))
+    several = len({p[0] for p in places}) > 1
+    for number, key in enumerate(places):
+        here = [s for s in speeds if _overall(s.place) == key]
+        here_means = [m for m in means if _overall(m.place) == key]
+        title = where(here[0].place) + (f", environment {key[0]}" if several else "")
+        yield Figures(title, tuple(_figures(f"{task}-{number}", here, here_means)), LEGEND)
+    yield _table(task, speeds)
+    yield from _strayed(speeds)
+
+
+def _strayed(speeds: list[Speed]) -> Iterator[Prose]:
+    """Variants whose outputs are off from the model's, unless the model's own are from call to call."""
+    for s in speeds:
+        own = next((n.strayed for n in speeds if n.place == s.place and n.variant == NOISE), None) or 0.0
+        if s.variant == NOISE and own > STRAYED:
+            off = f"is off from itself by {own:.1e}, for it draws at random; of variants nothing can be said"
+            yield Prose(f"{s.place.model}, {where(s.place)}, {off}.", "quiet")
+        elif s.strayed is not None and s.strayed > STRAYED >= own:
+            yield Prose(
+                f"{s.variant} on {s.place.model}, {where(s.place)}, is off from the model by {s.strayed:.1e}.", "warn"
+            )
+
+
+def _means_table(task: str, speeds: list[Speed], means: list[Mean]) -> Table:
+    rows = []
+    for m in means:
+        g, floor = m.geomean, floor_of(speeds, m.place)
+        failures = "; ".join(f"{name}: {one_line(why, 160)}" for name, why in g.failures.items())
+        value = ratio(g.ratio) if g.ratio else ""
+        tone = mean_tone(m, floor)
+        verdict = Cell(mean_words(m, floor), tone)
+        batch, noise = str(m.place.batch), f"{floor:.1%}"
+        rows.append(
+            cells(batch, m.place.device, m.variant, Cell(value, tone), noise, verdict, f"{g.n} of {g.total}", failures)
+        )
+    head = ("batch", "device", "variant", "over model(x) (95 %)", "noise floor", "verdict", "models", "without a value")
+    return Table(f"Geometric means, {task}", head, tuple(rows), ("batch", "noise floor"))
+
+
+def _figures(name: str, speeds: list[Speed], means: list[Mean]) -> Iterator[Figure]:
+    models: dict[str, list[Speed]] = defaultdict(list)
+    for s in speeds:
+        if s.variant not in (EAGER, NOISE):
+            models[str(s.place.model)].append(s)
+    estimates = [s.against_model.ratio.estimate for s in speeds if s.against_model]
+    domain = charts.domain_of([*estimates, *(b for s in speeds for b in _bounds(s))], 1.0)
+    if means and any(m.geomean.ratio for m in means):
+        floor = floor_of(speeds, means[0].place)
+        rows = [_mean_dot(m, floor) for m in means if not inapplicable(m)]
+        svg = charts.dots(rows, domain, "geometric mean over model(x)", band=floor)
+        yield _figure(f"{name}-mean", "All models, geometric mean", svg, rows)
+    for number, (model, some) in enumerate(models.items()):
+        rows = [_dot(s) for s in some if not (s.failure or "").startswith("not applicable")]
+        floor = next((s.against_model.floor for s in some if s.against_model), 0.0)
+        svg = charts.dots(rows, domain, "time over model(x)", band=floor)
+        yield _figure(f"{name}-{number}", model, svg, rows)
+
+
+def _figure(name: str, title: str, svg: str, rows: list[charts.Dot]) -> Figure:
+    told = "; ".join(f"{r.label} {r.words if r.estimate is None else f'{r.estimate:.3f}'}" for r in rows)
+    label = f"{title}, time over the model's: {told}"
+    return Figure(title, charts.named(svg, name, label), label)
+
+
+def inapplicable(mean: Mean) -> bool:
+    """Whether no model was to have a value: the variant is not for this task or device."""
+    return mean.geomean.n == 0 and all(r.startswith("not applicable") for r in mean.geomean.failures.values())
+
+
+def _bounds(s: Speed) -> list[float]:
+    """The bounds that an axis should hold: of what is known to a factor of two or better."""
+    if s.against_model is None:
+        return []
+    r = s.against_model.ratio
+    return [b for b in (r.low, r.high) if r.estimate / 1.6 < b < r.estimate * 1.6]
+
+
+def _mean_dot(m: Mean, floor: float) -> charts.Dot:
+    r = m.geomean.ratio
+    if r is None:
+        return charts.Dot(m.variant, words="no value")
+    return charts.Dot(m.variant, r.estimate, r.low, r.high, mean_tone(m, floor))
+
+
+def _dot(s: Speed) -> charts.Dot:
+    if s.against_model is None:
+        words = one_line((s.failure or "no value").partition(":")[0], 30)
+        return charts.Dot(s.variant, words=words)
+    r = s.against_model.ratio
+    return charts.Dot(s.variant, r.estimate, r.low, r.high, _tone(s))
+
+
+def _tone(s: Speed) -> str:
+    verdict = s.against_model.verdict if s.against_model else ""
+    return {"faster": "good", "slower": "bad"}.get(verdict, "quiet")
+
+
+def _table(task: str, speeds: list[Speed]) -> Table:
+    head = (
+        "model",
+        "batch",
+        "device",
+        "variant",
+        "median",
+        "p90",
+        "p99",
+        "over model(x) (95 %)",
+        "noise floor",
+        "verdict",
+    )
+    rows = tuple(_row(s) for s in speeds)
+    title = f"Every pair, {task}: {plural(len(rows), 'row')}"
+    return Table(title, head, rows, ("batch", "median", "p90", "p99", "noise floor"), folded=True)
+
+
+def _row(s: Speed) -> tuple[Cell, ...]:
+    place = (str(s.place.model), str(s.place.batch), s.place.device, s.variant)
+    if s.failure is not None or s.seconds is None:
+        tone = "quiet" if (s.failure or "").startswith(("not applicable", "absent")) else "bad"
+        return cells(*place, "", "", "", "", "", Cell(one_line(s.failure or "no value"), tone))
+    tails = ["too few" if t is None else seconds(t) for t in (s.p90, s.p99)]
+    if s.against_model is None:
+        return cells(
+            *place, seconds(s.seconds), *tails, "1", "", Cell("the model itself" if s.variant == EAGER else "", "quiet")
+        )
+    c = s.against_model
+    verdict = "the noise itself" if s.variant == NOISE else f"{c.verdict} ({c.reason})" if c.reason else c.verdict
+    tone = _tone(s)
+    return cells(*place, seconds(s.seconds), *tails, Cell(ratio(c.ratio), tone), f"{c.floor:.1%}", Cell(verdict, tone))

@@ -1,0 +1,116 @@
+"""What it costs to begin: preparation and first call with a cold and a warm cache, imports, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.findings import Start
+from benchmarks.variants import ALL, EAGER
+from reports import charts
+from reports.document import Block, Cell, Figure, Figures, Prose, Section, Table, cells, not_measured
+from reports.words import one_line, plural, seconds, seconds_interval, size
+
+CACHES = {"cold": "cold", "warm": "warm", "none": "no cache"}
+ORDER = {v.name: i for i, v in enumerate(ALL)}
+
+
+def section(starts: list[Start]) -> Section:
+    """Costs at the start, as a chart for each model and in numbers."""
+    title = "What does it cost at the start?"
+    if not starts:
+        return Section("start", title, not_measured("the runs hold no costs at the start."))
+    return Section("start", title, tuple(_blocks(starts)))
+
+
+def place_key(s: Start) -> tuple[str, str, str, str | None, int]:
+    """What stands together in one chart."""
+    p = s.place
+    return p.environment, p.device, p.task, p.model, p.batch
+
+
+def groups(starts: list[Start]) -> dict[tuple[str, str, str, str | None, int], list[Start]]:
+    """The starts by model, task and batch, in the order in which they were measured; within one, the variants' own order."""
+    found: dict[tuple[str, str, str, str | None, int], list[Start]] = {}
+    for s in starts:
+        found.setdefault(place_key(s), []).append(s)
+    for some in found.values():
+        some.sort(key=lambda s: (ORDER.get(s.variant, len(ORDER)), s.cache))
+    return found
+
+
+def titled(s: Start) -> str:
+    """The title of a chart: the model, the task, the batch, and the device where it is not the CPU."""
+    p = s.place
+    return f"{p.model}, {p.task}, batch {p.batch}" + ("" if p.device == "cpu" else f", {p.device}")
+
+
+def named(s: Start) -> str:
+    """A variant with the state of its cache."""
+    return s.variant if s.cache == "none" else f"{s.variant}, {CACHES[s.cache]}"
+
+
+def _blocks(starts: list[Start]) -> Iterator[Block]:
+    starts = [s for some in groups(starts).values() for s in some]
+    yield Prose(
+        "Each figure is from a process of its own. Cost X is what preparation and the first calls took beyond as many steady "
+        "calls, less the same for the model itself. Cold: an empty compile cache; warm: the one that the cold process left."
+    )
+    measured = [s for s in starts if s.cost is not None]
+    if measured:
+        domain = charts.domain_of([s.cost.estimate for s in measured if s.cost])
+        figures = tuple(_figure(i, some, domain) for i, some in enumerate(groups(starts).values()))
+        yield Figures("Cost at the start, beyond the model's own", figures)
+    head = ("model", "task", "batch", "device", "variant", "cache")
+    rows = tuple(_row(s) for s in starts)
+    yield Table(
+        f"Costs at the start: {plural(len(rows), 'row')}",
+        (*head, "prepare (95 %)", "first call (95 %)", "cost X (95 %)", "graphs", "recompiled", "processes"),
+        rows,
+        ("batch", "graphs", "recompiled", "processes"),
+        folded=True,
+    )
+    kept = [s for s in starts if s.failure is None]
+    yield Table(
+        f"Imports and memory: {plural(len(kept), 'row')}",
+        (*head, "imports", "most memory of the process", "tensors of a call"),
+        tuple(_memory(s) for s in kept),
+        ("batch", "tensors of a call"),
+        folded=True,
+    )
+
+
+def _figure(number: int, some: list[Start], domain: tuple[float, float]) -> Figure:
+    rows = [_dot(s) for s in some if s.variant != EAGER]
+    title = titled(some[0])
+    told = "; ".join(f"{r.label} {r.words if r.estimate is None else seconds(r.estimate)}" for r in rows)
+    label = f"{title}, cost at the start: {told}"
+    return Figure(title, charts.named(charts.dots(rows, domain, "cost X", unit="s"), f"start-{number}", label), label)
+
+
+def _dot(s: Start) -> charts.Dot:
+    if s.failure is not None or s.cost is None:
+        return charts.Dot(named(s), words=(s.failure or "no value").partition(":")[0])
+    if s.cost.estimate <= 0:
+        return charts.Dot(named(s), words="no more than the model")
+    return charts.Dot(named(s), s.cost.estimate, s.cost.low, s.cost.high)
+
+
+def _where(s: Start) -> tuple[str, ...]:
+    p = s.place
+    return str(p.model), p.task, str(p.batch), p.device, s.variant, CACHES[s.cache]
+
+
+def _row(s: Start) -> tuple[Cell, ...]:
+    if s.failure is not None:
+        return cells(*_where(s), Cell(one_line(s.failure), "bad"), "", "", "", "", "")
+    cost = "" if s.variant == EAGER else seconds_interval(s.cost)
+    times = (seconds_interval(s.prepare), seconds_interval(s.first_call), cost)
+    again = Cell(str(s.recompilations), "warn" if s.recompilations else "")
+    return cells(*_where(s), *times, str(s.compilations), again, str(s.processes))
+
+
+def _memory(s: Start) -> tuple[Cell, ...]:
+    imports = ", ".join(f"{name} {seconds(value)}" for name, value in (s.imports or {}).items())
+    rss = ", ".join(f"{name} {size(value)}" for name, value in (s.rss_bytes or {}).items())
+    tensors = s.tensor_peak_bytes if s.cuda_peak_bytes is None else s.cuda_peak_bytes
+    return cells(*_where(s), imports, rss, "" if tensors is None else size(tensors))

@@ -1,0 +1,89 @@
+"""Numbers, intervals and places as a report writes them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+from benchmarks.findings import Place
+from benchmarks.statistics import Interval
+
+UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+def ratio(value: Interval) -> str:
+    """A ratio of times and its interval, "0.953 (0.941 to 0.966)"."""
+    return number_with_bounds(value, lambda v: f"{v:.3f}")
+
+
+def seconds(value: float) -> str:
+    """A duration with three digits, in the unit that suits it.
+
+    >>> seconds(0.0123)
+    '12.3 ms'
+    """
+    size, unit = next((u for u in UNITS if abs(value) >= u[0]), UNITS[0] if value == 0 else UNITS[-1])
+    return f"{digits(value / size)} {unit}"
+
+
+def seconds_interval(value: Interval | None) -> str:
+    """A duration with its interval, all in the unit that suits the estimate."""
+    if value is None:
+        return ""
+    size, unit = next((u for u in UNITS if abs(value.estimate) >= u[0]), UNITS[0] if value.estimate == 0 else UNITS[-1])
+    return number_with_bounds(value, lambda v: digits(v / size)) + f" {unit}"
+
+
+def number_with_bounds(value: Interval, write: Callable[[float], str]) -> str:
+    """An estimate with its bounds in brackets, or alone where a single process gives none."""
+    if math.isinf(value.high) or math.isinf(value.low):
+        return write(value.estimate)
+    return f"{write(value.estimate)} ({write(value.low)} to {write(value.high)})"
+
+
+def digits(value: float, count: int = 3) -> str:
+    """A number with so many digits that count, and no exponent.
+
+    >>> digits(1234.5), digits(0.01234)
+    ('1,234', '0.0123')
+    """
+    if value == 0 or not math.isfinite(value):
+        return f"{value:.0f}"
+    places = max(0, count - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{places}f}"
+
+
+def size(count: float) -> str:
+    """Bytes in the unit that suits them, by powers of a thousand.
+
+    >>> size(3_211_264)
+    '3.21 MB'
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{digits(count / scale)} {unit}"
+    return f"{count:,.0f} B"
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> plural(1, "case"), plural(1200, "case")
+    ('1 case', '1,200 cases')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def where(place: Place) -> str:
+    """Task, batch and device of a place."""
+    return f"{place.task}, batch {place.batch}, {place.device}"
+
+
+def one_line(text: str, longest: int = 320) -> str:
+    """A text on one line, without the marks under a traceback's lines; a longer one loses its middle, for errors end it."""
+    words = " ".join(re.sub(r"[~^]{3,}", " ", text).split())
+    if len(words) <= longest:
+        return words
+    head = 2 * longest // 3
+    return f"{words[:head].rstrip()} … {words[head + 3 - longest :].lstrip()}"
