@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._inductor
 from torch import nn
 from torch._C._dynamo.guards import TensorGuards
 

@@ -8,12 +8,13 @@ plan says.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.source import ConstantSource
+from torch._guards import GuardSource, Source
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -74,11 +75,26 @@ def _chooses_kernel(op: Any, args: tuple[Any, ...]) -> bool:
     return x.dim() == weight.dim() and all(type(n) is int for n in (*x.shape[1:], *weight.shape))
 
 
+@dataclass(frozen=True)
+class _Named(Source):
+    """Where a symbol comes from, by name alone. torch._dynamo has such a class too, and takes two seconds to import."""
+
+    of: str
+
+    @cached_property
+    def guard_source(self) -> GuardSource:
+        return GuardSource.CONSTANT
+
+    @property
+    def _name_template(self) -> str:
+        return self.of
+
+
 def symbolic_batch(fake: FakeTensorMode, leaf: torch.Tensor, name: str, dynamic: bool) -> torch.Tensor:
     """The leaf as a fake tensor; where `dynamic`, its dim 0 is the symbol that all leaves of that batch share."""
     sizes = [DimDynamic.DUCK if d == 0 and dynamic else DimDynamic.STATIC for d in range(leaf.dim())]
     context: Any = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=[None] * leaf.dim())
-    return fake.from_tensor(leaf, source=ConstantSource(name), symbolic_context=context)
+    return fake.from_tensor(leaf, source=_Named(name), symbolic_context=context)
 
 
 def within_questions(plan: TracePlan, questions: Mapping[str, bool]) -> TracePlan:
