@@ -11,7 +11,7 @@ The pipeline, in import order; nothing imports backwards::
     bindings, codegen, segment, guards        one side of a cut becomes Python; what it relies on
     lift, ahead, compiled                     the same, for compilers
     wire, boundary, training                  what crosses, and how gradients come back
-    runtime, prepare                          running and training it; the door
+    variant, runtime, prepare                 a plan, cut; running and training it; the door
     benchmark                                 how long each part of it takes here
 """
 

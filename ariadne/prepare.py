@@ -14,9 +14,10 @@ from ariadne import tree
 from ariadne.capture import Captured, Example, capture
 from ariadne.errors import BatchError, InputError, SpecError, VerificationError
 from ariadne.frontier import frontiers
-from ariadne.runtime import Settings, SplitRuntime
+from ariadne.runtime import SplitRuntime
 from ariadne.spec import MODES, ExecutionMode, Objective, SplitSpec, parse_boundary
 from ariadne.state import Snapshot
+from ariadne.variant import Settings
 from ariadne.verify import difference
 
 

@@ -20,6 +20,7 @@ import ariadne.frontier
 import ariadne.prepare
 import ariadne.runtime
 import ariadne.training
+import ariadne.variant
 from conformance.random_networks import corpus
 from conformance.random_networks.__main__ import main
 from conformance.random_networks.compare import Different, copied, same
@@ -150,7 +151,7 @@ def test_programs_shrink() -> None:
 
 def in_segment(side: str, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Any]:
     """A loader of segments that wraps the segments of one side."""
-    load = ariadne.runtime.load
+    load = ariadne.variant.load
 
     def loaded(source: Any, label: str) -> Callable[..., Any]:
         function = load(source, label)
@@ -245,11 +246,11 @@ TRAIN_SUFFIX, FRONTIERS = ariadne.training.train_suffix, ariadne.frontier.fronti
 ATOM = ariadne.codegen._Writer._atom
 
 BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "swapped boundary values": lambda m: m.setattr(ariadne.runtime, "load", in_segment("prefix", swapped)),
-    "rounded boundary values": lambda m: m.setattr(ariadne.runtime, "load", in_segment("prefix", rounds)),
-    "contiguous boundary values": lambda m: m.setattr(ariadne.runtime, "load", in_segment("prefix", lays_out_anew)),
-    "double draw": lambda m: m.setattr(ariadne.runtime, "load", in_segment("suffix", draws_first)),
-    "prefix run twice": lambda m: m.setattr(ariadne.runtime, "load", in_segment("prefix", runs_twice)),
+    "swapped boundary values": lambda m: m.setattr(ariadne.variant, "load", in_segment("prefix", swapped)),
+    "rounded boundary values": lambda m: m.setattr(ariadne.variant, "load", in_segment("prefix", rounds)),
+    "contiguous boundary values": lambda m: m.setattr(ariadne.variant, "load", in_segment("prefix", lays_out_anew)),
+    "double draw": lambda m: m.setattr(ariadne.variant, "load", in_segment("suffix", draws_first)),
+    "prefix run twice": lambda m: m.setattr(ariadne.variant, "load", in_segment("prefix", runs_twice)),
     "detach at the cut": lambda m: m.setattr(ariadne.training, "carried", detached),
     "scaled boundary gradients": lambda m: m.setattr(ariadne.training, "backward_prefix", scaled_gradients),
     "zero for no gradient": lambda m: m.setattr(ariadne.runtime.SplitRuntime, "backward_prefix", zeros_for_none),

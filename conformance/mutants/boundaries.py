@@ -7,8 +7,8 @@ import time
 import torch
 
 from ariadne.boundary import BoundaryPayload
-from ariadne.runtime import Variant
 from ariadne.strided import own
+from ariadne.variant import Variant
 from ariadne.wire import encode
 from conformance.mutants.planted import Planted, as_kind, copied
 

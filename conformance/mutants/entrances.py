@@ -14,7 +14,7 @@ from ariadne.expr import Expr
 from ariadne.guards import ModuleGuard
 from ariadne.plan import Value
 from ariadne.recorder import simple
-from ariadne.runtime import Variant
+from ariadne.variant import Variant
 from conformance.mutants.planted import Planted
 
 See = Callable[[torch.Tensor, Value], torch.Tensor]

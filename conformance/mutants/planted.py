@@ -22,8 +22,9 @@ from ariadne.codegen import Source
 from ariadne.compiled import SegmentReport, compiled
 from ariadne.frontier import SplitCandidate, frontiers
 from ariadne.plan import TraceNode, TracePlan, Value
-from ariadne.runtime import SplitRuntime, Variant
+from ariadne.runtime import SplitRuntime
 from ariadne.segment import load
+from ariadne.variant import Variant
 
 Segment = Callable[..., Any]
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from ariadne.runtime import SplitRuntime, Variant
+from ariadne.runtime import SplitRuntime
+from ariadne.variant import Variant
 from conformance.mutants.planted import Planted
 
 

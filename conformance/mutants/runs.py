@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ariadne.runtime import Variant
 from ariadne.strided import own
+from ariadne.variant import Variant
 from conformance.mutants.planted import Planted, Segment, on_tensors, wrapped
 
 

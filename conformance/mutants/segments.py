@@ -11,7 +11,7 @@ import torch
 from ariadne.codegen import Source, emit
 from ariadne.frontier import SplitCandidate
 from ariadne.plan import Ref, TracePlan
-from ariadne.runtime import Variant
+from ariadne.variant import Variant
 from ariadne.verify import Interpreter
 from conformance.mutants.planted import Planted, Segment, on_tensors, wrapped
 

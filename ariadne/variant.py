@@ -1,0 +1,196 @@
+"""A variant: one plan of a model, cut at one place, with its guards and its two segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne.baseline import Baseline
+from ariadne.boundary import BoundaryPayload
+from ariadne.codegen import emit
+from ariadne.compiled import SegmentReport, compiled
+from ariadne.errors import BoundaryError
+from ariadne.frontier import SplitCandidate
+from ariadne.guards import ModuleGuard, entrance
+from ariadne.plan import TracePlan, Value, short_dtype, uses
+from ariadne.prune import Groups
+from ariadne.segment import load
+from ariadne.spec import Boundary, ExecutionMode, Objective, SplitSpec
+from ariadne.verify import Interpreter
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a runtime was asked to be: kept so that it can cut, capture and copy itself again."""
+
+    spec: SplitSpec
+    boundary: Boundary
+    mode: ExecutionMode
+    objective: Objective | None
+    compile_options: Mapping[str, Any] | None
+
+
+class Variant:
+    """One plan, cut: its guards, its segments, and what it assumes."""
+
+    def __init__(self, plan: TracePlan, candidates: tuple[SplitCandidate, ...], candidate: SplitCandidate,
+                 model: nn.Module, baseline: Baseline, settings: Settings) -> None:  # fmt: skip
+        self.plan, self.candidates, self.candidate, self.model = plan, candidates, candidate, model
+        self.key = (plan.signature, candidate.split_id)
+        self.moved = baseline.types
+        self.prefix_guard = ModuleGuard(plan, range(candidate.cut), baseline)
+        self.suffix_guard = ModuleGuard(plan, range(candidate.cut, len(plan.nodes)), baseline)
+        try:
+            self.enter = entrance(plan, model, baseline)
+            self.prefix_source = emit(plan, candidate, "prefix", model)
+            self.suffix_source = emit(plan, candidate, "suffix", model)
+        except (AttributeError, KeyError):  # a module or a tensor of the plan is gone: say which
+            self.prefix_guard.explain()
+            self.suffix_guard.explain()
+            raise
+        self.cast = tuple(_cast_twice(plan, candidate))
+        self.reachable = tuple(_reachable(plan, candidate))
+        self.reads = reads = {side: reads_of(plan, candidate, side) for side in ("prefix", "suffix")}
+        self._slots = {
+            side: [(model.get_submodule(path)._parameters, key) for path, key in found] for side, found in reads.items()
+        }
+        label = f"{candidate.split_id} of {type(model).__name__}"
+        self.reports: list[SegmentReport] = []
+        if settings.mode == "debug_interpreter":
+            self.prefix: Callable[..., Any] = Interpreter(plan, candidate, "prefix", model)
+            self.suffix: Callable[..., Any] = Interpreter(plan, candidate, "suffix", model)
+            return
+        if settings.mode == "compiled":
+            self.reports = [SegmentReport(side, candidate.split_id) for side in ("prefix", "suffix")]
+            self.prefix, self.suffix = (
+                compiled(source, plan, label, settings.compile_options, report)
+                for source, report in zip((self.prefix_source, self.suffix_source), self.reports, strict=True)
+            )
+            return
+        self.prefix, self.suffix = load(self.prefix_source, label), load(self.suffix_source, label)
+
+    def serves(self, training: bool) -> bool:
+        """Whether it may be used for training (or for inference, if not `training`).
+
+        A plan captured without gradients does not show where forward switches them off, so it never serves training.
+        """
+        if training and not self.plan.grad_enabled:
+            return False
+        return self.plan.assumption.grad is None or self.plan.assumption.grad == training
+
+    def parameters(self, side: str) -> list[nn.Parameter]:
+        """The parameters that the ops of one side read now, each once."""
+        return _present(self._slots[side])
+
+    def shared(self) -> list[nn.Parameter]:
+        """The parameters that both sides read now, each once, wherever they are kept."""
+        mine = {id(p) for p in self.parameters("prefix")}
+        return [p for p in self.parameters("suffix") if id(p) in mine]
+
+
+def reads_of(plan: TracePlan, candidate: SplitCandidate, side: str) -> dict[tuple[str, str], None]:
+    """The parameters that one side of a cut reads, as (module path, name), in the order of their first use."""
+    nodes = plan.nodes[: candidate.cut] if side == "prefix" else plan.nodes[candidate.cut :]
+    values = (plan.values.get(name) for node in nodes for name in node.reads)
+    return {(v.origin[0], v.origin[1]): None for v in values if v is not None and v.kind == "parameter"}
+
+
+def keeps_sides(plan: TracePlan, candidate: SplitCandidate, main: Mapping[str, Mapping[tuple[str, str], None]]) -> bool:
+    """Whether every parameter that another cut of the same model has on one side alone stays on that side."""
+    here = {side: reads_of(plan, candidate, side) for side in main}
+    known = {p for side in main for p in main[side]}
+    return all(p not in known or p in main[side] for side in main for p in here[side])
+
+
+class Nobody(Variant):
+    """Stands where no plan serves yet: it takes no call, so that one is captured; all else is as in the plan at hand."""
+
+    def __init__(self, other: Variant) -> None:
+        self.__dict__.update(other.__dict__)
+        self.enter = lambda args, kwargs: None
+
+
+def _cast_twice(plan: TracePlan, candidate: SplitCandidate) -> Iterator[str]:
+    """The parameters that autocast may cast for ops on both sides, going by which ops it has kernels for."""
+    sides: list[set[str]] = [set(), set()]
+    for i, node in enumerate(plan.nodes):
+        wanted = [r for r in node.reads if r in plan.values and plan.values[r].kind == "parameter"]
+        if wanted and node.target.startswith("aten.") and not node.region.autocast:
+            _, name, overload = node.target.split(".")
+            full = f"aten::{name}" if overload == "default" else f"aten::{name}.{overload}"
+            has = torch._C._dispatch_has_kernel_for_dispatch_key
+            if has(full, "AutocastCPU") or (has(full, "CompositeImplicitAutograd") and not node.may_alias):
+                sides[i >= candidate.cut].update(wanted)
+    yield from sorted(sides[0] & sides[1])
+
+
+def _reachable(plan: TracePlan, candidate: SplitCandidate) -> Iterator[int]:
+    """The positions of the crossing tensors that may share memory with an input or an output, so that the caller may write."""
+    groups = Groups(plan)
+    ends = {groups.find(n) for n in (*(n for _, n in plan.inputs), *uses(plan.output)) if n in groups.parent}
+    ends -= {groups.find(n) for n, v in plan.values.items() if v.is_state}
+    for i, name in enumerate(candidate.live):
+        if groups.find(name) in ends and plan.values[name].dtype is not None:
+            yield i
+
+
+def _present(slots: list[tuple[dict[str, Any], str]]) -> list[nn.Parameter]:
+    return list({id(p): p for table, key in slots if (p := table[key]) is not None}.values())
+
+
+def check_values(boundary: BoundaryPayload, variant: Variant) -> None:
+    """Raise `BoundaryError` unless a boundary from elsewhere holds what the suffix needs, of the right types and sizes."""
+    live = variant.candidate.live
+    if tuple(boundary.labels) != live:
+        raise BoundaryError(
+            f"the boundary holds {', '.join(boundary.labels)}; this split needs {', '.join(live)}. Send the "
+            "one that run_prefix returned"
+        )
+    if boundary.batch not in variant.plan.batches:
+        raise BoundaryError(
+            f"the boundary's batch {boundary.batch} is not one that this plan serves ({variant.plan.batches}); run "
+            "the prefix here at that batch once, which captures a plan for it"
+        )
+    env: dict[str, Any] = {variant.plan.batch_symbol: boundary.batch}
+    for label, value in zip(live, boundary.raw, strict=True):
+        expected = variant.plan.values[label]
+        if expected.kind == "scalar" and isinstance(value, (bool, int, float)):
+            env[label] = value
+    # A plan says the types that it saw; captured inside autocast it runs outside too, and the other way round.
+    floats = {torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)}
+    floats |= {p.dtype for p in variant.model.parameters() if p.is_floating_point()}
+    for label, value in zip(live, boundary.raw, strict=True):
+        _check_value(label, value, variant.plan.values[label], env, floats, variant.plan.captured_by == "symbolic")
+
+
+def _check_value(
+    label: str, value: Any, expected: Value, env: Mapping[str, Any], floats: set[torch.dtype], proven: bool
+) -> None:
+    if expected.kind == "sequence":
+        if not (isinstance(value, (list, tuple)) and all(isinstance(v, torch.Tensor) for v in value)):
+            raise BoundaryError(f"{label!r} must be a sequence of tensors; found {type(value).__name__}")
+    elif expected.kind == "scalar":
+        if not isinstance(value, (bool, int, float)):
+            raise BoundaryError(f"{label!r} must be a number; found {type(value).__name__}")
+    elif expected.dtype is not None:
+        if not isinstance(value, torch.Tensor):
+            raise BoundaryError(f"{label!r} must be a tensor {expected.describe()}; found {type(value).__name__}")
+        sizes = [
+            d if isinstance(d, int) else d.evaluate(env) if d.names <= env.keys() else None for d in expected.shape
+        ]
+        kinds = {expected.dtype}
+        if expected.dtype.is_floating_point:
+            kinds |= floats
+        if not proven:  # what a real run showed may follow its data, as the steps of a packed sequence do
+            sizes = [None if isinstance(d, int) else size for d, size in zip(expected.shape, sizes, strict=True)]
+        wrong = len(sizes) != value.dim() or any(
+            s is not None and s != n for s, n in zip(sizes, value.shape, strict=False)
+        )
+        if wrong or value.dtype not in kinds:
+            raise BoundaryError(
+                f"{label!r} must be {expected.describe()}, here {sizes}; found {short_dtype(value.dtype)}{list(value.shape)}"
+            )
