@@ -35,14 +35,10 @@ def build(folders: Sequence[Path], baseline: Path | None, output: Path) -> Repor
 
     What an earlier report left in `output` is replaced; a `data/` there that is no report's is refused.
     """
+    _refuse(output, [*folders, *([baseline] if baseline else [])])
     run = runs.read(folders)
     before = runs.read([baseline]) if baseline is not None else None
     report, files = made(run, before)
-    for folder in (*folders, *([baseline] if baseline else [])):
-        if folder.resolve().is_relative_to((output / "data").resolve()):
-            raise ValueError(
-                f"{folder} lies in the data of {output}, which this report would replace; give another --output"
-            )
     _write(output, files, {"index.html": page.html(report), "summary.md": markdown.text(report)})
     return report
 
@@ -56,14 +52,14 @@ def made(run: Run, baseline: Run | None) -> tuple[Report, Mapping[str, RawFile]]
     pairs = earlier.pairs(run, baseline) if baseline else None
     tables = frames.tables(found, speeds, means + against, starts, boundary.cuts(run.records), pairs or [])
     files = raw.kept(run, baseline, tables)
-    every_mean = means + [m for m in against if m.geomean.n]
+    against = [m for m in against if m.geomean.n]
     sections = (
         equality.section(run, found),
-        speed.section("inference", speeds, every_mean),
+        speed.section("inference", speeds, means, against),
         startup.section(starts),
         payback.section(starts),
         boundary.section(run.records),
-        speed.section("training", speeds, every_mean),
+        speed.section("training", speeds, means, against),
         earlier.section(run, baseline),
         methods.section(run, baseline, raw.downloads(files)),
     )
@@ -96,12 +92,21 @@ def _distinct(environments: Sequence[Environment], take: Callable[[Environment],
     return " / ".join(dict.fromkeys(filter(None, map(take, environments)))) or "unknown"
 
 
-def _write(output: Path, files: Mapping[str, RawFile], texts: Mapping[str, str]) -> None:
+def _refuse(output: Path, folders: Sequence[Path]) -> None:
+    """ValueError where writing would take away what is no report's, or what is to be read."""
     data = output / "data"
-    if data.exists():
-        if not (output / "index.html").exists():
-            raise ValueError(f"{data} is there, and {output} holds no report to replace; give another --output")
-        shutil.rmtree(data)
+    if data.exists() and not (output / "index.html").exists():
+        raise ValueError(f"{data} is there, and {output} holds no report to replace; give another --output")
+    for folder in folders:
+        if folder.resolve().is_relative_to(data.resolve()):
+            raise ValueError(
+                f"{folder} lies in the data of {output}, which this report would replace; give another --output"
+            )
+
+
+def _write(output: Path, files: Mapping[str, RawFile], texts: Mapping[str, str]) -> None:
+    if (output / "data").exists():
+        shutil.rmtree(output / "data")
     output.mkdir(parents=True, exist_ok=True)
     for name, file in files.items():
         path = output / name

@@ -140,7 +140,10 @@ def domain_of(values: Iterable[float], around: float | None = None, share: float
 
 
 def between(low: float, high: float) -> list[float]:
-    """Round numbers from `low` to `high`, at most eight, evenly on a logarithmic axis as far as that goes."""
+    """Round numbers from `low` to `high`, at most six, evenly on a logarithmic axis as far as that goes."""
+    if high < 1.6 * low:
+        step = next(k * 10.0**p for p in range(-12, 15) for k in (1, 2, 5) if (high - low) / (k * 10.0**p) <= 5)
+        return [float(f"{i * step:.6g}") for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
     steps = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     for chosen in NICE:
         found = [float(f"{k * 10.0**p:.3g}") for p in steps for k in chosen]
@@ -205,6 +208,9 @@ def named(svg: str, name: str, label: str) -> str:
         tag = re.sub(r' (?:role|aria-[a-z]+|pointer-events|font-family)="[^"]*"', "", match[0])
         tag = re.sub(
             r"(?<![\w#-])-?\d+\.\d{3,}(?:e-?\d+)?", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), tag
+        )
+        tag = re.sub(
+            r' class="mark-[^"]*"| opacity="1"| stroke-width="1"|(?<=<line) transform="translate\(0,0\)"', "", tag
         )
         return re.sub(r"\bclip\d+\b", rename, tag)
 

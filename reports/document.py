@@ -18,13 +18,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a head. `folded`: the page shows it on demand; `numeric`: the columns set flush right."""
+    """Rows under a head. `folded`: the page shows it on demand; `numeric`: the columns set flush right.
+
+    `stacked`: it holds sentences, so that a narrow screen shows a row as a card, and not a table to be scrolled.
+    """
 
     title: str
     head: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     numeric: tuple[str, ...] = ()
     folded: bool = False
+    stacked: bool = False
 
 
 @dataclass(frozen=True)

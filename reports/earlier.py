@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.findings import Speed, Start, speeds, starts
 from benchmarks.statistics import FEWEST_PROCESSES, LEAST_DIFFERENCE, Interval
 from benchmarks.variants import EAGER, NOISE
+from conformance.cases import Case
 from conformance.environment import Environment
+from conformance.queries import compact
 from reports.document import Block, Cell, Prose, Section, Table, cells, not_measured
 from reports.equality import Judged, judged
 from reports.outcomes import FAIL, PASS, WORST_FIRST
@@ -19,6 +21,7 @@ from reports.startup import named
 from reports.words import one_line, plural, ratio, seconds_interval
 
 REGRESSED, IMPROVED, NOISY, APART, VANISHED, NEW = "regressed", "improved", "noise", "not comparable", "vanished", "new"
+CHANGED = (REGRESSED, IMPROVED, VANISHED)
 CLASSES = (REGRESSED, IMPROVED, NOISY, APART, VANISHED, NEW)
 TONES = {REGRESSED: "bad", IMPROVED: "good", VANISHED: "warn", NOISY: "quiet", APART: "quiet", NEW: ""}
 MAY_DIFFER = frozenset({"sources", "target"})
@@ -27,13 +30,14 @@ WORDS = {"option threads": "threads", "option pairs": "rounds", "option settle":
 
 @dataclass(frozen=True)
 class Pair:
-    """One thing that was measured in either run or both: what, its values in words, its class, and why."""
+    """One thing that was measured in either run or both, or several cases: what, the values in words, the class, and why."""
 
     what: str
     before: str
     now: str
     verdict: str
     why: str = ""
+    cases: int = 1
 
 
 def section(run: Run, baseline: Run | None) -> Section:
@@ -63,15 +67,18 @@ def pairs(run: Run, baseline: Run) -> list[Pair]:
 
 
 def case_pairs(run: Run, baseline: Run) -> list[Pair]:
-    """The cases of the suite: noise is what a case can't be, so one that came to the same counts as no pair at all."""
+    """The cases of the suite that came to something else, those of a model, class and reason together.
+
+    A case can't be noise: one that came to the same is no pair here. The code under test may differ, and so may all conditions.
+    """
     now, before = ({str(j.case): j for j in judged(r)} for r in (run, baseline))
     if not now or not before:
         return []
-    found = []
+    groups: dict[tuple[str, Pair], list[Case]] = {}
     for name in sorted(now.keys() | before.keys()):
         new, old = now.get(name), before.get(name)
         if new is None or old is None:
-            found.append(Pair(name, _status(old), _status(new), NEW if old is None else VANISHED))
+            pair = Pair("", _status(old), _status(new), NEW if old is None else VANISHED)
         elif new.outcome != old.outcome:
             worse = (
                 new.outcome == FAIL
@@ -79,8 +86,12 @@ def case_pairs(run: Run, baseline: Run) -> list[Pair]:
                 or WORST_FIRST.index(new.outcome) < WORST_FIRST.index(old.outcome)
             )
             why = one_line(new.result.reason, 200)
-            found.append(Pair(name, _status(old), _status(new), REGRESSED if worse else IMPROVED, why))
-    return found
+            pair = Pair("", _status(old), _status(new), REGRESSED if worse else IMPROVED, why)
+        else:
+            continue
+        case = Case.parse(name)
+        groups.setdefault((case.model, pair), []).append(case)
+    return [replace(pair, what="\n".join(compact(cases)), cases=len(cases)) for (_, pair), cases in groups.items()]
 
 
 def differing(before: Environment, now: Environment) -> str:
@@ -105,10 +116,8 @@ def compared(before: Interval, now: Interval, floor: float, processes: int) -> t
     if now.low <= before.high and before.low <= now.high:
         return NOISY, "the intervals overlap"
     if size <= max(floor, LEAST_DIFFERENCE):
-        return (
-            NOISY,
-            f"{change - 1:+.1%}, within {'2 %' if floor < LEAST_DIFFERENCE else f'the noise floor of {floor:.1%}'}",
-        )
+        within = f"{LEAST_DIFFERENCE:.0%}" if floor < LEAST_DIFFERENCE else f"the noise floor of {floor:.1%}"
+        return NOISY, f"{change - 1:+.1%}, within {within}"
     return (REGRESSED if change > 1 else IMPROVED), f"{change - 1:+.1%}"
 
 
@@ -169,23 +178,29 @@ def _blocks(found: list[Pair], cases: list[Pair]) -> Iterator[Block]:
         yield Prose("Neither run holds speeds or costs.", "quiet")
     else:
         yield Prose(f"{plural(len(found), 'pair')}: {counted(found)}.")
-        yield _table("Speeds and costs", sorted(found, key=lambda p: CLASSES.index(p.verdict)))
+        yield from _tables("Speeds and costs", found)
     if cases:
-        yield _table(
-            "Cases of the suite that changed",
-            sorted(cases, key=lambda p: CLASSES.index(p.verdict)),
-            folded=len(cases) > 60,
-        )
+        yield Prose(f"Cases of the suite that came to something else: {counted(cases)}.")
+        yield from _tables("Cases of the suite", cases, code=True)
     else:
         yield Prose("No case of the suite changed, or one of the runs holds none.", "quiet")
 
 
 def counted(found: list[Pair]) -> str:
     """The classes of all pairs, counted."""
-    how_many = Counter(p.verdict for p in found)
+    how_many: Counter[str] = Counter()
+    for pair in found:
+        how_many[pair.verdict] += pair.cases
     return ", ".join(f"{how_many[name]} {name}" for name in CLASSES)
 
 
-def _table(title: str, found: list[Pair], folded: bool = False) -> Table:
-    rows = tuple(cells(Cell(p.verdict, TONES[p.verdict]), p.what, p.before, p.now, p.why) for p in found)
-    return Table(f"{title}: {plural(len(rows), 'row')}", ("class", "what", "before", "now", "why"), rows, folded=folded)
+def _tables(title: str, found: list[Pair], code: bool = False) -> Iterator[Table]:
+    """What got worse, better or was lost at once; the rest, which asks for nothing, folded."""
+    for words, classes, folded in ((", changed", CHANGED, False), (", the rest", (NOISY, APART, NEW), True)):
+        some = sorted((p for p in found if p.verdict in classes), key=lambda p: CLASSES.index(p.verdict))
+        rows = tuple(
+            cells(Cell(p.verdict, TONES[p.verdict]), Cell(p.what, code=code), p.before, p.now, p.why) for p in some
+        )
+        if rows:
+            head = ("class", "what", "before", "now", "why")
+            yield Table(f"{title}{words}: {plural(len(rows), 'row')}", head, rows, folded=folded, stacked=True)

@@ -125,7 +125,7 @@ def _list(title: str, some: list[Judged], folded: bool = False) -> Table:
     for (_, status, reason, known), same in worst:
         lines = compact([j.case for j in same])
         commands = "\n".join(_command(line, same[0].target) for line in lines)
-        mark = Cell(f"{GLYPHS[same[0].outcome]} {status}", TONES[same[0].outcome])
+        mark = Cell(f"{GLYPHS[same[0].outcome]}\u00a0{status}", TONES[same[0].outcome])
         rows.append(cells(mark, str(len(same)), Cell(commands, code=True), reason, known or "not expected"))
     head = ("status", "cases", "run again with", "found", "expected, since")
-    return Table(f"{title}: {plural(len(some), 'case')}", head, tuple(rows), ("cases",), folded)
+    return Table(f"{title}: {plural(len(some), 'case')}", head, tuple(rows), ("cases",), folded, stacked=True)

@@ -71,7 +71,9 @@ def _blocks(run: Run, baseline: Run | None, downloads: tuple[Download, ...]) -> 
         "confidence": CONFIDENCE, "processes": FEWEST_PROCESSES, "least": LEAST_DIFFERENCE,
         "p90": samples_needed(0.9), "p99": samples_needed(0.99),
     }  # fmt: skip
-    yield Table("How it was measured", ("what", "rule"), tuple(cells(n, t.format(**numbers)) for n, t in RULES))
+    yield Table(
+        "How it was measured", ("what", "rule"), tuple(cells(n, t.format(**numbers)) for n, t in RULES), stacked=True
+    )
     used = {s["variant"] for s in run.records.samples.values()}
     variants = tuple(cells(v.name, v.about, ", ".join(v.tasks)) for v in ALL if v.name in used)
     if variants:

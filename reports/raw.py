@@ -14,7 +14,7 @@ from reports.frames import parquet
 from reports.runs import RawFile, Run
 from reports.words import size
 
-LARGEST, MOST = 600 * 2**10, 1536 * 2**10  # compressed, of one file and of all that the page holds
+LARGEST, MOST = 500_000, 1_000_000  # compressed, of one file and of all that the page holds
 
 
 def kept(run: Run, baseline: Run | None, tables: Mapping[str, pd.DataFrame]) -> dict[str, RawFile]:

@@ -22,8 +22,8 @@ LEGEND = (
 STRAYED = 1e-3
 
 
-def section(task: str, speeds: list[Speed], means: list[Mean]) -> Section:
-    """The section of one task: means first, then each batch with a chart for each model, then the numbers."""
+def section(task: str, speeds: list[Speed], means: list[Mean], against: list[Mean]) -> Section:
+    """The section of one task: means first, over the model and of two variants, then charts for each batch, then the numbers."""
     name, title = (
         ("speed", "How fast is it at steady state?") if task == "inference" else ("training", "How fast does it train?")
     )
@@ -31,7 +31,8 @@ def section(task: str, speeds: list[Speed], means: list[Mean]) -> Section:
     if not mine:
         what = "training steps, split against whole" if task == "training" else "speeds"
         return Section(name, title, not_measured(f"the runs hold no {what}."))
-    return Section(name, title, tuple(_blocks(task, mine, [m for m in means if m.place.task == task])))
+    means, against = ([m for m in some if m.place.task == task] for some in (means, against))
+    return Section(name, title, tuple(_blocks(task, mine, means, against)))
 
 
 def floor_of(speeds: list[Speed], place: Place) -> float:
@@ -60,14 +61,16 @@ def _overall(place: Place) -> tuple[str, str, str, int]:
     return place.environment, place.device, place.task, place.batch
 
 
-def _blocks(task: str, speeds: list[Speed], means: list[Mean]) -> Iterator[Block]:
+def _blocks(task: str, speeds: list[Speed], means: list[Mean], against: list[Mean]) -> Iterator[Block]:
     what = "a whole step: forward, loss, backward, optimizer" if task == "training" else "prefix, payload and suffix"
     yield Prose(
         "Time over that of the model itself, eager, in the same processes and rounds; below 1 is faster. A split's call is "
         f"{what}. A difference within the noise, or within {LEAST_DIFFERENCE:.0%}, or whose interval holds 1, is grey and counts "
         "as none."
     )
-    yield _means_table(task, speeds, means)
+    yield _means_table(f"Geometric means, {task}", "over model(x) (95 %)", speeds, means)
+    if against:
+        yield _means_table(f"One variant over another, geometric means, {task}", "ratio (95 %)", speeds, against)
     places = list(dict.fromkeys(_overall(s.place) for s in speeds))
     several = len({p[0] for p in places}) > 1
     for number, key in enumerate(places):
@@ -92,7 +95,7 @@ def _strayed(speeds: list[Speed]) -> Iterator[Prose]:
             )
 
 
-def _means_table(task: str, speeds: list[Speed], means: list[Mean]) -> Table:
+def _means_table(title: str, of: str, speeds: list[Speed], means: list[Mean]) -> Table:
     rows = []
     for m in means:
         g, floor = m.geomean, floor_of(speeds, m.place)
@@ -104,8 +107,8 @@ def _means_table(task: str, speeds: list[Speed], means: list[Mean]) -> Table:
         rows.append(
             cells(batch, m.place.device, m.variant, Cell(value, tone), noise, verdict, f"{g.n} of {g.total}", failures)
         )
-    head = ("batch", "device", "variant", "over model(x) (95 %)", "noise floor", "verdict", "models", "without a value")
-    return Table(f"Geometric means, {task}", head, tuple(rows), ("batch", "noise floor"))
+    head = ("batch", "device", "variant", of, "noise floor", "verdict", "models", "without a value")
+    return Table(title, head, tuple(rows), ("batch", "noise floor"))
 
 
 def _figures(name: str, speeds: list[Speed], means: list[Mean]) -> Iterator[Figure]:

@@ -32,14 +32,14 @@ def seconds_interval(value: Interval | None) -> str:
     if value is None:
         return ""
     size, unit = next((u for u in UNITS if abs(value.estimate) >= u[0]), UNITS[0] if value.estimate == 0 else UNITS[-1])
-    return number_with_bounds(value, lambda v: digits(v / size)) + f" {unit}"
+    return number_with_bounds(value, lambda v: digits(v / size), f" {unit}")
 
 
-def number_with_bounds(value: Interval, write: Callable[[float], str]) -> str:
+def number_with_bounds(value: Interval, write: Callable[[float], str], unit: str = "") -> str:
     """An estimate with its bounds in brackets, or alone where a single process gives none."""
     if math.isinf(value.high) or math.isinf(value.low):
-        return write(value.estimate)
-    return f"{write(value.estimate)} ({write(value.low)} to {write(value.high)})"
+        return write(value.estimate) + unit
+    return f"{write(value.estimate)}{unit} ({write(value.low)} to {write(value.high)})"
 
 
 def digits(value: float, count: int = 3) -> str:
