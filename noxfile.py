@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tarfile
 import zipfile
 from itertools import pairwise
@@ -113,6 +114,67 @@ def fuzz(session: nox.Session) -> None:
     env = {"ARIADNE_HYPOTHESIS_PROFILE": profile, "ARIADNE_FUZZ_RESULTS": str(Path("results/fuzz.jsonl").resolve())}
     Path("results").mkdir(exist_ok=True)
     session.run("pytest", *files, *options, env=offline(session) | ONE_THREAD | env)
+
+
+@nox.session
+def benchmarks(session: nox.Session) -> None:
+    """Measure the split, eager and compiled, beside the whole model, on this CPU; options go to `python -m benchmarks run`."""
+    measure(session, Path("results/benchmarks-cpu"), "cpu")
+
+
+@nox.session
+def benchmarks_cuda(session: nox.Session) -> None:
+    """The same on CUDA, replay and training at batch 1, 4, 32 and 256; refuses where there is no CUDA device."""
+    options = ["--require-cuda", "--batches", "1", "4", "32", "256", "--tasks", "inference", "training"]
+    measure(session, Path("results/benchmarks-cuda"), "cuda", *options)
+
+
+def measure(session: nox.Session, run: Path, device: str, *options: str) -> None:
+    """Measure into a folder that `report` takes; what is in it already is kept, and only what is missing is measured."""
+    install(session, "-e", ".[zoo]")
+    run.mkdir(parents=True, exist_ok=True)
+    command = [
+        "python",
+        "-m",
+        "benchmarks",
+        "run",
+        *options,
+        *session.posargs,
+        "--output",
+        str(run / "benchmarks.jsonl"),
+    ]
+    session.run(*command, env=offline(session))
+    profiles = ["python", "-m", "benchmarks.cut_profile", device, "--device", device]
+    session.run(*profiles, "--output", str(run / "cuts.jsonl"), env=offline(session) | ONE_THREAD)
+    session.log(f"for a page: nox -s report -- {run} --output {run / 'report'}")
+
+
+@nox.session
+def report(session: nox.Session) -> None:
+    """Write a report of runs, `-- RUN… [--baseline RUN] --output FOLDER`; or, without options, check and measure a little first."""
+    install(session, "-e", ".[zoo]", groups=("test", "report"))
+    if session.posargs:
+        session.run("python", "-m", "reports", *session.posargs)
+        return
+    run = Path("results/quick")
+    shutil.rmtree(run, ignore_errors=True)  # a run of another day, or of other code
+    run.mkdir(parents=True)
+    commands = [
+        ("the smoke tier of the conformance suite", "conformance", "--tier", "smoke", "--results", "conformance.jsonl"),
+        ("planted bugs, which it must notice", "conformance.selftest", "--results", "selftest.jsonl"),
+        ("two models, measured", "benchmarks", "run", "--quick", "--output", "benchmarks.jsonl"),
+        ("two models, cut everywhere", "benchmarks.cut_profile", "quick", "--output", "cuts.jsonl"),
+    ]
+    failed = []
+    for number, (what, module, *options, file) in enumerate(commands, start=1):
+        session.log(f"{number} of {len(commands)}: {what}")
+        try:
+            session.run("python", "-m", module, *options, str(run / file), env=offline(session) | ONE_THREAD)
+        except nox.command.CommandFailed:  # the page shows what failed, and so does this session in the end
+            failed.append(what)
+    session.run("python", "-m", "reports", str(run), "--output", str(run / "report"))
+    if failed:
+        session.error(f"not as expected: {'; '.join(failed)}")
 
 
 @nox.session

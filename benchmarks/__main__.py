@@ -11,33 +11,13 @@ from pathlib import Path
 import torch
 
 import model_zoo
+from benchmarks.models import SETS, meant
 from benchmarks.records import read
 from benchmarks.runner import Options, Runner
 from benchmarks.subject import TASKS
 from benchmarks.summary import text
 from benchmarks.variants import SHORT, find
 
-SETS = {
-    "quick": ("nn/mlp10x64", "torchvision/mobilenet_v3_small"),
-    "cpu": (
-        "nn/mlp10x64",
-        "torchvision/mobilenet_v3_small",
-        "torchvision/resnet18",
-        "timm/vit_tiny_patch16_224",
-        "ultralytics/yolov8n",
-        "transformers/bert_tiny",
-    ),
-    "cuda": (
-        "timm/resnet50",
-        "torchvision/mobilenet_v3_large",
-        "timm/vit_tiny_patch16_224",
-        "timm/swin_tiny_patch4_window7_224",
-        "ultralytics/yolov8n",
-        "rfdetr/nano",
-        "ultralytics/rtdetr-l",
-        "transformers/llama_tiny",
-    ),
-}
 QUICK_VARIANTS = ("model", "export", "split_module", "generated", "compiled")
 QUICK = {"pairs": 12, "settle": 5, "start_processes": 1}
 
@@ -87,18 +67,15 @@ def _run(given: argparse.Namespace) -> int:
         given.parser.error(
             "CUDA was asked for, and torch finds no CUDA device; measure with --device cpu, or elsewhere"
         )
-    names = given.models or (["quick"] if given.quick else [device])
-    models = [name for wanted in names for name in SETS.get(wanted, (wanted,))]
     try:
-        for name in models:
-            model_zoo.entry(name)
+        models = meant(given.models or (["quick"] if given.quick else [device]))
         variants = [find(v).name for v in given.variants or (QUICK_VARIANTS if given.quick else SHORT)]
     except (model_zoo.UnknownNameError, ValueError) as error:
         given.parser.error(str(error))
     quick = QUICK if given.quick else {}
     starts = given.processes if given.start_processes is None else given.start_processes
     options = Options(
-        models=tuple(dict.fromkeys(models)),
+        models=models,
         batches=tuple(dict.fromkeys(given.batches or (1,))),
         variants=tuple(dict.fromkeys(variants)),
         tasks=tuple(dict.fromkeys(given.tasks)),

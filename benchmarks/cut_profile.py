@@ -24,6 +24,7 @@ from ariadne.frontier import SplitCandidate
 from ariadne.runtime import SplitRuntime
 from benchmarks import environment, timing
 from benchmarks.jobs import failure
+from benchmarks.models import SETS, meant
 from benchmarks.records import Record, append
 from benchmarks.subject import EXAMPLE_BATCH, Subject
 
@@ -90,7 +91,7 @@ def _measured(
 def main(argv: list[str] | None = None) -> int:
     """Profile each model; returns 1 where one could not be."""
     parser = argparse.ArgumentParser("python -m benchmarks.cut_profile", description=__doc__)
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="names of the zoo")
+    parser.add_argument("models", nargs="+", metavar="MODEL", help=f"names of the zoo, or sets: {', '.join(SETS)}")
     parser.add_argument("--output", type=Path, required=True, help="JSON lines, appended to")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--cuts", type=int, default=12, help="safe cuts that are timed, besides the automatic one (12)")
@@ -100,8 +101,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     given = parser.parse_args(argv)
     try:
-        for name in given.models:
-            model_zoo.entry(name)
+        models = meant(given.models)
     except model_zoo.UnknownNameError as error:
         parser.error(str(error))
     if given.device == "cuda" and not torch.cuda.is_available():
@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
     here = environment.here(given.device, {"pairs": given.pairs, "settle": given.settle, "threads": given.threads})
     append(given.output, [here])
     failed = 0
-    for name in given.models:
+    for name in models:
         samples = profile(name, given.device, given.batch, given.cuts, given.pairs, given.settle)
         append(given.output, [{"environment": here.id, **environment.moment(), **s} for s in samples])
         bad = [s["reason"] for s in samples if s["status"] != "ok"]
