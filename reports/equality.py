@@ -64,7 +64,8 @@ def _blocks(run: Run, found: list[Judged]) -> Iterator[Block]:
     yield Prose(
         f"{plural(len(found), 'case')} of {plural(models, 'model')}: {listed}. The suite has {run.suite:,} cases; "
         f"{run.suite - len({str(j.case) for j in found}):,} of them were no part of these runs. They took "
-        f"{sum(j.result.seconds for j in found) / 60:,.0f} minutes of one core. Open a cell for the line that runs it again."
+        f"{sum(j.result.seconds for j in found) / 60:,.0f} minutes of one core. Open a cell for "
+        "the line that runs it again, python -m conformance --case 'CHECK/MODEL/*'."
     )
     yield _matrix(found)
     failed = [j for j in found if j.outcome in (FAIL, UNEXPECTED)]

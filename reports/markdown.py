@@ -68,8 +68,6 @@ def _matrix(matrix: Matrix) -> Iterator[str]:
     for _, _, models in matrix.families:
         rows += [(Cell(model), *(Cell(s.text if s else "") for s in squares)) for model, squares in models]
     yield from _table(("model", *matrix.checks), tuple(rows), matrix.checks)
-    yield ""
-    yield "A cell runs again with `python -m conformance --case 'CHECK/MODEL/*'`."
 
 
 def _table(head: tuple[str, ...], rows: tuple[tuple[Cell, ...], ...], numeric: tuple[str, ...]) -> Iterator[str]:

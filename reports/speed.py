@@ -99,7 +99,10 @@ def _means_table(title: str, of: str, speeds: list[Speed], means: list[Mean]) ->
     rows = []
     for m in means:
         g, floor = m.geomean, floor_of(speeds, m.place)
-        failures = "; ".join(f"{name}: {one_line(why, 160)}" for name, why in g.failures.items())
+        by_reason: dict[str, list[str]] = defaultdict(list)
+        for name, why in g.failures.items():
+            by_reason[one_line(why, 160)].append(name)
+        failures = "; ".join(f"{', '.join(names)}: {why}" for why, names in by_reason.items())
         value = ratio(g.ratio) if g.ratio else ""
         tone = mean_tone(m, floor)
         verdict = Cell(mean_words(m, floor), tone)

@@ -1,8 +1,8 @@
-// The page is whole without this: it filters the matrix, and opens what is folded before it is printed.
+// The page is whole without this: it filters the matrix, and opens it before it is printed.
 (() => {
   "use strict";
   const text = document.getElementById("model-filter");
-  const folded = () => [...document.querySelectorAll("details.fold, details.family")];
+  const folded = () => [...document.querySelectorAll("details.family")];
   if (text) {
     const only = document.getElementById("only-others");
     const count = document.getElementById("model-count");
