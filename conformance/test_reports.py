@@ -206,6 +206,20 @@ def test_a_run_of_one_process_gives_no_interval_and_no_verdict(tmp_path: Path) -
     assert row["verdict"] == "no difference shown (1 of at least 5 processes)"
 
 
+def test_two_devices_stand_side_by_side(tmp_path: Path) -> None:
+    cpu = rounds("inference", "nn/mlp10x64", 1, {"generated": 0.8, "torch.compile": 0.9, "ahead of time": 0.6})
+    there = kit.environment(device="cuda", gpu="a large one")
+    cuda = rounds("inference", "nn/mlp10x64", 4, {"generated": 0.5, "torch.compile": 0.4}, device="cuda")
+    one = write_samples(tmp_path / "cpu", cpu)
+    other = write_samples(tmp_path / "cuda", cuda, here=there)
+    found = build([one, other], None, tmp_path / "out")
+    assert card(found, "CUDA") == ("measured", "a large one")
+    eager = [c for c in found.cards if c.title == "Split over the model, eager"]
+    assert [c.detail.split(", ")[1:3] for c in eager] == [["batch 1", "cpu"], ["batch 4", "cuda"]]
+    assert dict(found.facts)["device"] == "a processor / a large one"
+    assert (tmp_path / "out" / "data" / "2" / "benchmarks.jsonl").exists()
+
+
 # --- page and summary
 
 
@@ -496,7 +510,16 @@ def test_other_files_of_a_run_are_named_as_left_aside(tmp_path: Path) -> None:
     run = kit.write_counts(tmp_path / "run")
     (run / "notes.txt").write_text("…")
     build([run], None, tmp_path / "out")
-    assert "no file of raw results: 1/notes.txt" in plain((tmp_path / "out" / "summary.md").read_text())
+    assert "it holds no raw results: 1/notes.txt" in plain((tmp_path / "out" / "summary.md").read_text())
+
+
+def test_a_report_within_its_run_is_the_same_when_it_is_made_again(tmp_path: Path) -> None:
+    run = kit.write_counts(tmp_path / "run")
+    found = []
+    for _ in range(2):
+        build([run], None, run / "report")
+        found.append((run / "report" / "index.html").read_bytes())
+    assert found[0] == found[1]
 
 
 def test_the_command_says_what_is_wrong_and_returns_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,7 +86,7 @@ def _blocks(run: Run, baseline: Run | None, downloads: tuple[Download, ...]) -> 
     if not run.environments:
         yield Prose("Not measured: the runs name no environment.", "quiet")
     for name in run.unread:
-        yield Prose(f"Left aside, for it is no file of raw results: {name}", "warn")
+        yield Prose(f"Left aside, for it holds no raw results: {name}", "warn")
     if downloads:
         yield Downloads(downloads)
     else:

@@ -105,21 +105,28 @@ def read(folders: Sequence[Path]) -> Run:
 def _files(folder: Path, paths: dict[str, list[Path]]) -> tuple[list[RawFile], list[str]]:
     """The raw files of one folder, also sorted into `paths`, and the names of what else lies there."""
     found, others = [], []
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        name = path.relative_to(folder).as_posix()
-        if name.startswith("suite/"):
-            found += _kept(path, path.parent.relative_to(folder).as_posix())
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            if path.name == "suite":
+                found += [
+                    f
+                    for p in sorted(path.rglob("*"))
+                    if p.is_file()
+                    for f in _kept(p, p.parent.relative_to(folder).as_posix())
+                ]
+            elif not ((path / "index.html").exists() and (path / "data").exists()):  # an earlier report of this run
+                others.append(f"{path.name}/")
             continue
-        pattern = next((p for p in KINDS if path.match(p)), None) if path.parent == folder else None
-        if pattern is None and path.suffix == ".jsonl" and path.parent == folder:
+        pattern = next((p for p in KINDS if path.match(p)), None)
+        if pattern is None and path.suffix == ".jsonl":
             raise ValueError(
                 f"{path}: expected one of {', '.join(KINDS)}, found a file of another name; rename or remove it"
             )
         if pattern is None:
-            others.append(name)
+            others.append(path.name)
             continue
         paths[pattern].append(path)
-        found.append(RawFile(name, KINDS[pattern], path.read_bytes(), _checked(path, KINDS[pattern])))
+        found.append(RawFile(path.name, KINDS[pattern], path.read_bytes(), _checked(path, KINDS[pattern])))
     return found, others
 
 
