@@ -19,6 +19,8 @@ import vl_convert
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 210, 152, 18, 8, 38
 ROW = 19
+FONT = "sans-serif"
+EXTENT = 52  # of the labels of an axis on the left
 LONGEST = 25  # of a label, in characters
 INK, QUIET, GRID, BAND = "var(--ink)", "var(--quiet)", "var(--grid)", "var(--band)"
 TONES = {"good": "var(--good)", "bad": "var(--bad)", "quiet": "var(--quiet)", "": "var(--s1)"}
@@ -105,8 +107,8 @@ def lines(
 ) -> str:  # fmt: skip
     """A line chart; `stretches` are drawn thick over the lines, `rule` is an x that is marked."""
     every = [p for line in (*series, *stretches) for p in line.points]
-    x_scale, x_axis = _continuous([x for x, _ in every], x_log, units[0])
-    y_scale, y_axis = _continuous([y for _, y in every], y_log, units[1])
+    x_scale, x_axis = _continuous([x for x, _ in every], x_log, units[0], 20)
+    y_scale, y_axis = _continuous([y for _, y in every], y_log, units[1], EXTENT)
     x, y = (
         alt.X("x:Q", scale=x_scale, axis=x_axis, title=axes[0]),
         alt.Y("y:Q", scale=y_scale, axis=y_axis, title=axes[1]),
@@ -126,7 +128,7 @@ def lines(
         layers.append(
             base.mark_line(color=line.color, strokeWidth=width, strokeDash=list(line.dash), opacity=opacity, clip=True, **shape)
         )  # fmt: skip
-    return _svg(alt.layer(*layers), height, 60)
+    return _svg(alt.layer(*layers), height, EXTENT + 20)
 
 
 def domain_of(values: Iterable[float], around: float | None = None, share: float = 0.06) -> tuple[float, float]:
@@ -153,22 +155,35 @@ def between(low: float, high: float) -> list[float]:
     return found[:: math.ceil(len(found) / 6)]
 
 
-def _continuous(values: Sequence[float], log: bool, unit: str) -> tuple[alt.Scale, alt.Axis]:
+def _continuous(values: Sequence[float], log: bool, unit: str, extent: int) -> tuple[alt.Scale, alt.Axis]:
     if log:
         low, high = domain_of(values)
         low, high = (low / 1.5, high * 1.5) if high < 2 * low else (low, high)
-        return alt.Scale(type="log", domain=[low, high], nice=False), _axis(between(low, high), unit)
+        return alt.Scale(type="log", domain=[low, high], nice=False), _axis(between(low, high), unit, extent)
     top = max([v for v in values if math.isfinite(v)], default=1.0) or 1.0
     step = next(k * 10.0**p for p in range(-12, 15) for k in (1, 2, 5) if top / (k * 10.0**p) <= 5)
     ticks = [float(f"{i * step:.6g}") for i in range(math.floor(top / step) + 1)]
-    return alt.Scale(domain=[0, top * 1.03], nice=False), _axis(ticks, unit)
+    return alt.Scale(domain=[0, top * 1.03], nice=False), _axis(ticks, unit, extent)
 
 
-def _axis(ticks: list[float], unit: str) -> alt.Axis:
-    words = "format(datum.value, ',')"
-    if unit:  # 10ms, 3s, 3,000s; 20kB
-        words = f"(datum.value >= 1000 && '{unit}' === 's' ? {words} : format(datum.value, '~s')) + '{unit}'"
-    return alt.Axis(values=ticks, labelExpr=words, labelOverlap=False, labelBound=False, labelFlush=False, labelLimit=0)
+def _axis(ticks: list[float], unit: str, extent: int = 20) -> alt.Axis:
+    number, short = "format(datum.value, ',')", "format(datum.value, '~s')"
+    if unit == "s":  # 10ms, 3s, 3,000s
+        words = f"(datum.value >= 1000 ? {number} : {short}) + 's'"
+    elif unit:  # 20kB
+        words = f"{short} + '{unit}'"
+    else:  # 0.7, 20, 3k
+        words = f"datum.value >= 1000 ? {short} : {number}"
+    return alt.Axis(
+        values=ticks,
+        labelExpr=words,
+        labelOverlap=False,
+        labelBound=False,
+        labelFlush=False,
+        labelLimit=0,
+        minExtent=extent,
+        maxExtent=extent,
+    )
 
 
 def _rows(labels: list[str]) -> alt.Y:
@@ -189,7 +204,7 @@ def _svg(chart: alt.LayerChart, height: int, left: int) -> str:
         width=total, height=height, autosize="none", background="transparent",
         padding={"left": left, "right": RIGHT, "top": TOP, "bottom": BOTTOM},
     )  # fmt: skip
-    chart = chart.configure(font="sans-serif").configure_view(stroke=None)
+    chart = chart.configure(font=FONT).configure_view(stroke=None)
     chart = chart.configure_axis(
         labelColor=INK, titleColor=QUIET, gridColor=GRID, domainColor=QUIET, tickColor=QUIET,
         labelFontSize=11, titleFontSize=11, titleFontWeight="normal",

@@ -55,7 +55,7 @@ def _blocks(starts: list[Start]) -> Iterator[Block]:
         figures += [f for f in (_figure(number, some, colors),) if f is not None]
     if figures:
         legend = [("model", "ink"), *((name, f"s{charts.SERIES.index(color) + 1}") for name, color in colors.items())]
-        note = "Solid: cold cache; dashed: warm; dotted: none. Thick on the model's line: the interval of break-even."
+        note = "Solid: cold cache; dashed: warm; dotted: none. Dots on the model's line: the interval of break-even."
         yield Figures("Cumulative time against calls", tuple(figures), tuple(legend), note)
 
 
@@ -79,7 +79,9 @@ def _figure(number: int, some: list[Start], colors: dict[str, str]) -> Figure | 
         lines.append(charts.Line(named(s), tuple(p for p in points if p[1] > 0), colors[s.variant], DASHES[s.cache]))
         if s.calls is not None and s.calls.verdict == BETWEEN and s.calls.high > 0:
             ends = (max(1.0, s.calls.low), max(1.0, s.calls.high))
-            stretches.append(charts.Line(named(s), tuple((n, n * pace.estimate) for n in ends), colors[s.variant]))
+            stretches.append(
+                charts.Line(named(s), tuple((n, n * pace.estimate) for n in ends), colors[s.variant], dots=True)
+            )
     title = titled(drawn[0])
     told = "; ".join(f"{named(s)} {s.calls.words() if s.calls else ''}" for s in drawn)
     label = f"{title}, cumulative time against calls: {told}"
