@@ -9,7 +9,8 @@ The pipeline, in import order; nothing imports backwards::
     shapes, verify, capture                   for which batches; how equality is proved; from a model to a plan
     spec, select                              the cut that was asked for
     bindings, codegen, segment, guards        one side of a cut becomes Python; what it relies on
-    lift, ahead, compiled                     the same, for compilers
+    lift, compilable, tracing                 the same, for compilers
+    ahead, compiled                           compiled ahead of time, and when first called
     wire, boundary, training                  what crosses, and how gradients come back
     variant, runtime, prepare                 a plan, cut; running and training it; the door
     benchmark                                 how long each part of it takes here

@@ -7,25 +7,23 @@ would run, and its first line raises. So every compilation goes through `_Jit.co
 
 from __future__ import annotations
 
-import threading
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx.experimental import _config as shape_config
 
 from ariadne.ahead import Ahead
 from ariadne.codegen import Source
+from ariadne.compilable import Strides, compilable, empty_dims, odd_strides, pinned
 from ariadne.errors import AriadneError, CompileError, SpecError
 from ariadne.lift import Lifted, Miss, lift
 from ariadne.plan import TracePlan
 from ariadne.segment import load
 from ariadne.spec import CompileOptions
-
-_lock = threading.RLock()  # torch's compilers share settings and caches
+from ariadne.tracing import batch_free_layouts, lock, tracing
 
 
 @dataclass
@@ -101,7 +99,7 @@ def jit(
     source: Source, plan: TracePlan, label: str, options: CompileOptions, report: SegmentReport
 ) -> Callable[..., Any]:
     """A segment under `torch.compile`; it is compiled when it is first called, once for inference and once for training."""
-    lifted = lift(source, plan)
+    lifted = compilable(lift(source, plan))
     graphs = _uses_cuda_graphs(lifted, options)
     kernel = _Jit(lifted, label, options, report, any(node.seeded for node in plan.nodes))
     call = "try: {results} = hot({given})\nexcept Miss: {results} = cold({given})"
@@ -122,6 +120,7 @@ class _Jit:
         self.lifted, self.label, self.options, self.report = lifted, label, options, report
         self.shell: dict[str, Any] = {}
         self.seeded = seeded
+        self.strides: Strides = {}
         self._prepare()
 
     def _prepare(self) -> None:
@@ -129,7 +128,8 @@ class _Jit:
         given = dict(self.options.given)
         given.setdefault("dynamic", True)
         breaks = self.lifted.has_witness and not given.get("fullgraph")
-        function = load(self.lifted.kernel(marked=not breaks, checked=bool(given["dynamic"])), f"{self.label}, kernel")
+        lifted = pinned(self.lifted, self.strides) if given["dynamic"] else self.lifted
+        function = load(lifted.kernel(marked=not breaks, checked=bool(given["dynamic"])), f"{self.label}, kernel")
         try:
             self.inner = torch.compile(function, **given)
         except Exception as error:  # an unknown backend or mode
@@ -143,13 +143,16 @@ class _Jit:
     def cold(self, *args: Any) -> Any:
         """Compile for what these arguments are, and run."""
         grad, start = torch.is_grad_enabled(), time.perf_counter()
-        with _lock:
+        with lock:
             if self.report.state == "eager":
                 return self.hot(*args)
-            if [t.shape for t in args[len(args) - len(self.lifted.state) :]] != self.shapes:
+            strides = odd_strides(self.lifted, args, self.strides)
+            if strides != self.strides or [t.shape for t in args[len(args) - len(self.lifted.state) :]] != self.shapes:
+                self.strides = strides
                 self._prepare()
+            before = _written(args)
             try:
-                with _set_up(self.seeded):
+                with tracing(self.seeded), empty_dims(args):
                     result = self.inner(*args)
             except Miss:
                 count = self.report.compiled[grad]
@@ -157,21 +160,27 @@ class _Jit:
                     f"it gave up (after {count} compilations; torch._dynamo.config.recompile_limit), or is switched off"
                 )
                 return self._failed(why, None, args)
-            except AriadneError:
+            except (AriadneError, MemoryError, torch.OutOfMemoryError):
                 raise
-            except torch._dynamo.exc.TorchDynamoException as error:
-                return self._failed(str(error), error, args)
+            except Exception as error:  # what compilers raise, and what they made, is anybody's guess
+                return self._failed(_told(error), error, args, moved=_written(args) != before)
             self._note(grad, time.perf_counter() - start)
         return result
 
     def watched(self, *args: Any) -> Any:
         """Run a kernel that torch compiles in pieces, since it looks at numbers in tensors; compile what is missing."""
-        grad, start, before = torch.is_grad_enabled(), time.perf_counter(), _pieces()
-        try:
-            result = self.inner(*args)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            return self._failed(str(error), error, args)
-        if _pieces() != before:
+        grad, start, pieces = torch.is_grad_enabled(), time.perf_counter(), _pieces()
+        with lock, tracing(self.seeded):
+            before = _written(args)
+            try:
+                result = self.inner(*args)
+            except (AriadneError, MemoryError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                if _pieces() == pieces and not isinstance(error, torch._dynamo.exc.TorchDynamoException):
+                    raise  # nothing was compiled
+                return self._failed(_told(error), error, args, moved=_written(args) != before)
+        if _pieces() != pieces:
             self._note(grad, time.perf_counter() - start)
         return result
 
@@ -180,15 +189,36 @@ class _Jit:
         self.report.compiled[grad] += 1
         self.report.seconds += seconds
 
-    def _failed(self, why: str, error: Exception | None, args: tuple[Any, ...]) -> Any:
+    def _failed(self, why: str, error: Exception | None, args: tuple[Any, ...], moved: bool = False) -> Any:
+        if moved:
+            why = f"{why}\nIt had written into its arguments by then, so nothing can be run in its place"
         failure = refused(self.lifted, self.options, why)
-        if self.options.on_error != "eager":
+        if self.options.on_error != "eager" or moved:
             raise failure from error
         self.report.state = "eager"
         self.report.notes.append(" ".join(why.split())[:300] or type(error).__name__)
         self.hot = load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
         self.shell["hot"] = self.hot
         return self.hot(*args)
+
+
+_CPP_STACK = re.compile(r"(\n|\\n)Exception raised from .*?(?=\n  Hint|\n\nfrom user code|\Z)", re.DOTALL)
+
+
+def _told(error: Exception) -> str:
+    """What a compiler, or the first run of what it made, says, without the stack of torch's C++."""
+    text = _CPP_STACK.sub("", str(error))
+    if isinstance(error, torch._dynamo.exc.TorchDynamoException):
+        return text
+    return (
+        f"the first run of what was compiled raises {type(error).__name__}: {text}\n"
+        "(if the model raises that too, the inputs are at fault)"
+    )
+
+
+def _written(args: Sequence[Any]) -> list[int]:
+    """How often each tensor was written, where it counts that."""
+    return [t._version for t in args if isinstance(t, torch.Tensor) and not t.is_inference()]
 
 
 def refused(lifted: Lifted, options: CompileOptions, why: str) -> CompileError:
@@ -204,60 +234,6 @@ def refused(lifted: Lifted, options: CompileOptions, why: str) -> CompileError:
 
 def _pieces() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-
-
-@contextmanager
-def _set_up(seeded: bool) -> Iterator[None]:
-    """Torch's settings while a kernel is compiled: batch 1 is a batch like any other, equal sizes are not one symbol, and
-    random numbers are drawn as eager code draws them."""  # fmt: skip
-    with ExitStack() as stack:
-        stack.enter_context(shape_config.patch(backed_size_oblivious=True, use_duck_shape=False))  # type: ignore[attr-defined]
-        stack.enter_context(batch_free_layouts())
-        if seeded:
-            stack.enter_context(torch._inductor.config.patch(fallback_random=True))
-        yield
-
-
-_FOLLOWING = frozenset({"Mkldnn", "MkldnnTranspose", "Slow2d", "SlowDilated2d", "SlowTranspose2d"})
-
-
-@contextmanager
-def batch_free_layouts() -> Iterator[None]:
-    """Let torch's model of a CPU convolution choose a layout without asking for the batch.
-
-    torch asks, since the batch decides between two kernels (16 and above go to oneDNN), and holds compiled code to the answer. But
-    both lay out their result as their inputs are laid out, so the answer does not matter where it is one of the two.
-    """
-    select, layout = torch._C._select_conv_backend, torch._C._conv_determine_backend_memory_format
-
-    def free(t: Any) -> bool:
-        return (
-            t.device.type == "cpu"
-            and t.dim() in (3, 4)
-            and torch.backends.mkldnn.is_available()
-            and torch._C._get_mkldnn_enabled()
-        )
-
-    def unguarded(function: Callable[..., Any], t: Any, *args: Any, **kwargs: Any) -> Any:
-        env = getattr(getattr(t, "fake_mode", None), "shape_env", None)
-        if env is None or not free(t):
-            return function(t, *args, **kwargs)
-        with env.suppress_guards():
-            found = function(t, *args, **kwargs)
-        backend = found if function is select else args[1]
-        return found if backend.name in _FOLLOWING else function(t, *args, **kwargs)
-
-    def selected(*args: Any, **kwargs: Any) -> Any:
-        t = args[0] if args else kwargs.pop("input")
-        return unguarded(select, t, *args[1:], **kwargs)
-
-    with _lock:
-        torch._C._select_conv_backend = selected
-        torch._C._conv_determine_backend_memory_format = lambda t, *args: unguarded(layout, t, *args)
-        try:
-            yield
-        finally:
-            torch._C._select_conv_backend, torch._C._conv_determine_backend_memory_format = select, layout
 
 
 def _uses_cuda_graphs(lifted: Lifted, options: CompileOptions) -> bool:
@@ -279,9 +255,9 @@ def ahead(
     source: Source, plan: TracePlan, label: str, options: CompileOptions, report: SegmentReport
 ) -> Callable[..., Any]:
     """A segment for inference, compiled ahead of time when it is first called, or loaded from where packages are kept."""
-    lifted = lift(source, plan)
+    lifted = compilable(lift(source, plan))
     kernel = Ahead(
-        lifted, plan, label, options, report, batch_free_layouts, lambda why: refused(lifted, options, why), _lock
+        lifted, plan, label, options, report, batch_free_layouts, lambda why: refused(lifted, options, why), lock
     )
     call = "{results} = kernel({batch}, {given})" if lifted.batch else "{results} = kernel({given})"
     return load(lifted.shell(call, {"kernel": kernel}), f"{label}, compiled")

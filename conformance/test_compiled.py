@@ -14,11 +14,11 @@ from torch import nn
 
 from ariadne import SplitRuntime, SplitSpec, prepare_split
 from ariadne.ahead import Layout, _admitted
-from ariadne.compiled import batch_free_layouts
-from ariadne.errors import CompileError, SpecError
+from ariadne.errors import CompileError, SpecError, WitnessError
 from ariadne.lift import lift
 from ariadne.plan import Batches
 from ariadne.spec import CompileOptions
+from ariadne.tracing import batch_free_layouts
 from conformance.oracle import beyond, in_double
 from conformance.trap_kit import numbers, same
 
@@ -219,8 +219,8 @@ def test_falling_back_is_asked_for_exact_and_reported() -> None:
     assert all("no such instruction" in s.notes[0] for s in report.segments)
 
 
-def test_giving_up_after_too_many_compilations_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
+@torch._dynamo.config.patch(recompile_limit=1)
+def test_giving_up_after_too_many_compilations_is_a_failure() -> None:
     runtime = made(Offset, 5, boundary="after:first", backend="eager")
     halves(runtime, numbers(3, 5))
     runtime.model.second.weight.requires_grad_(False)
@@ -237,6 +237,160 @@ def test_disable_runs_eagerly_as_torch_compile_does() -> None:
 def test_other_modes_report_that_there_is_nothing_to_compile() -> None:
     runtime = prepare_split(nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5)), (numbers(2, 5),), split="after:0")
     assert (runtime.report().mode, runtime.report().segments) == ("generated_eager", ())
+
+
+def dies(graph: Any, example_inputs: Any) -> Any:
+    def run(*args: Any) -> Any:
+        raise RuntimeError("view size is not compatible")
+
+    return run
+
+
+def test_a_first_run_that_dies_is_a_failure_too() -> None:
+    runtime = made(Offset, 5, boundary="after:first", backend=dies)
+    with pytest.raises(
+        CompileError, match=r"(?s)first run .* raises RuntimeError: view size.*'on_compile_error': 'eager'"
+    ):
+        runtime.run_prefix(numbers(2, 5))
+    runtime = made(Offset, 5, boundary="after:first", backend=dies, on_compile_error="eager")
+    for batch in (2, 1):
+        same(whole(runtime.model, x := numbers(batch, 5)), halves(runtime, x))
+    assert [s.state for s in runtime.report().segments] == ["eager", "eager"]
+
+
+def test_a_first_run_that_dies_after_it_wrote_into_the_model_is_not_run_again() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.add_(1)
+            return self.second(self.first(x) + self.seen)
+
+    def late(graph: Any, example_inputs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            graph(*args)
+            raise RuntimeError("too late")
+
+        return run
+
+    runtime = made(Counts, 5, boundary="after:first", backend=late, on_compile_error="eager")
+    with pytest.raises(CompileError, match=r"(?s)too late.*had written into its arguments"):
+        runtime.run_prefix(numbers(2, 5))
+    assert runtime.model.seen == 1
+
+
+# What would break a graph, or make torch guess
+
+
+class Parts(nn.Module):
+    """Attention over parts of one projection, which cross the cut with strides that follow from no size, under a mask
+    whose rows are strided; `split` and `&` are called by bindings that torch's tracer does not know."""  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.end = nn.Linear(12, 36), nn.Linear(12, 12)
+        self.bias = nn.Parameter(torch.linspace(-1, 1, 48).view(4, 4, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.project(x).view(x.shape[0], 4, 3, 3, 4).permute(2, 0, 3, 1, 4)
+        q, k, v = parts.unbind(0)
+        x = nn.functional.scaled_dot_product_attention(q, k, v, self.bias.permute(2, 0, 1).unsqueeze(0))
+        left, right = torch.split(x.transpose(1, 2).reshape(-1, 4, 12), 6, 2)
+        positive = (left > 0) & (right > 0)
+        return self.end(torch.cat((left, right), 2)) + positive.sum(2, keepdim=True)
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_parts_of_a_larger_tensor_cross_the_cut(first: int) -> None:
+    runtime = made(Parts, 4, 12, backend="aot_eager")
+    runtime = runtime.resplit(next(c for c in runtime.candidates if len(c.live) == 3))
+    halves(runtime, numbers(first, 4, 12))
+    for batch in BATCHES:
+        near(runtime.model, x := numbers(batch, 4, 12, seed=batch), halves(runtime, x))
+    assert runtime.report().recompiles == 0
+
+
+def test_bindings_that_torch_s_tracer_does_not_know_break_no_graph() -> None:
+    graphs = Graphs()
+    runtime = made(Parts, 4, 12, backend=graphs)
+    for batch in BATCHES:
+        same(whole(runtime.model, x := numbers(batch, 4, 12, seed=batch)), halves(runtime, x))
+    assert len(graphs) == 2
+
+
+def test_strides_that_change_are_compiled_for_once_more_and_then_left_open() -> None:
+    runtime = made(Offset, 5, boundary="after:first", backend="aot_eager")
+    for columns in (7, 9, 11, 13):
+        for batch in (3, 2):
+            near(runtime.model, x := numbers(batch, columns)[:, :5], halves(runtime, x))
+    assert [s.recompiles for s in runtime.report().segments] == [1, 0]
+
+
+def test_what_has_no_elements_crosses_the_cut() -> None:
+    class Empty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            none, x = x[:, :0], self.first(x)
+            return torch.cat((none, self.second(x), none), 1)
+
+    runtime = made(Empty, 5, boundary="after:first", backend="aot_eager")
+    for batch in BATCHES:
+        same(whole(runtime.model, x := numbers(batch, 5)), halves(runtime, x))
+    assert runtime.report().recompiles == 0
+
+
+class Looks(nn.Module):
+    """Reads a number that is the same for all inputs, one that hangs on the input, and all numbers of a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.register_buffer("scale", torch.tensor(0.7))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x) * self.scale.item()
+        if bool((x < 1e6).all()):
+            x = x * 2
+        return self.second(x) * sum(self.scale.view(1).tolist())
+
+
+def test_numbers_that_python_reads_break_no_graph_and_are_still_watched() -> None:
+    graphs = Graphs()
+    runtime = made(Looks, 5, backend=graphs)
+    for batch in BATCHES:
+        same(whole(runtime.model, x := numbers(batch, 5, seed=batch)), halves(runtime, x))
+    assert len(graphs) == 2
+    with pytest.raises(WitnessError, match="it was True, now it is False"):
+        halves(runtime, torch.full((2, 5), 1e12))
+    runtime.model.scale.fill_(0.5)
+    with pytest.raises(WitnessError, match=r"it was 0\.69.*, now it is 0\.5"):
+        halves(runtime, x)
+
+
+def test_an_lstm_trains_whose_input_wants_no_gradient() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(5, 4, 1, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"out": self.head(self.lstm(x)[0])}
+
+    runtime = made(Reads, 3, 5, train=True, backend="aot_eager")
+    twin = copy.deepcopy(runtime.model)
+    for batch in (3, 1, 5):
+        runtime.model.zero_grad(), twin.zero_grad()
+        x = numbers(batch, 3, 5, seed=batch)
+        found = step(runtime, x)
+        twin(x)["out"].pow(2).mean().backward()
+        for a, p in zip(found, twin.parameters(), strict=True):
+            torch.testing.assert_close(a, p.grad, rtol=1e-5, atol=1e-7)
 
 
 # Lifting

@@ -1,0 +1,93 @@
+"""Torch's settings while a kernel is traced: one graph for every batch, and numbers drawn as eager code draws them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.fx.experimental import _config as shape_config
+
+lock = threading.RLock()  # torch's compilers share settings and caches
+
+
+@contextmanager
+def tracing(seeded: bool) -> Iterator[None]:
+    """Torch's settings while a kernel is compiled: batch 1 is a batch like any other, equal sizes are not one symbol, and
+    random numbers are drawn as eager code draws them."""  # fmt: skip
+    with ExitStack() as stack:
+        stack.enter_context(shape_config.patch(backed_size_oblivious=True, use_duck_shape=False))  # type: ignore[attr-defined]
+        stack.enter_context(batch_free_layouts())
+        stack.enter_context(differentiable_lstm())
+        if seeded:
+            stack.enter_context(torch._inductor.config.patch(fallback_random=True))
+        yield
+
+
+_FOLLOWING = frozenset({"Mkldnn", "MkldnnTranspose", "Slow2d", "SlowDilated2d", "SlowTranspose2d"})
+
+
+@contextmanager
+def batch_free_layouts() -> Iterator[None]:
+    """Let torch's model of a CPU convolution choose a layout without asking for the batch.
+
+    torch asks, since the batch decides between two kernels (16 and above go to oneDNN), and holds compiled code to the answer. But
+    both lay out their result as their inputs are laid out, so the answer does not matter where it is one of the two.
+    """
+    select, layout = torch._C._select_conv_backend, torch._C._conv_determine_backend_memory_format
+
+    def free(t: Any) -> bool:
+        return (
+            t.device.type == "cpu"
+            and t.dim() in (3, 4)
+            and torch.backends.mkldnn.is_available()
+            and torch._C._get_mkldnn_enabled()
+        )
+
+    def unguarded(function: Callable[..., Any], t: Any, *args: Any, **kwargs: Any) -> Any:
+        env = getattr(getattr(t, "fake_mode", None), "shape_env", None)
+        if env is None or not free(t):
+            return function(t, *args, **kwargs)
+        with env.suppress_guards():
+            found = function(t, *args, **kwargs)
+        backend = found if function is select else args[1]
+        return found if backend.name in _FOLLOWING else function(t, *args, **kwargs)
+
+    def selected(*args: Any, **kwargs: Any) -> Any:
+        t = args[0] if args else kwargs.pop("input")
+        return unguarded(select, t, *args[1:], **kwargs)
+
+    with lock:
+        torch._C._select_conv_backend = selected
+        torch._C._conv_determine_backend_memory_format = lambda t, *args: unguarded(layout, t, *args)
+        try:
+            yield
+        finally:
+            torch._C._select_conv_backend, torch._C._conv_determine_backend_memory_format = select, layout
+
+
+@contextmanager
+def differentiable_lstm() -> Iterator[None]:
+    """Let torch trace an LSTM on a CPU, where gradients are wanted, as the ops of its time steps.
+
+    torch does so itself where the input wants gradients. Where only the weights do, it traces a oneDNN op whose backward
+    can't be traced. This takes time in proportion to the steps.
+    """
+    rules = torch._decomp.decompositions
+    select = getattr(rules, "select_one_layer_lstm_function", None)
+
+    def selected(given: Any, hidden: Any, weights: Any) -> Any:
+        assert select is not None
+        wanted = torch.is_grad_enabled() and any(w.requires_grad for layer in weights for w in layer)
+        return rules.one_layer_lstm if wanted else select(given, hidden, weights)
+
+    with lock:
+        if select is not None:
+            rules.select_one_layer_lstm_function = selected
+        try:
+            yield
+        finally:
+            if select is not None:
+                rules.select_one_layer_lstm_function = select
