@@ -220,6 +220,18 @@ def test_two_devices_stand_side_by_side(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "data" / "2" / "benchmarks.jsonl").exists()
 
 
+def test_two_environments_on_one_device_are_told_apart(tmp_path: Path) -> None:
+    samples = rounds("inference", "nn/mlp10x64", 1, {"generated": 0.8})
+    one, other = kit.environment(), kit.environment(**{"option threads": "2"})
+    run = write_samples(tmp_path / "run", samples, here=one)
+    write_samples(run, samples, "benchmarks-2.jsonl", here=other)
+    found = build([run], None, tmp_path / "out")
+    rows = {r["device"] for r in table(found, "speed", "Geometric means")}
+    assert rows == {f"cpu in {one.id}", f"cpu in {other.id}"}
+    before = write_samples(tmp_path / "before", samples, here=other)
+    assert {verdict for verdict, _ in classes(run, before).values()} == {"noise"}
+
+
 # --- page and summary
 
 
@@ -291,7 +303,7 @@ def test_raw_files_are_kept_with_their_digests_and_come_out_of_the_page_whole(
     for file in run.glob("*.jsonl"):
         data = file.read_bytes()
         assert (report[1] / "data" / "1" / file.name).read_bytes() == data
-        row = re.search(rf'<tr><td><a href="data/1/{file.name}">.*?</tr>', page)
+        row = re.search(rf'<tr><td data-head="file"><a href="data/1/{file.name}">.*?</tr>', page)
         assert row
         assert hashlib.sha256(data).hexdigest() in row[0]
         uri = re.search(r'href="data:application/gzip;base64,([^"]*)"', row[0])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks import findings
-from benchmarks.findings import versus
+from benchmarks.findings import Mean, Place, Speed, Start, versus
 from conformance.environment import Environment
 from reports import (
     boundary,
@@ -52,7 +54,9 @@ def made(run: Run, baseline: Run | None) -> tuple[Report, Mapping[str, RawFile]]
     pairs = earlier.pairs(run, baseline) if baseline else None
     tables = frames.tables(found, speeds, means + against, starts, boundary.cuts(run.records), pairs or [])
     files = raw.kept(run, baseline, tables)
-    against = [m for m in against if m.geomean.n]
+    places = {one.place for one in (*speeds, *starts)}
+    against = told_apart([m for m in against if m.geomean.n], places)
+    speeds, means, starts = (told_apart(some, places) for some in (speeds, means, starts))
     sections = (
         equality.section(run, found),
         speed.section("inference", speeds, means, against),
@@ -65,6 +69,22 @@ def made(run: Run, baseline: Run | None) -> tuple[Report, Mapping[str, RawFile]]
     )
     cards: tuple[Card, ...] = tuple(verdicts.strip(run, found, speeds, means, against, starts, pairs))
     return Report("Ariadne: what was shown, and how fast it is", facts(run), cards, sections), files
+
+
+Found = TypeVar("Found", Speed, Mean, Start)
+
+
+def told_apart(found: Sequence[Found], places: Iterable[Place]) -> list[Found]:
+    """The findings, with the environment's id beside the device where among the places several environments have that."""
+    environments: dict[str, set[str]] = {}
+    for place in places:
+        environments.setdefault(place.device, set()).add(place.environment)
+
+    def named(place: Place) -> Place:
+        several = len(environments[place.device]) > 1
+        return replace(place, device=f"{place.device} in {place.environment}") if several else place
+
+    return [replace(one, place=named(one.place)) for one in found]
 
 
 def facts(run: Run) -> tuple[tuple[str, str], ...]:

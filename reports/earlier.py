@@ -50,20 +50,36 @@ def section(run: Run, baseline: Run | None) -> Section:
 
 def pairs(run: Run, baseline: Run) -> list[Pair]:
     """Speeds and costs at the start, by device, task, model, batch, variant and cache."""
-    now, before = ({_key(s): s for s in _all(r)} for r in (run, baseline))
+    now, before = (_by_key(r) for r in (run, baseline))
     found = []
     for key in sorted(now.keys() | before.keys(), key=str):
         what = " · ".join(str(part) for part in key if part)
-        new, old = now.get(key), before.get(key)
-        if old is None or new is None:
-            found.append(Pair(what, _words(old), _words(new), NEW if old is None else VANISHED))
+        if key not in now or key not in before:
+            (one,) = (now.get(key) or before[key])[-1:]
+            new = key in now
+            found.append(
+                Pair(what, _words(None if new else one), _words(one if new else None), NEW if new else VANISHED)
+            )
             continue
-        apart = differing(
-            baseline.records.environments[old.place.environment], run.records.environments[new.place.environment]
-        )
-        verdict, why = (APART, apart) if apart else _verdict(old, new)
-        found.append(Pair(what, _words(old), _words(new), verdict, why))
+        # Where a run holds several environments, the latest two that may be compared are.
+        both = [(a, b, _apart(baseline, a, run, b)) for b in reversed(now[key]) for a in reversed(before[key])]
+        a, b, apart = next((found for found in both if not found[2]), both[0])
+        verdict, why = (APART, apart) if apart else _verdict(a, b)
+        found.append(Pair(what, _words(a), _words(b), verdict, why))
     return found
+
+
+def _by_key(run: Run) -> dict[tuple[str, ...], list[Speed | Start]]:
+    found: dict[tuple[str, ...], list[Speed | Start]] = {}
+    for one in _all(run):
+        found.setdefault(_key(one), []).append(one)
+    return found
+
+
+def _apart(before: Run, old: Speed | Start, now: Run, new: Speed | Start) -> str:
+    return differing(
+        before.records.environments[old.place.environment], now.records.environments[new.place.environment]
+    )
 
 
 def case_pairs(run: Run, baseline: Run) -> list[Pair]:
@@ -202,5 +218,5 @@ def _tables(title: str, found: list[Pair], code: bool = False) -> Iterator[Table
             cells(Cell(p.verdict, TONES[p.verdict]), Cell(p.what, code=code), p.before, p.now, p.why) for p in some
         )
         if rows:
-            head = ("class", "what", "before", "now", "why")
+            head = ("class", "what", "before", "now", "change, or why")
             yield Table(f"{title}{words}: {plural(len(rows), 'row')}", head, rows, folded=folded, stacked=True)

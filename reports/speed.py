@@ -72,12 +72,10 @@ def _blocks(task: str, speeds: list[Speed], means: list[Mean], against: list[Mea
     if against:
         yield _means_table(f"One variant over another, geometric means, {task}", "ratio (95 %)", speeds, against)
     places = list(dict.fromkeys(_overall(s.place) for s in speeds))
-    several = len({p[0] for p in places}) > 1
     for number, key in enumerate(places):
         here = [s for s in speeds if _overall(s.place) == key]
         here_means = [m for m in means if _overall(m.place) == key]
-        title = where(here[0].place) + (f", environment {key[0]}" if several else "")
-        yield Figures(title, tuple(_figures(f"{task}-{number}", here, here_means)), LEGEND)
+        yield Figures(where(here[0].place), tuple(_figures(f"{task}-{number}", here, here_means)), LEGEND)
     yield _table(task, speeds)
     yield from _strayed(speeds)
 
