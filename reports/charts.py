@@ -190,7 +190,7 @@ def _rows(labels: list[str]) -> alt.Y:
     axis = alt.Axis(
         labelExpr="slice(datum.label, 4)", labelLimit=0, labelOverlap=False, ticks=False, domain=False, grid=False
     )
-    return alt.Y("row:N", sort=None, title=None, axis=axis, scale=alt.Scale(domain=labels, padding=0.1))
+    return alt.Y("row:N", sort=None, title=None, axis=axis, scale=alt.Scale(type="point", domain=labels, padding=0.5))
 
 
 def _label(index: int, text: str) -> str:
