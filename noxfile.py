@@ -60,7 +60,7 @@ def suite(session: nox.Session, *options: str) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the unit tests, the suite's selftest and its smoke tier; with options, only pytest with these."""
-    install(session, "-e", ".[zoo]", groups=("test",))
+    install(session, "-e", ".[zoo]", groups=("test", "report"))
     unit(session, *(session.posargs or ["-m", "not compiler"]))
     if not session.posargs:
         selftest = ["python", "-m", "conformance.selftest", "--results", "results/selftest.jsonl"]
@@ -71,7 +71,7 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def compilers(session: nox.Session) -> None:
     """Run the unit tests that compile with inductor, ahead of time too; they need a C++ compiler."""
-    install(session, "-e", ".[zoo]", groups=("test",))
+    install(session, "-e", ".[zoo]", groups=("test", "report"))
     unit(session, "-m", "compiler", *session.posargs)
 
 
@@ -180,7 +180,7 @@ def report(session: nox.Session) -> None:
 @nox.session
 def minimums(session: nox.Session) -> None:
     """Run the unit tests and the smoke tier with the lowest versions that pyproject.toml allows."""
-    install(session, "-e", ".[zoo]", groups=("test",), pins=MINIMUMS)
+    install(session, "-e", ".[zoo]", groups=("test", "report"), pins=MINIMUMS)
     unit(session, *session.posargs)
     suite(session, "--tier", "smoke")
 
@@ -192,7 +192,7 @@ def torch(session: nox.Session, version: str) -> None:
     others = session.env_dir.resolve() / "constraints.txt"
     kept = [line for line in Path(TESTED).read_text().splitlines() if not line.startswith("torch")]
     others.write_text("\n".join([*kept, f"torch=={version}.*", ""]))
-    install(session, "-e", ".[zoo]", groups=("test",), pins=str(others))
+    install(session, "-e", ".[zoo]", groups=("test", "report"), pins=str(others))
     unit(session, *session.posargs)
     suite(session, "--tier", "smoke")
 
