@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +18,11 @@ from typing import Any
 
 from conformance.environment import Environment
 from conformance.statuses import Status
+
+_ROOT = Path(__file__).resolve().parents[1]
+_PLACES = re.compile(
+    rf"/\S*?/(?=site-packages/)|/\S*?/lib/(?=python3\.\d+/)|{re.escape(str(_ROOT))}/|{re.escape(tempfile.gettempdir())}/"
+)
 
 
 @dataclass(frozen=True)
@@ -64,16 +71,21 @@ def line(record: Environment | Result) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it: infinities and NaN become words, what is no JSON value its `repr`."""
+    """A value as JSON can hold it: infinities and NaN become words, what is no JSON value its `repr`.
+
+    Results are published, so that paths in texts (of tracebacks) lose what stands before this project and before packages.
+    """
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
-    if value is None or isinstance(value, (bool, int, str)):
+    if isinstance(value, str):
+        return _PLACES.sub("", value)
+    if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    return repr(value)
+    return plain(repr(value))
 
 
 def parse(text: str) -> Environment | Result:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from conformance import results
 from conformance.environment import Environment, full, short, sources
@@ -34,6 +36,15 @@ def test_a_record_is_read_back_as_written(tmp_path: Path) -> None:
     assert found.environments == {HERE.id: HERE}
     keys = list(json.loads((tmp_path / "r").read_text().splitlines()[1]))
     assert keys == ["case", "status", "reason", "facts", "seconds", "environment"]
+
+
+def test_a_published_text_names_no_place_of_the_machine_that_wrote_it() -> None:
+    here = Path(results.__file__).resolve()
+    text = f'File "{torch.__file__}", line 1 File "{json.__file__}", line 2 File "{here}", line 3: 1 / 2, /dev/null'
+    said = results.plain({"reason": [text]})["reason"][0]
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    expected = f'File "site-packages/torch/__init__.py", line 1 File "{version}/json/__init__.py", line 2 '
+    assert said == expected + 'File "conformance/results.py", line 3: 1 / 2, /dev/null'
 
 
 def test_facts_become_json_whatever_they_are() -> None:
