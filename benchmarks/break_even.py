@@ -40,8 +40,10 @@ class BreakEven:
         if self.verdict == BETWEEN and self.high == 0:
             return "from the first call"
         if self.verdict == BETWEEN:
-            low, high = (math.ceil(v) if unit == "calls" else float(f"{v:.3g}") for v in (self.low, self.high))
-            return f"between {low:,} and {high:,} {unit}"
+            low, high = (
+                f"{math.ceil(v) if unit == 'calls' else float(f'{v:.3g}'):,.9g}" for v in (self.low, self.high)
+            )
+            return f"between {low} and {high} {unit}"
         return f"{self.verdict} ({self.reason})" if self.reason else self.verdict
 
 

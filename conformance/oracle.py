@@ -86,12 +86,17 @@ def in_double(model: nn.Module, call: Callable[..., Any], inputs: Any, seed: int
     Both are copied. Tensors that forward makes itself are float64 too, and so are dtypes that the model remembers.
     """
     wide = copy.deepcopy(model).double()
+    own = {id(t) for t in (*wide.parameters(), *wide.buffers())}  # an LSTM keeps its parameters in a list, too
+
+    def widened(t: torch.Tensor) -> torch.Tensor:
+        return t if id(t) in own else _to_double(t)
+
     for module in wide.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, torch.dtype) and value.is_floating_point:
                 setattr(module, name, torch.float64)
             elif name not in REGISTRIES and isinstance(value, (torch.Tensor, list, dict)) and tensors(value):
-                setattr(module, name, mapped(_to_double, value))
+                setattr(module, name, mapped(widened, value))
     given = mapped(_to_double, inputs)
     with undisturbed(), _doubled():
         seed_all(seed)
