@@ -11,6 +11,7 @@ import torch
 from torch.fx.experimental import _config as shape_config
 
 lock = threading.RLock()  # torch's compilers share settings and caches
+SETTINGS = 1  # their version: torch's kept graphs are told apart by it, since its keys don't know of what is done here
 
 
 @contextmanager
@@ -19,6 +20,8 @@ def tracing(seeded: bool) -> Iterator[None]:
     random numbers are drawn as eager code draws them."""  # fmt: skip
     with ExitStack() as stack:
         stack.enter_context(shape_config.patch(backed_size_oblivious=True, use_duck_shape=False))  # type: ignore[attr-defined]
+        tag = f"{torch.compiler.config.cache_key_tag} ariadne {SETTINGS}".strip()
+        stack.enter_context(torch.compiler.config.patch(cache_key_tag=tag))  # type: ignore[attr-defined]
         stack.enter_context(batch_free_layouts())
         stack.enter_context(differentiable_lstm())
         if seeded:

@@ -18,7 +18,7 @@ from ariadne.errors import CompileError, SpecError, WitnessError
 from ariadne.lift import lift
 from ariadne.plan import Batches
 from ariadne.spec import CompileOptions
-from ariadne.tracing import batch_free_layouts
+from ariadne.tracing import batch_free_layouts, tracing
 from conformance.oracle import beyond, in_double
 from conformance.trap_kit import numbers, same
 
@@ -175,6 +175,14 @@ def test_torch_s_settings_are_put_back() -> None:
     with batch_free_layouts():
         assert torch._C._select_conv_backend is not before[0]
     assert (torch._C._select_conv_backend, torch._C._conv_determine_backend_memory_format) == before
+
+
+def test_graphs_that_torch_keeps_on_disk_are_told_apart_from_those_made_under_other_settings() -> None:
+    config = torch.compiler.config
+    with config.patch(cache_key_tag="mine"):
+        with tracing(False):
+            assert config.cache_key_tag.startswith("mine ariadne")
+        assert config.cache_key_tag == "mine"
 
 
 # Options, failures, report

@@ -202,6 +202,15 @@ def test_the_reference_runs_in_float64_throughout_and_leaves_the_model_alone() -
     assert rng_moved(state, rng_state()) is None
 
 
+def test_in_float64_gradients_reach_parameters_that_a_module_keeps_in_a_list_too() -> None:
+    def call(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor | None]:
+        model(x)[0].sum().backward()
+        return {name: p.grad for name, p in model.named_parameters()}
+
+    found = in_double(nn.LSTM(3, 4), call, numbers(2, 2, 3), 0)
+    assert all(g is not None and g.dtype is torch.float64 for g in found.values())
+
+
 def test_a_model_that_does_not_run_in_float64_has_no_reference() -> None:
     def call(model: nn.Module, inputs: Any) -> Any:
         raise RuntimeError("expected Float but found Double")
