@@ -488,3 +488,15 @@ def test_autocast_sees_halves_that_ignore_it() -> None:
 
     assert run("autocast", target(run_suffix=outside)).status in (Status.FAIL_STRUCTURE, Status.CRASH)
     assert run("autocast", target(backward_prefix=no_walk_back)).status is Status.FAIL_STATE
+
+
+def test_autocast_sees_a_model_that_differs_from_itself_in_bfloat16_alone() -> None:
+    runs = itertools.count()
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        out = self.linear(x.relu())
+        return out * (2 + next(runs)) if out.dtype is torch.bfloat16 and torch.is_grad_enabled() else out * 2
+
+    found = run("autocast", made=entry(lambda: Fn(forward, linear=nn.Linear(6, 6))))
+    assert found.status is Status.NONDETERMINISTIC
+    assert "autocast" in found.reason

@@ -21,6 +21,8 @@ from conformance.checks.base import (
     outcome,
     refuses,
 )
+from conformance.oracle import deterministic
+from conformance.state import seed_all, undisturbed
 from conformance.statuses import Finding
 
 
@@ -79,9 +81,26 @@ def _train(bench: Bench, case: Case, *, cached: bool) -> None:
     if hold_outcomes(expected, found):
         bench.facts["both_raise_training"] = type(expected.error).__name__
         return
+    _judge(bench, case.training, cached)
     hold("loss", expected.value, found.value, where)
     hold_state(twin, split, bench, where)
     hold_rng(expected, found, where)
+
+
+def _judge(bench: Bench, training: bool, cached: bool) -> None:
+    """Stop `nondeterministic` where the whole model is so in bfloat16 alone: some kernels read memory that nobody wrote."""
+
+    def step() -> Any:
+        model = bench.whole(training)
+        args, kwargs = bench.inputs(REFERENCE)
+        seed_all(REFERENCE)
+        with _autocast(cached):
+            loss = bench.entry.loss(model(*args, **kwargs))
+        loss.backward()
+        return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+    with undisturbed():
+        deterministic(step, "the whole model, trained under autocast")
 
 
 def _halves(bench: Bench, split: Split, cached: bool) -> torch.Tensor:
