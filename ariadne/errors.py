@@ -18,6 +18,7 @@ The tree, most general first::
       TrainingError        (RuntimeError)  parameters or optimizers that can't be trained split
       CompileError         (RuntimeError)  a segment that the compiler refused
       VerificationError    (RuntimeError)  split and whole were compared, and differ
+      VisualizationError   (RuntimeError)  a picture that could not be made, for want of a program
 
 Each message says what was asked, what was found, and what to do.
 """
@@ -90,6 +91,10 @@ class CompileError(AriadneError, RuntimeError):
 
 class VerificationError(AriadneError, RuntimeError):
     """The split and the whole model were run on the same input, and their results differ."""
+
+
+class VisualizationError(AriadneError, RuntimeError):
+    """A picture could not be made: a program is missing or failed. What it would have been made from is kept beside it."""
 
 
 def nearest(name: str, known: Iterable[str], n: int = 5) -> str:

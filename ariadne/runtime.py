@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ariadne import training, tree
+from ariadne import training, tree, visualization
 from ariadne.baseline import Baseline, state_types
 from ariadne.boundary import BoundaryPayload
 from ariadne.capture import Captured, Example
@@ -25,6 +27,7 @@ from ariadne.select import select
 from ariadne.spec import Boundary, parse_boundary
 from ariadne.state import Snapshot
 from ariadne.variant import Nobody, Settings, Variant, check_values, keeps_sides
+from ariadne.visualization import Depth, Detail, View
 
 MOST_PLANS = 16
 _is_grad_enabled = torch._C.is_grad_enabled
@@ -136,6 +139,50 @@ class SplitRuntime:
         return (
             f"SplitRuntime({type(self.model).__name__}, {c.split_id}{f' after {c.after}' if c.after else ''}, "
             f"{c.prefix_ops} + {c.suffix_ops} ops, {len(c.live)} value(s) across, {c.boundary_bytes:.0f} bytes per sample)"
+        )
+
+    def visualize(
+        self,
+        view: View = "trace",
+        outpath: str | os.PathLike[str] | None = None,
+        *,
+        fileformat: str = "svg",
+        return_dot: bool = False,
+        view_detail: Detail = "module",
+        max_module_depth: Depth = "auto",
+        show_operation_targets: bool = False,
+        show_debug_markers: bool = False,
+        show_node_indices: bool = False,
+    ) -> str | Path:
+        """Draw the plan ("trace"), or the plan with the cut in use ("split"), and return the path of the picture.
+
+        With `return_dot` the DOT text is returned instead, which needs no Graphviz; a picture is then drawn only if `outpath`
+        is given. `outpath`: without the ending; None means "trace_graph" or "split_graph" here. `fileformat`: svg, pdf or
+        png, by the Graphviz program; or dot, the text itself.
+
+        `view_detail`: "module" draws each module as one box or, where it is open, as its parts with a line around them;
+        "operation" draws every op. `max_module_depth`: modules that lie that many deep in others are drawn closed; None
+        opens all; "auto" opens, from the largest, as many as can still be read. The `show_…` options add ATen targets; what is
+        written, drawn, aliased and switched, with dtypes, bytes and buffers; and the numbers of the ops.
+
+        Nothing is run or captured for it. Raises `SpecError` for options that have no meaning, and `VisualizationError` where
+        Graphviz is missing or fails; the DOT text is then beside where the picture would be.
+
+        >>> runtime.visualize(view="split", outpath="split_graph", fileformat="svg")
+        PosixPath('split_graph.svg')
+        """
+        return visualization.visualize(
+            self.plan,
+            self.candidate,
+            view=view,
+            outpath=outpath,
+            fileformat=fileformat,
+            return_dot=return_dot,
+            view_detail=view_detail,
+            max_module_depth=max_module_depth,
+            show_operation_targets=show_operation_targets,
+            show_debug_markers=show_debug_markers,
+            show_node_indices=show_node_indices,
         )
 
     # --- inference ------------------------------------------------------------------------------------------------

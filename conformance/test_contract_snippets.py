@@ -1,6 +1,6 @@
 """The contract page: its Python snippets run as written, its names exist, its modes and options do what it says.
 
-The visualization snippets belong to a later issue. Snippets are copied from the page letter by letter; each test
+The visualization snippets are in test_visualization.py. Snippets are copied from the page letter by letter; each test
 gives them the names that the page takes for granted.
 """
 

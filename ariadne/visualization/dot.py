@@ -1,0 +1,123 @@
+"""DOT: a graph as text for the Graphviz program, the same bytes for the same graph."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+
+from ariadne.visualization.graph import Box, Edge, Graph, Group, Role
+
+FONT = "Helvetica,Arial,sans-serif"
+INK, QUIET = "#1f2328", "#57606a"
+# What tells the roles apart, besides colour: the outline, its line, and the first word of the label.
+BOXES: Mapping[Role, Mapping[str, str]] = {
+    "op": {"shape": "box", "style": "filled,rounded", "fillcolor": "#ffffff", "color": "#57606a"},
+    "prefix": {"shape": "box", "style": "filled,rounded", "fillcolor": "#ffffff", "color": "#0550ae"},
+    "suffix": {"shape": "box", "style": "filled,dashed", "fillcolor": "#ffffff", "color": "#953800"},
+    "boundary": {"shape": "hexagon", "style": "filled,bold", "fillcolor": "#fff8c5", "color": "#1f2328"},
+    "passthrough": {"shape": "parallelogram", "style": "filled,bold", "fillcolor": "#fff8c5", "color": "#1f2328"},
+    "input": {"shape": "ellipse", "style": "filled", "fillcolor": "#eaeef2", "color": "#57606a"},
+    "output": {"shape": "ellipse", "style": "filled", "fillcolor": "#eaeef2", "color": "#57606a", "peripheries": "2"},
+}
+SIDES: Mapping[Role, Mapping[str, str]] = {
+    "prefix": {"style": "filled,rounded", "fillcolor": "#e6f0fc", "color": "#0550ae", "penwidth": "2"},
+    "suffix": {"style": "filled,dashed", "fillcolor": "#fdf0e4", "color": "#953800", "penwidth": "2"},
+    "boundary": {"style": "solid", "color": "#1f2328", "penwidth": "2"},
+}
+MODULES: Mapping[Role, Mapping[str, str]] = {
+    "op": {"style": "filled,rounded", "fillcolor": "#f3f5f7", "color": "#afb8c1", "penwidth": "1"},
+    "prefix": {"style": "filled,rounded", "fillcolor": "#d5e5f8", "color": "#6b9bd1", "penwidth": "1"},
+    "suffix": {"style": "filled,dashed", "fillcolor": "#fae3cf", "color": "#bf8152", "penwidth": "1"},
+}
+KEY: Sequence[tuple[Role, tuple[str, ...]]] = (
+    ("prefix", ("runs in the prefix", "(round corners, solid line)")),
+    ("suffix", ("runs in the suffix", "(square corners, dashed line)")),
+    ("boundary", ("boundary: made in the", "prefix, used in the suffix")),
+    ("passthrough", ("passthrough: an input", "used in the suffix")),
+)
+
+
+def write(graph: Graph) -> str:
+    """A graph as DOT text.
+
+    >>> print(write(graph(plan, None, Options())))
+    digraph ariadne {
+    ...
+    """
+    return "\n".join(_lines(graph)) + "\n"
+
+
+def quoted(text: str) -> str:
+    """A text as a DOT string that shows exactly these characters; a control character shows as its code.
+
+    >>> quoted('say "a\\\\b" & go')
+    '"say \\\\"a\\\\\\\\b\\\\" &amp; go"'
+    """
+    plain = "".join(c if c == "\n" or unicodedata.category(c)[0] != "C" else f"<{ord(c):04x}>" for c in text)
+    escaped = plain.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;").replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def _attributes(given: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}={quoted(value)}" for key, value in given.items())
+
+
+def _lines(graph: Graph) -> Iterator[str]:
+    yield "digraph ariadne {"
+    yield f"  graph [{_attributes({'rankdir': 'TB', 'fontname': FONT, 'fontsize': '12', 'fontcolor': INK, 'bgcolor': 'white'})},"
+    yield '    nodesep="0.25", ranksep="0.28", newrank="true", compound="true", labeljust="l"];'
+    yield f"  node [{_attributes({'fontname': FONT, 'fontsize': '11', 'fontcolor': INK, 'margin': '0.12,0.05', 'height': '0.3'})}];"
+    yield f"  edge [{_attributes({'color': QUIET, 'arrowsize': '0.6'})}];"
+    yield from _legend(graph)
+    for item in graph.items:
+        yield from _item(item, 1)
+    yield from map(_edge, graph.edges)
+    yield "}"
+
+
+def _item(item: Box | Group, depth: int) -> Iterator[str]:
+    pad = "  " * depth
+    if isinstance(item, Box):
+        tip = {"tooltip": item.tip or item.rows[0]}
+        yield f"{pad}{item.id} [label={quoted(chr(10).join(item.rows))}, {_attributes({**BOXES[item.role], **tip})}];"
+        return
+    yield f"{pad}subgraph cluster_{item.id} {{"
+    side = depth == 1 and item.role in SIDES
+    yield f"{pad}  graph [{_attributes(SIDES[item.role] if side else MODULES[item.role])}];"
+    if item.role == "boundary":  # its title stands beside the values, where no arrow runs through it
+        yield f'{pad}  label="";'
+        yield f"{pad}  boundary_title [label={quoted(item.title)}, shape=plaintext, fontsize=14, tooltip={quoted(item.tip)}];"
+        yield f"{pad}  {{ rank=same; {'; '.join(['boundary_title', *(b.id for b in item.boxes())])}; }}"
+    else:
+        yield f"{pad}  label={quoted(item.title)}; fontsize={14 if side else 11}; tooltip={quoted(item.tip or item.title)};"
+    for inner in item.items:
+        yield from _item(inner, depth + 1)
+    yield f"{pad}}}"
+
+
+def _edge(edge: Edge) -> str:
+    if edge.hidden:
+        return f'  {edge.tail} -> {edge.head} [style="invis"];'
+    look = ' [style="bold", color="#1f2328"]' if edge.crossing else ""
+    return f"  {edge.tail} -> {edge.head}{look};"
+
+
+def _legend(graph: Graph) -> Iterator[str]:
+    yield "  subgraph cluster_legend {"
+    yield f'    label={quoted(graph.title)}; fontsize=14; style="solid"; color="#afb8c1"; tooltip="legend";'
+    rows = "".join(f"{quoted(row)[1:-1]}\\l" for row in graph.legend)  # \l ends a line that starts at the left
+    yield f'    legend [label="{rows}", shape="plaintext", tooltip="legend"];'
+    last = ["legend"]
+    if graph.split:
+        for role, words in KEY:
+            yield f"    key_{role} [label={quoted(chr(10).join(words))}, {_attributes({**BOXES[role], 'tooltip': role})}];"
+        yield "    { rank=same; key_prefix; key_suffix; }"
+        yield "    { rank=same; key_boundary; key_passthrough; }"
+        yield '    legend -> {key_prefix key_suffix} [style="invis"];'
+        yield '    key_prefix -> key_boundary [style="invis"]; key_suffix -> key_passthrough [style="invis"];'
+        last = ["key_boundary", "key_passthrough"]
+    yield "  }"
+    inputs = [item.id for item in graph.items if isinstance(item, Box) and item.role == "input"]
+    yield from (
+        f'  {above} -> {below} [style="invis"];' for above in last for below in inputs
+    )  # the drawing hangs below it
