@@ -93,7 +93,7 @@ def test_the_minimums_are_the_lower_bounds_of_pyproject() -> None:
 def test_the_readme_has_two_commands_and_ci_runs_the_second() -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     commands = [line for block in blocks for line in block.splitlines() if " -s " in line]
-    assert [c.rpartition(" -s ")[2] for c in commands] == ["demo", "tests"]
+    assert [c.rpartition(" -s ")[2] for c in commands] == ["report", "tests"]
     ci = ROOT / ".ci" / "run"
     assert os.access(ci, os.X_OK)
     run = [line for line in ci.read_text().splitlines() if "nox" in line]
