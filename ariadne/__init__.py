@@ -15,6 +15,7 @@ The pipeline, in import order; nothing imports backwards::
     visualization                             pictures of a plan and of a cut, from what they hold
     variant, runtime, prepare                 a plan, cut; running and training it; the door
     benchmark                                 how long each part of it takes here
+    profile                                   bytes and time along all cuts, drawn
 """
 
 from ariadne.boundary import BoundaryPayload, ReplayBoundary, register_boundary_serializer

@@ -6,6 +6,7 @@ The files, in import order::
     labels, graph         the words; boxes, groups and arrows
     dot, render           DOT text; the programs that make pictures
     table                 every cut, as rows
+    profile, chart, page  the frontier profile, which `ariadne.profile.frontier_profile` draws
 
 `trace_dot = export_trace_dot(runtime.trace_plan)` needs Python alone; pictures need the Graphviz program.
 """

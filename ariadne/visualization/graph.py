@@ -280,7 +280,8 @@ class _Builder:
                 yield f"NOT SAFE: {c.reason}"
         yield f"{len(plan.nodes)} ops in {boxes} boxes, {count_of(numbers)} parameters"
         yield f"batch {plan.batch_symbol} in {plan.batches}, capture: {plan.captured_by}"
-        yield "MB: of what a box makes, per sample (1 MB = 1,000,000 bytes)"
+        yield "MB (1,000,000 bytes): what a box makes, per sample, or"
+        yield "once per batch where no size follows the batch"
         if state:
             yield "params: (trainable), [frozen]"
 

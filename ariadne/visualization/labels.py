@@ -29,8 +29,12 @@ def shape(dims: Iterable[Dim]) -> str:
 def per_sample(plan: TracePlan, value: Value) -> float:
     """Bytes of a value: of one sample where a size follows the batch, of the whole where none does."""
     size = value.nbytes({plan.batch_symbol: plan.traced_batch})
-    follows = any(isinstance(d, Expr) for d in value.shape)
-    return size / plan.traced_batch if follows else float(size)
+    return size / plan.traced_batch if follows_batch(value) else float(size)
+
+
+def follows_batch(value: Value) -> bool:
+    """Whether some size of a value is not the same in every batch."""
+    return any(isinstance(d, Expr) for d in value.shape)
 
 
 def megabytes(size: float) -> str:
