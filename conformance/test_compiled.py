@@ -227,8 +227,8 @@ def test_falling_back_is_asked_for_exact_and_reported() -> None:
     assert all("no such instruction" in s.notes[0] for s in report.segments)
 
 
-@torch._dynamo.config.patch(recompile_limit=1)
-def test_giving_up_after_too_many_compilations_is_a_failure() -> None:
+def test_giving_up_after_too_many_compilations_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)  # config.patch loses it in torch 2.11
     runtime = made(Offset, 5, boundary="after:first", backend="eager")
     halves(runtime, numbers(3, 5))
     runtime.model.second.weight.requires_grad_(False)
@@ -529,13 +529,16 @@ def test_inductor_compiles_each_side_once_and_stays_within_the_float64_bound() -
         model(x)["out"].pow(2).mean().backward()
         return [p.grad for p in model.parameters()]
 
-    for batch in (4, 1, 2, 8):
-        x = numbers(batch, 5, seed=batch)
-        runtime.model.zero_grad()
-        torch.manual_seed(3)
-        found = step(runtime, x)
-        mask = copy.deepcopy(twin).double()
-        reference = gradients(mask, x.double())
-        wrong, _ = beyond(reference, gradients(twin, x), found)
-        assert wrong is None, f"batch {batch}: {wrong}"
+    # A bias has 3 elements, whose errors are three draws: of twelve steps together, the ratio of two RMS says something.
+    steps: list[list[list[torch.Tensor | None]]] = []
+    for seed in range(3):
+        for batch in (4, 1, 2, 8):
+            x = numbers(batch, 5, seed=10 * seed + batch)
+            runtime.model.zero_grad()
+            torch.manual_seed(3)
+            found = step(runtime, x)
+            steps.append([gradients(copy.deepcopy(twin).double(), x.double()), gradients(twin, x), found])
+    exact, eager, mine = ([torch.stack(leaf) for leaf in zip(*runs, strict=True)] for runs in zip(*steps, strict=True))
+    wrong, _ = beyond(exact, eager, mine)
+    assert wrong is None, wrong
     assert runtime.report().recompiles == 0
