@@ -302,6 +302,22 @@ def test_a_module_that_the_cut_runs_through_is_on_both_sides_and_says_which_part
     assert "blocks Sequential, ops 1 to 8 of 14" in closed
 
 
+class Many(nn.Module):
+    """Every column of the input for itself."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([column.sin() for column in x.unbind(1)], 1)
+
+
+def test_many_values_of_one_module_cross_in_one_box_that_names_some() -> None:
+    runtime = prepare_split(Many(), (torch.randn(2, 20),), split="cut:20")
+    (box,) = [b for b in boxes(drawn(runtime, split=True)) if b.role == "boundary"]
+    assert box.rows[0] == "boundary: 20 values"
+    assert box.rows[3].endswith(" +17 more")
+    assert box.rows[4:] == ("20 of xB, <0.001 MB", "made in the model itself")
+    assert next(groups(drawn(runtime.resplit("cut:1"), split=True).items)).title == "PREFIX: 1 op"
+
+
 class Elsewhere(nn.Module):
     """Two layers that share an activation, which is kept in the first of them."""
 

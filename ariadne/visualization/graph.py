@@ -96,7 +96,7 @@ def graph(plan: TracePlan, candidate: SplitCandidate | None, options: Options) -
     else:
         for role, start, end in (("prefix", 0, candidate.cut), ("suffix", candidate.cut, len(plan.nodes))):
             side: Role = "prefix" if role == "prefix" else "suffix"
-            title = f"{role.upper()}: {end - start} ops"
+            title = f"{role.upper()}: {labels.counted(end - start, 'op')}"
             sides.append(Group(role, side, title, tuple(builder.inside(root, start, end, side))))
     inputs = [builder.input(name) for _, name in plan.inputs]
     output = builder.output()
@@ -218,12 +218,14 @@ class _Builder:
                 rows = [f"passthrough: input {self.names.get(names[0], names[0])}", labels.result(plan, names)]
             else:
                 role, module = "boundary", plan.nodes[made].module or "the model itself"
-                rows = [f"boundary: {labels.some(names)}", labels.result(plan, names), f"made in {module}"]
+                listed = labels.some(names).split(", ") if len(names) > 1 else []
+                first = labels.counted(len(names), "value") if listed else names[0]
+                rows = [f"boundary: {first}", *listed, labels.result(plan, names), f"made in {module}"]
             if self.options.markers:
                 rows += labels.markers(plan, (), names)
             boxes.append(Box(box_id, role, tuple(filter(None, rows)), ", ".join(names)))
         size = f"{self.candidate.boundary_bytes:,.0f} bytes\nper sample"
-        title = f"BOUNDARY\n{self.candidate.split_id}\n{len(live)} value{'' if len(live) == 1 else 's'}\n{size}"
+        title = f"BOUNDARY\n{self.candidate.split_id}\n{labels.counted(len(live), 'value')}\n{size}"
         return [Group("boundary", "boundary", title, tuple(boxes), ", ".join(live))]
 
     def edges(self, items: Iterable[Box | Group], output: Box) -> Iterator[Edge]:
@@ -273,12 +275,12 @@ class _Builder:
         numbers = sum(map(labels.elements, state))
         if c is not None:
             yield f"split: {c.split_id}{f' (after {c.after})' if c.after else ''}"
-            yield f"boundary_bytes: {c.boundary_bytes:,.0f} per sample, {len(c.live)} value{'' if len(c.live) == 1 else 's'}"
-            yield f"prefix: {c.prefix_ops} ops, suffix: {c.suffix_ops} ops"
+            yield f"boundary_bytes: {c.boundary_bytes:,.0f} per sample, {labels.counted(len(c.live), 'value')}"
+            yield f"prefix: {labels.counted(c.prefix_ops, 'op')}, suffix: {labels.counted(c.suffix_ops, 'op')}"
             yield f"suffix trainable: {'yes' if c.trainable else 'no'}, prefix trainable: {'yes' if c.trainable_prefix else 'no'}"
             if not c.safe:
                 yield f"NOT SAFE: {c.reason}"
-        yield f"{len(plan.nodes)} ops in {boxes} boxes, {count_of(numbers)} parameters"
+        yield f"{len(plan.nodes)} ops in {boxes} boxes, {labels.count(numbers) if numbers else 'no'} parameters"
         yield f"batch {plan.batch_symbol} in {plan.batches}, capture: {plan.captured_by}"
         yield "MB (1,000,000 bytes): what a box makes, per sample, or"
         yield "once per batch where no size follows the batch"
@@ -288,8 +290,3 @@ class _Builder:
     def _id(self) -> str:
         self.number += 1
         return f"n{self.number}"
-
-
-def count_of(number: int) -> str:
-    """A number of parameters, or that there are none."""
-    return labels.count(number) if number else "no"

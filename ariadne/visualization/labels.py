@@ -18,6 +18,11 @@ def some(names: Sequence[str], most: int = MOST_NAMES) -> str:
     return f"{', '.join(names[:most])} +{len(names) - most} more"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 op`, `2 ops`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def shape(dims: Iterable[Dim]) -> str:
     """`Bx64x32x32`; one dim is `x64`, none is `scalar`; an expression with an operator stands in parentheses."""
     found = [f"({d})" if isinstance(d, Expr) and not d.source.isidentifier() else str(d) for d in dims]
