@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -227,8 +228,17 @@ def test_falling_back_is_asked_for_exact_and_reported() -> None:
     assert all("no such instruction" in s.notes[0] for s in report.segments)
 
 
-def test_giving_up_after_too_many_compilations_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)  # config.patch loses it in torch 2.11
+@pytest.fixture
+def one_compilation() -> Iterator[None]:
+    """Set by hand: config.patch and monkeypatch put it back by deleting it first, after which torch 2.11 finds it no more."""
+    config = torch._dynamo.config
+    before, config.recompile_limit = config.recompile_limit, 1
+    yield
+    config.recompile_limit = before
+
+
+@pytest.mark.usefixtures("one_compilation")
+def test_giving_up_after_too_many_compilations_is_a_failure() -> None:
     runtime = made(Offset, 5, boundary="after:first", backend="eager")
     halves(runtime, numbers(3, 5))
     runtime.model.second.weight.requires_grad_(False)
