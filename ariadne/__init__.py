@@ -16,6 +16,8 @@ The pipeline, in import order; nothing imports backwards::
     variant, runtime, prepare                 a plan, cut; running and training it; the door
     benchmark                                 how long each part of it takes here
     profile                                   bytes and time along all cuts, drawn
+    observation, twins, check                 a model of the user's held against its split
+    cli                                       the command line, which nothing else imports
 """
 
 from ariadne.boundary import BoundaryPayload, ReplayBoundary, register_boundary_serializer

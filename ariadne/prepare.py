@@ -46,7 +46,7 @@ def prepare_split(
     >>> output = runtime.run_suffix(runtime.run_prefix(torch.randn(7, 3, 224, 224)))
     """
     settings = _settings(split, mode, objective, compile_options)
-    return _prepare(model, _example(model, example_inputs, example_kwargs, settings.spec), settings, True)
+    return _prepare(model, example_of(model, example_inputs, example_kwargs, settings.spec), settings, True)
 
 
 def prepare_split_replay(
@@ -61,7 +61,7 @@ def prepare_split_replay(
 ) -> SplitRuntime:
     """As `prepare_split`, for inference only: what training alone would need is not captured until it is asked for."""
     settings = _settings(split, mode, objective, compile_options)
-    return _prepare(model, _example(model, example_inputs, example_kwargs, settings.spec), settings, False)
+    return _prepare(model, example_of(model, example_inputs, example_kwargs, settings.spec), settings, False)
 
 
 def _settings(
@@ -179,7 +179,7 @@ def validate_dynamic_batches(
     Inputs of each size are made from the samples of `example_inputs`, repeated or cut. The model is left as found. Raises
     `VerificationError` for the first size at which they differ.
     """
-    example = _example(runtime.model, example_inputs, example_kwargs, runtime.settings.spec)
+    example = example_of(runtime.model, example_inputs, example_kwargs, runtime.settings.spec)
 
     def whole(*args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():
@@ -209,7 +209,17 @@ def validate_dynamic_batches(
     return tuple(outputs)
 
 
-def _example(model: nn.Module, args: Sequence[Any], given: Mapping[str, Any] | None, spec: SplitSpec) -> Example:
+def captured(
+    model: nn.Module, example_inputs: Sequence[Any], *, spec: SplitSpec, example_kwargs: Mapping[str, Any] | None = None
+) -> Captured:
+    """What `prepare_split` captures first, before it looks for a cut: the plan of the model's forward, gradients enabled."""
+    lo, hi = spec.batch_range
+    recapture = _Recapture(model, spec.batch_symbol, range(lo, hi + 1))
+    return _capture(recapture, example_of(model, example_inputs, example_kwargs, spec), True)
+
+
+def example_of(model: nn.Module, args: Sequence[Any], given: Mapping[str, Any] | None, spec: SplitSpec) -> Example:
+    """The example inputs, looked at before anything runs; raises `SpecError` and `InputError` for what can't be split."""
     if not isinstance(model, nn.Module):
         raise SpecError(
             f"the model must be a torch.nn.Module; found {type(model).__name__}. Wrap a function in a module"

@@ -1,0 +1,58 @@
+"""The entry: one command is chosen, run and answered for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from ariadne.cli import bench, check, completion, cuts, doctor, draw, plan, profile, show
+from ariadne.cli.options import Parser, top
+from ariadne.cli.output import NO_PLAN, USAGE, ModelError, UsageError, paint
+from ariadne.errors import AriadneError, SpecError
+
+COMMANDS = (plan, cuts, show, draw, profile, check, bench, doctor, completion)
+INTERRUPTED, CLOSED = 130, 141
+
+
+def parser() -> Parser:
+    """The parser of the whole command line."""
+    root, commands = top()
+    for module in COMMANDS:
+        module.add(commands)
+    return root
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status; `ariadne --help` says what each means."""
+    root = parser()
+    options = root.parse_args(argv)
+    options.parser = root
+    try:
+        # What a model prints, as it is imported or run, is no part of the answer.
+        with contextlib.redirect_stdout(sys.stderr):
+            answer = options.run(options)
+        sys.stdout.write(answer.json() if options.json else paint(answer.text) + "\n")
+        sys.stdout.flush()
+        return int(answer.status)
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED, False)
+    except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED
+    except (UsageError, SpecError) as error:
+        return _fail(str(error), USAGE, options.traceback)
+    except (AriadneError, ModelError) as error:
+        return _fail(str(error), NO_PLAN, options.traceback)
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"
+        return _fail(words if options.traceback else f"{words} (--traceback shows where)", NO_PLAN, options.traceback)
+
+
+def _fail(words: str, status: int, show: bool) -> int:
+    if show:
+        traceback.print_exc()
+    sys.stderr.write(f"ariadne: {' '.join(words.split())}\n")
+    return status

@@ -1,0 +1,88 @@
+"""Example inputs as they are typed: `3x224x224`, `16:int64:0..1000`, `mask=16:bool`, `4x4:fixed`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ariadne.cli.output import UsageError
+from ariadne.observation import Given
+
+FORM = "[NAME=]SIZES[:DTYPE][:LOW..HIGH][:fixed]"
+HELP = (
+    f"an input of forward, {FORM}: sizes of one sample, the batch is put in front (3x224x224; none for one number "
+    "per sample); dtype float32 unless another is given (16:int64:0..1000); floats are drawn from a normal distribution, or "
+    "evenly from LOW to HIGH; integers from LOW up to HIGH, which is left out (0..2 if not said); NAME= passes it as a keyword; "
+    "fixed: without the batch. Repeat for more inputs, in forward's order"
+)
+_FORM = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<sizes>(?:\d+(?:x\d+)*)?)(?P<rest>(?::[^:]+)*)")
+_NUMBER = r"-?\d+(?:\.\d*)?(?:e-?\d+)?"
+_RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input: its keyword or "", the sizes of a sample, dtype, range, and whether it has a batch."""
+
+    name: str
+    sizes: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    low: float | None = None
+    high: float | None = None
+    fixed: bool = False
+
+    def make(self, batch: int, generator: torch.Generator) -> torch.Tensor:
+        """A tensor of so many samples, drawn from a generator."""
+        shape = self.sizes if self.fixed else (batch, *self.sizes)
+        if self.dtype is torch.bool:
+            return torch.rand(shape, generator=generator) < 0.5
+        if not (self.dtype.is_floating_point or self.dtype.is_complex):
+            low, high = int(self.low or 0), 2 if self.high is None else int(self.high)
+            return torch.randint(low, high, shape, generator=generator).to(self.dtype)
+        if self.low is None or self.high is None:
+            wide = self.dtype if self.dtype.is_complex else torch.float32
+            return torch.randn(shape, generator=generator, dtype=wide).to(self.dtype)
+        return (self.low + (self.high - self.low) * torch.rand(shape, generator=generator)).to(self.dtype)
+
+
+def parse(text: str) -> Input:
+    """The meaning of one `--input`; `UsageError` where it has none.
+
+    >>> parse("mask=16:bool")
+    Input(name='mask', sizes=(16,), dtype=torch.bool, low=None, high=None, fixed=False)
+    """
+    found = _FORM.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"no input reads {text!r}; write {FORM}, such as 3x224x224, 16:int64:0..1000 or mask=16:bool")
+    sizes = tuple(int(n) for n in found["sizes"].split("x") if n)
+    given: dict[str, Any] = {}
+    for part in found["rest"].split(":")[1:]:
+        dtype = getattr(torch, part, None)
+        if part == "fixed":
+            given["fixed"] = True
+        elif bounds := _RANGE.fullmatch(part):
+            given["low"], given["high"] = float(bounds[1]), float(bounds[2])
+        elif isinstance(dtype, torch.dtype):
+            given["dtype"] = dtype
+        else:
+            raise UsageError(
+                f"input {text!r}: {part!r} is neither a dtype such as int64, nor a range LOW..HIGH, nor 'fixed'"
+            )
+    made = Input(found["name"] or "", sizes, **given)
+    if made.low is not None and made.high is not None:
+        whole = not (made.dtype.is_floating_point or made.dtype.is_complex)
+        if made.dtype is torch.bool or made.dtype.is_complex:
+            raise UsageError(f"input {text!r}: {made.dtype} takes no range; leave it out")
+        if made.low >= made.high or (whole and (made.low % 1 or made.high % 1)):
+            raise UsageError(f"input {text!r}: a range is LOW..HIGH with LOW below HIGH, whole numbers for integers")
+    return made
+
+
+def make(inputs: list[Input], batch: int, seed: int, device: torch.device) -> Given:
+    """All inputs for one call, a function of batch and seed."""
+    generator = torch.Generator().manual_seed(seed)
+    made = [(given.name, given.make(batch, generator).to(device)) for given in inputs]
+    return tuple(t for name, t in made if not name), {name: t for name, t in made if name}

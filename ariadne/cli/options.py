@@ -1,0 +1,127 @@
+"""The options that commands share, and how what was typed becomes their values."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ariadne.cli.inputs import HELP
+from ariadne.cli.output import USAGE, Answer
+from ariadne.cli.subject import FORMS
+from ariadne.spec import MODES
+
+EXITS = """exit status:
+  0    done; of a check: every one passed
+  1    a check failed, or could not show equality; something that `doctor` tried does not work
+  2    a command, option, input or model that can't be meant
+  3    the model can't be made or run, or no plan, cut or picture of it can be made; the message says why
+  130  interrupted;  141  the reader of the output closed it
+Errors are one line on stderr; --traceback shows where they came from."""
+_ABOUT = (
+    "Look at a PyTorch model, see where it can be split in two, and check on your machine that the split equals it."
+)
+_MODEL = f"the model: {FORMS}. A factory takes no arguments and returns a model, (model, args) or (model, args, kwargs)"
+Commands = Any  # argparse's own type of sub-commands has no public name
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong on one line, and exit with status 2."""
+        sys.stderr.write(f"ariadne: {' '.join(message.split())} (see {self.prog} --help)\n")
+        raise SystemExit(USAGE)
+
+
+def top() -> tuple[Parser, Commands]:
+    """The parser of the command line, and where commands are added to it."""
+    form = argparse.RawDescriptionHelpFormatter
+    root = Parser("ariadne", description=_ABOUT, epilog=EXITS, formatter_class=form, allow_abbrev=False)
+    return root, root.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+
+
+def command(commands: Commands, name: str, about: str, run: Callable[[argparse.Namespace], Answer]) -> Parser:
+    """A command without a model."""
+    made: Parser = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+    made.set_defaults(run=run)
+    made.add_argument("--json", action="store_true", help="print one JSON document, and nothing else, on stdout")
+    made.add_argument("--traceback", action="store_true", help="with an error, show where it came from")
+    return made
+
+
+def model_command(commands: Commands, name: str, about: str, run: Callable[[argparse.Namespace], Answer]) -> Parser:
+    """A command about a model, with the options that say which, and on what inputs."""
+    made = command(commands, name, about, run)
+    made.add_argument("model", metavar="MODEL", help=_MODEL)
+    group = made.add_argument_group("the model and its inputs")
+    group.add_argument("--input", action="append", default=[], metavar="SPEC", help=HELP)
+    group.add_argument("--batch", type=positive, metavar="N", help="batch of the example inputs (2, or as they come)")
+    group.add_argument(
+        "--dynamic-batch", type=batch_range, metavar="LOW..HIGH", help="the batches to serve, both included (1..64)"
+    )
+    group.add_argument("--train", action="store_true", help="the model in training mode (without: in eval mode)")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights, inputs and draws (0)")
+    return made
+
+
+def mode(made: Parser) -> None:
+    """Add `--mode`."""
+    made.add_argument("--mode", choices=MODES, default="generated_eager", help="how the halves run (generated_eager)")
+
+
+def positive(text: str) -> int:
+    """A whole number above 0."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0; found {text!r}")
+    return int(text)
+
+
+def batch_range(text: str) -> tuple[int, int]:
+    """`1..64` as (1, 64), and `8` as (8, 8)."""
+    low, dots, high = text.partition("..")
+    found = positive(low), positive(high if dots else low)
+    if found[0] > found[1]:
+        raise argparse.ArgumentTypeError(f"must be LOW..HIGH with LOW not above HIGH; found {text!r}")
+    return found
+
+
+def batches(text: str) -> list[int]:
+    """`1,2,3` as whole numbers, each once."""
+    return list(dict.fromkeys(positive(part.strip()) for part in text.split(",")))
+
+
+def words(text: str) -> list[str]:
+    """`a,b` as its parts, each once."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def boundary(text: str) -> str:
+    """A cut as it is typed: any boundary string, a bare number of ops, or q25, q50, q75."""
+    text = text.strip()
+    if text.isascii() and text.isdigit():
+        return f"cut:{int(text)}"
+    return f"percent:{text[1:]}" if text[:1] == "q" and text[1:].isdigit() else text
+
+
+def outfile(out: str | None, form: str | None, known: Sequence[str]) -> tuple[str | None, str]:
+    """Where a picture goes, and its format: the one asked for, else that of the path's ending, else svg."""
+    ending = Path(out or "").suffix.removeprefix(".")
+    return out, form or (ending if ending in known else "svg")
+
+
+def again(options: argparse.Namespace, *more: str) -> str:
+    """The command line that does the same for the same model, with other options after it."""
+    line = ["ariadne", options.command, options.model]
+    for text in options.input:
+        line += ["--input", text]
+    if options.batch:
+        line += ["--batch", str(options.batch)]
+    if options.dynamic_batch:
+        line += ["--dynamic-batch", "{}..{}".format(*options.dynamic_batch)]
+    line += ["--train"] if options.train else []
+    line += ["--seed", str(options.seed)] if options.seed else []
+    return shlex.join([*line, *more])

@@ -1,0 +1,38 @@
+"""`ariadne show`: the generated source of a cut's two sides."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from ariadne.cli.options import Commands, boundary, model_command
+from ariadne.cli.output import Answer, size
+from ariadne.cli.subject import load
+from ariadne.spec import parse_boundary
+
+ABOUT = "print the Python that runs on each side of a cut"
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    made = model_command(commands, "show", ABOUT, run)
+    made.add_argument("cut", metavar="CUT", help="where to cut: its number, after:layer3, percent:50, 50%%, auto")
+    made.add_argument("--side", choices=("prefix", "suffix"), help="only this side")
+
+
+def run(options: Namespace) -> Answer:
+    """Split, and print."""
+    asked = boundary(options.cut)
+    parse_boundary(asked)
+    subject = load(options)
+    runtime = subject.prepared(asked)
+    c = runtime.candidate
+    sources = {"prefix": runtime.prefix_source, "suffix": runtime.suffix_source}
+    shown = {side: text for side, text in sources.items() if options.side in (None, side)}
+    after = f", after {c.after}" if c.after else ""
+    head = (
+        f"# {subject.name}, {c.split_id}{after}: {c.prefix_ops} + {c.suffix_ops} ops, {size(c.boundary_bytes)} per sample "
+        f"across. {runtime.plan.batch_symbol} is the batch; p_NAME, b_NAME and a_NAME are what module NAME holds as "
+        "parameters, buffers and attributes"
+    )
+    data = {"model": subject.name, "split_id": c.split_id, "after": c.after, "live": list(c.live), **shown}
+    return Answer("\n".join([head, *(f"\n{text.rstrip()}" for text in shown.values())]), data)

@@ -1,0 +1,240 @@
+"""The model that is meant: `package.module:factory`, `path/to/file.py:factory`, or a name of `model_zoo`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from ariadne import tree
+from ariadne.capture import Captured, Example
+from ariadne.cli import inputs
+from ariadne.cli.output import ModelError, UsageError, progress
+from ariadne.errors import AriadneError, nearest
+from ariadne.observation import Given, Inputs, Loss, seed_all, varied
+from ariadne.prepare import captured, prepare_split
+from ariadne.runtime import SplitRuntime
+from ariadne.spec import SplitSpec
+
+T = TypeVar("T")
+FORMS = "package.module:factory, path/to/file.py:factory, or a name of model_zoo such as torchvision/resnet18"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with example inputs, ready to be captured; `inputs` makes others, `loss` is its own or None."""
+
+    name: str
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: Inputs
+    loss: Loss | None
+    options: Namespace
+
+    @property
+    def batch(self) -> int:
+        """The batch of the example inputs."""
+        first = next(
+            (t for t in tree.leaves((self.args, self.kwargs)) if isinstance(t, torch.Tensor) and t.dim()), None
+        )
+        return 0 if first is None else first.shape[0]
+
+    def spec(self, boundary: str) -> SplitSpec:
+        """What is asked for, cut there."""
+        return SplitSpec(boundary, dynamic_batch=self.options.dynamic_batch or (1, max(64, self.batch)))
+
+    def captured(self) -> Captured:
+        """The plan of its forward, uncut."""
+        with progress(f"capturing {self.name} ..."):
+            return owning(lambda: captured(self.model, self.args, spec=self.spec("auto"), example_kwargs=self.kwargs))
+
+    def prepared(self, boundary: str, **options: Any) -> SplitRuntime:
+        """It, split."""
+        with progress(f"splitting {self.name} at {boundary} ..."):
+            given = {"split": self.spec(boundary), "example_kwargs": self.kwargs, **options}
+            return owning(lambda: prepare_split(self.model, self.args, **given))
+
+
+def load(options: Namespace) -> Subject:
+    """The model that the options name, in the mode that they say, with its example inputs."""
+    seed_all(options.seed)
+    name: str = options.model
+    with progress(f"building {name} ..."):
+        found = _from_code(name) if ":" in name or name.endswith(".py") else _from_zoo(name, options.seed)
+        seed_all(options.seed)
+        subject = _subject(name, found, options)
+    subject.model.train(options.train)
+    return subject
+
+
+@dataclass(frozen=True)
+class _Found:
+    model: nn.Module
+    args: tuple[Any, ...] | None = None
+    kwargs: dict[str, Any] | None = None
+    inputs: Inputs | None = None
+    loss: Loss | None = None
+
+
+def _subject(name: str, found: _Found, options: Namespace) -> Subject:
+    """The model with the inputs that the options give; else those that came with it."""
+    given = [inputs.parse(text) for text in options.input]
+    first = next((t for ts in (found.model.parameters(), found.model.buffers()) for t in ts), None)
+    device = torch.device("cpu") if first is None else first.device
+    make: Inputs
+    if given:
+
+        def make(batch: int, seed: int) -> Given:
+            return inputs.make(given, batch, seed, device)
+
+    elif found.inputs is not None:
+        make = found.inputs
+    elif found.args is not None:
+        args, kwargs = found.args, found.kwargs or {}
+        if not any(isinstance(t, torch.Tensor) and t.dim() for t in tree.leaves((args, kwargs))):
+            raise UsageError(f"{name} came with inputs that hold no tensor with a batch; give --input {inputs.FORM}")
+        example = Example.of(args, kwargs)
+        if options.batch:
+            args, kwargs = tree.unflatten(example.resized(options.batch), example.spec)
+        return Subject(name, found.model, args, kwargs, varied(example), found.loss, options)
+    else:
+        raise UsageError(
+            f"{name} needs example inputs: give --input for each, such as --input 3x224x224, or let the factory return "
+            "(model, args) or (model, args, kwargs)"
+        )
+    args, kwargs = make(options.batch or 2, options.seed)
+    return Subject(name, found.model, args, kwargs, make, found.loss, options)
+
+
+def _from_zoo(name: str, seed: int) -> _Found:
+    _from_here()
+    try:
+        zoo = importlib.import_module("model_zoo")
+    except ModuleNotFoundError as error:
+        if error.name != "model_zoo":
+            raise
+        raise UsageError(
+            f"no model reads {name!r}: write {FORMS}; and model_zoo is only in a checkout of Ariadne, in its root folder"
+        ) from None
+    try:
+        entry = zoo.entry(name)
+        model = entry.build(seed)
+    except zoo.UnknownNameError as error:
+        raise UsageError(f"{error} Models of your own are written package.module:factory or file.py:factory") from None
+    except zoo.MissingPackageError as error:
+        raise ModelError(str(error)) from None
+    return _Found(model, inputs=entry.inputs, loss=entry.loss)
+
+
+def _from_code(name: str) -> _Found:
+    where, _, path = (name, "", "") if name.endswith(".py") else name.rpartition(":")
+    module = _from_file(where) if where.endswith(".py") else _from_module(where)
+    if not path:
+        raise UsageError(f"{name!r} does not say which model: write {where}:NAME{_choices(module)}")
+    thing: Any = module
+    for part in path.split("."):
+        if not hasattr(thing, part):
+            near = nearest(part, vars(thing)) if isinstance(thing, ModuleType) else ""
+            hint = f". Nearest: {near}" if near else _choices(module)
+            raise UsageError(f"there is no {path!r} in {where}{hint}")
+        thing = getattr(thing, part)
+    if not isinstance(thing, nn.Module):
+        if not callable(thing):
+            raise UsageError(f"{name} is of type {type(thing).__name__}; name a model, or a function that returns one")
+        try:
+            thing = thing()
+        except Exception as error:
+            raise ModelError(f"{name}() failed: {_words(error)}; it is called without arguments") from error
+    model, *rest = thing if isinstance(thing, (tuple, list)) and thing else (thing,)
+    if not isinstance(model, nn.Module) or len(rest) > 2:
+        raise UsageError(
+            f"{name} gave {_shape(thing)}; it must be, or return, a torch.nn.Module, (model, args) or (model, args, kwargs)"
+        )
+    if rest and not isinstance(rest[0], (tuple, list)):
+        raise UsageError(f"{name} gave args of type {type(rest[0]).__name__}; return (model, (x,))")
+    if len(rest) == 2 and not isinstance(rest[1], dict):
+        raise UsageError(f"{name} gave kwargs of type {type(rest[1]).__name__}; return (model, args, {{'mask': m}})")
+    return _Found(model, tuple(rest[0]) if rest else None, rest[1] if len(rest) == 2 else None)
+
+
+def _from_file(where: str) -> ModuleType:
+    path = Path(where).expanduser()
+    if not path.is_file():
+        raise UsageError(f"there is no file {where!r}")
+    sys.path.insert(0, str(path.resolve().parent))  # as `python file.py` does, for what lies beside it
+    name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"_ariadne_{abs(hash(path))}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{where!r} can't be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    _imported(where, lambda: spec.loader.exec_module(module))  # type: ignore[union-attr]
+    return module
+
+
+def _from_module(where: str) -> ModuleType:
+    _from_here()
+    try:
+        known = importlib.util.find_spec(where)
+    except (ImportError, ValueError):
+        known = None
+    if known is None:
+        raise UsageError(f"no module {where!r} is installed, or in this folder; a model is written {FORMS}")
+    module: ModuleType = _imported(where, lambda: importlib.import_module(where))
+    return module
+
+
+def _from_here() -> None:
+    """Let modules of the current folder be imported, as `python -m` does."""
+    if os.getcwd() not in sys.path and not sys.flags.safe_path:
+        sys.path.insert(0, os.getcwd())
+
+
+def _imported(where: str, run: Callable[[], Any]) -> Any:
+    try:
+        return run()
+    except Exception as error:
+        raise ModelError(f"{where} can't be imported: {_words(error)}") from error
+
+
+def _choices(module: ModuleType) -> str:
+    """What a module defines that may be meant, for an error message."""
+    own = [
+        name
+        for name, thing in vars(module).items()
+        if not name.startswith("_")
+        and (isinstance(thing, nn.Module) or (callable(thing) and getattr(thing, "__module__", "") == module.__name__))
+    ]
+    return f". It has {', '.join(own[:8])}" if own else ""
+
+
+def owning(run: Callable[[], T]) -> T:
+    """Run what runs the model; what the model itself raises in it is told apart from what Ariadne says of it."""
+    try:
+        return run()
+    except AriadneError:
+        raise
+    except Exception as error:
+        raise ModelError(f"the model can't run on these inputs: {_words(error)}") from error
+
+
+def _words(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _shape(thing: Any) -> str:
+    if isinstance(thing, (tuple, list)):
+        return f"({', '.join(type(v).__name__ for v in thing)})"
+    return f"a {type(thing).__name__}"
