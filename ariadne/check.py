@@ -82,7 +82,8 @@ def check(
     `args` and `kwargs` are example inputs, as for `prepare_split`. `cuts`: boundary strings, or "q25", "q50", "q75", or ("every",)
     for every safe cut. `inputs(batch, seed)` makes other inputs, a function of the two numbers; without it they are made from
     the samples of the example. `loss_fn(output)`; without it, a loss that depends on every element of every floating tensor.
-    `on_result` is called with each result, and how many are still to come. Model and random generators are left as found.
+    `on_result` is called with each result, and how many are still to come (0 until that is known). Model and random generators are
+    left as found.
 
     Raises what `prepare_split` raises, save that a split which differs from the model is a failed check; `SpecError` for
     arguments that can't be meant; and what the model itself raises on the example.

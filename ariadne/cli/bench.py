@@ -80,7 +80,8 @@ def run(options: Namespace) -> Answer:
         "This is one process, so there is no interval: another process may differ by more than these rows do. The eager model, "
         f"timed twice, differs from itself by {noise:.1%}; differences up to {max(noise, LEAST_DIFFERENCE):.1%} are called "
         "none here.",
-        "Has paid after n calls: n = (preparation + first calls beyond the steady rate) / what a steady call saves.",
+        "Has paid after n calls: n = (preparation + first calls beyond the steady rate) / what a steady call saves. The first "
+        "preparation of a process includes what torch loads for it.",
     ]
     failed = [f"{e.name} failed: {e.failed}" for e in entrants if e.failed]
     data = {"model": subject.name, "batch": subject.batch, "calls": calls, "threads": torch.get_num_threads(),

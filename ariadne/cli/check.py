@@ -74,7 +74,8 @@ def _passes(options: Namespace) -> list[tuple[bool, list[Kind]]]:
 
 def _check(subject: Subject, options: Namespace, kinds: Sequence[Kind], line: Progress) -> list[CheckResult]:
     def note(result: CheckResult, left: int) -> None:
-        line(f"{subject.name}: {result.check} {result.split_id} batch {result.batch}: {result.status}; {left} to come")
+        rest = f"; {left} to come" if left else ""
+        line(f"{subject.name}: {result.check} {result.split_id}, batch {result.batch}: {result.status}{rest}")
 
     cuts = ["every"] if options.every else [boundary(cut) for cut in options.cuts]
     return owning(

@@ -142,4 +142,4 @@ def _compiles() -> str:
         gap = float((model(x) - found).abs().max())
     if not gap < 1e-4:
         raise RuntimeError(f"the compiled split is off by {gap}")
-    return f"a tiny split, compiled, is within {gap:.0e} of the model"
+    return f"a tiny split, compiled, {f'is within {gap:.0e} of' if gap else 'equals'} the model"

@@ -50,7 +50,7 @@ def _plain(value: Any) -> Any:
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], gap: str = "  ") -> str:
     """Rows under heads, in columns as wide as they need to be; those of numbers, and of heads that begin with `>`, to the right."""
     cells = [[cell(v) for v in row] for row in rows]
-    numeric = [h[:1] == ">" or all(isinstance(row[i], (int, float)) for row in rows) for i, h in enumerate(heads)]
+    numeric = [h[:1] == ">" or all(type(row[i]) in (int, float) for row in rows) for i, h in enumerate(heads)]
     heads = [h.removeprefix(">") for h in heads]
     widths = [max(len(row[i]) for row in [list(heads), *cells]) for i in range(len(heads))]
     return "\n".join(
