@@ -58,8 +58,11 @@ def opened(node: Any) -> tuple[tuple[Any, ...], list[tuple[str, Any]]] | None:
     return None
 
 
-def leaves(root: Any) -> Iterator[tuple[str, Any]]:
-    """Every leaf with the path to it, written as Python would; an object that is met again is not opened again."""
+def leaves(root: Any, *, every_path: bool = False) -> Iterator[tuple[str, Any]]:
+    """Every leaf with the path to it, written as Python would.
+
+    An object that is met again is not opened again; with `every_path` it is, but for those that hold it.
+    """
     seen: set[int] = set()
 
     def walk(where: str, node: Any) -> Iterator[tuple[str, Any]]:
@@ -70,13 +73,15 @@ def leaves(root: Any) -> Iterator[tuple[str, Any]]:
             seen.add(id(node))
             for step, child in level[1]:
                 yield from walk(where + step, child)
+            if every_path:
+                seen.remove(id(node))
 
     yield from walk("", root)
 
 
-def tensors(root: Any) -> list[tuple[str, torch.Tensor]]:
+def tensors(root: Any, *, every_path: bool = False) -> list[tuple[str, torch.Tensor]]:
     """Every tensor among the leaves, with the path to it."""
-    return [(where, leaf) for where, leaf in leaves(root) if isinstance(leaf, torch.Tensor)]
+    return [(where, leaf) for where, leaf in leaves(root, every_path=every_path) if isinstance(leaf, torch.Tensor)]
 
 
 def difference(whole: Any, split: Any, *, gradients: bool = False) -> Difference | None:

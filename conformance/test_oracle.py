@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from conformance.compare import difference, frozen, model_difference, sharing
+from conformance.compare import difference, frozen, model_difference, sharing, tensors
 from conformance.oracle import beyond, deterministic, in_double, informative, live_gradients
 from conformance.state import Snapshot, rng_moved, rng_state, seed_all
 from conformance.statuses import Status, Stop
@@ -280,6 +280,17 @@ def test_values_that_hold_themselves_are_compared_to_an_end() -> None:
 def test_tensors_that_share_memory_are_named_in_groups() -> None:
     base = torch.zeros(4)
     assert sharing([("a", base), ("b", torch.ones(1)), ("c", base[1:])]) == [("a", "c")]
+
+
+def test_a_container_that_is_there_twice_counts_at_both_places_where_every_path_does() -> None:
+    kept = [torch.zeros(2)]
+    apart = [[kept[0]], [kept[0]]]
+    assert [name for name, _ in tensors([kept, kept])] == ["[0][0]"]
+    once, twice = (sharing(tensors(value, every_path=True)) for value in ([kept, kept], apart))
+    assert once == twice == [("[0][0]", "[1][0]")]
+    loop: list[Any] = [kept[0]]
+    loop.append(loop)
+    assert [name for name, _ in tensors(loop, every_path=True)] == ["[0]"]
 
 
 CHANGES = {

@@ -17,10 +17,11 @@ LIMITS = {"build", "cheap", "medium", "heavy", *BACKENDS}
 
 @dataclass(frozen=True)
 class Selection:
-    """Cases by check, by model and by the values of parameters; whatever is empty means all."""
+    """Cases by check, by model (but for those excepted) and by the values of parameters; whatever is empty means all."""
 
     checks: frozenset[str]
     models: tuple[str, ...]
+    excepted: tuple[str, ...]
     parameters: Mapping[str, frozenset[str]]
 
     def means(self, case: Case) -> bool:
@@ -28,6 +29,7 @@ class Selection:
         return (
             (not self.checks or case.check in self.checks)
             and (not self.models or any(_prefix(pattern, case.model) for pattern in self.models))
+            and not any(_prefix(pattern, case.model) for pattern in self.excepted)
             and all(case.get(key) is None or case[key] in values for key, values in self.parameters.items())
         )
 
@@ -65,8 +67,11 @@ def _tier(name: str, fields: Mapping[str, Any], where: str) -> Tier:
 
 
 def _selection(table: Mapping[str, list[str]], where: str) -> Selection:
-    unknown = sorted(table.keys() - {"checks", "models", *KEYS})
+    unknown = sorted(table.keys() - {"checks", "models", "except", *KEYS})
     if unknown or not all(isinstance(values, list) and values for values in table.values()):
-        raise ValueError(f"{where}: a table holds lists for checks, models and {', '.join(KEYS)}; unknown: {unknown}")
+        raise ValueError(
+            f"{where}: a table holds lists for checks, models, except and {', '.join(KEYS)}; unknown: {unknown}"
+        )
     parameters = {key: frozenset(table[key]) for key in KEYS if key in table}
-    return Selection(frozenset(table.get("checks", ())), tuple(table.get("models", ())), parameters)
+    models, excepted = tuple(table.get("models", ())), tuple(table.get("except", ()))
+    return Selection(frozenset(table.get("checks", ())), models, excepted, parameters)

@@ -57,9 +57,9 @@ def _give_gradients(model: nn.Module) -> None:
 def _named(model: nn.Module, inputs: Any, output: Any) -> list[tuple[str, torch.Tensor]]:
     state = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return [
-        *((f"input{where}", t) for where, t in tensors(inputs)),
+        *((f"input{where}", t) for where, t in tensors(inputs, every_path=True)),
         *((f"model.{name}", t) for name, t in state),
-        *((f"output{where}", t) for where, t in tensors(output)),
+        *((f"output{where}", t) for where, t in tensors(output, every_path=True)),
     ]
 
 
