@@ -42,15 +42,17 @@ def generators() -> dict[str, Any]:
 
 
 def held(model: nn.Module) -> dict[str, Any]:
-    """Copies of a model's parameters, gradients, buffers and training flags."""
+    """Copies of a model's parameters, gradients, buffers and flags."""
     found: dict[str, Any] = {
         "parameters": dict(model.named_parameters()),
         "gradients": {name: p.grad for name, p in model.named_parameters()},
         "buffers": dict(model.named_buffers()),
     }
-    return {k: copied(v) for k, v in found.items()} | {
-        "training flags": {k: m.training for k, m in model.named_modules()}
+    flags = {
+        "training": {path: module.training for path, module in model.named_modules()},
+        "requires_grad": {name: p.requires_grad for name, p in model.named_parameters()},
     }
+    return {name: copied(part) for name, part in found.items()} | flags
 
 
 def copied(value: Any) -> Any:
@@ -82,7 +84,7 @@ def first_difference(whole: Mapping[str, Any], split: Mapping[str, Any]) -> str 
         if name == "generators":
             moved = [g for g in expected if expected[g] != found.get(g)] if isinstance(found, dict) else ["?"]
             if moved:
-                return f"the generator of {' and '.join(moved)} stands elsewhere than after the whole model"
+                return f"the generator of {' and '.join(moved)} stands elsewhere"
             continue
         if type(expected) is dict and type(found) is dict and list(expected) == list(found) and expected:
             pairs = [(f"{name} of {key!r}", expected[key], found[key]) for key in expected]

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ariadne import tree
 from ariadne.errors import AriadneError
 from ariadne.observation import (
     Given,
@@ -27,6 +28,7 @@ from ariadne.runtime import SplitRuntime
 from ariadne.state import Snapshot
 
 Status = Literal["pass", "fail", "refused", "nondeterministic", "skipped"]
+Optimizers = Sequence[torch.optim.Optimizer | None]
 RATE, MOMENTUM = 1e-3, 0.9
 
 
@@ -35,37 +37,39 @@ class NothingShownError(Exception):
 
 
 class Whole:
-    """A copy of a model, trained as it is, by SGD with momentum."""
+    """A copy of a model, trained as it is, by SGD with momentum; every second step only adds to the gradients."""
 
     def __init__(self, model: nn.Module, loss_fn: Loss) -> None:
         self.model, self.loss_fn = copy.deepcopy(model), loss_fn
-        self.optimizers = [_optimizer(list(self.model.parameters()))]
+        self.optimizers: Optimizers = [_optimizer(list(self.model.parameters()))]
         self.output: Any = None
 
-    def step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """One training step; returns the loss and all that a step moves, by names."""
+    def step(self, args: tuple[Any, ...], kwargs: dict[str, Any], number: int) -> dict[str, Any]:
+        """The training step of that number; returns the loss and all that a step moves, by names."""
+        adding = number % 2 == 1
         for optimizer in self.optimizers:
-            if optimizer is not None:
+            if optimizer is not None and not adding:
                 optimizer.zero_grad(set_to_none=True)
-        loss = self.train(args, kwargs)
+        loss = self.train(args, kwargs, [None, None] if adding else self.optimizers)
         names: dict[torch.Tensor, str] = {p: name for name, p in self.model.named_parameters()}
         state = {names[p]: dict(s) for o in self.optimizers if o is not None for p, s in o.state.items()}
         return {
             "output": self.output,
             "loss": loss.detach(),
             "gradients": {name: p.grad for p, name in names.items()},
+            "gradients of inputs": {path: t.grad for path, t in tree.paths((args, kwargs)) if _wants_gradient(t)},
             "buffers": dict(self.model.named_buffers()),
             "optimizer state": {name: state.get(name) for name in names.values()},
             "parameters": {name: p.detach() for p, name in names.items()},
         }
 
-    def train(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        """Forward, backward and the optimizer's step; returns the loss."""
+    def train(self, args: tuple[Any, ...], kwargs: dict[str, Any], optimizers: Optimizers) -> torch.Tensor:
+        """Forward, backward and the optimizer's step, where there is one; returns the loss."""
         with torch.enable_grad():
             loss = self.loss_of(self.model(*args, **kwargs))
             loss.backward()
-        if self.optimizers[0] is not None:
-            self.optimizers[0].step()
+        if optimizers[0] is not None:
+            optimizers[0].step()
         return loss
 
     def loss_of(self, output: Any, targets: Any = None) -> torch.Tensor:
@@ -86,9 +90,9 @@ class Split(Whole):
         self.optimizers = [_optimizer(prefix), _optimizer(suffix)]
         self.output = None
 
-    def train(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def train(self, args: tuple[Any, ...], kwargs: dict[str, Any], optimizers: Optimizers) -> torch.Tensor:
         """The same, split: the prefix's optimizer owns the parameters that both halves read."""
-        prefix, suffix = self.optimizers
+        prefix, suffix = optimizers
         boundary = self.runtime.run_training_prefix(*args, **kwargs)
         loss, gradients = self.runtime.train_suffix(boundary, loss_fn=self.loss_of, optimizer=suffix)
         self.runtime.backward_prefix(boundary, gradients, optimizer=prefix)
@@ -205,19 +209,20 @@ class Comparison:
             args, kwargs = self.start(batch, 0)
             boundary = split.run_prefix(*args, **kwargs)
             crossing = copied(boundary.tensors)
-            answers, kept = [], []
-            for number in (1, 0):
-                with _undisturbed(self.model, split):
-                    answers.append(split.run_suffix(boundary))
-                    kept.append(copied(answers[-1]))
-                if number:
-                    with _undisturbed(self.model, split):
-                        args, kwargs = self.start(batch, number)
-                        split.run_suffix(split.run_prefix(*args, **kwargs))
+            with _undisturbed(self.model, split):
+                first = split.run_suffix(boundary)
+                kept = copied(first)
+            with _undisturbed(self.model, split):
+                args, kwargs = self.start(batch, 1)
+                split.run_suffix(split.run_prefix(*args, **kwargs))
+            later = copied(first)
+            with _undisturbed(self.model, split):
+                second = copied(split.run_suffix(boundary))
             for words, expected, found in (
-                ("the first run", whole[0]["output"], kept[0]),
-                ("the second run on the same boundary", whole[0]["output"], kept[1]),
-                ("the first answer, after a second run,", kept[0], answers[0]),
+                ("the first run", whole[0]["output"], kept),
+                ("the first answer, after a run on other inputs,", kept, later),
+                ("the second run on the same boundary", whole[0]["output"], second),
+                ("the first answer, after the second run,", kept, first),
                 ("the boundary, after its suffix ran,", crossing, boundary.tensors),
             ):
                 wrong = first_difference({words: expected}, {words: found})
@@ -233,7 +238,9 @@ class Comparison:
                 found = []
                 for twin in (whole, other):
                     args, kwargs = self.start(batch, step)
-                    found.append({**twin.step(args, kwargs), "inputs": (args, kwargs), "generators": generators()})
+                    found.append(
+                        {**twin.step(args, kwargs, step), "inputs": (args, kwargs), "generators": generators()}
+                    )
                 if is_blank(found[0]["loss"]):
                     raise NothingShownError(f"its loss is {found[0]['loss'].item()} at step {step + 1}")
                 wrong = first_difference(*found)
@@ -253,6 +260,10 @@ def _undisturbed(model: nn.Module, split: SplitRuntime | None = None) -> Iterato
         yield
     finally:
         snapshot.restore()
+
+
+def _wants_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
 
 
 def _words(error: BaseException) -> str:

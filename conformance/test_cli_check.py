@@ -62,7 +62,8 @@ def held_against(
         "ariadne.check.prepare_split", lambda *args, split, **given: kind(plain.resplit(split.boundary))
     )
     torch.manual_seed(1)
-    return check(model, (torch.randn(4, 4),), cuts=(cut,), batches=(3,), steps=2, only=("twice", *SPLIT_CHECKS))
+    x = torch.randn(4, 4, requires_grad=True)
+    return check(model, (x,), cuts=(cut,), batches=(3,), steps=3, only=("twice", *SPLIT_CHECKS))
 
 
 # What the checks must notice, and which of them first.
@@ -75,6 +76,12 @@ NOTICED = {
     "other_dtype": "forward",
     "mixed_rows": "forward",
     "reused_memory": "replay",
+    "reused_output": "replay",
+    "repeated_statistics": "forward",
+    "uncounted_batches": "forward",
+    "momentum_of_the_others": "forward",
+    "repeated_draw": "forward",
+    "lost_dropout": "forward",
     "remembered_answer": "forward",
     "written_input": "forward",
     "kept_graph": "forward",
@@ -92,6 +99,8 @@ NOTICED = {
     "shared_gradient_twice": "train",
     "shared_gradient_lost": "train",
     "unwalked_prefix": "train",
+    "forgotten_gradients": "train",
+    "lost_input_gradient": "train",
 }
 
 
@@ -115,6 +124,69 @@ def test_a_suffix_that_writes_into_its_boundary_is_noticed(busy: Any, monkeypatc
     written = next(c for c in runtime.candidates if c.written)
     results = held_against(busy, MUTANTS["written_payload"].kind.planted_in, written.split_id, monkeypatch)
     assert any(r.check == "replay" and r.status != "pass" for r in results)
+
+
+class Shapes(nn.Module):
+    """Sizes that follow the batch, pieces, keywords, a block without gradients, a buffer replaced, two inputs, a nested output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        batch = x.shape[0]
+        x = self.fc(x)
+        with torch.no_grad():
+            scale = self.fc(y).abs().sum(1, keepdim=True) + 1
+            self.seen = self.seen * 0.5 + x.sum()
+        left, right = (x / scale).reshape(batch * 2, 4).chunk(2, 1)
+        z = torch.cat([left * 2, right], 1).reshape(batch, 8)
+        return {"a": torch.sum(y - z, dim=1, dtype=torch.float64), "z": (z + y, z.sum(1))}
+
+
+@pytest.fixture(scope="module")
+def shapes() -> tuple[nn.Module, SplitRuntime, tuple[torch.Tensor, ...]]:
+    torch.manual_seed(0)
+    model, given = Shapes(), (torch.randn(4, 8), torch.randn(4, 8))
+    return model, prepare_split(model, given, split="cut:1"), given
+
+
+@pytest.mark.parametrize(
+    ("name", "noticed"),
+    [
+        (None, None),
+        ("baked_batch", "forward"),
+        ("misfitted_batch", "forward"),
+        ("reversed_pieces", "forward"),
+        ("lost_keywords", "forward"),
+        ("lost_store", "forward"),
+        ("lost_region", "train"),
+        ("lists_for_tuples", "forward"),
+        ("sorted_keys", "forward"),
+        ("shared_inputs", "forward"),
+    ],
+)
+def test_a_bug_in_the_plan_is_noticed(
+    name: str | None, noticed: str | None, shapes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, plain, given = shapes
+    runtime = plain if name is None else MUTANTS[name].kind.planted_in(plain)
+    monkeypatch.setattr("ariadne.check.prepare_split", lambda *args, **given: runtime)
+    results = check(model, given, cuts=("q50",), batches=(3, 5), steps=1, only=SPLIT_CHECKS)
+    assert passed(results) == (name is None)
+    assert next((r.check for r in results if r.status != "pass"), None) == noticed
+
+
+@pytest.mark.parametrize(
+    "name", ["left_gradients", "left_statistics", "left_draws", "left_python_draws", "left_attribute", "left_flag", "left_frozen",
+             "left_untied"],
+)  # fmt: skip
+def test_what_preparing_leaves_behind_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ariadne.check.prepare_split", MUTANTS[name].kind.prepare)
+    (result,) = check(Busy().train(), (torch.randn(4, 4),), only=("left",))
+    assert result.status == "fail"
+    assert result.detail.startswith("after preparing, ")
 
 
 class Two(nn.Module):
