@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Mapping
 from itertools import chain
-from operator import getitem, is_not
+from operator import attrgetter, getitem, is_not
 from typing import Any
 
 import torch
@@ -131,12 +131,21 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
         found.append(("flags", "pass", [flag for _, flag in assumed.requires_grad]))
     if assumed.dtypes:
         state = [v for v in plan.values.values() if v.kind in ("parameter", "buffer") and v.dtype is not None]
-        slots = [
-            (getattr(model.get_submodule(v.origin[0]), f"_{v.kind}s"), v.origin[1], v.dtype, v.device.split(":")[0])
-            for v in state
-        ]
-        found.append(("slots", "for t, k, dtype, device in slots:", slots))
-        found.append(("_", "  if t[k].dtype is not dtype or t[k].device.type != device: return None", None))
+        for kind in sorted({v.device.split(":")[0] for v in state}):
+            there = [v for v in state if v.device.split(":")[0] == kind]
+            # `is_cpu` takes a fifth of the time of `device.type`.
+            what, is_there = (f"is_{kind}", True) if kind in ("cpu", "cuda") else ("device.type", kind)
+            found += [
+                (f"tables_{kind}", "pass", [getattr(model.get_submodule(v.origin[0]), f"_{v.kind}s") for v in there]),
+                (f"keys_{kind}", "pass", [v.origin[1] for v in there]),
+                (f"type_{kind}", "pass", attrgetter("dtype", what)),
+                (f"types_{kind}", "pass", [(v.dtype, is_there) for v in there]),
+                (
+                    "getitem",
+                    f"if [*map(type_{kind}, map(getitem, tables_{kind}, keys_{kind}))] != types_{kind}: return None",
+                    getitem,
+                ),
+            ]
     if assumed.shapes:
         sizes = [
             (getattr(model.get_submodule(v.origin[0]), f"_{v.kind}s"), v.origin[1], torch.Size(map(int, v.shape)))  # type: ignore[arg-type]
