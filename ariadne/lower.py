@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -131,6 +132,9 @@ class Lowering:
         self.crowd: dict[tuple[str, int], int] = {}
         for e in recorded.events:
             self.crowd[e.module, e.call] = self.crowd.get((e.module, e.call), 0) + 1
+        leaves_out, _ = tree.flatten(recorded.output)
+        self.readers = Counter(id(t) for e in recorded.events for t in tensors_in(e.args))
+        self.readers.update(id(t) for t in tensors_in(leaves_out))
         for i, leaf in enumerate(leaves):
             self._input(i, leaf)
 
@@ -299,6 +303,8 @@ class Lowering:
         target, args = event.target, event.args
         if target is torch.ops.aten.lift_fresh.default:
             target, args = torch.ops.aten.clone.default, (args[0], None)
+        if _is_of_all(event):
+            target, args = torch.ops.aten.alias.default, (args[0],)
         op = target._schema.name.split("::")[1]
         if self._changes_nothing(event):
             for out in tensors_in(event.out):
@@ -323,12 +329,13 @@ class Lowering:
         return None
 
     def _changes_nothing(self, event: Event) -> bool:
-        """Dropout that returned its own input, and views of all there is, which indexing makes or leaves out as it likes."""
-        if event.target is torch.ops.aten.alias.default:
-            return True
-        if event.target is torch.ops.aten.slice.Tensor:
-            _, _, start, end, step = event.args
-            return start in (None, 0) and isinstance(end, int) and end >= _END and step == 1
+        """Dropout that returned its own input; and a view of all of a tensor that nothing else reads.
+
+        Where something else does, the view stays: gradients that arrive at it are added up before they go on to the tensor,
+        and a sum in another order has other bits.
+        """
+        if _is_of_all(event):
+            return self.readers[id(event.args[0])] == 1
         seeded = torch.Tag.nondeterministic_seeded in event.target.tags
         writes = next(written_arguments(event.target, event.args), None) is not None
         return seeded and not writes and isinstance(event.out, torch.Tensor) and event.out is event.args[0]
@@ -594,6 +601,14 @@ class Lowering:
 
 
 _UNTAGGED = ("aten::where", "aten::nonzero_numpy", "aten::argwhere")
+
+
+def _is_of_all(event: Event) -> bool:
+    """Whether the op makes a view of all of a tensor: indexing makes an alias, or a slice of all where sizes are symbols."""
+    if event.target is torch.ops.aten.slice.Tensor:
+        _, _, start, end, step = event.args
+        return start in (None, 0) and isinstance(end, int) and end >= _END and step == 1
+    return event.target is torch.ops.aten.alias.default
 
 
 def _sized_by_data(op: OpOverload, args: tuple[Any, ...]) -> bool:

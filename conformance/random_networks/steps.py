@@ -146,7 +146,7 @@ STEPS: dict[str, Step] = {
     "mean": Step("f", lambda f, x, dim, keepdim: x.mean(dim, keepdim=keepdim), {"dim": DIM, "keepdim": (False, True)}),
     "amax": Step("n", lambda f, x, dim: x.amax(dim), {"dim": DIM}),
     "argmax": Step("n", lambda f, x, dim: x.argmax(dim), {"dim": DIM}),
-    "softmax": Step("f", lambda f, x, dim: x.softmax(dim), {"dim": DIM}),
+    "softmax": Step("f", lambda f, x, dim: x.softmax(range(x.dim())[dim]), {"dim": DIM}),
     "cumsum": Step("n", lambda f, x, dim: x.cumsum(dim), {"dim": DIM}),
     "total": Step("f", lambda f, x: x.sum()),
     "matmul": Step("ff", lambda f, x, y: x @ y),
