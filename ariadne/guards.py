@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ariadne import tree
 from ariadne.baseline import HOOKS, Baseline, Bytes, Length, Same, owner_of, reach, shown, table_of
@@ -324,7 +325,8 @@ class ModuleGuard:
         hooks = [(m, h, base.hooks[p, h]) for p, m in modules.items() for h in HOOKS]
         loud = [(m.__dict__[h], base.hooks_now(m, h) == was) for m, h, was in hooks if was or m.__dict__[h]]
         self._loud = [(live, [*live.values()] if same else None) for live, same in loud]
-        self._silent = [*(m.__dict__[h] for m, h, was in hooks if not was and not m.__dict__[h]), *_GLOBAL_HOOKS]
+        self._hookless = [(m, h) for m, h, was in hooks if not was and not m.__dict__[h]]
+        self._handles = RemovableHandle.next_id
         looked_in_vain = {path for path, _ in base.missing}
         self._sized = [m.__dict__ for m in modules.values()] + [m._modules for m, _ in parents]
         self._sized += [t for p, m in modules.items() if p in looked_in_vain for t in (m._parameters, m._buffers)]
@@ -351,11 +353,21 @@ class ModuleGuard:
             if array.array.tobytes() != array.held:
                 return False
         return (
-            not any(self._silent)
+            (self._handles == RemovableHandle.next_id or self._still_hookless())
             and list(map(len, self._sized)) == self._sizes
             and list(chain.from_iterable(self._families)) == self._children
             and list(map(type, self._modules)) == self._classes
         )
+
+    def _still_hookless(self) -> bool:
+        """Whether nothing hooks what had no hook. Asked only after torch gave out a handle, as every registration does.
+
+        Looking into four tables of each module at each call takes as long as all the rest: they lie far apart in memory.
+        """
+        if any(m.__dict__[h] for m, h in self._hookless) or any(_GLOBAL_HOOKS):
+            return False
+        self._handles = RemovableHandle.next_id
+        return True
 
     def _same_numbers(self) -> bool:
         found = map(getitem, self._tables, self._names)

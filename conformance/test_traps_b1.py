@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import threading
 import traceback
@@ -797,6 +798,20 @@ def test_hooks_that_were_there_at_prepare_are_part_of_the_plan_until_removed(hoo
             getattr(model.second, table).clear()
     with pytest.raises(ModuleError, match=r"hooks of.*changed.*prepare"):
         twins.runtime.run_prefix(seeded((2, 6)))
+
+
+def test_a_hook_is_seen_in_a_table_that_was_put_there_later() -> None:
+    twins = Twins(Net, seeded((2, 6)))
+    twins.split.second._forward_hooks = collections.OrderedDict()
+    twins.replay(seeded((2, 6)))
+    handle = seeded((2, 6)).requires_grad_().register_hook(lambda grad: None)  # of a tensor: it concerns no module
+    twins.replay(seeded((2, 6)))
+    handle.remove()
+    handle = twins.split.second.register_forward_hook(lambda module, args, out: out * 2)
+    with pytest.raises(ModuleError, match=r"hooks of 'second' \(forward_hooks\) changed"):
+        twins.runtime.run_suffix(twins.runtime.run_prefix(seeded((2, 6))))
+    handle.remove()
+    twins.replay(seeded((2, 6)))
 
 
 def test_a_global_hook_is_refused_while_it_is_there() -> None:
