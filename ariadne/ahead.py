@@ -26,6 +26,7 @@ from ariadne.errors import CompileError
 from ariadne.expr import Expr
 from ariadne.lift import Lifted
 from ariadne.plan import Batches, TracePlan
+from ariadne.recorder import bind
 from ariadne.segment import load
 from ariadne.spec import CompileOptions
 
@@ -246,7 +247,7 @@ class Ahead:
         if any(type(s.arg).__name__ != "TensorArgument" for s in outputs) or len(outputs) != len(self.lifted.results):
             raise self.refused("it returns something other than tensors")
         for node in plain.graph.nodes:
-            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            if _draws(node):
                 raise self.refused(f"it draws random numbers ({node.target})")
 
     def _name(self, layouts: Sequence[Layout], state: Sequence[Any], ambient: Any, served: Batches) -> str:
@@ -297,6 +298,14 @@ class _Kernel(nn.Module):
     def forward(self, *args: Any) -> Any:
         """Run the kernel."""
         return self.function(*args)
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    """Whether an op of an exported program draws random numbers. Attention does so only where it drops out."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    named = dict(zip((a.name for a in node.target._schema.arguments), bind(node.target, node.args, node.kwargs)))  # type: ignore[union-attr,arg-type]
+    return named.get("dropout_p") != 0
 
 
 def _watch(tensors: Sequence[torch.Tensor]) -> Any:

@@ -31,8 +31,8 @@ class SegmentReport:
     """What became of one segment: how often it was compiled or loaded, in which time, and for which batches.
 
     `state` is waiting, compiled, loaded, or eager (it fell back). `compiled` counts by whether gradients were on; what goes
-    beyond one of each is a recompilation, and `seconds` is the time of all calls that compiled (what torch puts off to the
-    backward pass not included). `notes` says why, where something fell back, was refused, or was compiled again.
+    beyond one of each is a recompilation, and `seconds` is the time of all calls that compiled, backward
+    passes included. `notes` says why, where something fell back, was refused, or was compiled again.
     """
 
     side: str

@@ -11,7 +11,7 @@ import torch
 from torch.fx.experimental import _config as shape_config
 
 lock = threading.RLock()  # torch's compilers share settings and caches
-SETTINGS = 1  # their version: torch's kept graphs are told apart by it, since its keys don't know of what is done here
+SETTINGS = 2  # their version: torch's kept graphs are told apart by it, since its keys don't know of what is done here
 
 
 @contextmanager
@@ -22,6 +22,8 @@ def tracing(seeded: bool) -> Iterator[None]:
         stack.enter_context(shape_config.patch(backed_size_oblivious=True, use_duck_shape=False))  # type: ignore[attr-defined]
         tag = f"{torch.compiler.config.cache_key_tag} ariadne {SETTINGS}".strip()
         stack.enter_context(torch.compiler.config.patch(cache_key_tag=tag))  # type: ignore[attr-defined]
+        # The backward pass is compiled with the forward pass: what fails there fails here, where the segment is known.
+        stack.enter_context(torch._functorch.config.patch(force_non_lazy_backward_lowering=True))
         stack.enter_context(batch_free_layouts())
         stack.enter_context(differentiable_lstm())
         if seeded:

@@ -6,12 +6,16 @@ import copy
 import json
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from functorch.compile import make_boxed_func
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 
 from ariadne import SplitRuntime, SplitSpec, prepare_split
 from ariadne.ahead import Layout, _admitted
@@ -65,6 +69,17 @@ class Offset(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x) * self.scale + self.shift
         return self.second(x.tanh()) + torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+class Attention(nn.Module):
+    """Attention that drops out at a rate of its own, whatever the mode."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.first, self.second, self.rate = nn.Linear(6, 6), nn.Linear(6, 6), rate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(F.scaled_dot_product_attention(x, x, x, dropout_p=self.rate)))
 
 
 def made(build: Any, *shape: int, boundary: str = "percent:50", train: bool = False, **options: Any) -> SplitRuntime:
@@ -216,6 +231,22 @@ def test_a_failure_shows_the_segment_and_what_to_try() -> None:
     runtime = made(Offset, 5, boundary="after:first", backend=fails)
     with pytest.raises(CompileError, match=r"(?s)no such instruction.*'on_compile_error': 'eager'.*first = linear\("):
         runtime.run_prefix(numbers(2, 5))
+
+
+def test_a_backward_pass_that_can_not_be_compiled_fails_with_the_forward_pass() -> None:
+    def runs(graph: Any, example_inputs: Any) -> Any:
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=runs, bw_compiler=fails)
+    runtime = made(Offset, 5, boundary="after:first", train=True, backend=backend)
+    with pytest.raises(CompileError, match=r"(?s)no such instruction.*first = linear\("):
+        runtime.run_training_prefix(numbers(2, 5))
+    runtime = made(Offset, 5, boundary="after:first", train=True, backend=backend, on_compile_error="eager")
+    x = numbers(2, 5)
+    loss, gradients = runtime.train_suffix(runtime.run_training_prefix(x), loss_fn=lambda y, _: y.square().sum())
+    assert runtime.report().fell_back
+    assert loss.item() == whole(runtime.model, x).square().sum().item()
+    assert all(g is not None for g in gradients.values())
 
 
 def test_falling_back_is_asked_for_exact_and_reported() -> None:
@@ -471,11 +502,16 @@ def test_a_package_serves_every_batch_follows_the_model_and_is_loaded_by_the_nex
 
 
 @pytest.mark.parametrize(
-    ("build", "train", "words"),
-    [(Conv, True, "writes into|random numbers"), (Conv, False, None)],
+    ("build", "sizes", "train", "words"),
+    [
+        (Conv, (3, 8, 8), True, "writes into|random numbers"),
+        (Conv, (3, 8, 8), False, None),
+        (partial(Attention, 0.5), (4, 6), False, "draws random numbers"),
+        (partial(Attention, 0.0), (4, 6), False, None),
+    ],
 )
 def test_what_native_code_can_not_do_is_refused_before_the_compiler_runs(
-    build: Any, train: bool, words: str | None, monkeypatch: pytest.MonkeyPatch
+    build: Any, sizes: tuple[int, ...], train: bool, words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[Any] = []
 
@@ -484,9 +520,9 @@ def test_what_native_code_can_not_do_is_refused_before_the_compiler_runs(
         raise RuntimeError("the compiler was reached")
 
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", stopped)
-    runtime = made(build, 3, 8, 8, train=train, backend="aot_inductor")
+    runtime = made(build, *sizes, train=train, backend="aot_inductor")
     with pytest.raises(CompileError, match=words or "the compiler was reached"):
-        halves(runtime, numbers(2, 3, 8, 8))
+        halves(runtime, numbers(2, *sizes))
     assert bool(ran) == (words is None)
 
 
