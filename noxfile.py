@@ -213,6 +213,27 @@ def typecheck(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """Build the site of the documentation into results/site, warnings as errors; its pages must ask nothing of the network."""
+    install(session, groups=("docs",))
+    silent = {"NO_MKDOCS_2_WARNING": "1"}  # Material's notice about another project's plans
+    session.run("mkdocs", "build", "--strict", "--quiet", "-f", "docs/site/mkdocs.yml", env=silent)
+    pages = sorted(Path("results/site").rglob("*.html"))
+    asking = [page for page in pages if FETCHES.search(page.read_text(encoding="utf-8"))]
+    if asking:
+        session.error(f"fetched from elsewhere when read: {', '.join(map(str, asking))}")
+    session.log(
+        f"{len(pages)} pages; open results/site/index.html, or to search: python -m http.server -d results/site"
+    )
+
+
+# An element that a browser fetches as it shows the page; links that a reader may follow are none.
+FETCHES = re.compile(
+    r"<(?:script|img|iframe|source)\b[^>]*\bsrc=.?(?:https?:)?//|<link\b(?![^>]*canonical)[^>]*\bhref=.?(?:https?:)?//"
+)
+
+
+@nox.session
 def demo(session: nox.Session) -> None:
     """Split, replay and train real models, and print a table; options go to examples/demo.py."""
     install(session, "-e", ".[zoo]")
