@@ -304,8 +304,9 @@ def _draws(node: torch.fx.Node) -> bool:
     """Whether an op of an exported program draws random numbers. Attention does so only where it drops out."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    named = dict(zip((a.name for a in node.target._schema.arguments), bind(node.target, node.args, node.kwargs)))  # type: ignore[union-attr,arg-type]
-    return named.get("dropout_p") != 0
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    bound = bind(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
+    return not any(a.name == "dropout_p" and value == 0 for a, value in zip(arguments, bound, strict=True))
 
 
 def _watch(tensors: Sequence[torch.Tensor]) -> Any:
