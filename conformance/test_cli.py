@@ -187,6 +187,11 @@ def test_an_input_that_can_not_be_meant_is_refused(text: str, words: str) -> Non
         ("check models_of_mine.py:with_args --mode compiled", 2, "no equality of bits"),
         ("cuts models_of_mine.py:with_args --dynamic-batch 8..2", 2, "LOW..HIGH with LOW not above HIGH"),
         ("cuts models_of_mine.py:with_args --sort size", 2, "invalid choice: 'size'"),
+        (
+            "profile models_of_mine.py:net after:body",
+            2,
+            "unrecognized arguments: after:body (see ariadne profile --help)",
+        ),
         ("cuts", 2, "the following arguments are required: MODEL"),
         ("", 2, "the following arguments are required: COMMAND"),
     ],
@@ -290,6 +295,14 @@ def test_draw_writes_a_picture_of_the_model_or_of_a_cut(capsys: pytest.CaptureFi
     data = found(capsys, "draw", model, "after:body", "--out", "pictures/cut.dot", "--operations", "--depth", "all")
     assert data == {"model": model, "view": "split", "split_id": "cut:2", "path": "pictures/cut.dot"}
     assert "PREFIX" in Path("pictures/cut.dot").read_text()
+
+
+def test_a_model_that_can_not_be_cut_is_drawn_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("one.py").write_text("from torch import nn\n\n\ndef one():\n    return nn.Linear(4, 4)\n")
+    data = found(capsys, "draw", "one.py:one", "--input", "4", "--format", "dot")
+    assert data == {"model": "one.py:one", "view": "trace", "split_id": None, "path": "trace_graph.dot"}
+    assert main(["draw", "one.py:one", "50%", "--input", "4", "--format", "dot"]) == 3
+    assert "nothing to cut" in capsys.readouterr().err
 
 
 def test_a_picture_that_can_not_be_drawn_is_status_3(

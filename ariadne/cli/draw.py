@@ -49,14 +49,15 @@ def run(options: Namespace) -> Answer:
     out, form = outfile(options.out, options.format, FORMATS)
     subject = load(options)
     plan = subject.captured().plan
-    candidate = select(plan, frontiers(plan), parsed)
-    view: View = "split" if options.cut else "trace"
+    candidate = select(plan, frontiers(plan), parsed) if options.cut else None  # what can't be cut is drawn whole
+    view: View = "trace" if candidate is None else "split"
     with progress(f"drawing {subject.name} ..."):
         path = visualize(
             plan, candidate, view=view, outpath=out, fileformat=form, max_module_depth=options.depth,
             view_detail="operation" if options.operations else "module", show_operation_targets=options.targets,
             show_debug_markers=options.markers, show_node_indices=options.indices,
         )  # fmt: skip
-    what = f"split at {candidate.split_id}" if options.cut else "whole"
-    data = {"model": subject.name, "view": view, "split_id": candidate.split_id if options.cut else None}
+    split_id = None if candidate is None else candidate.split_id
+    what = "whole" if split_id is None else f"split at {split_id}"
+    data = {"model": subject.name, "view": view, "split_id": split_id}
     return Answer(f"{subject.name}, {what}, {len(plan.nodes)} ops: {path}", {**data, "path": str(path)})

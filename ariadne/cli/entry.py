@@ -28,7 +28,9 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; `ariadne --help` says what each means."""
     root = parser()
-    options = root.parse_args(argv)
+    options, unknown = root.parse_known_args(argv)
+    if unknown:
+        options.of.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.parser = root
     try:
         # What a model prints, as it is imported or run, is no part of the answer.

@@ -47,7 +47,7 @@ def top() -> tuple[Parser, Commands]:
 def command(commands: Commands, name: str, about: str, run: Callable[[argparse.Namespace], Answer]) -> Parser:
     """A command without a model."""
     made: Parser = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
-    made.set_defaults(run=run)
+    made.set_defaults(run=run, of=made)
     made.add_argument("--json", action="store_true", help="print one JSON document, and nothing else, on stdout")
     made.add_argument("--traceback", action="store_true", help="with an error, show where it came from")
     return made

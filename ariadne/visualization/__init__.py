@@ -86,7 +86,7 @@ def export_split_dot(
 
 def visualize(
     trace_plan: TracePlan,
-    candidate: SplitCandidate,
+    candidate: SplitCandidate | None,
     *,
     view: View = "trace",
     outpath: str | os.PathLike[str] | None = None,
@@ -98,9 +98,11 @@ def visualize(
     show_debug_markers: bool = False,
     show_node_indices: bool = False,
 ) -> str | Path:
-    """Draw a plan, or a plan cut at a candidate: what `SplitRuntime.visualize` does."""
+    """Draw a plan, or a plan cut at a candidate, which "trace" needs none of: what `SplitRuntime.visualize` does."""
     if view not in ("trace", "split"):
         raise SpecError(f"view must be 'trace' or 'split'; found {view!r}")
+    if view == "split" and candidate is None:
+        raise SpecError("view 'split' draws a cut, and there is none; pass a candidate, or view='trace'")
     formats = (*render.DOT_FORMATS, *render.TEXT_FORMATS)
     if fileformat not in formats:  # before a drawing is made for nothing
         raise SpecError(f"fileformat must be one of {', '.join(map(repr, formats))}; found {fileformat!r}")
