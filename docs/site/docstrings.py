@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from typing import Any
 
 from griffe import Docstring, Extension, Object
 
 EXAMPLE = re.compile(r"^>>> .*(?:\n(?!\n).*)*", re.MULTILINE)
 LITERAL = re.compile(r"::\n\n((?: {4}.*\n?|\n(?= {4}))+)")
+FENCED = re.compile(r"(```.*?```|`[^`]*`)", re.DOTALL)
 
 
 class Fences(Extension):
@@ -21,8 +23,7 @@ class Fences(Extension):
 
 
 def fenced(text: str) -> str:
-    """The docstring with each `>>>` paragraph, and each indented block after `::`, in a fence of its own."""
+    """The docstring with `>>>` paragraphs, and indented blocks after `::`, in fences; `<` in prose is that sign, no tag."""
     text = EXAMPLE.sub(lambda m: f"```pycon\n{m[0]}\n```", text)
-    return LITERAL.sub(
-        lambda m: ":\n\n```text\n" + re.sub(r"^ {4}", "", m[1].rstrip(), flags=re.MULTILINE) + "\n```\n", text
-    )
+    text = LITERAL.sub(lambda m: f":\n\n```text\n{textwrap.dedent(m[1].rstrip())}\n```\n", text)
+    return "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in FENCED.split(text))
