@@ -18,14 +18,18 @@ PROTOCOL_VERSION = 2
 class BoundaryPayload:
     """The values that cross one cut, for one batch.
 
-    In memory nothing is copied. `labels` names the values in order; `tensors` holds every tensor by its label (a sequence
-    called `parts` gives `parts[0]`, `parts[1]`, ...), `values` the tree with `TensorRef`s in their place. A boundary made
-    by `run_training_prefix` also keeps the prefix's autograd graph, which does not travel. Values that share memory with an
+    In memory nothing is copied. `batch` counts samples. `labels` names the values in order; `tensors` holds every tensor by its
+    label (a sequence called `parts` gives `parts[0]`, `parts[1]`, ...), `values` the tree with `TensorRef`s in their place.
+    A boundary made by `run_training_prefix` also keeps the prefix's autograd graph, which does not travel. Values that share memory with an
     input or an output of the model must not be written into before the suffix has run: that is refused, save for tensors
     made under `torch.inference_mode()`, which don't count their writes.
 
     `to_bytes` and `from_bytes` write and read it as bytes without pickle; reading checks every length before it
     allocates, and raises `PayloadError` for anything malformed.
+
+    >>> boundary = runtime.run_prefix(torch.randn(8, 3, 224, 224))
+    >>> boundary.nbytes, {label: list(t.shape) for label, t in boundary.tensors.items()}
+    (1605632, {'layer3_1_relu_call2': [8, 256, 14, 14]})
     """
 
     __slots__ = ("_consumed", "_graph", "_held", "_shared", "batch", "labels", "plan_signature", "raw", "requires_grad",
@@ -83,7 +87,7 @@ class BoundaryPayload:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all its tensors."""
+        """The bytes of all its tensors; on the wire a header of some hundred bytes comes on top."""
         return sum(t.numel() * t.element_size() for t in self.tensors.values())
 
     def _leaves(self) -> list[tuple[str, Any]]:
@@ -124,7 +128,13 @@ class BoundaryPayload:
             self._consumed = (*self._consumed, by)
 
     def to_bytes(self) -> bytes:
-        """The payload as bytes, for any process that prepared the same split."""
+        """The payload as bytes, for any process that prepared the same split.
+
+        Raises `BoundaryError` for a value that no serializer knows, and for values that were written into since the prefix ran.
+
+        >>> BoundaryPayload.from_bytes(boundary.to_bytes())
+        BoundaryPayload(cut:50, batch 8, layer3_1_relu_call2: [8, 256, 14, 14])
+        """
         self.refuse_if_written()
         header = {
             "protocol_version": PROTOCOL_VERSION,
@@ -141,7 +151,7 @@ class BoundaryPayload:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview, *, device: str = "cpu") -> BoundaryPayload:
-        """The payload that `to_bytes` wrote; `PayloadError` says what is wrong with bytes that are none."""
+        """The payload that `to_bytes` wrote, its tensors on `device`; raises `PayloadError` for bytes that are none."""
         header, tensors, values = decode(data, device=device)
         wanted = {
             "split_id": str,
@@ -193,13 +203,18 @@ def _take(tensors: Mapping[str, torch.Tensor], value: Any) -> Any:
 
 
 def gradients_to_bytes(gradients: Mapping[str, torch.Tensor | None]) -> bytes:
-    """Boundary gradients, by label, as bytes that `gradients_from_bytes` reads without pickle."""
+    """Boundary gradients, by label, as bytes that `gradients_from_bytes` reads without pickle.
+
+    >>> data = gradients_to_bytes({"relu_6": torch.zeros(8, 64), "mask": None})
+    >>> {label: g is not None for label, g in gradients_from_bytes(data).items()}
+    {'relu_6': True, 'mask': False}
+    """
     held = {k: g for k, g in gradients.items() if g is not None}
     return encode({"gradients": list(gradients)}, held, None)
 
 
 def gradients_from_bytes(data: bytes | bytearray | memoryview) -> dict[str, torch.Tensor | None]:
-    """The gradients that `gradients_to_bytes` wrote; None where there was none."""
+    """The gradients that `gradients_to_bytes` wrote, on the CPU, None where there was none; else raises `PayloadError`."""
     header, tensors, _ = decode(data)
     names = header.get("gradients")
     if not isinstance(names, (tuple, list)):

@@ -59,7 +59,14 @@ def prepare_split_replay(
     compile_options: Mapping[str, Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
 ) -> SplitRuntime:
-    """As `prepare_split`, for inference only: what training alone would need is not captured until it is asked for."""
+    """As `prepare_split`, for inference only: what training alone would need is not captured until it is asked for.
+
+    Gradients of the two halves are not held against the model's either. Arguments and errors are those of `prepare_split`.
+
+    >>> runtime = prepare_split_replay(model, (torch.randn(2, 3, 224, 224),), split="50%")
+    >>> runtime.run_suffix(runtime.run_prefix(torch.randn(7, 3, 224, 224))).shape
+    torch.Size([7, 1000])
+    """
     settings = _settings(split, mode, objective, compile_options)
     return _prepare(model, example_of(model, example_inputs, example_kwargs, settings.spec), settings, False)
 
@@ -176,8 +183,13 @@ def validate_dynamic_batches(
 ) -> tuple[Any, ...]:
     """Run split and model at each batch size and compare them bit for bit; returns the outputs of the split.
 
-    Inputs of each size are made from the samples of `example_inputs`, repeated or cut. The model is left as found. Raises
-    `VerificationError` for the first size at which they differ.
+    `batch_sizes` count samples. Inputs of each size are made from the samples of `example_inputs`, repeated or cut. The model is
+    left as found. Raises `VerificationError` for the first size at which they differ, and what a call of the split raises:
+    `BatchError` for a size outside `dynamic_batch`.
+
+    >>> outputs = validate_dynamic_batches(runtime, (torch.randn(2, 3, 224, 224),), batch_sizes=(1, 4, 20))
+    >>> [output.shape[0] for output in outputs]
+    [1, 4, 20]
     """
     example = example_of(runtime.model, example_inputs, example_kwargs, runtime.settings.spec)
 

@@ -36,7 +36,11 @@ _set_grad_enabled = torch._C._set_grad_enabled
 
 @dataclass(frozen=True)
 class RuntimeCacheKey:
-    """What a prepared split depends on, the concrete batch left out."""
+    """What a prepared split depends on, the concrete batch left out.
+
+    `non_batch_shapes` and `dtypes` are those of the tensor inputs, in order, the batch by its symbol: `(("B", 3, 224, 224),)`
+    and `("f32",)`. `mode` is the execution mode.
+    """
 
     plan_signature: str
     split_id: str
@@ -53,6 +57,10 @@ class SplitRuntime:
     Parameters and buffers are read from the model at every call, so optimizer steps, `load_state_dict`, `.to(...)` and
     replaced parameters are followed. A condition of the capture that no longer holds raises a `GuardError` before anything is
     computed. It may be used from several threads; boundaries may be in flight in any number.
+
+    >>> runtime = prepare_split(model, (torch.randn(2, 3, 224, 224),), split="after:layer3")
+    >>> runtime
+    SplitRuntime(ResNet, cut:50 after layer3, 50 + 19 ops, 1 value(s) across, 200704 bytes per sample)
     """
 
     def __init__(
@@ -123,15 +131,15 @@ class SplitRuntime:
         )
 
     def prefix_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the prefix reads, each once; give those that are not shared to its optimizer."""
+        """The parameters that the prefix reads, each once: for the optimizer that `backward_prefix` steps."""
         return self._now[True].parameters("prefix")
 
     def suffix_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the suffix reads, each once."""
+        """The parameters that the suffix reads, each once: for the optimizer that `train_suffix` steps, save the shared ones."""
         return self._now[True].parameters("suffix")
 
     def shared_parameters(self) -> list[nn.Parameter]:
-        """The parameters that both sides read, such as tied embeddings."""
+        """The parameters that both sides read, such as tied embeddings; `backward_prefix` completes their gradients."""
         return self._now[True].shared()
 
     def __repr__(self) -> str:
@@ -188,7 +196,15 @@ class SplitRuntime:
     # --- inference ------------------------------------------------------------------------------------------------
 
     def run_prefix(self, *args: Any, **kwargs: Any) -> BoundaryPayload:
-        """Run the prefix without gradients; takes what the model's forward takes, in the form that was captured."""
+        """Run the prefix without gradients; takes what the model's forward takes, in the form that was captured.
+
+        Any batch in `dynamic_batch` will do. Raises `InputError`, for a batch outside of it `BatchError`, and `ModuleError` where
+        the model was changed; then nothing has run. Where the call needs a plan of its own, it is captured now, which may raise
+        `CaptureError`.
+
+        >>> runtime.run_prefix(torch.randn(8, 3, 224, 224))
+        BoundaryPayload(cut:50, batch 8, layer3_1_relu_call2: [8, 256, 14, 14])
+        """
         variant = self._now[False]
         entered = variant.enter(args, kwargs)
         if entered is None or not variant.prefix_guard():
@@ -205,7 +221,14 @@ class SplitRuntime:
         return boundary
 
     def run_suffix(self, boundary: BoundaryPayload) -> Any:
-        """Run the suffix without gradients; returns what the model returns. The boundary stays as it is."""
+        """Run the suffix without gradients; returns what the model returns. The boundary stays as it is.
+
+        Raises `BoundaryError` for a boundary of another split, or one whose values were written into since; `ModuleError` where
+        the model was changed.
+
+        >>> runtime.run_suffix(runtime.run_prefix(torch.randn(8, 3, 224, 224))).shape
+        torch.Size([8, 1000])
+        """
         variant = self._accept(boundary)
         if variant.reachable:
             boundary.refuse_if_written()
@@ -239,7 +262,10 @@ class SplitRuntime:
         return variant.suffix(entered[0], *variant.prefix(*entered))
 
     def warmup(self, *args: Any, **kwargs: Any) -> None:
-        """Run both sides once, so that whatever is compiled or cached on first use is there; the model stays as it is."""
+        """Run both sides once, so that whatever is compiled or cached on first use is there; the model stays as it is.
+
+        >>> runtime.warmup(torch.randn(8, 3, 224, 224))
+        """
         snapshot = Snapshot(self.model)
         self.save_written(snapshot)
         try:
@@ -255,7 +281,10 @@ class SplitRuntime:
     # --- training -------------------------------------------------------------------------------------------------
 
     def run_training_prefix(self, *args: Any, **kwargs: Any) -> BoundaryPayload:
-        """Run the prefix with gradients; the boundary keeps the prefix's graph for `backward_prefix`."""
+        """Run the prefix with gradients; the boundary keeps the prefix's graph for `backward_prefix`.
+
+        Raises what `run_prefix` raises, and `TrainingError` under `torch.inference_mode()`.
+        """
         if torch.is_inference_mode_enabled():
             raise TrainingError(
                 "run_training_prefix was called under torch.inference_mode(), where nothing can be trained; call it outside"
@@ -285,7 +314,17 @@ class SplitRuntime:
 
         With an `optimizer`: its gradients are cleared before, and it steps after; without one, gradients add up. With a
         `scaler` (`torch.amp.GradScaler`) the loss is scaled, and so are the gradients returned. Returns the loss, and the
-        gradient of each boundary tensor by label, None where none arrived.
+        gradient of each boundary tensor by label, None where none arrived. A gradient has the shape of its tensor.
+
+        Raises `TrainingError` where `optimizer` owns a parameter that the prefix uses too, where the loss is not one element or
+        depends on nothing that requires grad; `ConsumedError` for a boundary that was trained before; and `BoundaryError` as
+        `run_suffix` does.
+
+        >>> boundary = runtime.run_training_prefix(x)
+        >>> loss, gradients = runtime.train_suffix(
+        ...     boundary, targets, loss_fn=F.cross_entropy, optimizer=suffix_optimizer
+        ... )
+        >>> runtime.backward_prefix(boundary, gradients, optimizer=prefix_optimizer)
         """
         variant = self._accept(boundary, training=True)
         boundary.refuse_if_written()
@@ -313,6 +352,12 @@ class SplitRuntime:
         """Take the boundary gradients back through the prefix's graph; nothing is recomputed.
 
         With an `optimizer`, the gradients of what it owns in the prefix alone are cleared before, and it steps after.
+        `boundary_grads`: by label, each of the shape, dtype and device of its tensor; None, or no entry, where there is none.
+
+        Raises `ConsumedError` for a boundary that was walked back before, and `BoundaryError` for one without a graph (made by
+        `run_prefix`, or read from bytes) and for gradients that are not of this boundary.
+
+        >>> runtime.backward_prefix(boundary, boundary_grads=gradients, optimizer=prefix_optimizer)
         """
         if not isinstance(boundary_grads, Mapping):
             raise BoundaryError(
@@ -332,7 +377,11 @@ class SplitRuntime:
     def resplit(self, boundary: str | SplitCandidate) -> SplitRuntime:
         """The same plan, cut elsewhere, as a new runtime; nothing is captured again.
 
-        `boundary` is any boundary string, a candidate of this plan, or its `split_id`.
+        `boundary` is any boundary string, a candidate of this plan, or its `split_id`. Raises `SpecError` for a string without
+        meaning or a candidate of another plan, `FrontierError` where there is no such cut or it is not safe.
+
+        >>> [runtime.resplit(c).split_id for c in runtime.candidates if c.safe][:2]
+        ['cut:1', 'cut:2']
         """
         if isinstance(boundary, SplitCandidate):
             if boundary.cut > len(self.candidates) or boundary.live != self.candidates[boundary.cut - 1].live:
