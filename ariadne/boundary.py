@@ -20,9 +20,9 @@ class BoundaryPayload:
 
     In memory nothing is copied. `batch` counts samples. `labels` names the values in order; `tensors` holds every tensor by its
     label (a sequence called `parts` gives `parts[0]`, `parts[1]`, ...), `values` the tree with `TensorRef`s in their place.
-    A boundary made by `run_training_prefix` also keeps the prefix's autograd graph, which does not travel. Values that share memory with an
-    input or an output of the model must not be written into before the suffix has run: that is refused, save for tensors
-    made under `torch.inference_mode()`, which don't count their writes.
+    A boundary made by `run_training_prefix` also keeps the prefix's autograd graph, which does not travel. Values that share
+    memory with an input or an output of the model must not be written into before the suffix has run: that is refused, save
+    for tensors made under `torch.inference_mode()`, which don't count their writes.
 
     `to_bytes` and `from_bytes` write and read it as bytes without pickle; reading checks every length before it
     allocates, and raises `PayloadError` for anything malformed.
