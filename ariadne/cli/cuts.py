@@ -122,7 +122,7 @@ def _why(plan: TracePlan, candidates: Sequence[SplitCandidate], c: SplitCandidat
     crossing = [plan.values[name] for name in c.live]
     last, first = plan.nodes[c.cut - 1], plan.nodes[c.cut]
     made = {v.name: plan.node(v.name).module if v.name in plan.definitions else "an input" for v in crossing}
-    after = f", which ends {c.after!r}" if c.after else ""
+    after = f", which ends {c.after!r}," if c.after else ""
     lines = [
         f"{c.split_id} is {'safe' if c.safe else 'not safe'}: between {last.name!r} ({_in(last.module)}){after} and "
         f"{first.name!r} ({_in(first.module)})",
