@@ -56,6 +56,15 @@ def test_every_page_is_in_the_navigation_and_the_other_way_round() -> None:
     assert sorted(re.findall(r"[\w/-]+\.md", text)) == sorted(p.relative_to(DOCS).as_posix() for p in PAGES[1:])
 
 
+def test_files_that_the_pages_for_contributors_name_exist() -> None:
+    text = "".join((DOCS / name).read_text() for name in ("architecture.md", "contributing.md"))
+    names = re.findall(r"`([\w/]+\.(?:py|toml|md|lock))`", text)
+    folders = ("ariadne", "conformance", "constraints", "docs", "model_zoo")
+    known = {f"/{path.relative_to(ROOT).as_posix()}" for folder in folders for path in (ROOT / folder).rglob("*.*")}
+    assert names
+    assert not [name for name in names if not any(path.endswith(f"/{name}") for path in known)]
+
+
 # --- the checker is checked -----------------------------------------------------------------------------------------
 
 

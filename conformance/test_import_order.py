@@ -81,6 +81,11 @@ def test_the_docstring_of_a_package_names_each_of_its_modules_once(package: str)
     assert sorted(stated(package)) == sorted(present(package))
 
 
+def test_the_architecture_page_has_a_line_for_each_module_in_import_order() -> None:
+    table = (ROOT / "docs/architecture.md").read_text().partition("| module |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == stated("ariadne")
+
+
 @pytest.mark.parametrize("package", ORDERED)
 def test_nothing_imports_backwards(package: str) -> None:
     found = {}
