@@ -217,7 +217,8 @@ def docs(session: nox.Session) -> None:
     """Build the site of the documentation into results/site, warnings as errors; its pages must ask nothing of the network."""
     install(session, groups=("docs",))
     silent = {"NO_MKDOCS_2_WARNING": "1"}  # Material's notice about another project's plans
-    session.run("mkdocs", "build", "--strict", "--quiet", "-f", "docs/site/mkdocs.yml", env=silent)
+    # Not --quiet: it keeps the warnings from --strict, too.
+    session.run("mkdocs", "build", "--strict", "-f", "docs/site/mkdocs.yml", env=silent)
     pages = sorted(Path("results/site").rglob("*.html"))
     asking = [page for page in pages if FETCHES.search(page.read_text(encoding="utf-8"))]
     if asking:
