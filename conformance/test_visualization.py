@@ -318,6 +318,17 @@ def test_many_values_of_one_module_cross_in_one_box_that_names_some() -> None:
     assert next(groups(drawn(runtime.resplit("cut:1"), split=True).items)).title == "PREFIX: 1 op"
 
 
+def test_the_titles_of_both_sides_stand_where_no_crossing_arrow_runs() -> None:
+    runtime = prepare_split(nn.Sequential(nn.Linear(2, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))),
+                            (torch.randn(2, 2),), split="after:0")  # fmt: skip
+    text = export_split_dot(runtime.plan, runtime.candidate, max_module_depth=None)
+    assert 'label="PREFIX\\l1 op\\l"' in text
+    assert 'label="SUFFIX\\l3 ops\\l"' in text
+    suffix = text.partition("SUFFIX")[2]
+    assert suffix.index('labelloc="b"') < suffix.index('labelloc="t"')  # the modules in it inherit it, but for their own
+
+
+
 class Elsewhere(nn.Module):
     """Two layers that share an activation, which is kept in the first of them."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ariadne.visualization.graph import Box, Edge, Graph, Group, Role
 
@@ -62,6 +62,11 @@ def _attributes(given: Mapping[str, str]) -> str:
     return ", ".join(f"{key}={quoted(value)}" for key, value in given.items())
 
 
+def _left(rows: Iterable[str]) -> str:
+    """Rows of a label, each of which starts at the left."""
+    return "".join(f"{quoted(row)[1:-1]}\\l" for row in rows)
+
+
 def _lines(graph: Graph) -> Iterator[str]:
     yield "digraph ariadne {"
     yield f"  graph [{_attributes({'rankdir': 'TB', 'fontname': FONT, 'fontsize': '12', 'fontcolor': INK, 'bgcolor': 'white'})},"
@@ -88,8 +93,11 @@ def _item(item: Box | Group, depth: int) -> Iterator[str]:
         yield f'{pad}  label="";'
         yield f"{pad}  boundary_title [label={quoted(item.title)}, shape=plaintext, fontsize=14, tooltip={quoted(item.tip)}];"
         yield f"{pad}  {{ rank=same; {'; '.join(['boundary_title', *(b.id for b in item.boxes())])}; }}"
+    elif side:  # in a corner that arrows seldom reach: the prefix's title above, the suffix's below
+        yield f'{pad}  label="{_left(item.title.split(": "))}"; fontsize=14; tooltip={quoted(item.tip or item.title)};'
+        yield f'{pad}  labelloc="{"b" if item.role == "suffix" else "t"}";'
     else:
-        yield f"{pad}  label={quoted(item.title)}; fontsize={14 if side else 11}; tooltip={quoted(item.tip or item.title)};"
+        yield f'{pad}  label={quoted(item.title)}; fontsize=11; labelloc="t"; tooltip={quoted(item.tip or item.title)};'
     for inner in item.items:
         yield from _item(inner, depth + 1)
     yield f"{pad}}}"
@@ -105,8 +113,7 @@ def _edge(edge: Edge) -> str:
 def _legend(graph: Graph) -> Iterator[str]:
     yield "  subgraph cluster_legend {"
     yield f'    label={quoted(graph.title)}; fontsize=14; style="solid"; color="#afb8c1"; tooltip="legend";'
-    rows = "".join(f"{quoted(row)[1:-1]}\\l" for row in graph.legend)  # \l ends a line that starts at the left
-    yield f'    legend [label="{rows}", shape="plaintext", tooltip="legend"];'
+    yield f'    legend [label="{_left(graph.legend)}", shape="plaintext", tooltip="legend"];'
     last = ["legend"]
     if graph.split:
         for role, words in KEY:
