@@ -10,6 +10,7 @@ The pipeline, in import order; nothing imports backwards::
     spec, select                              the cut that was asked for
     bindings, codegen, segment, guards        one side of a cut becomes Python; what it relies on
     lift, compilable, tracing                 the same, for compilers
+    rows, buckets                             samples that never meet may be padded
     ahead, compiled                           compiled ahead of time, and when first called
     wire, boundary, training                  what crosses, and how gradients come back
     visualization                             pictures of a plan and of a cut, from what they hold

@@ -16,11 +16,13 @@ from typing import Any
 import torch
 
 from ariadne.ahead import Ahead
+from ariadne.buckets import Bucketed
 from ariadne.codegen import Source
 from ariadne.compilable import Strides, compilable, empty_dims, odd_strides, pinned
 from ariadne.errors import AriadneError, CompileError, SpecError
 from ariadne.lift import Lifted, Miss, lift
-from ariadne.plan import TracePlan
+from ariadne.plan import TraceNode, TracePlan
+from ariadne.rows import Mixed
 from ariadne.segment import load
 from ariadne.spec import CompileOptions
 from ariadne.tracing import batch_free_layouts, lock, tracing
@@ -95,15 +97,20 @@ class CompileReport:
         return "\n".join(lines)
 
 
-def jit(
-    source: Source, plan: TracePlan, label: str, options: CompileOptions, report: SegmentReport
-) -> Callable[..., Any]:
+def jit(source: Source, plan: TracePlan, nodes: Sequence[TraceNode], label: str, options: CompileOptions,
+        report: SegmentReport) -> Callable[..., Any]:  # fmt: skip
     """A segment under `torch.compile`; it is compiled when it is first called, once for inference and once for training."""
     lifted = compilable(lift(source, plan))
     graphs = _uses_cuda_graphs(lifted, options)
     kernel = _Jit(lifted, label, options, report, any(node.seeded for node in plan.nodes))
     call = "try: {results} = hot({given})\nexcept Miss: {results} = cold({given})"
-    namespace = {"hot": kernel.hot, "cold": kernel.cold, "Miss": Miss, "step": _step, "keep": _keep}
+    namespace: dict[str, Any] = {"hot": kernel.hot, "cold": kernel.cold, "Miss": Miss, "step": _step, "keep": _keep}
+    if options.buckets:
+        try:
+            namespace["padded"] = Bucketed.of(kernel.run, lifted, plan, nodes, options.buckets)
+            call = "{results} = padded({batch}, {given})"
+        except Mixed as why:
+            report.notes.append(f"not padded to batch_buckets, since its samples may depend on each other: {why}")
     first = ("step()",) if graphs and lifted.name == "prefix" else ()
     shell = lifted.shell(call, namespace, first, "keep({})" if graphs else "{}")
     function = load(shell, f"{label}, compiled")
@@ -139,6 +146,13 @@ class _Jit:
         else:
             self.hot = self.watched if breaks else torch._dynamo.run(function)
         self.shell["hot"] = self.hot
+
+    def run(self, *args: Any) -> Any:
+        """Run what is compiled, and compile what is missing."""
+        try:
+            return self.hot(*args)
+        except Miss:
+            return self.cold(*args)
 
     def cold(self, *args: Any) -> Any:
         """Compile for what these arguments are, and run."""
@@ -263,9 +277,10 @@ def ahead(
     return load(lifted.shell(call, {"kernel": kernel}), f"{label}, compiled")
 
 
-def compiled(
-    source: Source, plan: TracePlan, label: str, options: Mapping[str, Any] | None, report: SegmentReport
-) -> Callable[..., Any]:
-    """One side of a cut of `plan` as a callable that compiles itself as `options` say, and accounts for it in `report`."""
+def compiled(source: Source, plan: TracePlan, nodes: Sequence[TraceNode], label: str, options: Mapping[str, Any] | None,
+             report: SegmentReport) -> Callable[..., Any]:  # fmt: skip
+    """The ops `nodes`, one side of a cut of `plan`, as a callable that compiles itself as `options` say; its account is `report`."""
     chosen = CompileOptions.parse(options)
-    return (ahead if chosen.ahead else jit)(source, plan, label, chosen, report)
+    if chosen.ahead:
+        return ahead(source, plan, label, chosen, report)
+    return jit(source, plan, nodes, label, chosen, report)

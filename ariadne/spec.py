@@ -15,8 +15,8 @@ from ariadne.expr import FUNCTIONS
 ExecutionMode = Literal["debug_interpreter", "generated_eager", "compiled"]
 TraceBatchMode = Literal["batch_1", "batch_gt1"]
 COMPILE_OPTIONS = ("backend", "mode", "dynamic", "fullgraph", "options", "disable")  # those of torch.compile
-OUR_COMPILE_OPTIONS = ("on_compile_error", "cache_dir")
-AHEAD_OPTIONS = ("backend", "options", *OUR_COMPILE_OPTIONS)
+OUR_COMPILE_OPTIONS = ("on_compile_error", "cache_dir", "batch_buckets")
+AHEAD_OPTIONS = ("backend", "options", "on_compile_error", "cache_dir")
 MODES = ("debug_interpreter", "generated_eager", "compiled")
 TRACE_BATCH_MODES = ("batch_1", "batch_gt1")
 Objective = Mapping[str, float] | Callable[[Any], float]
@@ -78,13 +78,15 @@ class CompileOptions:
 
     `given` are the options for the compiler: torch.compile's, or where `ahead` is true (backend "aot_inductor") AOTInductor's
     configuration in "options". `cache_dir`: where packages compiled ahead of time are kept; native code is loaded from there, so it
-    must be as trusted as the program. `on_error`: raise, or eager to run a segment eagerly that can't be compiled.
+    must be as trusted as the program. `on_error`: raise, or eager to run a segment eagerly that can't be compiled. `buckets`: the
+    batches that are run; a smaller one is padded to the next of them where each sample is shown to be computed by itself.
     """
 
     given: Mapping[str, Any]
     ahead: bool = False
     cache_dir: str | None = None
     on_error: str = "raise"
+    buckets: tuple[int, ...] = ()
 
     @classmethod
     def parse(cls, options: Mapping[str, Any] | None) -> CompileOptions:
@@ -97,7 +99,7 @@ class CompileOptions:
         ahead = given.get("backend") == "aot_inductor"
         known = AHEAD_OPTIONS if ahead else (*COMPILE_OPTIONS, *OUR_COMPILE_OPTIONS)
         unknown = next((name for name in given if name not in known), None)
-        if unknown in COMPILE_OPTIONS:
+        if unknown in (*COMPILE_OPTIONS, "batch_buckets"):
             raise SpecError(
                 f"compile_options: {unknown!r} is for torch.compile; backend 'aot_inductor' takes {', '.join(map(repr, known))}"
             )
@@ -110,9 +112,16 @@ class CompileOptions:
             raise SpecError(f"cache_dir is the path of a directory; found {type(cache_dir).__name__}")
         if cache_dir is not None and not ahead:
             raise SpecError("cache_dir goes with backend 'aot_inductor'; torch.compile keeps caches of its own")
+        buckets = given.pop("batch_buckets", ())
+        if not (
+            isinstance(buckets, (list, tuple))
+            and all(type(b) is int and b > 0 for b in buckets)
+            and sorted({*buckets}) == [*buckets]
+        ):
+            raise SpecError(f"batch_buckets are batches, ascending, such as (1, 4, 16); found {buckets!r}")
         if ahead and not isinstance(given.get("options") or {}, Mapping):
             raise SpecError(f"options is a mapping of inductor's settings; found {type(given['options']).__name__}")
-        return cls(given, ahead, None if cache_dir is None else os.fspath(cache_dir), on_error)
+        return cls(given, ahead, None if cache_dir is None else os.fspath(cache_dir), on_error, tuple(buckets))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from ariadne.compiled import SegmentReport, compiled
 from ariadne.errors import BoundaryError
 from ariadne.frontier import SplitCandidate
 from ariadne.guards import ModuleGuard, entrance
-from ariadne.plan import TracePlan, Value, short_dtype, uses
+from ariadne.plan import TraceNode, TracePlan, Value, short_dtype, uses
 from ariadne.prune import Groups
 from ariadne.segment import load
 from ariadne.spec import Boundary, ExecutionMode, Objective, SplitSpec
@@ -66,9 +66,10 @@ class Variant:
             return
         if settings.mode == "compiled":
             self.reports = [SegmentReport(side, candidate.split_id) for side in ("prefix", "suffix")]
+            sides = zip((self.prefix_source, self.suffix_source), self.reports, strict=True)
             self.prefix, self.suffix = (
-                compiled(source, plan, label, settings.compile_options, report)
-                for source, report in zip((self.prefix_source, self.suffix_source), self.reports, strict=True)
+                compiled(source, plan, nodes_of(plan, candidate, source.name), label, settings.compile_options, report)
+                for source, report in sides
             )
             return
         self.prefix, self.suffix = load(self.prefix_source, label), load(self.suffix_source, label)
@@ -92,9 +93,14 @@ class Variant:
         return [p for p in self.parameters("suffix") if id(p) in mine]
 
 
+def nodes_of(plan: TracePlan, candidate: SplitCandidate, side: str) -> tuple[TraceNode, ...]:
+    """The ops of one side of a cut."""
+    return tuple(plan.nodes[: candidate.cut] if side == "prefix" else plan.nodes[candidate.cut :])
+
+
 def reads_of(plan: TracePlan, candidate: SplitCandidate, side: str) -> dict[tuple[str, str], None]:
     """The parameters that one side of a cut reads, as (module path, name), in the order of their first use."""
-    nodes = plan.nodes[: candidate.cut] if side == "prefix" else plan.nodes[candidate.cut :]
+    nodes = nodes_of(plan, candidate, side)
     values = (plan.values.get(name) for node in nodes for name in node.reads)
     return {(v.origin[0], v.origin[1]): None for v in values if v is not None and v.kind == "parameter"}
 
