@@ -325,8 +325,7 @@ def test_the_titles_of_both_sides_stand_where_no_crossing_arrow_runs() -> None:
     assert 'label="PREFIX\\l1 op\\l"' in text
     assert 'label="SUFFIX\\l3 ops\\l"' in text
     suffix = text.partition("SUFFIX")[2]
-    assert suffix.index('labelloc="b"') < suffix.index('labelloc="t"')  # the modules in it inherit it, but for their own
-
+    assert suffix.index('labelloc="b"') < suffix.index('labelloc="t"')  # modules in it would inherit it
 
 
 class Elsewhere(nn.Module):
