@@ -279,7 +279,7 @@ def ahead(
 
 def compiled(source: Source, plan: TracePlan, nodes: Sequence[TraceNode], label: str, options: Mapping[str, Any] | None,
              report: SegmentReport) -> Callable[..., Any]:  # fmt: skip
-    """The ops `nodes`, one side of a cut of `plan`, as a callable that compiles itself as `options` say; its account is `report`."""
+    """The ops `nodes`, a side of a cut of `plan`, as a callable that compiles itself as `options` say; its account is `report`."""
     chosen = CompileOptions.parse(options)
     if chosen.ahead:
         return ahead(source, plan, label, chosen, report)
