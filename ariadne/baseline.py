@@ -12,6 +12,7 @@ from torch import nn
 
 from ariadne.held import Attribute, follow, held, is_array, is_opaque, place
 from ariadne.recorder import Recording, simple
+from ariadne.surroundings import Outside
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 StateTypes = tuple[tuple[torch.dtype, str, tuple[int, ...]], ...]
@@ -79,10 +80,13 @@ class Baseline:
         self.ties = self._ties()
         self.attributes: list[tuple[str, tuple[Any, ...], Any]] = []
         self.missing: set[tuple[str, str]] = set()
+        self.outside: list[Outside] = []
         self.installed: set[types.CodeType] = set()  # hooks that forward itself registers, and that change no result
         seen: set[tuple[Any, ...]] = set()
         for recorded in recordings:
             changed = {(path, name) for path, name, _, _ in recorded.changed}
+            known = {(id(o.table), o.key) for o in self.outside}
+            self.outside += [o for o in recorded.outside if (id(o.table), o.key) not in known]
             self.missing |= recorded.missing - changed  # what forward sets up itself may be there or not
             hooks = (f for _, now in recorded.containers for f in now if callable(f))
             self.installed |= {f.__code__ for f in hooks if hasattr(f, "__code__")}
@@ -113,6 +117,7 @@ class Baseline:
         old = self.modules
         new.training, new.classes, new.types = dict(self.training), dict(self.classes), self.types
         new.absent, new.ties, new.missing, new.installed = self.absent, self.ties, self.missing, self.installed
+        new.outside = self.outside
         for path, module in old.items():
             if list(module._modules.items()) != self.children[path]:
                 new.children[path] = self.children[path]

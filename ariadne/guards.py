@@ -18,6 +18,7 @@ from ariadne.errors import BatchError, InputError, ModuleError
 from ariadne.expr import Expr
 from ariadne.plan import TracePlan, layout, short_dtype
 from ariadne.recorder import simple
+from ariadne.surroundings import MISSING
 
 _GLOBAL_HOOKS = tuple(
     getattr(nn.modules.module, name)
@@ -287,9 +288,7 @@ class ModuleGuard:
         self._arrays: list[Bytes] = []
         identical: dict[tuple[int, Any], tuple[Any, Any, Any]] = {}
         containers: dict[int, Any] = {}
-        slots: dict[
-            tuple[int, Any], tuple[dict[Any, Any], Any, Any]
-        ] = {}  # what stands in a class is read once for all
+        slots: dict[tuple[int, Any], tuple[Any, Any, Any]] = {}  # what stands in a class is read once for all
         for path, m in modules.items():
             slots[id(m.__dict__), "training"] = m.__dict__, "training", base.training[path]
             for table, name in ((m.__dict__[table], name) for table, name in base.absent[path]):
@@ -310,6 +309,8 @@ class ModuleGuard:
                         table if isinstance(table, dict) else owner_of(m, keys[0])
                     )  # a class makes a new view each time
                     slots.setdefault((id(home), keys[-1]), (table, keys[-1], value))
+        for o in base.outside:
+            (slots if o.is_plain else identical)[id(o.table), o.key] = o.table, o.key, o.value
         # Numbers may be equal and yet compute something else (1, 1.0 and True): they are compared by identity first, the rest
         # by ==, which costs half as much. A training flag is only ever asked whether it is true.
         strict = [s for s in slots.values() if s[1] != "training" and not isinstance(s[2], str | None)]
@@ -432,6 +433,16 @@ class ModuleGuard:
             if path in self.modules and hasattr(self.modules[path], name):
                 raise ModuleError(
                     f"forward found no attribute {name!r} on {path or 'the model'!r}, now there is one{again}"
+                )
+        for outside in base.outside:
+            found = outside.now()
+            if found is not outside.value and not (
+                outside.is_plain and simple(found) and tree.identical(found, outside.value)
+            ):
+                now_it_is = "gone" if found is MISSING else reprlib.repr(found) if outside.is_plain else "another"
+                raise ModuleError(
+                    f"the global {outside.name} was {reprlib.repr(outside.value)} when a function that forward calls read it, now "
+                    f"it is {now_it_is}{again}"
                 )
         if any(_GLOBAL_HOOKS):
             raise ModuleError("a global module hook was added, which a captured plan does not run; remove it")

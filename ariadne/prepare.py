@@ -20,6 +20,11 @@ from ariadne.state import Snapshot
 from ariadne.variant import Settings
 from ariadne.verify import difference
 
+_AT_FAULT = (
+    "If the model gives the same result twice on the same input, and follows nothing outside of itself, such as a variable "
+    "of an enclosing function, this is a bug in Ariadne"
+)
+
 
 def prepare_split(
     model: nn.Module,
@@ -170,8 +175,7 @@ def _verify(runtime: SplitRuntime, example: Example, captures: Sequence[Captured
             wrong = difference(seen.output, found)
             if wrong:
                 raise VerificationError(
-                    f"at batch {seen.batch} the split at {runtime.split_id} differs from the model: {wrong}. If the model "
-                    "gives the same result twice on the same input, this is a bug in Ariadne"
+                    f"at batch {seen.batch} the split at {runtime.split_id} differs from the model: {wrong}. {_AT_FAULT}"
                 )
 
 
@@ -214,8 +218,7 @@ def validate_dynamic_batches(
         wrong = difference(*results)
         if wrong:
             raise VerificationError(
-                f"at batch {size} the split at {runtime.split_id} differs from the model: {wrong}. If the model "
-                "gives the same result twice on the same input, this is a bug in Ariadne"
+                f"at batch {size} the split at {runtime.split_id} differs from the model: {wrong}. {_AT_FAULT}"
             )
         outputs.append(results[1])
     return tuple(outputs)

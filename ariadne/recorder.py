@@ -28,6 +28,7 @@ from ariadne.plan import PLAIN, Region
 from ariadne.refusals import Patches, called_by_torch, refuse, refuse_transforms
 from ariadne.sizes import Size, Watch
 from ariadne.state import Snapshot
+from ariadne.surroundings import Outside, surroundings
 
 PATCHING = threading.RLock()
 WHOLE = "ariadne.whole"  # the target of an event by which Python took all of a tensor's data, by `tolist` or `numpy`
@@ -69,6 +70,7 @@ class Recording:
     containers: list[tuple[Any, Any]] = field(default_factory=list)
     moved: set[int] = field(default_factory=set)
     backwards: list[tuple[int, int, str]] = field(default_factory=list)
+    outside: list[Outside] = field(default_factory=list)
 
 
 def bind(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -492,9 +494,11 @@ def recording(
                 stack.enter_context(fake)
             stack.enter_context(enable_python_dispatcher())
             stack.enter_context(recorder)
+            read = stack.enter_context(surroundings(recorder.is_mine)) if fake is None and watch is None else None
             yield found, recorder
         finally:
             patches.restore()
+    found.outside = read.lasting() if read else []
     found.stores = list(snapshot.replaced_buffers())
     found.changed = list(snapshot.changes())
     for at, before, now in snapshot.changed_containers():

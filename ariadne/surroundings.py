@@ -1,0 +1,141 @@
+"""Surroundings: what forward's own functions read outside of the model, in the globals of their modules.
+
+A plan holds the numbers that such reads gave, so a guard has to know of them. They are found in the code of each function that
+ran: a global that is a plain value; and one attribute or one constant key of a global that is a module, a class, an object or a
+container. A value that is reached in more steps, or through a closure, is not seen.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+import torch
+
+_SIMPLE = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
+_SUBSCRIPT = "BINARY_SUBSCR" if "BINARY_SUBSCR" in dis.opmap else "BINARY_OP"  # from Python 3.14 on
+_OTHERS = sys.stdlib_module_names | {"torch", "ariadne", "sympy", "numpy", "builtins"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outside:
+    """Something in the surroundings: `table[key]`, called `name`, was `value`, a plain value or what one was taken out of."""
+
+    table: Mapping[Any, Any] | list[Any] | tuple[Any, ...]
+    key: Any
+    value: Any
+    name: str
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether an equal value would do as well."""
+        return _plain(self.value)
+
+    def now(self) -> Any:
+        """What stands there now; `MISSING` where nothing does."""
+        try:
+            return self.table[self.key]
+        except LookupError:
+            return MISSING
+
+
+MISSING = object()
+
+
+@dataclass
+class Surroundings:
+    """What the functions that ran have read, as it was when each ran first."""
+
+    seen: set[CodeType] = field(default_factory=set)
+    found: dict[tuple[int, Any], Outside] = field(default_factory=dict)
+
+    def note(self, frame: FrameType) -> None:
+        """Look at the code of a call, if it is not torch's or Python's own."""
+        code = frame.f_code
+        if code in self.seen:
+            return
+        self.seen.add(code)
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _OTHERS:
+            for outside in _read_by(code, frame.f_globals):
+                self.found.setdefault((id(outside.table), outside.key), outside)
+
+    def lasting(self) -> list[Outside]:
+        """What was read and is still as it was: what forward itself changes tells nothing about the next call."""
+        return [outside for outside in self.found.values() if outside.now() is outside.value]
+
+
+@contextmanager
+def surroundings(mine: Callable[[], bool]) -> Iterator[Surroundings]:
+    """Look at every Python function that starts in the block, in this thread and while it is `mine`.
+
+    A profiler that is at work meanwhile sees nothing of the block.
+    """
+    found, before, thread = Surroundings(), sys.getprofile(), threading.get_ident()
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code not in found.seen and threading.get_ident() == thread and mine():
+            found.note(frame)
+
+    sys.setprofile(profile)
+    try:
+        yield found
+    finally:
+        sys.setprofile(before)
+
+
+def _read_by(code: CodeType, table: Mapping[str, Any]) -> Iterator[Outside]:
+    """The plain values that code takes out of a table of globals."""
+    if not any(name in table for name in code.co_names):
+        return
+    home, steps = str(table.get("__name__")), list(dis.get_instructions(code))
+    for i, step in enumerate(steps):
+        if step.opname != "LOAD_GLOBAL" or step.argval not in table:
+            continue
+        name, value = step.argval, table[step.argval]
+        if _plain(value):
+            yield Outside(table, name, value, f"{home}.{name}")
+            continue
+        rest = [s for s in steps[i + 1 : i + 5] if s.opname not in ("CACHE", "PUSH_NULL", "PRECALL")][:2]
+        for outside in _inside(value, f"{home}.{name}", rest):
+            yield Outside(table, name, value, f"{home}.{name}")
+            yield outside
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, _SIMPLE) or (isinstance(value, tuple) and all(map(_plain, value)))
+
+
+def _inside(value: Any, name: str, steps: list[dis.Instruction]) -> Iterator[Outside]:
+    """What the next steps take out of a global, where that is a plain value."""
+    if not steps:
+        return
+    first = steps[0]
+    if first.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        holder = next((t for t in _tables(value) if first.argval in t), None)
+        if holder is not None and _plain(holder[first.argval]) and not _is_torchs(value):
+            yield Outside(holder, first.argval, holder[first.argval], f"{name}.{first.argval}")
+    elif isinstance(value, (dict, list, tuple)) and [s.opname for s in steps] == ["LOAD_CONST", _SUBSCRIPT]:
+        there = Outside(value, first.argval, MISSING, f"{name}[{first.argval!r}]")
+        if _plain(there.now()):
+            yield replace(there, value=there.now())
+
+
+def _tables(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Where attributes of a value are looked up, in order."""
+    if isinstance(value, type):
+        yield from (vars(c) for c in value.__mro__)
+    elif hasattr(value, "__dict__"):
+        yield vars(value)
+        yield from (vars(c) for c in type(value).__mro__)
+
+
+def _is_torchs(value: Any) -> bool:
+    """Whether a global is a module or class of torch, or of Python itself."""
+    home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return str(home).partition(".")[0] in _OTHERS

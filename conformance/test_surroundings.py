@@ -1,0 +1,142 @@
+"""What forward's functions read outside of the model is guarded: a global that changed is an error, not another result."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ariadne import SplitRuntime, prepare_split
+from ariadne.errors import ModuleError
+from conformance.trap_kit import numbers
+
+SCALE, NAME, FACTORS, TABLE, CALLS = 2.0, "relu", (1.0, 3.0), {"scale": 2.0, "other": 1}, 0
+SETTINGS = types.ModuleType("settings_of_a_test")
+SETTINGS.scale = 2.0
+
+
+class Config:
+    scale = 2.0
+
+
+class Box:
+    def __init__(self) -> None:
+        self.scale = 2.0
+
+
+class Row(list):
+    @property
+    def scale(self) -> float:
+        return self[1]
+
+    @scale.setter
+    def scale(self, value: float) -> None:
+        self[1] = value
+
+
+BOX, ROW = Box(), Row([1.0, 5.0])
+
+
+def helper(x: torch.Tensor) -> torch.Tensor:
+    return x * SCALE
+
+
+def counting(x: torch.Tensor) -> torch.Tensor:
+    global CALLS
+    CALLS += 1
+    return x
+
+
+def put(name: str, value: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setitem(globals(), name, value)
+
+
+READS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[pytest.MonkeyPatch], None], str]] = {
+    "an attribute of a class": (lambda x: x * Config.scale, lambda p: p.setattr(Config, "scale", 3.0), "Config.scale"),
+    "an attribute of a module": (lambda x: x * SETTINGS.scale, lambda p: p.setattr(SETTINGS, "scale", 3.0), "SETTINGS.scale"),
+    "an attribute of an object": (lambda x: x * BOX.scale, lambda p: p.setattr(BOX, "scale", 3.0), "BOX.scale"),
+    "an index": (lambda x: x * ROW[1], lambda p: p.setattr(ROW, "scale", 3.0), r"ROW\[1\]"),
+    "another container": (lambda x: x * TABLE["scale"], put("TABLE", dict(TABLE)), "TABLE was .* now it is another"),
+    "a key": (lambda x: x * TABLE["scale"], lambda p: p.setitem(TABLE, "scale", 3.0), r"TABLE\['scale'\]"),
+    "a key that goes": (lambda x: x * TABLE["scale"], lambda p: p.delitem(TABLE, "scale"), "now it is gone"),
+    "a number": (lambda x: x * SCALE, put("SCALE", 3.0), "SCALE was 2.0 .*, now it is 3.0"),
+    "a number of another type": (lambda x: x * SCALE, put("SCALE", 2), "SCALE was 2.0 .*, now it is 2;"),
+    "a number, in a helper": (helper, put("SCALE", 3.0), "SCALE"),
+    "a string": (lambda x: getattr(x, NAME)(), put("NAME", "tanh"), "NAME was 'relu'"),
+    "a tuple": (lambda x: x * sum(FACTORS), put("FACTORS", (1.0, 4.0)), "FACTORS"),
+}  # fmt: skip
+
+
+class Reads(nn.Module):
+    def __init__(self, middle: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.middle = nn.Linear(4, 4), nn.Linear(4, 2), middle
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.middle(self.first(x)))
+
+
+def split_of(middle: Callable[[torch.Tensor], torch.Tensor], cut: str = "cut:1") -> SplitRuntime:
+    torch.manual_seed(0)
+    return prepare_split(Reads(middle).eval(), (numbers(2, 4),), split=cut)
+
+
+def agree(runtime: SplitRuntime) -> None:
+    x = numbers(3, 4)
+    with torch.no_grad():
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), runtime.model(x))
+
+
+@pytest.mark.parametrize("name", sorted(READS))
+def test_a_global_that_changed_is_an_error_until_it_is_put_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    middle, change, words = READS[name]
+    runtime = split_of(middle)
+    agree(runtime)
+    boundary = runtime.run_prefix(numbers(3, 4))
+    with monkeypatch.context() as patch:
+        change(patch)
+        with pytest.raises(ModuleError, match=f"(?s)the global .*{words}"):
+            runtime.run_prefix(numbers(3, 4))
+        with pytest.raises(ModuleError, match="the global"):
+            runtime.run_suffix(boundary)
+    agree(runtime)
+
+
+def test_what_nothing_read_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = split_of(lambda x: x * TABLE["scale"])
+    monkeypatch.setitem(TABLE, "other", 5)
+    monkeypatch.setitem(globals(), "SCALE", 7.0)
+    agree(runtime)
+
+
+def test_what_forward_changes_itself_and_makes_no_use_of_is_left_alone() -> None:
+    runtime = split_of(counting)
+    agree(runtime)
+    agree(runtime)
+
+
+def test_an_equal_value_in_its_place_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = split_of(helper)
+    monkeypatch.setitem(globals(), "SCALE", float("2.0"))
+    agree(runtime)
+
+
+def test_a_profiler_that_was_there_is_there_afterwards() -> None:
+    seen: list[str] = []
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        seen.append(event)
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        split_of(helper)
+        assert sys.getprofile() is profile
+    finally:
+        sys.setprofile(before)
+    assert seen
