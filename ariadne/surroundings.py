@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dis
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ import torch
 
 _SIMPLE = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 _SUBSCRIPT = "BINARY_SUBSCR" if "BINARY_SUBSCR" in dis.opmap else "BINARY_OP"  # from Python 3.14 on
+_CONSTANT = ("LOAD_CONST", "LOAD_SMALL_INT")
 _OTHERS = sys.stdlib_module_names | {"torch", "ariadne", "sympy", "numpy", "builtins"}
 
 
@@ -41,7 +41,7 @@ class Outside:
         """What stands there now; `MISSING` where nothing does."""
         try:
             return self.table[self.key]
-        except LookupError:
+        except (LookupError, TypeError):
             return MISSING
 
 
@@ -72,14 +72,14 @@ class Surroundings:
 
 @contextmanager
 def surroundings(mine: Callable[[], bool]) -> Iterator[Surroundings]:
-    """Look at every Python function that starts in the block, in this thread and while it is `mine`.
+    """Look at every Python function that starts in the block, in this thread, while what runs is `mine`.
 
     A profiler that is at work meanwhile sees nothing of the block.
     """
-    found, before, thread = Surroundings(), sys.getprofile(), threading.get_ident()
+    found, before = Surroundings(), sys.getprofile()
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code not in found.seen and threading.get_ident() == thread and mine():
+        if event == "call" and frame.f_code not in found.seen and mine():
             found.note(frame)
 
     sys.setprofile(profile)
@@ -120,7 +120,12 @@ def _inside(value: Any, name: str, steps: list[dis.Instruction]) -> Iterator[Out
         holder = next((t for t in _tables(value) if first.argval in t), None)
         if holder is not None and _plain(holder[first.argval]) and not _is_torchs(value):
             yield Outside(holder, first.argval, holder[first.argval], f"{name}.{first.argval}")
-    elif isinstance(value, (dict, list, tuple)) and [s.opname for s in steps] == ["LOAD_CONST", _SUBSCRIPT]:
+    elif (
+        isinstance(value, (dict, list, tuple))
+        and len(steps) == 2
+        and first.opname in _CONSTANT
+        and steps[1].opname == _SUBSCRIPT
+    ):
         there = Outside(value, first.argval, MISSING, f"{name}[{first.argval!r}]")
         if _plain(there.now()):
             yield replace(there, value=there.now())

@@ -51,6 +51,8 @@ def cases(model: str) -> tuple[Case, ...]:
         # What aot_eager gives is held against a run in float64.
         for backend in ("eager",) if "no-double" in entry.tags else ("eager", "aot_eager"):
             add("forward", cut="q50", bs=3, mode="eval", backend=backend)
+    if "compiled" in entry.tags:
+        add("train", cut="q50", bs=3, mode="train", backend="inductor", steps=1)
     if small:
         if entry.family == "nn" or entry.tags & COMPILED:
             add("forward", cut="q50", bs=3, mode="eval", backend="inductor")

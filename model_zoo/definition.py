@@ -39,6 +39,7 @@ class Entry:
       eval mode, a forward that records no gradients gives other bits), "caches-graph" (in eval mode, the first forward
       keeps part of its graph for the next: a second backward pass fails), "no-double" (does not run in float64),
       "nondeterministic" (two equal runs differ).
+      About what is tried: "compiled" (its training step is compiled by inductor, too, which takes a minute).
       Toys are tagged with what they isolate, too: "inplace", "views", "complex".
 
     `nondeterministic`, the field, is the reason for the last of these.

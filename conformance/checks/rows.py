@@ -36,7 +36,7 @@ def run(bench: Bench, case: Case) -> Finding:
 
     twin = bench.whole(False)
     wide, single = (in_double(twin, call, bench.inputs(batch), batch) for call in (together, one_by_one))
-    rows = [where for where in single if where in wide and where in found]
+    rows = [where for where in single if where in found and where in wide and wide[where].shape[:1] == (batch,)]
     if not rows:
         raise Stop(Status.NO_REFERENCE, "no output has a row for each sample")
     for where in rows:

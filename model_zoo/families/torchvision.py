@@ -107,7 +107,7 @@ ENTRIES = (
     _entry("mnasnet0_5", "classification cheap batchnorm draws", dense(3, 64, 64)),
     _entry("mobilenet_v2", "classification cheap batchnorm draws", dense(3, 64, 64)),
     _entry("mobilenet_v3_large", "classification cheap batchnorm draws", dense(3, 96, 96)),
-    _entry("mobilenet_v3_small", "classification cheap batchnorm draws", dense(3, 96, 96)),
+    _entry("mobilenet_v3_small", "classification cheap batchnorm draws compiled", dense(3, 96, 96)),
     # Of its last block only the class token is read, to which no relative position applies.
     Entry(
         "torchvision/mvit_v2_s",
@@ -121,7 +121,7 @@ ENTRIES = (
     _entry("raft_small", "flow medium no-double", dense(3, 128, 128, count=2)),
     _entry("regnet_x_400mf", "classification cheap batchnorm", dense(3, 64, 64)),
     _entry("regnet_y_400mf", "classification cheap batchnorm", dense(3, 64, 64)),
-    _entry("resnet18", "classification cheap batchnorm", dense(3, 64, 64)),
+    _entry("resnet18", "classification cheap batchnorm compiled", dense(3, 64, 64)),
     _entry("resnext50_32x4d", "classification medium batchnorm", dense(3, 64, 64)),
     Entry(
         "torchvision/s3d",
@@ -129,7 +129,7 @@ ENTRIES = (
         _s3d,
         dense(3, 14, 64, 64),
     ),
-    _entry("shufflenet_v2_x1_0", "classification cheap batchnorm", dense(3, 64, 64)),
+    _entry("shufflenet_v2_x1_0", "classification cheap batchnorm compiled", dense(3, 64, 64)),
     _entry("squeezenet1_1", "classification cheap draws", dense(3, 64, 64)),
     _entry("swin3d_t", "classification video cheap draws", dense(3, 4, 32, 32)),
     _entry("swin_t", "classification medium draws", dense(3, 112, 112)),

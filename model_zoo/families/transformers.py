@@ -59,7 +59,7 @@ ENTRIES = (
     ),
     _language(
         "bert_tiny",
-        "features draws data-dependent",
+        "features draws data-dependent compiled",
         "BertModel",
         "BertConfig",
         hidden_size=32,
@@ -70,7 +70,7 @@ ENTRIES = (
     ),
     _language(
         "gpt2_tiny",
-        "generation draws tied data-dependent",
+        "generation draws tied data-dependent compiled",
         "GPT2LMHeadModel",
         "GPT2Config",
         n_embd=32,
