@@ -202,11 +202,11 @@ class Ahead:
             kernel = _Kernel(load(self.lifted.kernel(marked=False, checked=True), f"{self.label}, kernel"))
             program = torch.export.export(kernel, tuple(examples), dynamic_shapes={"args": tuple(dims)}, strict=False)
             self._examine(program)
-            symbol, env = _batch_symbol(program, dims, self.lifted.symbol)
+            symbols, env = _symbols(program, [self.lifted.sizes[n] for n in self.lifted.inputs], self.lifted.symbol)
             path = str(Path(scratch, "kernel.pt2"))
             inner = dict(self.options.given.get("options") or {})
             torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=inner)
-            admitted = _admitted(env, symbol, served) if dim is not None else Batches.of([hint])
+            admitted = _admitted(env, symbols, self.lifted.symbol, served) if dim is not None else Batches.of([hint])
             if folder is not None:
                 _keep(folder, name, path, admitted)
             return _loaded(path), admitted
@@ -330,31 +330,40 @@ def _linear(size: Expr, symbol: str, dim: Any) -> Any:
     return scaled if b == 0 else scaled + b
 
 
-def _batch_symbol(program: Any, dims: Sequence[Mapping[int, Any] | None], symbol: str) -> tuple[Any, Any]:
-    """The symbol that stands for the batch in an exported program, and its shape environment."""
+def _symbols(program: Any, sizes: Sequence[Sequence[int | Expr]], batch: str) -> tuple[dict[Any, Expr], Any]:
+    """What each symbol of an exported program stands for, in terms of the batch, and its shape environment.
+
+    An input has a symbol of its own for each dim that grows with the batch, or one for the batch in all of them.
+    """
+    found: dict[Any, Expr] = {}
+    env = None
     fakes = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"]
-    for fake, marked in zip(fakes, dims, strict=True):
-        for i, dim in (marked or {}).items():
-            if getattr(dim, "__name__", "") == symbol and isinstance(fake.shape[i], torch.SymInt):
-                return fake.shape[i].node.expr, fake.fake_mode.shape_env
-    for fake in fakes:
-        found = {s for n in fake.shape if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols}
-        if len(found) == 1:
-            return found.pop(), fake.fake_mode.shape_env
-    return None, None
+    for fake, given in zip(fakes, sizes, strict=False):
+        for there, size in zip(fake.shape, given, strict=True):
+            if not isinstance(there, torch.SymInt) or not isinstance(size, Expr) or size.names != {batch}:
+                continue
+            expression, env = there.node.expr, fake.fake_mode.shape_env
+            (symbol,) = expression.free_symbols if len(expression.free_symbols) == 1 else (None,)
+            if expression == symbol:
+                found.setdefault(symbol, size)
+            elif symbol is not None and all(expression.subs(symbol, b) == size.evaluate({batch: b}) for b in (1, 2, 7)):
+                found.setdefault(symbol, Expr(batch))
+    return found, env
 
 
-def _admitted(env: Any, symbol: Any, served: Batches) -> Batches:
+def _admitted(env: Any, symbols: Mapping[Any, Expr], batch: str, served: Batches) -> Batches:
     """The batches for which everything holds that export and inductor took for granted."""
-    if symbol is None:
+    # Symbols that were found to be the same are written as one in the program, and not in the guard that says so.
+    conditions = [guard.expr.subs(env.replacements) for guard in env.guards] if env is not None else []
+    if not symbols or any(c.free_symbols - set(symbols) for c in conditions):
         return Batches(())
-    conditions = [guard.expr for guard in env.guards]
-    if any(c.free_symbols - {symbol} for c in conditions):
-        return Batches(())
-    most = env.var_to_range[symbol].upper if symbol in env.var_to_range else None
-    return Batches.of(
-        b for b in served if (most is None or b <= most) and all(bool(c.subs(symbol, b)) for c in conditions)
-    )
+
+    def holds(b: int) -> bool:
+        values = {s: size.evaluate({batch: b}) for s, size in symbols.items()}
+        within = all(v <= env.var_to_range[s].upper for s, v in values.items() if s in env.var_to_range)
+        return within and all(bool(c.subs(values)) for c in conditions)
+
+    return Batches.of(b for b in served if holds(b))
 
 
 def _places(folder: Path, name: str) -> tuple[Path, Path]:

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ariadne import tree
 from ariadne.baseline import Baseline
-from ariadne.errors import CaptureError, UnsupportedError
+from ariadne.errors import CaptureError, UnsupportedError, named
 from ariadne.generalize import Disagreement, at_batch, disagreement, generalize, size_sources
 from ariadne.lower import Lowering, state_tensors
 from ariadne.plan import Batches, TracePlan, check
@@ -177,7 +177,7 @@ def refuse_hooks(model: nn.Module) -> None:
     for path, module in model.named_modules():
         if module._backward_hooks or module._backward_pre_hooks:
             raise UnsupportedError(
-                f"{path or 'the model'!r} has a backward hook, which a captured plan can't run; remove it, or register a hook on a "
+                f"{named(path)} has a backward hook, which a captured plan can't run; remove it, or register a hook on a "
                 "parameter or on an output of the split instead"
             )
 
@@ -338,7 +338,7 @@ def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
             if keeps:
                 before, now = "one tensor", "another"
             raise UnsupportedError(
-                f"forward reads and changes the attribute {name!r} of {path or 'the model'!r} (from {before!r} to {now!r}), which "
+                f"forward reads and changes the attribute {name!r} of {named(path)} (from {before!r} to {now!r}), which "
                 "a plan can't follow; keep such state in a buffer"
             )
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from ariadne.errors import SpecError, VerificationError
+from ariadne.errors import SpecError, VerificationError, named
 from ariadne.observation import Inputs, Loss, first_difference, generators, held, rippled, varied
 from ariadne.prepare import example_of, prepare_split
 from ariadne.runtime import SplitRuntime
@@ -174,7 +174,7 @@ def _prepared(model: nn.Module, prepare: Callable[[], SplitRuntime]) -> tuple[Sp
         runtime = prepare()
     except VerificationError as error:
         return None, f"VerificationError: {error}"
-    changed = next((f"attribute {name!r} of {path or 'the model'!r}" for path, name, *_ in snapshot.changes()), None)
+    changed = next((f"attribute {name!r} of {named(path)}" for path, name, *_ in snapshot.changes()), None)
     wrong = first_difference({**before, "generators": stood}, {**held(model), "generators": generators()})
     wrong = wrong or (f"{changed} is another object" if changed else None)
     return runtime, wrong and f"after preparing, {wrong}"

@@ -97,6 +97,11 @@ class VisualizationError(AriadneError, RuntimeError):
     """A picture could not be made: a program is missing or failed. What it would have been made from is kept beside it."""
 
 
+def named(path: str) -> str:
+    """How a message calls the module at `path`: quoted, or as the model where it is that itself."""
+    return repr(path) if path else "the model"
+
+
 def nearest(name: str, known: Iterable[str], n: int = 5) -> str:
     """The names nearest to `name`, quoted and joined for an error message; empty if none is near."""
     pool = list(dict.fromkeys(known))

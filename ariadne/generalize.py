@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ariadne import tree
-from ariadne.errors import CaptureError
+from ariadne.errors import CaptureError, named
 from ariadne.expr import Expr
 from ariadne.plan import Batches, Ref, TraceNode, TracePlan, Value
 from ariadne.sizes import Size, Sources
@@ -78,7 +78,7 @@ def disagreement(plan: TracePlan, seen: TracePlan) -> str | None:
         return "the outputs differ"
     for left, right in zip(plan.stores, seen.stores, strict=False):
         if replace(left, atoms=()) != replace(right, atoms=()) or not same(left.atoms, right.atoms):
-            return f"what forward assigns to {left.name!r} of {left.path or 'the model'!r} differs"
+            return f"what forward assigns to {left.name!r} of {named(left.path)} differs"
     return None if len(plan.stores) == len(seen.stores) else "what forward assigns to attributes differs"
 
 

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ariadne import tree
 from ariadne.baseline import HOOKS, Baseline, Bytes, Length, Same, owner_of, reach, shown, table_of
-from ariadne.errors import BatchError, InputError, ModuleError
+from ariadne.errors import BatchError, InputError, ModuleError, named
 from ariadne.expr import Expr
 from ariadne.plan import TracePlan, layout, short_dtype
 from ariadne.recorder import simple
@@ -379,7 +379,7 @@ class ModuleGuard:
         again = "; undo that, or call prepare_split again"
         base = self.baseline
         for path, module in self.modules.items():
-            where = repr(path) if path else "the model"
+            where = named(path)
             kind: type = type(module)
             if kind is not base.classes[path]:
                 raise ModuleError(
@@ -400,7 +400,7 @@ class ModuleGuard:
                 raise ModuleError(f"{(path + '.' if path else '') + name!r} was replaced, added or removed{again}")
             for h in HOOKS:
                 if base.hooks_now(module, h) != base.hooks[path, h]:
-                    raise ModuleError(f"the hooks of {path or 'the model'!r} ({h.strip('_')}) changed{again}")
+                    raise ModuleError(f"the hooks of {named(path)} ({h.strip('_')}) changed{again}")
             for table, name in base.absent[path]:
                 if module.__dict__[table].get(name) is not None:
                     raise ModuleError(f"{name!r} of {where} was None at capture, now it is a tensor{again}")
@@ -408,13 +408,13 @@ class ModuleGuard:
             if isinstance(value, Bytes):
                 if value.array.tobytes() != value.held:
                     raise ModuleError(
-                        f"the numpy array {shown(keys)!r} of {path or 'the model'!r} holds other numbers now{again}"
+                        f"the numpy array {shown(keys)!r} of {named(path)} holds other numbers now{again}"
                     )
                 continue
             if isinstance(value, Length):
                 if len(value.container) != value.held:
                     raise ModuleError(
-                        f"{shown(keys)!r} of {path or 'the model'!r} was {value!r} when forward read it, now it is one of "
+                        f"{shown(keys)!r} of {named(path)} was {value!r} when forward read it, now it is one of "
                         f"{len(value.container)}{again}"
                     )
                 continue
@@ -426,14 +426,12 @@ class ModuleGuard:
             ):
                 now_it_is = "gone" if found is self.modules[path] else reprlib.repr(found)
                 raise ModuleError(
-                    f"attribute {shown(keys)!r} of {repr(path) if path else 'the model'} was {reprlib.repr(value)} when forward "
+                    f"attribute {shown(keys)!r} of {named(path)} was {reprlib.repr(value)} when forward "
                     f"read it, now it is {now_it_is}{again}"
                 )
         for path, name in sorted(base.missing):
             if path in self.modules and hasattr(self.modules[path], name):
-                raise ModuleError(
-                    f"forward found no attribute {name!r} on {path or 'the model'!r}, now there is one{again}"
-                )
+                raise ModuleError(f"forward found no attribute {name!r} on {named(path)}, now there is one{again}")
         for outside in base.outside:
             found = outside.now()
             if found is not outside.value and not (

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._sympy.printers import PythonPrinter
 
 from ariadne import tree
-from ariadne.errors import UnsupportedError
+from ariadne.errors import UnsupportedError, named
 from ariadne.expr import FUNCTIONS, Expr
 from ariadne.plan import (
     Assumption,
@@ -568,7 +568,7 @@ class Lowering:
             leaves, spec = tree.flatten(now)
             if not all(isinstance(leaf, (torch.Tensor, *_SYMBOLIC, *_CONSTANTS)) for leaf in leaves):
                 raise UnsupportedError(
-                    f"forward leaves a {type(now).__name__} in attribute {name!r} of {path or 'the model'!r}, which a plan can't "
+                    f"forward leaves a {type(now).__name__} in attribute {name!r} of {named(path)}, which a plan can't "
                     "hold; return it instead, or keep tensors and numbers"
                 )
             yield Store(path, "__dict__", name, spec, tuple(self.atom(leaf) for leaf in leaves))

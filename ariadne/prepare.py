@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ariadne import tree
 from ariadne.capture import Captured, Example, capture
-from ariadne.errors import BatchError, InputError, SpecError, VerificationError
+from ariadne.errors import BatchError, InputError, SpecError, VerificationError, named
 from ariadne.frontier import frontiers
 from ariadne.runtime import SplitRuntime
 from ariadne.spec import MODES, ExecutionMode, Objective, SplitSpec, parse_boundary
@@ -248,7 +248,7 @@ def example_of(model: nn.Module, args: Sequence[Any], given: Mapping[str, Any] |
         stale = next((k for k, v in module.__dict__.items() if isinstance(v, FakeTensor)), None)
         if stale is not None:
             raise SpecError(
-                f"attribute {stale!r} of {path or 'the model'!r} is a fake tensor, left there by an earlier torch.export or "
+                f"attribute {stale!r} of {named(path)} is a fake tensor, left there by an earlier torch.export or "
                 "tracer; the model can't run with it. Set it anew, or build the model again"
             )
     if isinstance(args, torch.Tensor) or not isinstance(args, (tuple, list)):

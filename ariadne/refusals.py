@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad, graph
 
-from ariadne.errors import UnsupportedError
+from ariadne.errors import UnsupportedError, named
 
 TORCH = ("torch.autograd", "torch.utils", "torch._", "torch.amp", "torch.fx", "ariadne")
 _ELSEWHERE = (
@@ -102,7 +102,7 @@ def refuse_scripted(model: nn.Module) -> None:
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise UnsupportedError(
-                f"{path or 'the model'!r} is a TorchScript module ({type(module).__name__}), whose forward can't be followed; put "
+                f"{named(path)} is a TorchScript module ({type(module).__name__}), whose forward can't be followed; put "
                 "the module that it was scripted or traced from in its place"
             )
 

@@ -20,6 +20,7 @@ from torch._dynamo.backends.common import aot_autograd
 from ariadne import SplitRuntime, SplitSpec, prepare_split
 from ariadne.ahead import Layout, _admitted
 from ariadne.errors import CompileError, SpecError, WitnessError
+from ariadne.expr import Expr
 from ariadne.lift import lift
 from ariadne.plan import Batches
 from ariadne.spec import CompileOptions
@@ -501,6 +502,25 @@ def test_a_package_serves_every_batch_follows_the_model_and_is_loaded_by_the_nex
     assert any("it was made for something else" in note for note in fourth.report().segments[0].notes)
 
 
+@compiler
+@pytest.mark.compiler
+def test_a_package_takes_several_tensors_that_share_the_batch() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(5, 6), nn.Linear(6, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            return self.second(x.relu()) + x
+
+    runtime = made(Residual, 5, boundary="cut:2", backend="aot_inductor")
+    assert len(runtime.candidates[1].live) == 2
+    for batch in (2, 1, 7):
+        near(runtime.model, x := numbers(batch, 5), halves(runtime, x))
+    assert [sum(s.compiled.values()) for s in runtime.report().segments] == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("build", "sizes", "train", "words"),
     [
@@ -529,18 +549,23 @@ def test_what_native_code_can_not_do_is_refused_before_the_compiler_runs(
 def test_batches_for_which_the_compiler_s_assumptions_fail_are_not_admitted() -> None:
     import sympy  # noqa: PLC0415 - torch's own dependency
 
+    s, t, u, v = (sympy.Symbol(name, integer=True) for name in "stuv")
+
     class Guard:
         def __init__(self, expr: Any) -> None:
             self.expr = expr
 
     class Env:
         def __init__(self, *guards: Any) -> None:
-            self.guards, self.var_to_range = [Guard(g) for g in guards], {}
+            self.guards, self.var_to_range, self.replacements = [Guard(g) for g in guards], {}, {u: s}
 
-    s, u = sympy.Symbol("s", integer=True), sympy.Symbol("u", integer=True)
-    assert _admitted(Env(s < 16), s, Batches(((1, 64),))) == Batches(((1, 15),))
-    assert _admitted(Env(sympy.Eq(s % 8, 0)), s, Batches(((1, 20),))) == Batches(((8, 8), (16, 16)))
-    assert not _admitted(Env(s < u), s, Batches(((1, 64),)))
+    one, both = {s: Expr("B")}, {s: Expr("B"), t: Expr("2*B")}
+    assert _admitted(Env(s < 16), one, "B", Batches(((1, 64),))) == Batches(((1, 15),))
+    assert _admitted(Env(sympy.Eq(s % 8, 0)), one, "B", Batches(((1, 20),))) == Batches(((8, 8), (16, 16)))
+    assert _admitted(Env(sympy.Eq(s * 2, t), t < 9), both, "B", Batches(((1, 64),))) == Batches(((1, 4),))
+    assert _admitted(Env(sympy.Eq(u, s), u > 2), one, "B", Batches(((1, 9),))) == Batches(((3, 9),))
+    assert not _admitted(Env(s < v), one, "B", Batches(((1, 64),)))
+    assert not _admitted(Env(), {}, "B", Batches(((1, 64),)))
 
 
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
