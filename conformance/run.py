@@ -6,12 +6,13 @@ import datetime
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+import model_zoo
 from conformance import expectations, lock, results, tiers
 from conformance.cases import Case, matches
 from conformance.environment import ROOT, Environment, short
@@ -89,7 +90,7 @@ def run(options: Options) -> int:
         options.resume or options.results or ROOT / "results" / f"{now:%Y%m%d-%H%M%S}-{options.tier or 'cases'}.jsonl"
     )
     done = started(path, environment, resumed=options.resume is not None)
-    todo = tuple(name for name in selected if name not in done)
+    todo = tuple(costly_first([name for name in selected if name not in done]))
     plan = Plan(
         todo, short(options.target), str(path.resolve()), environment.id, environment.facts, limits,
         str(options.expectations.resolve()), start + 60 * minutes if minutes else None, options.runner,
@@ -128,6 +129,18 @@ def started(path: Path, environment: Environment, *, resumed: bool) -> set[str]:
     return done
 
 
+def costly_first(cases: Sequence[str]) -> list[str]:
+    """The cases with those of heavy models first: the last model to be run keeps one process busy, and leaves the others idle."""
+    known = set(model_zoo.names())
+
+    def cost(case: str) -> int:
+        model = Case.parse(case).model
+        tags = model_zoo.entry(model).tags if model in known else frozenset[str]()
+        return next((i for i, tag in enumerate(("heavy", "medium")) if tag in tags), 2)
+
+    return sorted(cases, key=cost)
+
+
 def execute(plan: Plan, processes: int) -> int:
     """Run a plan under pytest, in this process if there is one model only; returns pytest's exit status."""
     workers = min(processes, len({Case.parse(name).model for name in plan.cases}))
@@ -145,5 +158,7 @@ def execute(plan: Plan, processes: int) -> int:
         ]
         arguments += ["-o", "addopts=", "-o", "faulthandler_timeout=0", "-p", "no:cacheprovider", "-p", "no:benchmark"]
         arguments += ["-p", "conformance.plugin"]
-        arguments += ["-n", str(workers), "--dist", "loadgroup"] if workers > 1 else ["-p", "no:xdist"]
+        arguments += (
+            ["-n", str(workers), "--dist", "loadgroup", "--no-loadscope-reorder"] if workers > 1 else ["-p", "no:xdist"]
+        )
         return int(pytest.main([*arguments, str(file)]))

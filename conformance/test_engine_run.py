@@ -13,7 +13,7 @@ from conformance.__main__ import main
 from conformance.cases import Case
 from conformance.engine_kit import RUNNER
 from conformance.environment import ROOT, sources
-from conformance.run import Options, select
+from conformance.run import Options, costly_first, select
 from conformance.statuses import Status
 
 MODELS = ("nn/a", "nn/b", "timm/c")
@@ -168,3 +168,11 @@ def test_the_tiers_of_this_repository_can_be_meant() -> None:
     for name, tier in found.items():
         for number, selection in enumerate(tier.selections, start=1):
             assert any(map(selection.means, known)), f"table {number} of {name} selects nothing"
+
+
+def test_heavy_models_come_first_and_the_rest_stays_in_order() -> None:
+    cases = [
+        f"left/{model}/mode=eval" for model in ("nn/mlp10x64", "torchvision/vgg11", "rfdetr/nano", "nn/lstm_classifier")
+    ]
+    first = [case.partition("/")[2].rpartition("/")[0] for case in costly_first([*cases, "left/else/where/mode=eval"])]
+    assert first == ["rfdetr/nano", "torchvision/vgg11", "nn/mlp10x64", "nn/lstm_classifier", "else/where"]
