@@ -262,8 +262,8 @@ def _linear(op: _Op) -> Along:
 
 
 def _embedding(op: _Op) -> Along | None:
-    if op.along(op.arguments["weight"]) is not None:
-        raise Mixed("its table holds samples")
+    if op.along(op.arguments["weight"]) is not None or op.arguments["scale_grad_by_freq"]:
+        raise Mixed("its table holds samples, or its gradient counts them")
     return op.along(op.arguments["indices"])
 
 
@@ -369,9 +369,9 @@ def _repeated(op: _Op) -> Along | None:
 
 
 def _made(op: _Op) -> Along | None:
-    """New tensors, of which the n-th element is what it is however many follow."""
-    numbers = [op.arguments.get(key) for key in ("fill_value", "start", "step")]
-    if any(isinstance(n, Expr) and op.plan.batch_symbol in n.names for n in numbers):
+    """New tensors that hold the same for every sample. `arange` does not: what it numbers beyond the batch no model has seen."""
+    number = op.arguments.get("fill_value")
+    if isinstance(number, Expr) and op.plan.batch_symbol in number.names:
         raise Mixed("it takes the batch as a number")
     return _only(op.plan, op.node.outputs[0], op.result)
 
@@ -467,7 +467,7 @@ _RULES: dict[str, Callable[[_Op], Any]] = {
     "squeeze": _squeezed,
     **dict.fromkeys("expand expand_as".split(), _expanded),
     "repeat": _repeated,
-    **dict.fromkeys("arange zeros ones empty full new_zeros new_ones new_empty new_full".split(), _made),
+    **dict.fromkeys("zeros ones empty full new_zeros new_ones new_empty new_full".split(), _made),
     **dict.fromkeys("cat concat stack".split(), _joined),
     **dict.fromkeys("pad constant_pad_nd reflection_pad2d replication_pad2d".split(), _padded),
     "gather": _gathered,
@@ -477,6 +477,6 @@ _RULES: dict[str, Callable[[_Op], Any]] = {
     "gru": _recurrent,
 }  # fmt: skip
 _BY_SIZE = frozenset(
-    "view reshape _unsafe_view reshape_as view_as flatten unflatten expand expand_as repeat arange zeros ones empty full new_zeros "
+    "view reshape _unsafe_view reshape_as view_as flatten unflatten expand expand_as repeat zeros ones empty full new_zeros "
     "new_ones new_empty new_full".split()
 )

@@ -2,17 +2,19 @@
 
 A plan holds the numbers that such reads gave, so a guard has to know of them. They are found in the code of each function that
 ran: a global that is a plain value; and one attribute or one constant key of a global that is a module, a class, an object or a
-container. A value that is reached in more steps, or through a closure, is not seen.
+container. Not seen: a value that is reached in more steps, through a closure, an import inside of a function, `getattr` or `.get`;
+a global array, enum member or function that is another now; a container that is iterated.
 """
 
 from __future__ import annotations
 
 import dis
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import torch
@@ -27,7 +29,7 @@ _OTHERS = sys.stdlib_module_names | {"torch", "ariadne", "sympy", "numpy", "buil
 class Outside:
     """Something in the surroundings: `table[key]`, called `name`, was `value`, a plain value or what one was taken out of."""
 
-    table: Mapping[Any, Any] | list[Any] | tuple[Any, ...]
+    table: Any
     key: Any
     value: Any
     name: str
@@ -48,19 +50,34 @@ class Outside:
 MISSING = object()
 
 
+class Attributes:
+    """The attributes of an object as items, wherever it keeps them: in itself, in slots, or in its classes."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __getitem__(self, name: str) -> Any:
+        found = getattr(self.thing, name, MISSING)
+        if found is MISSING:
+            raise LookupError(name)
+        return found
+
+
 @dataclass
 class Surroundings:
     """What the functions that ran have read, as it was when each ran first."""
 
-    seen: set[CodeType] = field(default_factory=set)
+    seen: dict[tuple[int, int], tuple[CodeType, Any]] = field(default_factory=dict)  # two modules may hold equal code
     found: dict[tuple[int, Any], Outside] = field(default_factory=dict)
 
     def note(self, frame: FrameType) -> None:
         """Look at the code of a call, if it is not torch's or Python's own."""
-        code = frame.f_code
-        if code in self.seen:
+        code, at = frame.f_code, (id(frame.f_code), id(frame.f_globals))
+        if at in self.seen:
             return
-        self.seen.add(code)
+        self.seen[at] = code, frame.f_globals
         if str(frame.f_globals.get("__name__")).partition(".")[0] not in _OTHERS:
             for outside in _read_by(code, frame.f_globals):
                 self.found.setdefault((id(outside.table), outside.key), outside)
@@ -79,7 +96,7 @@ def surroundings(mine: Callable[[], bool]) -> Iterator[Surroundings]:
     found, before = Surroundings(), sys.getprofile()
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code not in found.seen and mine():
+        if event == "call" and mine():
             found.note(frame)
 
     sys.setprofile(profile)
@@ -94,8 +111,9 @@ def _read_by(code: CodeType, table: Mapping[str, Any]) -> Iterator[Outside]:
     if not any(name in table for name in code.co_names):
         return
     home, steps = str(table.get("__name__")), list(dis.get_instructions(code))
+    counted = {s.argval for s in steps if s.opname == "STORE_GLOBAL"}  # its own, such as a counter or "was told once"
     for i, step in enumerate(steps):
-        if step.opname != "LOAD_GLOBAL" or step.argval not in table:
+        if step.opname != "LOAD_GLOBAL" or step.argval not in table or step.argval in counted:
             continue
         name, value = step.argval, table[step.argval]
         if _plain(value):
@@ -117,9 +135,12 @@ def _inside(value: Any, name: str, steps: list[dis.Instruction]) -> Iterator[Out
         return
     first = steps[0]
     if first.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-        holder = next((t for t in _tables(value) if first.argval in t), None)
-        if holder is not None and _plain(holder[first.argval]) and not _is_torchs(value):
-            yield Outside(holder, first.argval, holder[first.argval], f"{name}.{first.argval}")
+        there = inspect.getattr_static(value, first.argval, None)
+        if isinstance(there, MemberDescriptorType):
+            there = getattr(value, first.argval, None)
+        if _plain(there) and not _is_torchs(value):
+            holder = vars(value) if isinstance(value, ModuleType) else Attributes(value)
+            yield Outside(holder, first.argval, there, f"{name}.{first.argval}")
     elif (
         isinstance(value, (dict, list, tuple))
         and len(steps) == 2
@@ -131,16 +152,9 @@ def _inside(value: Any, name: str, steps: list[dis.Instruction]) -> Iterator[Out
             yield replace(there, value=there.now())
 
 
-def _tables(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Where attributes of a value are looked up, in order."""
-    if isinstance(value, type):
-        yield from (vars(c) for c in value.__mro__)
-    elif hasattr(value, "__dict__"):
-        yield vars(value)
-        yield from (vars(c) for c in type(value).__mro__)
-
-
 def _is_torchs(value: Any) -> bool:
     """Whether a global is a module or class of torch, or of Python itself."""
-    home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    if not isinstance(value, (ModuleType, type)):
+        return False
+    home = value.__name__ if isinstance(value, ModuleType) else value.__module__
     return str(home).partition(".")[0] in _OTHERS

@@ -60,12 +60,20 @@ ALONE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tied": lambda x: torch.matmul(x, torch.eye(6)).norm(dim=2, keepdim=True).expand(-1, 3, 2),
 }
 MEETING: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "arange": (
+        lambda x: x * (5 - torch.arange(x.shape[0]))[:, None, None],
+        "there is no rule|takes the batch as a number",
+    ),
     "attends": (lambda x: F.scaled_dot_product_attention(*[x.transpose(0, 1)] * 3), "attend to one another"),
     "batch as a number": (lambda x: x / x.shape[0], "takes the batch as a number"),
     "batch in a constant": (lambda x: x + torch.full((6,), x.shape[0]), "takes the batch as a number"),
     "batch_norm": (lambda x: F.batch_norm(x, None, None, training=True), "by itself"),
     "cat": (lambda x: torch.cat([x, x]), "along the batch"),
     "cumsum": (lambda x: x.cumsum(0), "along the batch"),
+    "counted": (
+        lambda x: F.embedding((x[:, 0] > 0).long(), torch.eye(6), scale_grad_by_freq=True).mean(1),
+        "counts them",
+    ),
     "dropout": (lambda x: F.dropout(x, 0.5, True), "random numbers"),
     "flip": (lambda x: x + x.flip(0), "along the batch"),
     "last": (lambda x: x - x[-1], "along the batch"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import types
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from ariadne.errors import ModuleError
 from conformance.trap_kit import numbers
 
 SCALE, NAME, FACTORS, TABLE, CALLS = 2.0, "relu", (1.0, 3.0), {"scale": 2.0, "other": 1}, 0
+TOLD = 0
+ARGS = argparse.Namespace(scale=2.0)
 SETTINGS = types.ModuleType("settings_of_a_test")
 SETTINGS.scale = 2.0
 
@@ -27,6 +30,30 @@ class Config:
 class Box:
     def __init__(self) -> None:
         self.scale = 2.0
+
+
+class Slotted:
+    __slots__ = ("scale",)
+
+
+SLOTTED, HEIR = Slotted(), Config()
+SLOTTED.scale = 2.0
+
+
+def told_once(x: torch.Tensor) -> torch.Tensor:
+    global TOLD
+    if x.shape[-1] == 5:
+        TOLD += 1
+    return x
+
+
+def of_a_module(scale: float) -> dict[str, Any]:
+    names: dict[str, Any] = {"SCALE": scale, "__name__": "ops"}
+    exec(compile("def scaled(x):\n    return x * SCALE\n", "ops.py", "exec"), names)
+    return names
+
+
+ONE, OTHER = of_a_module(2.0), of_a_module(3.0)
 
 
 class Row(list):
@@ -60,6 +87,12 @@ READS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[pytest.
     "an attribute of a class": (lambda x: x * Config.scale, lambda p: p.setattr(Config, "scale", 3.0), "Config.scale"),
     "an attribute of a module": (lambda x: x * SETTINGS.scale, lambda p: p.setattr(SETTINGS, "scale", 3.0), "SETTINGS.scale"),
     "an attribute of an object": (lambda x: x * BOX.scale, lambda p: p.setattr(BOX, "scale", 3.0), "BOX.scale"),
+    "an attribute in a slot": (lambda x: x * SLOTTED.scale, lambda p: p.setattr(SLOTTED, "scale", 3.0), "SLOTTED.scale"),
+    "an attribute of parsed arguments": (lambda x: x * ARGS.scale, lambda p: p.setattr(ARGS, "scale", 3.0), "ARGS.scale"),
+    "an attribute that hides the class's": (lambda x: x * HEIR.scale, lambda p: p.setattr(HEIR, "scale", 3.0), "HEIR.scale"),
+    "equal code in another module": (
+        lambda x: ONE["scaled"](x) + OTHER["scaled"](x), lambda p: p.setitem(OTHER, "SCALE", 4.0), "ops.SCALE was 3.0"
+    ),
     "an index": (lambda x: x * ROW[1], lambda p: p.setattr(ROW, "scale", 3.0), r"ROW\[1\]"),
     "another container": (lambda x: x * TABLE["scale"], put("TABLE", dict(TABLE)), "TABLE was .* now it is another"),
     "a key": (lambda x: x * TABLE["scale"], lambda p: p.setitem(TABLE, "scale", 3.0), r"TABLE\['scale'\]"),
@@ -117,6 +150,12 @@ def test_what_nothing_read_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_forward_changes_itself_and_makes_no_use_of_is_left_alone() -> None:
     runtime = split_of(counting)
     agree(runtime)
+    agree(runtime)
+
+
+def test_what_a_function_counts_for_itself_may_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = split_of(told_once)
+    monkeypatch.setitem(globals(), "TOLD", 7)
     agree(runtime)
 
 
