@@ -16,9 +16,9 @@ from ariadne import tree
 from ariadne.baseline import HOOKS, Baseline, Bytes, Length, Same, owner_of, reach, shown, table_of
 from ariadne.errors import BatchError, InputError, ModuleError, named
 from ariadne.expr import Expr
+from ariadne.held import MISSING
 from ariadne.plan import TracePlan, layout, short_dtype
 from ariadne.recorder import simple
-from ariadne.surroundings import MISSING
 
 _GLOBAL_HOOKS = tuple(
     getattr(nn.modules.module, name)

@@ -38,7 +38,7 @@ class Attribute(str):
 
 
 class Slots:
-    """An object whose attributes are read as items, for one that keeps them in slots."""
+    """An object whose attributes are read as items, wherever it keeps them: in slots, too. `MISSING` stands for none."""
 
     __slots__ = ("thing",)
 

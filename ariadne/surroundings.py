@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from ariadne.held import MISSING, Slots
+
 _SIMPLE = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 _SUBSCRIPT = "BINARY_SUBSCR" if "BINARY_SUBSCR" in dis.opmap else "BINARY_OP"  # from Python 3.14 on
 _CONSTANT = ("LOAD_CONST", "LOAD_SMALL_INT")
@@ -45,24 +47,6 @@ class Outside:
             return self.table[self.key]
         except (LookupError, TypeError):
             return MISSING
-
-
-MISSING = object()
-
-
-class Attributes:
-    """The attributes of an object as items, wherever it keeps them: in itself, in slots, or in its classes."""
-
-    __slots__ = ("thing",)
-
-    def __init__(self, thing: Any) -> None:
-        self.thing = thing
-
-    def __getitem__(self, name: str) -> Any:
-        found = getattr(self.thing, name, MISSING)
-        if found is MISSING:
-            raise LookupError(name)
-        return found
 
 
 @dataclass
@@ -139,7 +123,7 @@ def _inside(value: Any, name: str, steps: list[dis.Instruction]) -> Iterator[Out
         if isinstance(there, MemberDescriptorType):
             there = getattr(value, first.argval, None)
         if _plain(there) and not _is_torchs(value):
-            holder = vars(value) if isinstance(value, ModuleType) else Attributes(value)
+            holder = vars(value) if isinstance(value, ModuleType) else Slots(value)
             yield Outside(holder, first.argval, there, f"{name}.{first.argval}")
     elif (
         isinstance(value, (dict, list, tuple))
