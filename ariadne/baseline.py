@@ -15,6 +15,7 @@ from ariadne.recorder import Recording, simple
 from ariadne.surroundings import Outside
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+_RENEWED = ("_flat_weights", "_flat_weight_refs")  # torch's RNNs list their parameters anew in forward, once one was replaced
 StateTypes = tuple[tuple[torch.dtype, str, tuple[int, ...]], ...]
 
 
@@ -179,7 +180,8 @@ def _kept(module: nn.Module, name: str, value: Any) -> Iterable[tuple[tuple[Any,
         if mine or plain:
             yield (name,), value
         return
-    if mine and not isinstance(value, torch.Tensor):
+    renewed = name in _RENEWED and isinstance(module, nn.RNNBase)
+    if mine and not renewed and not isinstance(value, torch.Tensor):
         yield from _inside((name,), value, set())
 
 

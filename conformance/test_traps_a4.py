@@ -82,6 +82,14 @@ def test_an_lstm_whose_parameters_were_replaced_is_followed() -> None:
     twins.train(numbers(3, 4, 6))
 
 
+def test_what_an_lstm_notes_of_its_parameters_is_no_guard() -> None:
+    twins = Twins(two(lstm, rnn=lambda: nn.LSTM(6, 6, batch_first=True)), numbers(2, 4, 6))
+    for model in (twins.whole, twins.split):
+        model.rnn._parameters["weight_hh_l0"] = nn.Parameter(numbers(24, 6))
+        model(numbers(2, 4, 6))  # lists its parameters anew
+    twins.train(numbers(3, 4, 6))
+
+
 SEQUENCES: dict[str, Callable[..., Any]] = {
     "unbind": lambda s, x: s.b(torch.stack(s.a(x).unbind(0)[::-1])),
     "split": lambda s, x: s.b(torch.cat(s.a(x).split(2)[::-1])),
