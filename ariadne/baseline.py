@@ -15,7 +15,10 @@ from ariadne.recorder import Recording, simple
 from ariadne.surroundings import Outside
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
-_RENEWED = ("_flat_weights", "_flat_weight_refs")  # torch's RNNs list their parameters anew in forward, once one was replaced
+_RENEWED = (
+    "_flat_weights",
+    "_flat_weight_refs",
+)  # torch's RNNs list their parameters in forward, once one was replaced
 StateTypes = tuple[tuple[torch.dtype, str, tuple[int, ...]], ...]
 
 
