@@ -21,13 +21,18 @@ The pipeline, in import order; nothing imports backwards::
     cli                                       the command line, which nothing else imports
 """
 
-from ariadne.boundary import BoundaryPayload, ReplayBoundary, register_boundary_serializer
-from ariadne.errors import AriadneError
-from ariadne.frontier import SplitCandidate
-from ariadne.plan import TraceNode, TracePlan
-from ariadne.prepare import prepare_split, prepare_split_replay, validate_dynamic_batches
-from ariadne.runtime import RuntimeCacheKey, SplitRuntime
-from ariadne.spec import SplitSpec
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ariadne.boundary import BoundaryPayload, ReplayBoundary, register_boundary_serializer
+    from ariadne.errors import AriadneError
+    from ariadne.frontier import SplitCandidate
+    from ariadne.plan import TraceNode, TracePlan
+    from ariadne.prepare import prepare_split, prepare_split_replay, validate_dynamic_batches
+    from ariadne.runtime import RuntimeCacheKey, SplitRuntime
+    from ariadne.spec import SplitSpec
 
 __all__ = [
     "AriadneError",
@@ -44,3 +49,34 @@ __all__ = [
     "register_boundary_serializer",
     "validate_dynamic_batches",
 ]
+
+# Where each name comes from. It is imported when it is first asked for: what captures brings sympy, over a second of it, and
+# who only reads a boundary, or the command line's help, needs none of that.
+_HOMES = {
+    "AriadneError": "errors",
+    "BoundaryPayload": "boundary",
+    "ReplayBoundary": "boundary",
+    "RuntimeCacheKey": "runtime",
+    "SplitCandidate": "frontier",
+    "SplitRuntime": "runtime",
+    "SplitSpec": "spec",
+    "TraceNode": "plan",
+    "TracePlan": "plan",
+    "prepare_split": "prepare",
+    "prepare_split_replay": "prepare",
+    "register_boundary_serializer": "boundary",
+    "validate_dynamic_batches": "prepare",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = globals()[name] = getattr(importlib.import_module(f"ariadne.{_HOMES[name]}"), name)
+        return value
+    if not name.startswith("_") and importlib.util.find_spec(f"ariadne.{name}"):
+        return importlib.import_module(f"ariadne.{name}")
+    raise AttributeError(f"module 'ariadne' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -66,12 +66,14 @@ class Length:
 class Baseline:
     """What guards compare a model with. `attributes`: (module path, keys, value) of plain attributes that forward read.
 
-    The keys after the first are steps into what the attribute holds. Nothing here belongs to one cut.
+    The keys after the first are steps into what the attribute holds. `training` has the flags of the modules whose forward
+    read them, and that of the whole: elsewhere it decides nothing, and a look at a module's dict costs a few cache misses.
+    Nothing here belongs to one cut.
     """
 
     def __init__(self, model: nn.Module, recordings: Iterable[Recording] = ()) -> None:
         self.modules = dict(model.named_modules())
-        self.training = {p: m.training for p, m in self.modules.items()}
+        self.training = {"": model.training}
         self.classes: dict[str, type] = {p: type(m) for p, m in self.modules.items()}
         self.children = {p: list(m._modules.items()) for p, m in self.modules.items()}
         self.hooks = {(p, h): list(m.__dict__[h].values()) for p, m in self.modules.items() for h in HOOKS}
@@ -95,7 +97,9 @@ class Baseline:
             hooks = (f for _, now in recorded.containers for f in now if callable(f))
             self.installed |= {f.__code__ for f in hooks if hasattr(f, "__code__")}
             for (path, name), (module, value, at) in recorded.read_attributes.items():
-                if (path, name) not in changed and at not in recorded.moved and path in self.modules:
+                if name == "training":
+                    self.training.setdefault(path, value)
+                elif (path, name) not in changed and at not in recorded.moved and path in self.modules:
                     for keys, kept in _kept(module, name, value):
                         if (path, keys, type(kept)) not in seen:
                             seen.add((path, keys, type(kept)))

@@ -290,7 +290,8 @@ class ModuleGuard:
         containers: dict[int, Any] = {}
         slots: dict[tuple[int, Any], tuple[Any, Any, Any]] = {}  # what stands in a class is read once for all
         for path, m in modules.items():
-            slots[id(m.__dict__), "training"] = m.__dict__, "training", base.training[path]
+            if path in base.training:
+                slots[id(m.__dict__), "training"] = m.__dict__, "training", base.training[path]
             for table, name in ((m.__dict__[table], name) for table, name in base.absent[path]):
                 if name in table:
                     slots[id(table), name] = table, name, None
@@ -385,7 +386,7 @@ class ModuleGuard:
                 raise ModuleError(
                     f"{where} was a {base.classes[path].__name__} at capture, now it is a {kind.__name__}{again}"
                 )
-            if module.training != base.training[path]:
+            if path in base.training and module.training != base.training[path]:
                 old, new = ("train", "eval") if base.training[path] else ("eval", "train")
                 raise ModuleError(
                     f"{where} was captured in {old} mode and is now in {new} mode; call .{old}() on it, or prepare again in "

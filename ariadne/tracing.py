@@ -8,10 +8,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses import fake_impls
 from torch.fx.experimental import _config as shape_config
 
 lock = threading.RLock()  # torch's compilers share settings and caches
-SETTINGS = 2  # their version: torch's kept graphs are told apart by it, since its keys don't know of what is done here
+SETTINGS = 3  # their version: torch's kept graphs are told apart by it, since its keys don't know of what is done here
 
 
 @contextmanager
@@ -25,6 +26,7 @@ def tracing(seeded: bool) -> Iterator[None]:
         # The backward pass is compiled with the forward pass: what fails there fails here, where the segment is known.
         stack.enter_context(torch._functorch.config.patch(force_non_lazy_backward_lowering=True))
         stack.enter_context(batch_free_layouts())
+        stack.enter_context(batch_free_views())
         stack.enter_context(differentiable_lstm())
         if seeded:
             stack.enter_context(torch._inductor.config.patch(fallback_random=True))
@@ -71,6 +73,26 @@ def batch_free_layouts() -> Iterator[None]:
             yield
         finally:
             torch._C._select_conv_backend, torch._C._conv_determine_backend_memory_format = select, layout
+
+
+@contextmanager
+def batch_free_views() -> Iterator[None]:
+    """Let torch's compiler lay out a view for every batch at once, where one layout serves all.
+
+    torch asks whether the batch is 1, whose stride is anybody's, and holds compiled code to the answer.
+    """
+    strides = fake_impls._compute_stride
+
+    def one_for_all(shape: Any, stride: Any, wanted: Any, size_oblivious: bool = False, **kwargs: Any) -> Any:
+        found = strides(shape, stride, wanted, size_oblivious=True, **kwargs)
+        return found if found is not None or size_oblivious else strides(shape, stride, wanted, **kwargs)
+
+    with lock:
+        fake_impls._compute_stride = one_for_all
+        try:
+            yield
+        finally:
+            fake_impls._compute_stride = strides
 
 
 @contextmanager

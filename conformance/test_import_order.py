@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import subprocess
@@ -10,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+import ariadne
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "ariadne"
@@ -132,9 +135,39 @@ def loaded(code: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_importing_ariadne_loads_no_compiler_and_no_package_but_those_that_hold_sizes() -> None:
-    own = loaded("import ariadne") - loaded("import torch")
+def test_importing_ariadne_loads_nothing_and_reading_a_boundary_nothing_but_torch() -> None:
+    own = loaded("import ariadne")
+    assert not [name for name in own if name.startswith(("torch", "sympy", "ariadne."))]
+    beyond = loaded("from ariadne import BoundaryPayload, ReplayBoundary, AriadneError") - loaded("import torch")
+    assert {name.split(".")[0] for name in beyond} - sys.stdlib_module_names <= {"ariadne", "torch"}
+    assert not [name for name in beyond if name.startswith((*HEAVY, "torch.fx"))]
+
+
+def test_importing_what_captures_loads_no_compiler_and_no_package_but_those_that_hold_sizes() -> None:
+    own = loaded("from ariadne import prepare_split") - loaded("import torch")
     assert not [name for name in own if name.startswith(HEAVY)]
-    # torch's symbolic sizes are sympy's expressions, and every capture asks for them: a late import would only move the
-    # time from `import ariadne` to the first prepare_split.
+    # torch's symbolic sizes are sympy's expressions, and every capture asks for them.
     assert {name.split(".")[0] for name in own} - sys.stdlib_module_names <= {"ariadne", "torch", "sympy", "mpmath"}
+
+
+def test_each_public_name_and_each_module_is_found_when_it_is_asked_for() -> None:
+    tree = ast.parse(SOURCES["ariadne.__init__"])
+    stated = {
+        alias.name: (node.module or "").removeprefix("ariadne.")
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert stated == ariadne._HOMES
+    assert sorted(stated) == sorted(ariadne.__all__)
+    assert all(
+        getattr(ariadne, name) is getattr(importlib.import_module(f"ariadne.{home}"), name)
+        for name, home in stated.items()
+    )
+    assert set(ariadne.__all__) <= set(dir(ariadne))
+    assert ariadne.visualization is importlib.import_module("ariadne.visualization")
+    with pytest.raises(AttributeError, match="module 'ariadne' has no attribute 'prepare_spilt'"):
+        ariadne.prepare_spilt  # noqa: B018
+    assert not hasattr(ariadne, "__main__")
