@@ -7,6 +7,7 @@ tracer does not know are called by another name, and numbers that Python looks a
 from __future__ import annotations
 
 import ast
+import copy
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -102,13 +103,24 @@ def pinned(lifted: Lifted, strides: Strides) -> Lifted:
 
 
 @contextmanager
-def empty_dims(args: Sequence[Any]) -> Iterator[None]:
-    """While it lasts, torch takes dims of size 0 for constants. As symbols they are taken to be something else than 0."""
-    marked = [t for t in args if isinstance(t, torch.Tensor) and not t.numel()]
+def constant_dims(lifted: Lifted, args: Sequence[Any]) -> Iterator[None]:
+    """While it lasts, torch takes dims that are 0 or 1 at every batch for constants.
+
+    As symbols they are taken to be something else, and what is broadcast along them is compiled for the batch at hand.
+    """
+    marked: list[tuple[torch.Tensor, Any]] = []
     try:
-        for t in marked:
-            torch._dynamo.mark_static(t, [d for d, n in enumerate(t.shape) if n == 0])
+        for name, t in zip(lifted.arguments, args[len(args) - len(lifted.arguments) :], strict=True):
+            if not isinstance(t, torch.Tensor):
+                continue
+            known = lifted.sizes.get(name, t.shape)
+            dims = [d for d, n in enumerate(t.shape) if n == 0 or (n == 1 and known[d] == 1)]
+            if dims and not any(t is other for other, _ in marked):
+                marked.append((t, copy.copy(vars(t).get("_dynamo_static_indices"))))
+                torch._dynamo.mark_static(t, dims)
         yield
     finally:
-        for t in marked:
+        for t, before in marked:
             vars(t).pop("_dynamo_static_indices", None)
+            if before is not None:
+                vars(t)["_dynamo_static_indices"] = before

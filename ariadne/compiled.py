@@ -18,7 +18,7 @@ import torch
 from ariadne.ahead import Ahead
 from ariadne.buckets import Bucketed
 from ariadne.codegen import Source
-from ariadne.compilable import Strides, compilable, empty_dims, odd_strides, pinned
+from ariadne.compilable import Strides, compilable, constant_dims, odd_strides, pinned
 from ariadne.errors import AriadneError, CompileError, SpecError
 from ariadne.lift import Lifted, Miss, lift
 from ariadne.plan import TraceNode, TracePlan
@@ -166,7 +166,7 @@ class _Jit:
                 self._prepare()
             before = _written(args)
             try:
-                with tracing(self.seeded), empty_dims(args):
+                with tracing(self.seeded), constant_dims(self.lifted, args):
                     result = self.inner(*args)
             except Miss:
                 count = self.report.compiled[grad]

@@ -83,12 +83,12 @@ def batch_free_views() -> Iterator[None]:
     """
     strides = fake_impls._compute_stride
 
-    def one_for_all(shape: Any, stride: Any, wanted: Any, size_oblivious: bool = False, **kwargs: Any) -> Any:
-        found = strides(shape, stride, wanted, size_oblivious=True, **kwargs)
-        return found if found is not None or size_oblivious else strides(shape, stride, wanted, **kwargs)
+    def one_for_all(shape: Any, stride: Any, wanted: Any, size_oblivious: bool = False) -> Any:
+        found = strides(shape, stride, wanted, size_oblivious=True)
+        return found if found is not None or size_oblivious else strides(shape, stride, wanted)
 
     with lock:
-        fake_impls._compute_stride = one_for_all
+        fake_impls._compute_stride = one_for_all  # type: ignore[assignment]
         try:
             yield
         finally:

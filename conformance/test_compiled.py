@@ -613,3 +613,32 @@ def test_inductor_compiles_each_side_once_and_stays_within_the_float64_bound() -
     wrong, _ = beyond(exact, eager, mine)
     assert wrong is None, wrong
     assert runtime.report().recompiles == 0
+
+
+class Attends(nn.Module):
+    """Windows whose counts are 1 cross the cut, are joined, attend, and the first of each sample is taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer, self.head = nn.Linear(8, 24), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        q, k, v = self.inner(x).reshape(-1, 6, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        h = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, 6, 8)
+        windows = h.reshape(-1, 1, 2, 1, 3, 8).permute(0, 1, 3, 2, 4, 5).contiguous()
+        h = h + self.outer(windows.flatten(0, 1).flatten(2, 3).flatten(1, 2))
+        return {"out": self.head(h[:, 0])}
+
+
+@pytest.mark.compiler
+@pytest.mark.slow  # runs the C++ compiler
+@compiler
+@pytest.mark.parametrize("crosses", ["inner", "contiguous", "add"])
+def test_inductor_compiles_attention_once_for_every_batch(crosses: str) -> None:
+    whole_range = made(Attends, 6, 8)
+    runtime = whole_range.resplit(next(c for c in whole_range.candidates if any(crosses in name for name in c.live)))
+    runtime.warmup(numbers(2, 6, 8))
+    for batch in (2, 1, 3, 8):
+        x = numbers(batch, 6, 8, seed=batch)
+        near(runtime.model, x, halves(runtime, x))
+    assert runtime.report().recompiles == 0
