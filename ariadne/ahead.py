@@ -197,12 +197,13 @@ class Ahead:
         (lo, hi) = served.ranges[0]
         examples = [*self._examples(layouts, inputs, hint), *(t.detach() for t in state)]
         dim = torch.export.Dim(self.lifted.symbol, min=lo, max=hi) if lo < hi and hint > 1 else None
-        dims = [self._dims(n, dim) for n in self.lifted.inputs] + [None] * len(state)
+        dims = [self._dims(n, dim, served) for n in self.lifted.inputs] + [None] * len(state)
         with self.setting(), torch.no_grad(), tempfile.TemporaryDirectory() as scratch:
             kernel = _Kernel(load(self.lifted.kernel(marked=False, checked=True), f"{self.label}, kernel"))
             program = torch.export.export(kernel, tuple(examples), dynamic_shapes={"args": tuple(dims)}, strict=False)
             self._examine(program)
-            symbols, env = _symbols(program, [self.lifted.sizes[n] for n in self.lifted.inputs], self.lifted.symbol)
+            sizes = [self.lifted.sizes[n] for n in self.lifted.inputs]
+            symbols, env = _symbols(program, sizes, self.lifted.symbol, served)
             path = str(Path(scratch, "kernel.pt2"))
             inner = dict(self.options.given.get("options") or {})
             torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=inner)
@@ -220,12 +221,12 @@ class Ahead:
             ]
             yield torch.empty_strided(sizes, layout.strides(sizes), dtype=t.dtype, device=t.device)
 
-    def _dims(self, name: str, dim: Any) -> dict[int, Any] | None:
+    def _dims(self, name: str, dim: Any, served: Batches) -> dict[int, Any] | None:
         found = {}
         for i, size in enumerate(self.lifted.sizes[name]):
             if dim is not None and isinstance(size, Expr):
                 found[i] = (
-                    _linear(size, self.lifted.symbol, dim)
+                    _linear(size, self.lifted.symbol, dim, served)
                     if size.names <= {self.lifted.symbol}
                     else torch.export.Dim.AUTO
                 )
@@ -320,17 +321,19 @@ def _ambient() -> Any:
     return tuple((d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d))
 
 
-def _linear(size: Expr, symbol: str, dim: Any) -> Any:
-    """`size` in terms of an export dim where it is `a*B + b`; else a dim of its own."""
-    one, two, seven = (size.evaluate({symbol: b}) for b in (1, 2, 7))
+def _linear(size: Expr, symbol: str, dim: Any, served: Batches) -> Any:
+    """`size` in terms of an export dim where it is `a*B + b` at every batch that is served; else a dim of its own."""
+    one, two = (size.evaluate({symbol: b}) for b in (1, 2))
     a, b = two - one, 2 * one - two
-    if seven != 7 * a + b or a <= 0:
+    if a <= 0 or any(size.evaluate({symbol: n}) != a * n + b for n in served):
         return torch.export.Dim.AUTO
     scaled = dim if a == 1 else a * dim
     return scaled if b == 0 else scaled + b
 
 
-def _symbols(program: Any, sizes: Sequence[Sequence[int | Expr]], batch: str) -> tuple[dict[Any, Expr], Any]:
+def _symbols(
+    program: Any, sizes: Sequence[Sequence[int | Expr]], batch: str, served: Batches
+) -> tuple[dict[Any, Expr], Any]:
     """What each symbol of an exported program stands for, in terms of the batch, and its shape environment.
 
     An input has a symbol of its own for each dim that grows with the batch, or one for the batch in all of them.
@@ -346,7 +349,7 @@ def _symbols(program: Any, sizes: Sequence[Sequence[int | Expr]], batch: str) ->
             (symbol,) = expression.free_symbols if len(expression.free_symbols) == 1 else (None,)
             if expression == symbol:
                 found.setdefault(symbol, size)
-            elif symbol is not None and all(expression.subs(symbol, b) == size.evaluate({batch: b}) for b in (1, 2, 7)):
+            elif symbol is not None and all(expression.subs(symbol, b) == size.evaluate({batch: b}) for b in served):
                 found.setdefault(symbol, Expr(batch))
     return found, env
 

@@ -32,12 +32,21 @@ def compilable(lifted: Lifted) -> Lifted:
 
 
 def _known(thing: Any) -> Any:
-    """An op of the same meaning, where torch's tracer would break the graph at a binding."""
+    """An op of the same meaning, where torch's tracer would break the graph at a binding, or ask for the batch."""
+    if thing is torch._C._nn.adaptive_avg_pool2d:
+        return _pooled
     if not isinstance(thing, types.BuiltinFunctionType) or isinstance(thing.__self__, types.ModuleType):
         return thing
     if torch._dynamo.trace_rules.lookup(thing) is not torch._dynamo.variables.SkipFunctionVariable:
         return thing
     return getattr(torch.ops.aten, thing.__name__, thing)
+
+
+def _pooled(x: torch.Tensor, size: int | Sequence[int]) -> torch.Tensor:
+    """`adaptive_avg_pool2d`. To one pixel it is a mean; then torch lays that out as its input, and asks how that lies."""
+    if size == 1 or (not isinstance(size, int) and list(size) == [1, 1]):
+        return x.mean((-1, -2), keepdim=True)
+    return torch._C._nn.adaptive_avg_pool2d(x, size)
 
 
 def _hoisted(lifted: Lifted) -> Lifted:

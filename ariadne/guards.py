@@ -261,8 +261,8 @@ def explain(
 class ModuleGuard:
     """Whether the modules that some ops came from are as they were: class, flags, attributes read, children, hooks.
 
-    Called without arguments, it returns True if so. It covers the modules whose calls ran any of the given ops, all that
-    contain them, and those that were never called but whose attributes forward read. `explain` raises the error that names
+    Called without arguments, it returns True if so. It covers the modules whose calls ran any of the given ops, or none at
+    their edge (a dropout in eval mode), all that contain them, and those that were never called but whose attributes forward read. `explain` raises the error that names
     the difference.
     """
 
@@ -272,7 +272,7 @@ class ModuleGuard:
         paths = {""} | {path for path in baseline.modules if path not in called}
         for call in plan.calls:
             overlaps = call.start < nodes.stop and call.end > nodes.start
-            if overlaps or (call.start == call.end and call.start in nodes):
+            if overlaps or (call.start == call.end and nodes.start <= call.start <= nodes.stop):
                 parts = call.path.split(".") if call.path else []
                 paths |= {".".join(parts[:i]) for i in range(len(parts) + 1)}
         self.modules = {p: baseline.modules[p] for p in sorted(paths)}

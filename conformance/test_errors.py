@@ -398,11 +398,24 @@ def test_a_flip_between_train_and_eval_is_refused_on_both_sides_with_the_way_bac
     runtime.run_suffix(boundary)
 
 
-def test_a_flip_of_one_module_names_it() -> None:
-    runtime = prepared()
-    runtime.model.layer1.train()
-    with pytest.raises(ModuleError, match=r"'layer1' was captured in eval mode and is now in train mode"):
+def test_a_flip_of_one_module_names_the_one_that_looks_and_elsewhere_changes_nothing() -> None:
+    model = nn.Sequential(nn.Linear(5, 5), nn.Sequential(nn.ReLU(), nn.Dropout()), nn.Linear(5, 1)).eval()
+    runtime = prepare_split(model, (X,), split="after:1")
+    expected = model(X)
+    model[0].train()  # a linear layer is the same in either mode
+    assert torch.equal(runtime.run_suffix(runtime.run_prefix(X)), expected)
+    model[1].train()
+    with pytest.raises(ModuleError, match=r"'1\.1' was captured in eval mode and is now in train mode"):
         runtime.run_prefix(X)
+
+
+@pytest.mark.parametrize("at", [0, 2, 4])
+def test_a_flip_of_a_module_that_ran_no_op_is_refused_wherever_it_stands(at: int) -> None:
+    model = nn.Sequential(nn.Dropout(), nn.Linear(5, 5), nn.Dropout(), nn.Linear(5, 1), nn.Dropout()).eval()
+    runtime = prepare_split(model, (X,), split="after:1")
+    model[at].train()
+    with pytest.raises(ModuleError, match=f"'{at}' was captured in eval mode"):
+        runtime.run_suffix(runtime.run_prefix(X))
 
 
 def test_a_candidate_of_another_plan_is_refused(runtime: SplitRuntime) -> None:

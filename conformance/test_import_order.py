@@ -170,4 +170,5 @@ def test_each_public_name_and_each_module_is_found_when_it_is_asked_for() -> Non
     assert ariadne.visualization is importlib.import_module("ariadne.visualization")
     with pytest.raises(AttributeError, match="module 'ariadne' has no attribute 'prepare_spilt'"):
         ariadne.prepare_spilt  # noqa: B018
-    assert not hasattr(ariadne, "__main__")
+    with pytest.raises(AttributeError):
+        ariadne.__getattr__("__main__")
