@@ -262,8 +262,8 @@ class ModuleGuard:
     """Whether the modules that some ops came from are as they were: class, flags, attributes read, children, hooks.
 
     Called without arguments, it returns True if so. It covers the modules whose calls ran any of the given ops, or none at
-    their edge (a dropout in eval mode), all that contain them, and those that were never called but whose attributes forward read. `explain` raises the error that names
-    the difference.
+    their edge (a dropout in eval mode), all that contain them, and those that were never called but whose attributes forward
+    read. `explain` raises the error that names the difference.
     """
 
     def __init__(self, plan: TracePlan, nodes: range, baseline: Baseline) -> None:
