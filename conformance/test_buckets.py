@@ -92,6 +92,14 @@ MEETING: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
 @pytest.mark.parametrize("name", sorted(ALONE))
 def test_what_counts_as_alone_does_not_change_with_the_other_samples(name: str) -> None:
     plan = plan_of(ALONE[name])
+    if (
+        plan.captured_by == "observed-per-batch"
+    ):  # torch 2.11 gives an LSTM's state a dim too many where sizes are symbols
+        assert name.startswith("lstm")
+        assert torch.__version__ < "2.15"
+        with pytest.raises(Mixed, match="the shape says None"):
+            rows(plan, plan.nodes, ["x"])
+        return
     found = rows(plan, plan.nodes, ["x"])
     along = found[plan.nodes[-1].outputs[0]]
     assert along is not None

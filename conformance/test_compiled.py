@@ -616,18 +616,20 @@ def test_inductor_compiles_each_side_once_and_stays_within_the_float64_bound() -
 
 
 class Attends(nn.Module):
-    """Windows whose counts are 1 cross the cut, are joined, attend, and the first of each sample is taken."""
+    """Windows whose counts are 1 cross the cut and are joined; the first of each sample is taken, and the mean of some."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.outer, self.head = nn.Linear(8, 24), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.pool = nn.AdaptiveAvgPool2d(1)
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         q, k, v = self.inner(x).reshape(-1, 6, 3, 2, 4).permute(2, 0, 3, 1, 4)
         h = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, 6, 8)
         windows = h.reshape(-1, 1, 2, 1, 3, 8).permute(0, 1, 3, 2, 4, 5).contiguous()
         h = h + self.outer(windows.flatten(0, 1).flatten(2, 3).flatten(1, 2))
-        return {"out": self.head(h[:, 0])}
+        rest = self.pool(h.reshape(-1, 3, 2, 8).permute(0, 3, 1, 2)).flatten(1)
+        return {"out": self.head(h[:, 0] + rest)}
 
 
 @pytest.mark.compiler

@@ -1,7 +1,7 @@
 """Models of timm, one or two of an architecture, at small images.
 
 Where a model is bound to one image size, a smaller one is asked for; where the smallest of its kind is large, fewer
-blocks or channels are. All are in timm 1.0.20.
+blocks or channels are. All are in timm 1.0.31.
 """
 
 from functools import partial
