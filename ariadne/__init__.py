@@ -73,7 +73,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = globals()[name] = getattr(importlib.import_module(f"ariadne.{_HOMES[name]}"), name)
         return value
-    if not name.startswith("_") and importlib.util.find_spec(f"ariadne.{name}"):
+    if name.isidentifier() and not name.startswith("_") and importlib.util.find_spec(f"ariadne.{name}"):
         return importlib.import_module(f"ariadne.{name}")
     raise AttributeError(f"module 'ariadne' has no attribute {name!r}")
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections import deque
 from collections.abc import Iterable
+from functools import cache
+from operator import is_
 from typing import Any
 
 import torch
@@ -15,10 +18,7 @@ from ariadne.recorder import Recording, simple
 from ariadne.surroundings import Outside
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
-_RENEWED = (
-    "_flat_weights",
-    "_flat_weight_refs",
-)  # torch's RNNs list their parameters in forward, once one was replaced
+_RENEWED = ("_flat_weights", "_flat_weight_refs")  # of RNNs: see `keeps_its_weights`
 StateTypes = tuple[tuple[torch.dtype, str, tuple[int, ...]], ...]
 
 
@@ -66,14 +66,14 @@ class Length:
 class Baseline:
     """What guards compare a model with. `attributes`: (module path, keys, value) of plain attributes that forward read.
 
-    The keys after the first are steps into what the attribute holds. `training` has the flags of the modules whose forward
-    read them, and that of the whole: elsewhere it decides nothing, and a look at a module's dict costs a few cache misses.
-    Nothing here belongs to one cut.
+    The keys after the first are steps into what the attribute holds. `training` has the flags of the whole and of all modules
+    but those of torch whose code names none: there it decides nothing, and a look at a module's dict costs a few cache misses.
+    `foreign` are modules that another one's code looked at. Nothing here belongs to one cut.
     """
 
     def __init__(self, model: nn.Module, recordings: Iterable[Recording] = ()) -> None:
         self.modules = dict(model.named_modules())
-        self.training = {"": model.training}
+        self.training = {p: m.training for p, m in self.modules.items() if not p or looks_at_its_flag(m)}
         self.classes: dict[str, type] = {p: type(m) for p, m in self.modules.items()}
         self.children = {p: list(m._modules.items()) for p, m in self.modules.items()}
         self.hooks = {(p, h): list(m.__dict__[h].values()) for p, m in self.modules.items() for h in HOOKS}
@@ -87,12 +87,15 @@ class Baseline:
         self.attributes: list[tuple[str, tuple[Any, ...], Any]] = []
         self.missing: set[tuple[str, str]] = set()
         self.outside: list[Outside] = []
+        self.foreign: set[str] = set()
         self.installed: set[types.CodeType] = set()  # hooks that forward itself registers, and that change no result
         seen: set[tuple[Any, ...]] = set()
+        recordings = list(recordings)
+        changed = {(path, name) for recorded in recordings for path, name, _, _ in recorded.changed}
         for recorded in recordings:
-            changed = {(path, name) for path, name, _, _ in recorded.changed}
             known = {(id(o.table), o.key) for o in self.outside}
             self.outside += [o for o in recorded.outside if (id(o.table), o.key) not in known]
+            self.foreign |= recorded.foreign
             self.missing |= recorded.missing - changed  # what forward sets up itself may be there or not
             hooks = (f for _, now in recorded.containers for f in now if callable(f))
             self.installed |= {f.__code__ for f in hooks if hasattr(f, "__code__")}
@@ -125,7 +128,7 @@ class Baseline:
         old = self.modules
         new.training, new.classes, new.types = dict(self.training), dict(self.classes), self.types
         new.absent, new.ties, new.missing, new.installed = self.absent, self.ties, self.missing, self.installed
-        new.outside = self.outside
+        new.outside, new.foreign = self.outside, self.foreign
         for path, module in old.items():
             if list(module._modules.items()) != self.children[path]:
                 new.children[path] = self.children[path]
@@ -143,6 +146,43 @@ class Baseline:
                 value = Same(reach(new.modules[path], keys))
             new.attributes.append((path, keys, value))
         return new
+
+
+def looks_at_its_flag(module: nn.Module) -> bool:
+    """Whether forward may come to depend on a module's own training flag: not where its code is torch's, and names none."""
+    return "forward" in module.__dict__ or _names_its_flag(type(module))  # type: ignore[arg-type]
+
+
+@cache
+def _names_its_flag(cls: type) -> bool:
+    for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:
+        code = {n: thing for n, thing in vars(base).items() if hasattr(type(thing), "__get__")}
+        if base.__module__.startswith("torch.nn."):
+            if any("training" in _words(thing) for thing in code.values()):
+                return True
+        elif set(code) - {"__init__", "__dict__", "__weakref__"}:
+            return True
+    return False
+
+
+def _words(thing: Any) -> set[str]:
+    """The names and texts in the code of a function, a method or a property, and of functions inside."""
+    if isinstance(thing, property):
+        return set().union(*(_words(f) for f in (thing.fget, thing.fset, thing.fdel) if f))
+    code = thing if isinstance(thing, types.CodeType) else getattr(inspect.unwrap(thing), "__code__", None)
+    if code is None:
+        return set()
+    inner = (_words(c) for c in code.co_consts if isinstance(c, types.CodeType))
+    return {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}.union(*inner)
+
+
+def keeps_its_weights(rnn: nn.RNNBase) -> bool:
+    """Whether an RNN's forward uses its parameters: those that it lists are these, or it will list them anew."""
+    try:
+        listed, own = rnn._flat_weights, [getattr(rnn, name, None) for name in rnn._flat_weights_names]
+        return (len(listed) == len(own) and all(map(is_, listed, own))) or rnn._weights_have_changed()
+    except (AttributeError, TypeError, ValueError):
+        return False
 
 
 def owner_of(module: nn.Module, name: str) -> type | None:

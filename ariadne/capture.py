@@ -16,7 +16,7 @@ from ariadne.errors import CaptureError, UnsupportedError, named
 from ariadne.generalize import Disagreement, at_batch, disagreement, generalize, size_sources
 from ariadne.lower import Lowering, state_tensors
 from ariadne.plan import Batches, TracePlan, check
-from ariadne.recorder import Recording, recording, tensors_in
+from ariadne.recorder import Recording, recording, simple, tensors_in
 from ariadne.refusals import refuse_scripted
 from ariadne.shapes import Sizes, symbolic_batch, within_questions, within_shapes
 from ariadne.sizes import Watch, holding
@@ -125,9 +125,10 @@ def capture(
     refuse_hooks(model)
     refuse_scripted(model)
     real = observe(model, example, size, batch_symbol, grad, twice=True)
+    recordings = [real.recorded]
     plan = None
     try:
-        plan = symbolic(model, example, batch_symbol, batches, grad)
+        plan = symbolic(model, example, batch_symbol, batches, grad, recordings)
     except UnsupportedError as error:
         reasons.append(("symbolic", str(error)))
     except Exception as error:  # whatever torch's fake tensors raise: the next way runs real ones
@@ -138,17 +139,16 @@ def capture(
             reasons.append(("symbolic", f"not what a real run does: {differs}"))
             plan = None
     if plan is None or _above_1(batches) - plan.batches:
-        seen = _observed(model, example, batch_symbol, batches, grad, real, reasons)
+        seen = _observed(model, example, batch_symbol, batches, grad, real, reasons, recordings)
         if plan is None or len(seen.batches) > len(plan.batches):
             if plan is not None:
                 reasons.insert(0, ("symbolic", "; ".join(plan.excluded)))
             plan = seen
-    plan, more = _at_batch_1(model, example, plan, batches, grad)
+    plan, more = _at_batch_1(model, example, plan, batches, grad, recordings)
     if needed and example.batch not in plan.batches:
         reasons.append((plan.captured_by, "; ".join(plan.excluded)))
         plan, more = at_batch(real.plan, example.batch), []
     plan = replace(plan, not_captured_by=tuple(reasons))
-    recordings = [real.recorded]
     if grad and plan.assumption.grad is None:
         other = observe(model, example, size, batch_symbol, False)
         recordings.append(other.recorded)
@@ -188,7 +188,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _at_batch_1(
-    model: nn.Module, example: Example, plan: TracePlan, batches: range, grad: bool
+    model: nn.Module, example: Example, plan: TracePlan, batches: range, grad: bool, recordings: list[Recording]
 ) -> tuple[TracePlan, list[Evidence]]:
     """Batch 1 takes paths of its own (sizes of 1 broadcast): it is covered if a real run does what the plan says."""
     if 1 not in batches or plan.traced_batch == 1 or plan.captured_by == "observed-per-batch":
@@ -201,6 +201,7 @@ def _at_batch_1(
         differs = _first_line(error)
     if differs:
         return replace(plan, batches=plan.batches - one, excluded=(*plan.excluded, f"batch 1: {differs}")), []
+    recordings.append(seen.recorded)
     return replace(plan, batches=plan.batches | one), [seen.evidence]
 
 
@@ -212,6 +213,7 @@ def _observed(
     grad: bool,
     real: Observation,
     reasons: list[tuple[str, str]],
+    recordings: list[Recording],
 ) -> TracePlan:
     here = real.plan.traced_batch
     above = range(max(2, batches.start), batches.stop)
@@ -228,6 +230,7 @@ def _observed(
             plan = generalize([r.plan for r in runs], Batches.of(sizes))
             plan = _as_far_as_shown(model, example, plan, runs, batches)
             if here in plan.batches or here == 1:
+                recordings += [r.recorded for r in runs if r is not real]
                 return plan
         except CaptureError as error:
             reasons.append(("observed", str(error)))
@@ -343,8 +346,12 @@ def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
             )
 
 
-def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: range, grad: bool) -> TracePlan:
-    """Run the forward on fake tensors whose batch is a symbol; the plan holds for batches that meet every guard."""
+def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: range, grad: bool,
+             recordings: list[Recording] | None = None) -> TracePlan:  # fmt: skip
+    """Run the forward on fake tensors whose batch is a symbol; the plan holds for batches that meet every guard.
+
+    What it read of the model's Python state is added to `recordings`, as far as that can't be something fake.
+    """
     shapes = Sizes()
     fake = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
     size = max(example.batch, 2)
@@ -368,6 +375,10 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
             model, found, snapshot, state, inputs, example.batched, fake, batch_symbol, {symbol: batch_symbol}
         )
         plan = low.plan(example.spec, size, _above_1(batches), "symbolic", grad)
+        if recordings is not None:
+            found.events.clear()
+            found.read_attributes = {k: read for k, read in found.read_attributes.items() if simple(read[1])}
+            recordings.append(found)
     finally:
         snapshot.restore()
     plan = within_questions(plan, shapes.asked("forward", symbol, batch_symbol))

@@ -42,7 +42,7 @@ def _known(thing: Any) -> Any:
     return getattr(torch.ops.aten, thing.__name__, thing)
 
 
-def _pooled(x: torch.Tensor, size: int | Sequence[int]) -> torch.Tensor:
+def _pooled(x: torch.Tensor, size: int | tuple[int, ...]) -> torch.Tensor:
     """`adaptive_avg_pool2d`. To one pixel it is a mean; then torch lays that out as its input, and asks how that lies."""
     if size == 1 or (not isinstance(size, int) and list(size) == [1, 1]):
         return x.mean((-1, -2), keepdim=True)

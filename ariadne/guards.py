@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ariadne import tree
-from ariadne.baseline import HOOKS, Baseline, Bytes, Length, Same, owner_of, reach, shown, table_of
+from ariadne.baseline import HOOKS, Baseline, Bytes, Length, Same, keeps_its_weights, owner_of, reach, shown, table_of
 from ariadne.errors import BatchError, InputError, ModuleError, named
 from ariadne.expr import Expr
 from ariadne.held import MISSING
@@ -262,14 +262,14 @@ class ModuleGuard:
     """Whether the modules that some ops came from are as they were: class, flags, attributes read, children, hooks.
 
     Called without arguments, it returns True if so. It covers the modules whose calls ran any of the given ops, or none at
-    their edge (a dropout in eval mode), all that contain them, and those that were never called but whose attributes forward
-    read. `explain` raises the error that names the difference.
+    their edge (a dropout in eval mode), all that contain them, those that were never called but whose attributes forward
+    read, and those that another module's code looked at. `explain` raises the error that names the difference.
     """
 
     def __init__(self, plan: TracePlan, nodes: range, baseline: Baseline) -> None:
         self.baseline = baseline
         self.called = called = {call.path for call in plan.calls}
-        paths = {""} | {path for path in baseline.modules if path not in called}
+        paths = {""} | {path for path in baseline.modules if path not in called or path in baseline.foreign}
         for call in plan.calls:
             overlaps = call.start < nodes.stop and call.end > nodes.start
             if overlaps or (call.start == call.end and nodes.start <= call.start <= nodes.stop):
@@ -334,6 +334,7 @@ class ModuleGuard:
         self._sized += [t for p, m in modules.items() if p in looked_in_vain for t in (m._parameters, m._buffers)]
         self._sized += containers.values()
         self._sizes = list(map(len, self._sized))
+        self._recurrent = [m for m in modules.values() if isinstance(m, nn.RNNBase)]
         self._modules = list(modules.values())
         self._classes = [base.classes[p] for p in modules]
 
@@ -354,6 +355,8 @@ class ModuleGuard:
         for array in self._arrays:
             if array.array.tobytes() != array.held:
                 return False
+        if not all(map(keeps_its_weights, self._recurrent)):
+            return False
         return (
             (self._handles == RemovableHandle.next_id or self._still_hookless())
             and list(map(len, self._sized)) == self._sizes
@@ -402,6 +405,8 @@ class ModuleGuard:
             for h in HOOKS:
                 if base.hooks_now(module, h) != base.hooks[path, h]:
                     raise ModuleError(f"the hooks of {named(path)} ({h.strip('_')}) changed{again}")
+            if isinstance(module, nn.RNNBase) and not keeps_its_weights(module):
+                raise ModuleError(f"the weights that {where} lists (_flat_weights) are not its parameters{again}")
             for table, name in base.absent[path]:
                 if module.__dict__[table].get(name) is not None:
                     raise ModuleError(f"{name!r} of {where} was None at capture, now it is a tensor{again}")

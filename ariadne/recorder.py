@@ -71,6 +71,7 @@ class Recording:
     moved: set[int] = field(default_factory=set)
     backwards: list[tuple[int, int, str]] = field(default_factory=list)
     outside: list[Outside] = field(default_factory=list)
+    foreign: set[str] = field(default_factory=set)  # modules that another module's code looked at
 
 
 def bind(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -292,6 +293,8 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: Patches) -> No
         value = original_read(self, name)
         if name not in _BOOKKEEPING and id(self) in paths and mine():
             key = (paths[id(self)], name)
+            if recorder.stack and recorder.stack[-1][0] != key[0]:
+                recording.foreign.add(key[0])
             if key not in recording.written and key not in recording.read_attributes:
                 kept = copy.deepcopy(value) if isinstance(value, (list, dict, set)) and simple(value) else value
                 recording.read_attributes[key] = self, kept, id(value)

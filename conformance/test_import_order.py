@@ -172,3 +172,4 @@ def test_each_public_name_and_each_module_is_found_when_it_is_asked_for() -> Non
         ariadne.prepare_spilt  # noqa: B018
     with pytest.raises(AttributeError):
         ariadne.__getattr__("__main__")
+    assert not hasattr(ariadne, "boundary.x")

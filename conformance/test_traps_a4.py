@@ -90,6 +90,27 @@ def test_what_an_lstm_notes_of_its_parameters_is_no_guard() -> None:
     twins.train(numbers(3, 4, 6))
 
 
+def rebound(rnn: nn.LSTM) -> None:
+    rnn._flat_weights = [w.detach() * 2 for w in rnn._flat_weights]
+
+
+def swapped(rnn: nn.LSTM) -> None:
+    rnn._flat_weights[0] = numbers(24, 6)
+
+
+def unnoticed(rnn: nn.LSTM) -> None:
+    rnn._flat_weight_refs = [None] * 4
+    rnn._parameters["weight_hh_l0"] = nn.Parameter(numbers(24, 6))
+
+
+@pytest.mark.parametrize("change", [rebound, swapped, unnoticed])
+def test_an_lstm_that_computes_with_other_weights_than_its_parameters_is_refused(change: Callable[..., Any]) -> None:
+    twins = Twins(two(lstm, rnn=lambda: nn.LSTM(6, 6, batch_first=True)), numbers(2, 4, 6))
+    change(twins.split.rnn)
+    with pytest.raises(ModuleError, match=r"the weights that 'rnn' lists \(_flat_weights\) are not its parameters"):
+        twins.replay(numbers(3, 4, 6))
+
+
 SEQUENCES: dict[str, Callable[..., Any]] = {
     "unbind": lambda s, x: s.b(torch.stack(s.a(x).unbind(0)[::-1])),
     "split": lambda s, x: s.b(torch.cat(s.a(x).split(2)[::-1])),

@@ -87,7 +87,8 @@ def _guards(plan: TracePlan, baseline: Baseline) -> Iterator[str]:
     for i, j in plan.tied_inputs:
         yield f"input leaves {i} and {j} are one tensor"
     yield (
-        f"{len(baseline.modules)} modules have the classes, training flags and hooks that they had"
+        f"{len(baseline.modules)} modules have the classes and hooks that they had, {len(baseline.training)} of them the training "
+        "flags, which forward may look at"
         + (
             f", and {len(baseline.attributes)} attributes that forward reads hold what they held"
             if baseline.attributes
