@@ -29,6 +29,7 @@ LEAVES = frozenset(
     {torch.Tensor, nn.Parameter, str, bytes, int, float, bool, type(None), type, FunctionType, torch.dtype}
 )
 MISSING = object()
+SIMPLE = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)  # what an equal value may stand for
 
 
 class Attribute(str):

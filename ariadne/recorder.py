@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from ariadne.errors import UnsupportedError
+from ariadne.held import SIMPLE
 from ariadne.plan import PLAIN, Region
 from ariadne.refusals import Patches, called_by_torch, refuse, refuse_transforms
 from ariadne.sizes import Size, Watch
@@ -39,7 +40,6 @@ _BOOKKEEPING = frozenset(
     "_state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks "
     "_is_full_backward_hook __dict__ __class__".split()
 )
-_SIMPLE = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
 @dataclass(slots=True)
@@ -249,10 +249,10 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def simple(value: Any) -> bool:
     """Whether a value is a plain constant that a guard can compare: numbers, strings, and short containers of them."""
-    if isinstance(value, _SIMPLE):
+    if isinstance(value, SIMPLE):
         return True
     if isinstance(value, (tuple, list, set, frozenset)):
-        return len(value) <= 64 and all(isinstance(v, _SIMPLE) or simple(v) for v in value)
+        return len(value) <= 64 and all(isinstance(v, SIMPLE) or simple(v) for v in value)
     if isinstance(value, dict):
         return len(value) <= 64 and all(simple(k) and simple(v) for k, v in value.items())
     return False

@@ -17,11 +17,8 @@ from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType, MemberDescriptorType, ModuleType
 from typing import Any
 
-import torch
+from ariadne.held import MISSING, SIMPLE, Slots
 
-from ariadne.held import MISSING, Slots
-
-_SIMPLE = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 _SUBSCRIPT = "BINARY_SUBSCR" if "BINARY_SUBSCR" in dis.opmap else "BINARY_OP"  # from Python 3.14 on
 _CONSTANT = ("LOAD_CONST", "LOAD_SMALL_INT")
 _OTHERS = sys.stdlib_module_names | {"torch", "ariadne", "sympy", "numpy", "builtins"}
@@ -110,7 +107,7 @@ def _read_by(code: CodeType, table: Mapping[str, Any]) -> Iterator[Outside]:
 
 
 def _plain(value: Any) -> bool:
-    return isinstance(value, _SIMPLE) or (isinstance(value, tuple) and all(map(_plain, value)))
+    return isinstance(value, SIMPLE) or (isinstance(value, tuple) and all(map(_plain, value)))
 
 
 def _inside(value: Any, name: str, steps: list[dis.Instruction]) -> Iterator[Outside]:

@@ -169,3 +169,32 @@ def test_what_forward_sets_up_at_its_first_call_may_be_there_or_not() -> None:
     model.linear.register_forward_hook(lambda module, args, output: output * 2)
     with pytest.raises(ModuleError, match="hooks"):
         runtime.run_prefix(X)
+
+
+class Sometimes(nn.Module):
+    """Looks at one attribute where there is one sample, at another where there are more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.one, self.more = nn.Linear(4, 4), 2.0, 3.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * (self.one if x.shape[0] == 1 else self.more)
+
+
+@pytest.mark.parametrize("attribute", ["more", "one"])
+@pytest.mark.parametrize("prepared_at", [1, 3])
+def test_an_attribute_is_held_that_only_other_batches_look_at(prepared_at: int, attribute: str) -> None:
+    model = Sometimes().eval()
+    runtime = prepare_split(model, (torch.randn(prepared_at, 4),), split="percent:50")
+    setattr(model, attribute, 5.0)
+    for batch in (1, 3):
+        x = torch.randn(batch, 4)
+        try:
+            with torch.no_grad():
+                found = runtime.run_suffix(runtime.run_prefix(x))
+        except ModuleError as error:
+            assert f"'{attribute}' of the model" in str(error)
+        else:
+            with torch.no_grad():
+                assert torch.equal(found, model(x))
