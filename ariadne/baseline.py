@@ -82,6 +82,7 @@ class Baseline:
             p: [(table, n) for table in ("_parameters", "_buffers") for n, t in m.__dict__[table].items() if t is None]
             for p, m in self.modules.items()
         }
+        self.tables = {p: (m._parameters, m._buffers) for p, m in self.modules.items()}
         self.types = state_types(model)
         self.ties = self._ties()
         self.attributes: list[tuple[str, tuple[Any, ...], Any]] = []
@@ -107,6 +108,11 @@ class Baseline:
                         if (path, keys, type(kept)) not in seen:
                             seen.add((path, keys, type(kept)))
                             self.attributes.append((path, keys, kept))
+
+    def keeps_its_tables(self, path: str) -> bool:
+        """Whether a module's parameters and buffers stand in the dicts in which they stood, which is where a plan looks."""
+        own, (parameters, buffers) = self.modules[path].__dict__, self.tables[path]
+        return own["_parameters"] is parameters and own["_buffers"] is buffers
 
     def hooks_now(self, module: nn.Module, kind: str) -> list[Any]:
         """A module's hooks of one kind, without those that forward itself registers at its first call."""
@@ -134,6 +140,8 @@ class Baseline:
                 new.children[path] = self.children[path]
             if module.__dict__.get("forward") is not self.forwards[path]:
                 new.forwards[path] = self.forwards[path]
+            if not self.keeps_its_tables(path):
+                new.tables[path] = self.tables[path]
             for h in HOOKS:
                 if self.hooks_now(module, h) != self.hooks[path, h]:
                     new.hooks[path, h] = self.hooks[path, h]

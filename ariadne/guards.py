@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping
-from itertools import chain
-from operator import attrgetter, getitem, is_not
+from operator import attrgetter, getitem
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from ariadne.expr import Expr
 from ariadne.held import MISSING
 from ariadne.plan import TracePlan, layout, short_dtype
 from ariadne.recorder import simple
+from ariadne.watched import Watched
 
 _GLOBAL_HOOKS = tuple(
     getattr(nn.modules.module, name)
@@ -275,12 +275,15 @@ class ModuleGuard:
             if overlaps or (call.start == call.end and nodes.start <= call.start <= nodes.stop):
                 parts = call.path.split(".") if call.path else []
                 paths |= {".".join(parts[:i]) for i in range(len(parts) + 1)}
+        gone = sorted(paths - baseline.modules.keys())
+        if gone:
+            raise ModuleError(f"{named(gone[0])}, whose ops the plan holds, is gone; call prepare_split again")
         self.modules = {p: baseline.modules[p] for p in sorted(paths)}
         self.attributes = [a for a in baseline.attributes if a[0] in self.modules]
         self._arm()
 
     def _arm(self) -> None:
-        """Lay out what to compare as parallel lists, for loops that run in C and touch little memory: it is cold at each call."""
+        """Lay out what to compare; it is cold at each call, so little memory is to be touched."""
         base, modules = self.baseline, self.modules
         attributes: dict[str, list[tuple[tuple[Any, ...], Any]]] = {}
         for path, keys, value in self.attributes:
@@ -292,6 +295,10 @@ class ModuleGuard:
         for path, m in modules.items():
             if path in base.training:
                 slots[id(m.__dict__), "training"] = m.__dict__, "training", base.training[path]
+            for table, thing in zip(
+                ("_parameters", "_buffers", "_modules"), (*base.tables[path], m._modules), strict=True
+            ):
+                identical[id(m.__dict__), table] = m.__dict__, table, thing
             for table, name in ((m.__dict__[table], name) for table, name in base.absent[path]):
                 if name in table:
                     slots[id(table), name] = table, name, None
@@ -312,42 +319,30 @@ class ModuleGuard:
                     slots.setdefault((id(home), keys[-1]), (table, keys[-1], value))
         for o in base.outside:
             (slots if o.is_plain else identical)[id(o.table), o.key] = o.table, o.key, o.value
-        # Numbers may be equal and yet compute something else (1, 1.0 and True): they are compared by identity first, the rest
-        # by ==, which costs half as much. A training flag is only ever asked whether it is true.
-        strict = [s for s in slots.values() if s[1] != "training" and not isinstance(s[2], str | None)]
-        loose = [s for s in slots.values() if s[1] == "training" or isinstance(s[2], str | None)]
-        self._tables, self._names, self._values = (
-            (list(column) for column in zip(*strict, strict=True)) if strict else ([], [], [])
-        )
-        self._loose_tables, self._loose_names, self._loose_values = map(list, zip(*loose, strict=True))
-        self._identical = list(identical.values())
         parents = [(m, base.children[p]) for p, m in modules.items() if base.children[p] or p not in self.called]
-        self._families = [m._modules.values() for m, _ in parents]
-        self._children = [child for _, children in parents for _, child in children]
+        families = [(m._modules, [child for _, child in children]) for m, children in parents]
         hooks = [(m, h, base.hooks[p, h]) for p, m in modules.items() for h in HOOKS]
         loud = [(m.__dict__[h], base.hooks_now(m, h) == was) for m, h, was in hooks if was or m.__dict__[h]]
         self._loud = [(live, [*live.values()] if same else None) for live, same in loud]
         self._hookless = [(m, h) for m, h, was in hooks if not was and not m.__dict__[h]]
         self._handles = RemovableHandle.next_id
+        own = {id(t) for m in modules.values() for t in (m.__dict__, m._modules, m._parameters)}
         looked_in_vain = {path for path, _ in base.missing}
-        self._sized = [m.__dict__ for m in modules.values()] + [m._modules for m, _ in parents]
-        self._sized += [t for p, m in modules.items() if p in looked_in_vain for t in (m._parameters, m._buffers)]
-        self._sized += containers.values()
-        self._sizes = list(map(len, self._sized))
+        sized = [m.__dict__ for m in modules.values()] + [m._modules for m, _ in parents]
+        sized += [t for p, m in modules.items() if p in looked_in_vain for t in (m._parameters, m._buffers)]
+        sized += containers.values()
+        # Buffers may be written at each call, by the plan itself.
+        dicts = [d for d in (*sized, *(s[0] for s in (*slots.values(), *identical.values()))) if id(d) in own]
+        self._watched = Watched(
+            dicts, list(slots.values()), list(identical.values()), [(t, len(t)) for t in sized], families
+        )
+        self._appeared = any(p in modules and hasattr(modules[p], name) for p, name in base.missing)
         self._recurrent = [m for m in modules.values() if isinstance(m, nn.RNNBase)]
         self._modules = list(modules.values())
         self._classes = [base.classes[p] for p in modules]
 
     def __call__(self) -> bool:
-        try:
-            if list(map(getitem, self._loose_tables, self._loose_names)) != self._loose_values:
-                return False
-            if any(map(is_not, map(getitem, self._tables, self._names), self._values)) and not self._same_numbers():
-                return False
-            for table, name, thing in self._identical:
-                if table[name] is not thing:
-                    return False
-        except (LookupError, ValueError):  # gone, or now an array, which has no truth value
+        if self._appeared or not self._watched.holds():
             return False
         for hooks, expected_hooks in self._loud:
             if [*hooks.values()] != expected_hooks:
@@ -357,12 +352,9 @@ class ModuleGuard:
                 return False
         if not all(map(keeps_its_weights, self._recurrent)):
             return False
-        return (
-            (self._handles == RemovableHandle.next_id or self._still_hookless())
-            and list(map(len, self._sized)) == self._sizes
-            and list(chain.from_iterable(self._families)) == self._children
-            and list(map(type, self._modules)) == self._classes
-        )
+        return (self._handles == RemovableHandle.next_id or self._still_hookless()) and list(
+            map(type, self._modules)
+        ) == self._classes
 
     def _still_hookless(self) -> bool:
         """Whether nothing hooks what had no hook. Asked only after torch gave out a handle, as every registration does.
@@ -373,10 +365,6 @@ class ModuleGuard:
             return False
         self._handles = RemovableHandle.next_id
         return True
-
-    def _same_numbers(self) -> bool:
-        found = map(getitem, self._tables, self._names)
-        return all(a is b or tree.identical(a, b) for a, b in zip(found, self._values, strict=True))
 
     def explain(self) -> None:
         """Raise `ModuleError` with the first difference; where there is none that matters, take note of the new state."""
@@ -397,6 +385,10 @@ class ModuleGuard:
                 )
             if module.__dict__.get("forward") is not base.forwards[path]:
                 raise ModuleError(f"{where} has another forward of its own{again}")
+            if not base.keeps_its_tables(path):
+                raise ModuleError(
+                    f"the dict of parameters or that of buffers of {where} was replaced, and the new one is not followed{again}"
+                )
             now = list(module._modules.items())
             if [m for _, m in now] != [m for _, m in base.children[path]]:
                 was = [m for _, m in base.children[path]]

@@ -1,0 +1,148 @@
+"""Watched dicts: what stands in them is compared again only after something was written into one.
+
+torch's own compiler gives each dict a number that changes when it is written (`dict_version`). To compare one number for each
+module touches a fifth of the memory that its attributes lie in, and memory is what a guard's time goes into: between two calls
+the model's weights have pushed it all out of the caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from operator import getitem, is_not
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne import tree
+from ariadne.held import SIMPLE
+
+dict_version = getattr(torch._C._dynamo.guards, "dict_version", None)
+
+Slot = tuple[Any, Any, Any]  # a table, a key, and what stands there
+
+
+class Comparison:
+    """Slots and the plain values that stand there, slots and objects, containers and their sizes, dicts and their values in order.
+
+    Laid out as parallel lists, for loops that run in C and touch little memory.
+    """
+
+    def __init__(
+        self,
+        plain: Iterable[Slot],
+        identical: Iterable[Slot],
+        sized: Iterable[tuple[Any, int]],
+        families: Iterable[tuple[Any, Sequence[Any]]],
+    ) -> None:
+        plain, sized, families = list(plain), list(sized), list(families)
+        # Numbers may be equal and yet compute something else (1, 1.0 and True): they are compared by identity first, the rest
+        # by ==, which costs half as much. A training flag is only ever asked whether it is true.
+        loose = [s for s in plain if s[1] == "training" or isinstance(s[2], str | None)]
+        strict = [s for s in plain if not (s[1] == "training" or isinstance(s[2], str | None))]
+        self.tables, self.names, self.values = ([s[i] for s in strict] for i in range(3))
+        self.loose_tables, self.loose_names, self.loose_values = ([s[i] for s in loose] for i in range(3))
+        self.identical = list(identical)
+        self.sized, self.sizes = [t for t, _ in sized], [n for _, n in sized]
+        self.families = [members.values() for members, _ in families]
+        self.members = [list(values) for _, values in families]
+        self.flat = list(chain.from_iterable(self.members))
+
+    def holds(self) -> bool:
+        """Whether all is as it was."""
+        try:
+            if list(map(getitem, self.loose_tables, self.loose_names)) != self.loose_values:
+                return False
+            if any(map(is_not, map(getitem, self.tables, self.names), self.values)) and not self._same_numbers():
+                return False
+            for table, name, thing in self.identical:
+                if table[name] is not thing:
+                    return False
+        except (LookupError, ValueError):  # gone, or now an array, which has no truth value
+            return False
+        return list(map(len, self.sized)) == self.sizes and list(chain.from_iterable(self.families)) == self.flat
+
+    def _same_numbers(self) -> bool:
+        found = map(getitem, self.tables, self.names)
+        return all(a is b or tree.identical(a, b) for a, b in zip(found, self.values, strict=True))
+
+
+class Watched:
+    """A comparison, part of which rests on `dicts` alone and is made again only after one of them was written."""
+
+    def __init__(
+        self,
+        dicts: Iterable[dict[Any, Any]],
+        plain: Sequence[Slot],
+        identical: Sequence[Slot],
+        sized: Sequence[tuple[Any, int]],
+        families: Sequence[tuple[Any, Sequence[Any]]],
+    ) -> None:
+        watched = {id(d): d for d in dicts if VERSION is not None and type(d) is dict}
+        self._all = Comparison(plain, identical, sized, families)
+        self._rest = Comparison(
+            [s for s in plain if id(s[0]) not in watched or not _lasts(s[2])],
+            [s for s in identical if id(s[0]) not in watched],
+            [s for s in sized if id(s[0]) not in watched],
+            [f for f in families if id(f[0]) not in watched],
+        )
+        self._dicts = list(watched.values())
+        self._versions: list[int] | None = None
+
+    def holds(self) -> bool:
+        """Whether all is as it was."""
+        if VERSION is None:
+            return self._all.holds()
+        versions = list(map(VERSION, self._dicts))
+        if versions == self._versions:
+            return self._rest.holds()
+        if not self._all.holds():
+            return False
+        self._versions = versions
+        return True
+
+
+def _lasts(value: Any) -> bool:
+    """Whether a value can't change by itself."""
+    return isinstance(value, SIMPLE) or (isinstance(value, tuple) and all(map(_lasts, value)))
+
+
+def _tells(version: Callable[[dict[Any, Any]], int]) -> bool:
+    """Whether every way to write into a module's dicts changes their versions here. CPython keeps attributes in several ways."""
+    module: Any = nn.Module()
+    own = module.__dict__
+    own_changes: list[Callable[[], Any]] = [
+        lambda: setattr(module, "watched", 1),
+        lambda: setattr(module, "watched", 2),
+        lambda: object.__setattr__(module, "watched", 3),
+        lambda: own.__setitem__("watched", 4),
+        lambda: own.update(watched=5),
+        lambda: delattr(module, "watched"),
+        module.eval,
+        module.train,
+    ]
+    member_changes: list[Callable[[], Any]] = [
+        lambda: setattr(module, "part", nn.ReLU()),
+        lambda: setattr(module, "part", nn.Tanh()),
+        lambda: module._modules.update(part=nn.ReLU()),
+        lambda: delattr(module, "part"),
+    ]
+    changes = [(own, change) for change in own_changes]
+    changes += [(module._modules, change) for change in member_changes]
+    changes += [(module._parameters, lambda: module.register_parameter("watched", None))]
+    for _ in range(20):  # an interpreter may go other ways once it has seen something often
+        for table, change in changes:
+            before = version(table)
+            if version(table) != before:
+                return False
+            change()
+            if version(table) == before:
+                return False
+        del module._parameters["watched"]
+    return True
+
+
+VERSION: Callable[[dict[Any, Any]], int] | None = (
+    dict_version if dict_version is not None and _tells(dict_version) else None
+)
