@@ -91,9 +91,12 @@ class Baseline:
         self.foreign: set[str] = set()
         self.installed: set[types.CodeType] = set()  # hooks that forward itself registers, and that change no result
         seen: set[tuple[Any, ...]] = set()
-        recordings = list(recordings)
-        changed = {(path, name) for recorded in recordings for path, name, _, _ in recorded.changed}
+        taken: set[tuple[str, str]] = set()
         for recorded in recordings:
+            taken = {
+                (path, keys[0]) for path, keys, _ in self.attributes
+            }  # by an earlier run, the first of which was real
+            changed = {(path, name) for path, name, _, _ in recorded.changed}
             known = {(id(o.table), o.key) for o in self.outside}
             self.outside += [o for o in recorded.outside if (id(o.table), o.key) not in known]
             self.foreign |= recorded.foreign
@@ -103,7 +106,7 @@ class Baseline:
             for (path, name), (module, value, at) in recorded.read_attributes.items():
                 if name == "training":
                     self.training.setdefault(path, value)
-                elif (path, name) not in changed and at not in recorded.moved and path in self.modules:
+                elif (path, name) not in changed | taken and at not in recorded.moved and path in self.modules:
                     for keys, kept in _kept(module, name, value):
                         if (path, keys, type(kept)) not in seen:
                             seen.add((path, keys, type(kept)))

@@ -125,10 +125,10 @@ def capture(
     refuse_hooks(model)
     refuse_scripted(model)
     real = observe(model, example, size, batch_symbol, grad, twice=True)
-    recordings = [real.recorded]
-    plan = None
+    plan: TracePlan | None = None
+    others: list[Recording] = []  # what the plan rests on besides the run at the example's batch
     try:
-        plan = symbolic(model, example, batch_symbol, batches, grad, recordings)
+        plan = symbolic(model, example, batch_symbol, batches, grad, others)
     except UnsupportedError as error:
         reasons.append(("symbolic", str(error)))
     except Exception as error:  # whatever torch's fake tensors raise: the next way runs real ones
@@ -137,18 +137,19 @@ def capture(
         differs = disagreement(plan, real.plan) if size in plan.batches else f"batch {size} is not covered"
         if differs:
             reasons.append(("symbolic", f"not what a real run does: {differs}"))
-            plan = None
+            plan, others = None, []
     if plan is None or _above_1(batches) - plan.batches:
-        seen = _observed(model, example, batch_symbol, batches, grad, real, reasons, recordings)
+        ran: list[Recording] = []
+        seen = _observed(model, example, batch_symbol, batches, grad, real, reasons, ran)
         if plan is None or len(seen.batches) > len(plan.batches):
             if plan is not None:
                 reasons.insert(0, ("symbolic", "; ".join(plan.excluded)))
-            plan = seen
-    plan, more = _at_batch_1(model, example, plan, batches, grad, recordings)
+            plan, others = seen, ran
+    plan, more = _at_batch_1(model, example, plan, batches, grad, others)
     if needed and example.batch not in plan.batches:
         reasons.append((plan.captured_by, "; ".join(plan.excluded)))
-        plan, more = at_batch(real.plan, example.batch), []
-    plan = replace(plan, not_captured_by=tuple(reasons))
+        plan, more, others = at_batch(real.plan, example.batch), [], []
+    plan, recordings = replace(plan, not_captured_by=tuple(reasons)), [real.recorded, *others]
     if grad and plan.assumption.grad is None:
         other = observe(model, example, size, batch_symbol, False)
         recordings.append(other.recorded)

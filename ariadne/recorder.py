@@ -296,7 +296,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: Patches) -> No
             if recorder.stack and recorder.stack[-1][0] != key[0]:
                 recording.foreign.add(key[0])
             if key not in recording.written and key not in recording.read_attributes:
-                kept = copy.deepcopy(value) if isinstance(value, (list, dict, set)) and simple(value) else value
+                kept = copy.deepcopy(value) if isinstance(value, (list, dict, set, tuple)) and simple(value) else value
                 recording.read_attributes[key] = self, kept, id(value)
         return value
 

@@ -199,3 +199,44 @@ def test_an_attribute_is_held_that_only_other_batches_look_at(prepared_at: int, 
                 refused = ""
                 assert torch.equal(found, model(x))
         assert not refused or f"'{attribute}' of the model" in refused
+
+
+class AsExported(nn.Module):
+    """Writes an attribute only where sizes are symbols, as code for an exporter does; `kind` says what it does there."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.one, self.two, self.size, self.weight, self.kind = nn.Linear(4, 4), nn.Linear(4, 4), 4, 2.0, kind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.two(self.one(x))
+        if not isinstance(x.shape[0], int):
+            if self.kind == "writes":
+                self.size = None
+            return x * self.weight if self.kind == "reads" else x
+        return x if self.size == 4 else x * 3
+
+
+def test_what_only_fake_tensors_make_forward_write_frees_no_guard() -> None:
+    model = AsExported("writes").eval()
+    runtime = prepare_split(model, (torch.randn(3, 4),), split="after:one")
+    model.size = 5
+    with pytest.raises(ModuleError, match="'size' of the model was 4"):
+        runtime.run_suffix(runtime.run_prefix(torch.randn(3, 4)))
+
+
+def test_what_only_a_plan_that_was_dropped_looked_at_is_no_guard() -> None:
+    model, x = AsExported("reads").eval(), torch.randn(3, 4)
+    runtime = prepare_split(model, (x,), split="after:one")
+    assert runtime.plan.captured_by != "symbolic"
+    model.weight = 3.0
+    with torch.no_grad():
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
+
+
+def test_a_list_in_a_tuple_is_looked_into() -> None:
+    model = Reads(([2.0], 1.0), lambda h: h[0][0]).eval()
+    runtime = prepare_split(model, (X,), split="percent:50")
+    model.held[0][0] = 3.0
+    with pytest.raises(ModuleError, match="'held'"):
+        runtime.run_suffix(runtime.run_prefix(X))
