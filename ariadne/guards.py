@@ -320,7 +320,7 @@ class ModuleGuard:
         for o in base.outside:
             (slots if o.is_plain else identical)[id(o.table), o.key] = o.table, o.key, o.value
         parents = [(m, base.children[p]) for p, m in modules.items() if base.children[p] or p not in self.called]
-        families = [(m._modules, [child for _, child in children]) for m, children in parents]
+        families = [(m._modules, children) for m, children in parents]
         hooks = [(m, h, base.hooks[p, h]) for p, m in modules.items() for h in HOOKS]
         loud = [(m.__dict__[h], base.hooks_now(m, h) == was) for m, h, was in hooks if was or m.__dict__[h]]
         self._loud = [(live, [*live.values()] if same else None) for live, same in loud]
@@ -331,10 +331,20 @@ class ModuleGuard:
         sized = [m.__dict__ for m in modules.values()] + [m._modules for m, _ in parents]
         sized += [t for p, m in modules.items() if p in looked_in_vain for t in (m._parameters, m._buffers)]
         sized += containers.values()
+        # What was looked for in vain, or found in the class, must not come to stand in a module's own dicts.
+        absent = [
+            (t, n)
+            for p, n in base.missing
+            if p in modules
+            for t in (modules[p].__dict__, modules[p]._parameters, modules[p]._buffers, modules[p]._modules)
+        ]
+        absent += [
+            (m.__dict__, k[0]) for p, m in modules.items() for k, _ in attributes.get(p, ()) if k[0] not in m.__dict__
+        ]
         # Buffers may be written at each call, by the plan itself.
         dicts = [d for d in (*sized, *(s[0] for s in (*slots.values(), *identical.values()))) if id(d) in own]
         self._watched = Watched(
-            dicts, list(slots.values()), list(identical.values()), [(t, len(t)) for t in sized], families
+            dicts, list(slots.values()), list(identical.values()), [(t, len(t)) for t in sized], families, absent
         )
         self._appeared = any(p in modules and hasattr(modules[p], name) for p, name in base.missing)
         self._recurrent = [m for m in modules.values() if isinstance(m, nn.RNNBase)]
@@ -389,11 +399,13 @@ class ModuleGuard:
                 raise ModuleError(
                     f"the dict of parameters or that of buffers of {where} was replaced, and the new one is not followed{again}"
                 )
-            now = list(module._modules.items())
-            if [m for _, m in now] != [m for _, m in base.children[path]]:
-                was = [m for _, m in base.children[path]]
-                name = next((n for n, m in now if m not in was), "a submodule")
-                raise ModuleError(f"{(path + '.' if path else '') + name!r} was replaced, added or removed{again}")
+            now, was = list(module._modules.items()), base.children[path]
+            if now != was:
+                changed = [n for n, m in now if (n, m) not in was] + [n for n, m in was if (n, m) not in now]
+                what = (
+                    repr(f"{path}.{changed[0]}".removeprefix(".")) if changed else f"the order of the parts of {where}"
+                )
+                raise ModuleError(f"{what} was replaced, added or removed{again}")
             for h in HOOKS:
                 if base.hooks_now(module, h) != base.hooks[path, h]:
                     raise ModuleError(f"the hooks of {named(path)} ({h.strip('_')}) changed{again}")

@@ -24,7 +24,8 @@ Slot = tuple[Any, Any, Any]  # a table, a key, and what stands there
 
 
 class Comparison:
-    """Slots and the plain values that stand there, slots and objects, containers and their sizes, dicts and their values in order.
+    """Slots and the plain values that stand there, slots and objects, containers and their sizes, dicts and their items in order,
+    dicts and keys that they don't have.
 
     Laid out as parallel lists, for loops that run in C and touch little memory.
     """
@@ -34,7 +35,8 @@ class Comparison:
         plain: Iterable[Slot],
         identical: Iterable[Slot],
         sized: Iterable[tuple[Any, int]],
-        families: Iterable[tuple[Any, Sequence[Any]]],
+        families: Iterable[tuple[Any, Sequence[tuple[str, Any]]]],
+        absent: Iterable[tuple[Any, str]],
     ) -> None:
         plain, sized, families = list(plain), list(sized), list(families)
         # Numbers may be equal and yet compute something else (1, 1.0 and True): they are compared by identity first, the rest
@@ -45,9 +47,9 @@ class Comparison:
         self.loose_tables, self.loose_names, self.loose_values = ([s[i] for s in loose] for i in range(3))
         self.identical = list(identical)
         self.sized, self.sizes = [t for t, _ in sized], [n for _, n in sized]
-        self.families = [members.values() for members, _ in families]
-        self.members = [list(values) for _, values in families]
-        self.flat = list(chain.from_iterable(self.members))
+        self.families = [members.items() for members, _ in families]
+        self.members = list(chain.from_iterable(items for _, items in families))
+        self.absent = list(absent)
 
     def holds(self) -> bool:
         """Whether all is as it was."""
@@ -61,7 +63,11 @@ class Comparison:
                     return False
         except (LookupError, ValueError):  # gone, or now an array, which has no truth value
             return False
-        return list(map(len, self.sized)) == self.sizes and list(chain.from_iterable(self.families)) == self.flat
+        return (
+            list(map(len, self.sized)) == self.sizes
+            and list(chain.from_iterable(self.families)) == self.members
+            and not any(name in table for table, name in self.absent)
+        )
 
     def _same_numbers(self) -> bool:
         found = map(getitem, self.tables, self.names)
@@ -77,15 +83,17 @@ class Watched:
         plain: Sequence[Slot],
         identical: Sequence[Slot],
         sized: Sequence[tuple[Any, int]],
-        families: Sequence[tuple[Any, Sequence[Any]]],
+        families: Sequence[tuple[Any, Sequence[tuple[str, Any]]]],
+        absent: Sequence[tuple[Any, str]],
     ) -> None:
         watched = {id(d): d for d in dicts if VERSION is not None and type(d) is dict}
-        self._all = Comparison(plain, identical, sized, families)
+        self._all = Comparison(plain, identical, sized, families, absent)
         self._rest = Comparison(
             [s for s in plain if id(s[0]) not in watched or not _lasts(s[2])],
             [s for s in identical if id(s[0]) not in watched],
             [s for s in sized if id(s[0]) not in watched],
             [f for f in families if id(f[0]) not in watched],
+            [a for a in absent if id(a[0]) not in watched],
         )
         self._dicts = list(watched.values())
         self._versions: list[int] | None = None

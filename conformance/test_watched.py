@@ -17,15 +17,17 @@ from conformance.trap_kit import numbers
 
 
 class Net(nn.Module):
+    of_the_class = 1.0
+
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.norm = nn.Conv1d(3, 3, 3, padding=1, bias=False), nn.BatchNorm1d(3)
         self.rest = nn.Sequential(nn.Tanh(), nn.Dropout(0.25), nn.Linear(4, 4))
-        self.scales, self.shift = [1.0, 2.0], (1.0, (2.0,))
+        self.scales, self.shift, self.unread = [1.0, 2.0], (1.0, (2.0,)), None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.norm(self.conv(x)) * self.scales[0] + self.shift[1][0]
-        return self.rest(x * getattr(self, "extra", 1.0))
+        return self.rest(x * getattr(self, "extra", 1.0) * self.of_the_class)
 
 
 def prepared() -> SplitRuntime:
@@ -47,7 +49,10 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "a number past the module": lambda m: object.__setattr__(m.norm, "eps", 0.5),
     "a parameter where none was": lambda m: setattr(m.conv, "bias", nn.Parameter(numbers(3))),
     "a tuple": lambda m: setattr(m, "shift", (1.0, (3.0,))),
+    "an attribute before that of the class": lambda m: (vars(m).pop("unread"), setattr(m, "of_the_class", 2.0)),
     "an attribute more": lambda m: setattr(m, "extra", 2.0),
+    "an attribute more for one less": lambda m: (vars(m).pop("unread"), setattr(m, "extra", 2.0)),
+    "members in each other's places": lambda m: m.rest._modules.update({"0": m.rest[1], "1": m.rest[0]}),
     "members in another order": lambda m: setattr(m.rest, "_modules", dict(reversed(list(m.rest._modules.items())))),
 }
 
