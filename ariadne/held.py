@@ -53,6 +53,11 @@ class Slots:
         delattr(self.thing, name) if value is MISSING else setattr(self.thing, name, value)
 
 
+def lasts(value: Any) -> bool:
+    """Whether a value is plain and can't change by itself, so that an equal one would do as well."""
+    return isinstance(value, SIMPLE) or (isinstance(value, tuple) and all(map(lasts, value)))
+
+
 def is_array(value: Any) -> bool:
     """Whether a value is a numpy array, asked without numpy."""
     return type(value).__name__ == "ndarray" and hasattr(value, "tobytes")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType, MemberDescriptorType, ModuleType
 from typing import Any
 
-from ariadne.held import MISSING, SIMPLE, Slots
+from ariadne.held import MISSING, Slots, lasts
 
 _SUBSCRIPT = "BINARY_SUBSCR" if "BINARY_SUBSCR" in dis.opmap else "BINARY_OP"  # from Python 3.14 on
 _CONSTANT = ("LOAD_CONST", "LOAD_SMALL_INT")
@@ -36,7 +36,7 @@ class Outside:
     @property
     def is_plain(self) -> bool:
         """Whether an equal value would do as well."""
-        return _plain(self.value)
+        return lasts(self.value)
 
     def now(self) -> Any:
         """What stands there now; `MISSING` where nothing does."""
@@ -97,17 +97,13 @@ def _read_by(code: CodeType, table: Mapping[str, Any]) -> Iterator[Outside]:
         if step.opname != "LOAD_GLOBAL" or step.argval not in table or step.argval in counted:
             continue
         name, value = step.argval, table[step.argval]
-        if _plain(value):
+        if lasts(value):
             yield Outside(table, name, value, f"{home}.{name}")
             continue
         rest = [s for s in steps[i + 1 : i + 5] if s.opname not in ("CACHE", "PUSH_NULL", "PRECALL")][:2]
         for outside in _inside(value, f"{home}.{name}", rest):
             yield Outside(table, name, value, f"{home}.{name}")
             yield outside
-
-
-def _plain(value: Any) -> bool:
-    return isinstance(value, SIMPLE) or (isinstance(value, tuple) and all(map(_plain, value)))
 
 
 def _inside(value: Any, name: str, steps: list[dis.Instruction]) -> Iterator[Outside]:
@@ -119,7 +115,7 @@ def _inside(value: Any, name: str, steps: list[dis.Instruction]) -> Iterator[Out
         there = inspect.getattr_static(value, first.argval, None)
         if isinstance(there, MemberDescriptorType):
             there = getattr(value, first.argval, None)
-        if _plain(there) and not _is_torchs(value):
+        if lasts(there) and not _is_torchs(value):
             holder = vars(value) if isinstance(value, ModuleType) else Slots(value)
             yield Outside(holder, first.argval, there, f"{name}.{first.argval}")
     elif (
@@ -129,7 +125,7 @@ def _inside(value: Any, name: str, steps: list[dis.Instruction]) -> Iterator[Out
         and steps[1].opname == _SUBSCRIPT
     ):
         there = Outside(value, first.argval, MISSING, f"{name}[{first.argval!r}]")
-        if _plain(there.now()):
+        if lasts(there.now()):
             yield replace(there, value=there.now())
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.held import SIMPLE
+from ariadne.held import lasts
 
 dict_version = getattr(torch._C._dynamo.guards, "dict_version", None)
 
@@ -89,7 +89,7 @@ class Watched:
         watched = {id(d): d for d in dicts if VERSION is not None and type(d) is dict}
         self._all = Comparison(plain, identical, sized, families, absent)
         self._rest = Comparison(
-            [s for s in plain if id(s[0]) not in watched or not _lasts(s[2])],
+            [s for s in plain if id(s[0]) not in watched or not lasts(s[2])],
             [s for s in identical if id(s[0]) not in watched],
             [s for s in sized if id(s[0]) not in watched],
             [f for f in families if id(f[0]) not in watched],
@@ -109,11 +109,6 @@ class Watched:
             return False
         self._versions = versions
         return True
-
-
-def _lasts(value: Any) -> bool:
-    """Whether a value can't change by itself."""
-    return isinstance(value, SIMPLE) or (isinstance(value, tuple) and all(map(_lasts, value)))
 
 
 def _tells(version: Callable[[dict[Any, Any]], int]) -> bool:
