@@ -176,3 +176,14 @@ def test_heavy_models_come_first_and_the_rest_stays_in_order() -> None:
     ]
     first = [case.partition("/")[2].rpartition("/")[0] for case in costly_first([*cases, "left/else/where/mode=eval"])]
     assert first == ["rfdetr/nano", "torchvision/vgg11", "nn/mlp10x64", "nn/lstm_classifier", "else/where"]
+
+
+def test_a_group_stands_for_its_models_and_an_unknown_one_is_refused(folder: Path) -> None:
+    file = folder / "tiers.toml"
+    file.write_text(
+        TIERS.replace("[smoke]", '[groups]\nsome = ["timm/c"]\n[smoke]', 1).replace('["timm/c"]\nbs', '["@some"]\nbs')
+    )
+    assert [s.models for s in tiers.load(file)[0]["smoke"].selections] == [("nn/*",), ("timm/c",)]
+    file.write_text(TIERS.replace('["timm/c"]\nbs', '["@some"]\nbs'))
+    with pytest.raises(ValueError, match=r"smoke: there is no group '@some'; there are \[\]"):
+        tiers.load(file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,24 +54,35 @@ class Tier:
 def load(file: Path = FILE) -> tuple[dict[str, Tier], dict[str, Limit]]:
     """The tiers by name, and the limits by what they are for; ValueError says which part of the file can't be meant."""
     data = tomllib.loads(file.read_text(encoding="utf-8"))
+    groups = data.pop("groups", {})
     limits = {name: Limit(**fields) for name, fields in data.pop("limits").items()}
     if not {"build", "cheap", "medium", "heavy"} <= limits.keys() <= LIMITS:
         raise ValueError(f"{file.name}: limits are for {sorted(LIMITS)}, not {sorted(limits)}")
-    return {name: _tier(name, fields, f"{file.name}: {name}") for name, fields in data.items()}, limits
+    return {name: _tier(name, fields, groups, f"{file.name}: {name}") for name, fields in data.items()}, limits
 
 
-def _tier(name: str, fields: Mapping[str, Any], where: str) -> Tier:
+def _tier(name: str, fields: Mapping[str, Any], groups: Mapping[str, list[str]], where: str) -> Tier:
     if fields.keys() != {"minutes", "select"}:
         raise ValueError(f"{where}: a tier has `minutes` and `select` tables, not {sorted(fields)}")
-    return Tier(name, float(fields["minutes"]), tuple(_selection(table, where) for table in fields["select"]))
+    return Tier(name, float(fields["minutes"]), tuple(_selection(table, groups, where) for table in fields["select"]))
 
 
-def _selection(table: Mapping[str, list[str]], where: str) -> Selection:
+def _selection(table: Mapping[str, list[str]], groups: Mapping[str, list[str]], where: str) -> Selection:
     unknown = sorted(table.keys() - {"checks", "models", "except", *KEYS})
     if unknown or not all(isinstance(values, list) and values for values in table.values()):
         raise ValueError(
             f"{where}: a table holds lists for checks, models, except and {', '.join(KEYS)}; unknown: {unknown}"
         )
     parameters = {key: frozenset(table[key]) for key in KEYS if key in table}
-    models, excepted = tuple(table.get("models", ())), tuple(table.get("except", ()))
+    models, excepted = (_members(table.get(key, ()), groups, where) for key in ("models", "except"))
     return Selection(frozenset(table.get("checks", ())), models, excepted, parameters)
+
+
+def _members(names: Iterable[str], groups: Mapping[str, list[str]], where: str) -> tuple[str, ...]:
+    """The names, with those of a group in place of `@group`."""
+    unknown = sorted(name for name in names if name.startswith("@") and name[1:] not in groups)
+    if unknown:
+        raise ValueError(
+            f"{where}: there is no group {unknown[0]!r}; there are {sorted('@' + name for name in groups)}"
+        )
+    return tuple(member for name in names for member in (groups[name[1:]] if name.startswith("@") else (name,)))
