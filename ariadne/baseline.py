@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import types
 from collections import deque
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ariadne.held import Attribute, follow, held, is_array, is_opaque, place
+from ariadne.held import Attribute, follow, held, is_array, is_opaque, lasts, place
 from ariadne.recorder import Recording, simple
 from ariadne.surroundings import Outside
 
@@ -33,6 +34,10 @@ class Same:
     def __repr__(self) -> str:
         return repr(self.thing)
 
+    def holds(self, found: Any) -> bool:
+        """Whether what was found is this object."""
+        return found is self.thing
+
 
 class Bytes:
     """A numpy array's bytes at one moment."""
@@ -44,6 +49,10 @@ class Bytes:
 
     def __repr__(self) -> str:
         return f"an array of {len(self.held)} bytes"
+
+    def holds(self, found: Any) -> bool:
+        """Whether what was found is this array, unchanged."""
+        return found is self.array and self.array.tobytes() == self.held
 
 
 def state_types(model: nn.Module) -> StateTypes:
@@ -61,6 +70,10 @@ class Length:
 
     def __repr__(self) -> str:
         return f"a {type(self.container).__name__} of {self.held}"
+
+    def holds(self, found: Any) -> bool:
+        """Whether what was found is this container, no longer and no shorter."""
+        return found is self.container and len(self.container) == self.held
 
 
 class Baseline:
@@ -135,8 +148,9 @@ class Baseline:
         """The same for a deep copy of the model: what had changed since capture counts as changed there too."""
         new = Baseline(copied)
         old = self.modules
-        new.training, new.classes, new.types = dict(self.training), dict(self.classes), self.types
-        new.absent, new.ties, new.missing, new.installed = self.absent, self.ties, self.missing, self.installed
+        new.training, new.classes, new.types = dict(self.training), {**new.classes, **self.classes}, self.types
+        new.absent = {**new.absent, **self.absent}
+        new.ties, new.missing, new.installed = self.ties, self.missing, self.installed
         new.outside, new.foreign = self.outside, self.foreign
         for path, module in old.items():
             if list(module._modules.items()) != self.children[path]:
@@ -149,12 +163,8 @@ class Baseline:
                 if self.hooks_now(module, h) != self.hooks[path, h]:
                     new.hooks[path, h] = self.hooks[path, h]
         for path, keys, value in self.attributes:
-            if isinstance(value, Bytes) and path in new.modules and value.array.tobytes() == value.held:
-                value = Bytes(reach(new.modules[path], keys))
-            if isinstance(value, Length) and path in new.modules and len(value.container) == value.held:
-                value = Length(reach(new.modules[path], keys))
-            if isinstance(value, Same) and path in new.modules and reach(old[path], keys) is value.thing:
-                value = Same(reach(new.modules[path], keys))
+            if isinstance(value, Same | Length | Bytes) and path in new.modules and value.holds(reach(old[path], keys)):
+                value = type(value)(reach(new.modules[path], keys))
             new.attributes.append((path, keys, value))
         return new
 
@@ -214,7 +224,7 @@ def reach(module: nn.Module, keys: tuple[Any, ...]) -> Any:
     """What stands at `keys` now; the module itself where nothing does."""
     try:
         return table_of(module, keys)[keys[-1]]
-    except (LookupError, AttributeError):
+    except (LookupError, AttributeError, TypeError):
         return module
 
 
@@ -245,7 +255,7 @@ def _kept(module: nn.Module, name: str, value: Any) -> Iterable[tuple[tuple[Any,
 
 def _inside(keys: tuple[Any, ...], value: Any, seen: set[int]) -> Iterable[tuple[tuple[Any, ...], Any]]:
     if simple(value):
-        yield keys, value
+        yield keys, value if lasts(value) else copy.deepcopy(value)
         return
     yield keys, Same(value)
     if id(value) in seen or is_opaque(value):

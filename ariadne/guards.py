@@ -288,6 +288,7 @@ class ModuleGuard:
         attributes: dict[str, list[tuple[tuple[Any, ...], Any]]] = {}
         for path, keys, value in self.attributes:
             attributes.setdefault(path, []).append((keys, value))
+        self._changed = any(p in modules and hasattr(modules[p], name) for p, name in base.missing)
         self._arrays: list[Bytes] = []
         identical: dict[tuple[int, Any], tuple[Any, Any, Any]] = {}
         containers: dict[int, Any] = {}
@@ -309,7 +310,11 @@ class ModuleGuard:
                 if isinstance(value, Length):
                     containers[id(value.container)] = value.container
                     continue
-                table = table_of(m, keys)
+                try:
+                    table = table_of(m, keys)
+                except (LookupError, AttributeError, TypeError):  # it is gone, which `explain` says
+                    self._changed = True
+                    continue
                 if isinstance(value, Same):
                     identical[id(table), keys[-1]] = table, keys[-1], value.thing
                 else:
@@ -346,13 +351,12 @@ class ModuleGuard:
         self._watched = Watched(
             dicts, list(slots.values()), list(identical.values()), [(t, len(t)) for t in sized], families, absent
         )
-        self._appeared = any(p in modules and hasattr(modules[p], name) for p, name in base.missing)
         self._recurrent = [m for m in modules.values() if isinstance(m, nn.RNNBase)]
         self._modules = list(modules.values())
         self._classes = [base.classes[p] for p in modules]
 
     def __call__(self) -> bool:
-        if self._appeared or not self._watched.holds():
+        if self._changed or not self._watched.holds():
             return False
         for hooks, expected_hooks in self._loud:
             if [*hooks.values()] != expected_hooks:

@@ -400,7 +400,10 @@ class SplitRuntime:
     def _trains(self, value: Value) -> bool:
         """Whether a parameter of the plan requires grad now."""
         path, name = value.origin
-        p = self.model.get_submodule(path)._parameters.get(name)
+        try:
+            p = self.model.get_submodule(path)._parameters.get(name)
+        except AttributeError:  # its module is gone, which the guards of the new cut say
+            return False
         return p is not None and p.requires_grad
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SplitRuntime:

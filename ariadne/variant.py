@@ -48,16 +48,17 @@ class Variant:
             self.enter = entrance(plan, model, baseline)
             self.prefix_source = emit(plan, candidate, "prefix", model)
             self.suffix_source = emit(plan, candidate, "suffix", model)
+            self.reads = reads = {side: reads_of(plan, candidate, side) for side in ("prefix", "suffix")}
+            self._slots = {
+                side: [(model.get_submodule(path)._parameters, key) for path, key in found]
+                for side, found in reads.items()
+            }
         except (AttributeError, KeyError):  # a module or a tensor of the plan is gone: say which
             self.prefix_guard.explain()
             self.suffix_guard.explain()
             raise
         self.cast = tuple(_cast_twice(plan, candidate))
         self.reachable = tuple(_reachable(plan, candidate))
-        self.reads = reads = {side: reads_of(plan, candidate, side) for side in ("prefix", "suffix")}
-        self._slots = {
-            side: [(model.get_submodule(path)._parameters, key) for path, key in found] for side, found in reads.items()
-        }
         label = f"{candidate.split_id} of {type(model).__name__}"
         self.reports: list[SegmentReport] = []
         if settings.mode == "debug_interpreter":
@@ -145,7 +146,7 @@ def _reachable(plan: TracePlan, candidate: SplitCandidate) -> Iterator[int]:
 
 
 def _present(slots: list[tuple[dict[str, Any], str]]) -> list[nn.Parameter]:
-    return list({id(p): p for table, key in slots if (p := table[key]) is not None}.values())
+    return list({id(p): p for table, key in slots if (p := table.get(key)) is not None}.values())
 
 
 def check_values(boundary: BoundaryPayload, variant: Variant) -> None:
