@@ -110,8 +110,8 @@ class Baseline:
                 (path, keys[0]) for path, keys, _ in self.attributes
             }  # by an earlier run, the first of which was real
             changed = {(path, name) for path, name, _, _ in recorded.changed}
-            known = {(id(o.table), o.key) for o in self.outside}
-            self.outside += [o for o in recorded.outside if (id(o.table), o.key) not in known]
+            known = {o.place for o in self.outside}
+            self.outside += [o for o in recorded.outside if o.place not in known]
             self.foreign |= recorded.foreign
             self.missing |= recorded.missing - changed  # what forward sets up itself may be there or not
             hooks = (f for _, now in recorded.containers for f in now if callable(f))

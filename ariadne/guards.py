@@ -323,7 +323,7 @@ class ModuleGuard:
                     )  # a class makes a new view each time
                     slots.setdefault((id(home), keys[-1]), (table, keys[-1], value))
         for o in base.outside:
-            (slots if o.is_plain else identical)[id(o.table), o.key] = o.table, o.key, o.value
+            (slots if o.is_plain else identical)[o.place] = o.table, o.key, o.value
         parents = [(m, base.children[p]) for p, m in modules.items() if base.children[p] or p not in self.called]
         families = [(m._modules, children) for m, children in parents]
         hooks = [(m, h, base.hooks[p, h]) for p, m in modules.items() for h in HOOKS]

@@ -1,9 +1,9 @@
 """Surroundings: what forward's own functions read outside of the model, in the globals of their modules.
 
 A plan holds the numbers that such reads gave, so a guard has to know of them. They are found in the code of each function that
-ran: a global that is a plain value; and one attribute or one constant key of a global that is a module, a class, an object or a
-container. Not seen: a value that is reached in more steps, through a closure, an import inside of a function, `getattr` or `.get`;
-a global array, enum member or function that is another now; a container that is iterated.
+ran: a global that is a plain value, and one that attributes and constant keys lead to from a global module, class, object or
+container. Not seen: a value that is reached through a closure, an import inside of a function, a variable, `getattr` or `.get`; a
+global array, enum member or function that is another now; a container that is iterated.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ class Outside:
         """Whether an equal value would do as well."""
         return lasts(self.value)
 
+    @property
+    def place(self) -> tuple[int, Any]:
+        """The same for two that stand in one place."""
+        return id(self.table.thing if isinstance(self.table, Slots) else self.table), self.key
+
     def now(self) -> Any:
         """What stands there now; `MISSING` where nothing does."""
         try:
@@ -61,7 +66,7 @@ class Surroundings:
         self.seen[at] = code, frame.f_globals
         if str(frame.f_globals.get("__name__")).partition(".")[0] not in _OTHERS:
             for outside in _read_by(code, frame.f_globals):
-                self.found.setdefault((id(outside.table), outside.key), outside)
+                self.found.setdefault(outside.place, outside)
 
     def lasting(self) -> list[Outside]:
         """What was read and is still as it was: what forward itself changes tells nothing about the next call."""
@@ -100,33 +105,36 @@ def _read_by(code: CodeType, table: Mapping[str, Any]) -> Iterator[Outside]:
         if lasts(value):
             yield Outside(table, name, value, f"{home}.{name}")
             continue
-        rest = [s for s in steps[i + 1 : i + 5] if s.opname not in ("CACHE", "PUSH_NULL", "PRECALL")][:2]
-        for outside in _inside(value, f"{home}.{name}", rest):
-            yield Outside(table, name, value, f"{home}.{name}")
-            yield outside
+        rest = (s for s in steps[i + 1 :] if s.opname not in ("CACHE", "PUSH_NULL", "PRECALL"))
+        way = [Outside(table, name, value, f"{home}.{name}")]
+        while not way[-1].is_plain and (further := _next(way[-1], rest)) is not None:
+            way.append(further)
+        if way[-1].is_plain:
+            yield from way
 
 
-def _inside(value: Any, name: str, steps: list[dis.Instruction]) -> Iterator[Outside]:
-    """What the next steps take out of a global, where that is a plain value."""
-    if not steps:
-        return
-    first = steps[0]
-    if first.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-        there = inspect.getattr_static(value, first.argval, None)
+def _next(way: Outside, steps: Iterator[dis.Instruction]) -> Outside | None:
+    """What the next steps take out of a thing: an attribute, or what stands at a constant key."""
+    value, first = way.value, next(steps, None)
+    if first is None:
+        return None
+    key = first.argval
+    if first.opname in ("LOAD_ATTR", "LOAD_METHOD") and not _is_torchs(value):
+        there = inspect.getattr_static(value, key, MISSING)
+        if there is MISSING and isinstance(value, dict) and getattr(value, key, MISSING) is value.get(key, way):
+            return Outside(value, key, value[key], f"{way.name}.{key}")  # a dict whose keys can be read as attributes
         if isinstance(there, MemberDescriptorType):
-            there = getattr(value, first.argval, None)
-        if lasts(there) and not _is_torchs(value):
-            holder = vars(value) if isinstance(value, ModuleType) else Slots(value)
-            yield Outside(holder, first.argval, there, f"{name}.{first.argval}")
-    elif (
-        isinstance(value, (dict, list, tuple))
-        and len(steps) == 2
-        and first.opname in _CONSTANT
-        and steps[1].opname == _SUBSCRIPT
-    ):
-        there = Outside(value, first.argval, MISSING, f"{name}[{first.argval!r}]")
-        if lasts(there.now()):
-            yield replace(there, value=there.now())
+            there = getattr(value, key, MISSING)
+        if there is not MISSING and not hasattr(type(there), "__get__"):
+            return Outside(
+                vars(value) if isinstance(value, ModuleType) else Slots(value), key, there, f"{way.name}.{key}"
+            )
+    elif first.opname in _CONSTANT and isinstance(value, (dict, list, tuple)):
+        second = next(steps, None)
+        found = Outside(value, key, MISSING, f"{way.name}[{key!r}]")
+        if second is not None and second.opname == _SUBSCRIPT and found.now() is not MISSING:
+            return replace(found, value=found.now())
+    return None
 
 
 def _is_torchs(value: Any) -> bool:

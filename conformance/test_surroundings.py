@@ -36,6 +36,12 @@ class Slotted:
     __slots__ = ("scale",)
 
 
+class Keys(dict):
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+ALL: dict[str, Any] = {"parts": [{"scale": 2.0}, Box()], "keys": Keys(model=Keys(scale=2.0))}
 SLOTTED, HEIR = Slotted(), Config()
 SLOTTED.scale = 2.0
 
@@ -97,6 +103,21 @@ READS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[pytest.
     "another container": (lambda x: x * TABLE["scale"], put("TABLE", dict(TABLE)), "TABLE was .* now it is another"),
     "a key": (lambda x: x * TABLE["scale"], lambda p: p.setitem(TABLE, "scale", 3.0), r"TABLE\['scale'\]"),
     "a key that goes": (lambda x: x * TABLE["scale"], lambda p: p.delitem(TABLE, "scale"), "now it is gone"),
+    "a key of an index of a key": (
+        lambda x: x * ALL["parts"][0]["scale"], lambda p: p.setitem(ALL["parts"][0], "scale", 3.0),
+        r"ALL\['parts'\]\[0\]\['scale'\]"
+    ),
+    "a key that is read as an attribute": (
+        lambda x: x * ALL["keys"].model.scale, lambda p: p.setitem(ALL["keys"].model, "scale", 3.0),
+        "keys'\\].model.scale was 2.0"
+    ),
+    "an attribute of an index": (
+        lambda x: x * ALL["parts"][1].scale, lambda p: p.setattr(ALL["parts"][1], "scale", 3.0), r"parts'\]\[1\].scale"
+    ),
+    "another thing on the way": (
+        lambda x: x * ALL["keys"].model.scale, lambda p: p.setitem(ALL["keys"], "model", Keys(scale=3.0)),
+        "model was .* now it is another"
+    ),
     "a number": (lambda x: x * SCALE, put("SCALE", 3.0), "SCALE was 2.0 .*, now it is 3.0"),
     "a number of another type": (lambda x: x * SCALE, put("SCALE", 2), "SCALE was 2.0 .*, now it is 2;"),
     "a number, in a helper": (helper, put("SCALE", 3.0), "SCALE"),
