@@ -81,6 +81,8 @@ def conformance(session: nox.Session, family: str) -> None:
     """Run a family's cases, the full tier or what the options select, where only its library is installed."""
     options = [*session.posargs]
     if not concerns(options, family):
+        if not any(concerns(options, each) for each in FAMILIES):
+            session.error(f"no --case is about any of the families {', '.join(FAMILIES)}")
         session.skip(f"no --case is about {family}")
     # numpy is what some toys draw from; the libraries bring their own.
     install(session, "-e", ".", LIBRARIES.get(family, "numpy"), groups=("test",))

@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 # Where each name comes from. It is imported when it is first asked for: what captures brings sympy, over a second of it, and
-# who only reads a boundary, or the command line's help, needs none of that.
+# who only reads a boundary needs none of that.
 _HOMES = {
     "AriadneError": "errors",
     "BoundaryPayload": "boundary",

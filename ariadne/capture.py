@@ -336,6 +336,8 @@ def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
                 f"{counted[0][1]!r}), which a plan can't follow; keep such state in a buffer"
             )
     for path, name, before, now in found.changed:
+        if before is None and (path, name) in found.read_attributes:
+            before = found.read_attributes[path, name][1]  # what the class has stood for it
         counts = isinstance(before, (bool, int, float)) and before != now
         keeps = isinstance(before, torch.Tensor) and isinstance(now, torch.Tensor)
         if (path, name) in found.read_attributes and (counts or keeps):

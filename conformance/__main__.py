@@ -18,6 +18,8 @@ def main(arguments: list[str]) -> int:
             return summary.main(arguments[1:])
         if arguments[:1] == ["merge"]:
             return merge(arguments[1:])
+        if arguments[:1] == ["judge"]:
+            return judge(arguments[1:])
         return cases(arguments)
     except ValueError as error:
         print(f"conformance: {error}", file=sys.stderr)
@@ -29,16 +31,48 @@ def merge(arguments: list[str]) -> int:
         "python -m conformance merge", description="Print several files of results as one."
     )
     parser.add_argument("results", nargs="+", type=Path)
-    for line in results.merged(results.read(*parser.parse_args(arguments).results)):
+    found = results.read(*parser.parse_args(arguments).results)
+    found.hold_single()
+    for line in results.merged(found):
         print(line)
     return 0
+
+
+def judge(arguments: list[str]) -> int:
+    """Give the verdict on files of results, such as those of all shards: what the suite has and they have not is missing."""
+    parser = argparse.ArgumentParser(
+        "python -m conformance judge",
+        description="Give the verdict on files of results, of shards or merged: every case of the tier must have one.",
+    )
+    parser.add_argument("results", nargs="+", type=Path)
+    parser.add_argument("--tier", required=True, help="smoke, full or nightly")
+    parser.add_argument("--family", action="append", default=[], help="only models of this library; may be repeated")
+    _files(parser)
+    given = parser.parse_args(arguments)
+    found = results.read(*given.results)
+    found.hold_single()
+    options = run.Options(
+        tier=given.tier, families=tuple(given.family),
+        lock=given.lock_from, tiers=given.tiers_from, expectations=given.expectations_from,
+    )  # fmt: skip
+    return run.judged(found, options)
+
+
+def _files(parser: argparse.ArgumentParser) -> None:
+    """The files that tests put in the place of the suite's own."""
+    for name, default in (
+        ("lock", run.lock.LOCK),
+        ("tiers", run.tiers.FILE),
+        ("expectations", run.expectations.FOLDER),
+    ):
+        parser.add_argument(f"--{name}-from", type=Path, default=default, help=argparse.SUPPRESS)
 
 
 def cases(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "python -m conformance",
         description="Run cases of the suite: those that every option given means. "
-        "Also: `summary RESULTS…`, `merge RESULTS…`.",
+        "Also: `summary RESULTS…`, `merge RESULTS…`, `judge RESULTS… --tier TIER`.",
     )
     add = parser.add_argument
     add(
@@ -64,12 +98,7 @@ def cases(arguments: list[str]) -> int:
     add("--update-expectations", type=Path, metavar="FILE", help="make this file of expectations fit what was found")
     add("--update-lock", action="store_true", help="write cases.lock anew from the suite's matrix, and run nothing")
     add("--runner", default=run.RUNNER, help=argparse.SUPPRESS)
-    for name, default in (
-        ("lock", run.lock.LOCK),
-        ("tiers", run.tiers.FILE),
-        ("expectations", run.expectations.FOLDER),
-    ):
-        add(f"--{name}-from", type=Path, default=default, help=argparse.SUPPRESS)
+    _files(parser)
     given = parser.parse_args(arguments)
     if given.update_lock:
         return update_lock(given.lock_from)

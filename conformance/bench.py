@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +82,7 @@ class Bench:
         self._takes_gradients: dict[bool, bool] = {}
         self._order: dict[bool, bool] = {}
         self._caches: dict[bool, dict[tuple[str, str], Any]] = {}
+        self._rates: dict[bool, float] = {}
         self._verdicts: dict[tuple[bool, bool, int], Stop | dict[str, Any]] = {}
 
     # --- the whole model --------------------------------------------------------------------------------------------
@@ -163,9 +164,16 @@ class Bench:
             return found
 
         with undisturbed():
-            for gradients in eager(lambda: deterministic(run, "the whole model, trained")):
+            steps = eager(lambda: deterministic(run, "the whole model, trained"))
+            for gradients in steps:
                 live_gradients(gradients)
+        self._rates[training] = learning_rate(self.whole(training), steps[0])
         return {}
+
+    def rate(self, training: bool) -> float:
+        """The learning rate by which a step of SGD moves the whole model's parameters by a ten-thousandth of their size."""
+        self.judge(training, gradients=True)
+        return self._rates[training]
 
     def takes_gradients(self, training: bool) -> bool:
         """Whether the whole model runs on inputs that require a gradient; one that writes into its input does not."""
@@ -280,6 +288,8 @@ class Bench:
             return
         runtime = self.runtime(case.training, backend)
         cuts = [c for c in runtime.candidates if c.safe]
+        if not cuts:
+            raise Stop(Status.UNSUPPORTED, f"none of its {len(runtime.candidates)} cuts is safe")
         for candidate in cuts:
             side = self.side(case.training)
             made = runtime.resplit(candidate)
@@ -296,6 +306,13 @@ def wanting_gradient(t: torch.Tensor, held: float | None = None) -> torch.Tensor
         if held is not None:
             made.grad = torch.full_like(made, held)
     return made
+
+
+def learning_rate(model: nn.Module, gradients: Mapping[str, torch.Tensor | None]) -> float:
+    """The learning rate of one digit by which these gradients move the parameters by a ten-thousandth of their norm."""
+    with_gradient = [(p, gradients[name]) for name, p in model.named_parameters() if gradients[name] is not None]
+    size, step = (sum(t[i].double().pow(2).sum().item() for t in with_gradient) for i in range(2))  # type: ignore[union-attr]
+    return float(f"{1e-4 * (size / step) ** 0.5:.0e}") if size else 1e-4
 
 
 def eager(run: Callable[[], Any]) -> Any:

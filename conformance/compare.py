@@ -12,6 +12,7 @@ import logging
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,12 +51,21 @@ def opened(node: Any) -> tuple[tuple[Any, ...], list[tuple[str, Any]]] | None:
         names = getattr(cls, "_fields", None)
         steps = [f".{n}" for n in names] if names else [f"[{i}]" for i in range(len(node))]
         return (cls, len(node)), list(zip(steps, node, strict=True))
+    if isinstance(node, partial):
+        return (cls,), [(".func", node.func), (".args", node.args), (".keywords", node.keywords)]
     if isinstance(node, _OPAQUE) or (callable(node) and not isinstance(node, nn.Module)):
         return None
     attributes = getattr(node, "__dict__", None)
     if isinstance(attributes, dict):
         return (cls, tuple(attributes)), [(f".{name}", value) for name, value in attributes.items()]
-    return None
+    if cls.__eq__ is not object.__eq__ and not dataclasses.is_dataclass(cls):
+        return None  # it says itself what it is equal to, as paths and fractions do
+    slots = [n for base in cls.__mro__ for n in _listed(base.__dict__.get("__slots__", ())) if hasattr(node, n)]
+    return ((cls, tuple(slots)), [(f".{name}", getattr(node, name)) for name in slots]) if slots else None
+
+
+def _listed(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def leaves(root: Any, *, every_path: bool = False) -> Iterator[tuple[str, Any]]:
@@ -92,20 +102,32 @@ def difference(whole: Any, split: Any, *, gradients: bool = False) -> Difference
     >>> str(difference({"out": torch.zeros(2)}, {"out": torch.ones(2)}))
     "['out']: values differ in 2 of 2 elements, by at most 1"
     """
-    return _differs("", whole, split, gradients, set())
+    return difference_at("", whole, split, gradients=gradients)
 
 
 def difference_at(where: str, whole: Any, split: Any, *, gradients: bool = False) -> Difference | None:
     """As `difference`, of two values that are found at a path."""
-    return _differs(where, whole, split, gradients, set())
+    return _differs(where, whole, split, partial(leaf_difference, gradients=gradients), set())
 
 
-def _differs(where: str, whole: Any, split: Any, gradients: bool, seen: set[tuple[int, int]]) -> Difference | None:
+def form_difference(whole: Any, split: Any) -> Difference | None:
+    """As `difference`, but of tensors only the form counts, neither their numbers nor their strides."""
+
+    def leaf(where: str, a: Any, b: Any) -> Difference | None:
+        return _of_other_form(where, a, b) if isinstance(a, torch.Tensor) else leaf_difference(where, a, b)
+
+    return _differs("", whole, split, leaf, set())
+
+
+_Leaf = Callable[[str, Any, Any], Difference | None]
+
+
+def _differs(where: str, whole: Any, split: Any, leaf: _Leaf, seen: set[tuple[int, int]]) -> Difference | None:
     if type(whole) is not type(split):
         return Difference(Status.FAIL_STRUCTURE, where, f"{_name(whole)} against {_name(split)}")
     level = opened(whole)
     if level is None:
-        return leaf_difference(where, whole, split, gradients)
+        return leaf(where, whole, split)
     if (id(whole), id(split)) in seen:
         return None
     seen.add((id(whole), id(split)))
@@ -114,7 +136,7 @@ def _differs(where: str, whole: Any, split: Any, gradients: bool, seen: set[tupl
     if level[0] != other[0]:
         return Difference(Status.FAIL_STRUCTURE, where, f"{_shown(level[0])} against {_shown(other[0])}")
     for (step, a), (_, b) in zip(level[1], other[1], strict=True):
-        found = _differs(where + step, a, b, gradients, seen)
+        found = _differs(where + step, a, b, leaf, seen)
         if found:
             return found
     return None
@@ -203,11 +225,18 @@ def leaf_difference(where: str, whole: Any, split: Any, gradients: bool = False)
     return None if same else Difference(Status.FAIL_ACCURACY, where, f"{whole!r} against {split!r}"[:300])
 
 
-def _tensor_difference(where: str, a: torch.Tensor, b: torch.Tensor, gradients: bool) -> Difference | None:
+def _of_other_form(where: str, a: torch.Tensor, b: torch.Tensor) -> Difference | None:
     for what in ("dtype", "shape", "device", "layout", "requires_grad"):
         if getattr(a, what) != getattr(b, what):
             text = f"{what} {getattr(a, what)} against {getattr(b, what)}"
             return Difference(Status.FAIL_STRUCTURE, where, text)
+    return None
+
+
+def _tensor_difference(where: str, a: torch.Tensor, b: torch.Tensor, gradients: bool) -> Difference | None:
+    other = _of_other_form(where, a, b)
+    if other:
+        return other
     if a.layout is torch.strided and a.stride() != b.stride():
         return Difference(Status.FAIL_STRUCTURE, where, f"stride {a.stride()} against {b.stride()}")
     if a is b:
@@ -287,5 +316,5 @@ def _name(thing: Any) -> str:
 
 
 def _shown(header: tuple[Any, ...]) -> str:
-    cls, inner = header
-    return f"{cls.__name__} of {inner if isinstance(inner, int) else list(inner)}"
+    cls, *inner = header
+    return f"{cls.__name__} of {', '.join(str(i if isinstance(i, int) else list(i)) for i in inner)}"

@@ -9,6 +9,7 @@ A file of `expectations/*.toml` holds entries, and conditions that all of them s
     status = "unsupported"
     condition = "torch<2.16"          # may be left out
     reason = "the number of boxes depends on data, so there is no plan for a batch"
+    says = "data-dependent"           # may be left out: words that the result's own reason must hold
     until = 2027-06-30
 
 A condition is a list, parted by commas, of `name operator value`: versions (`torch`, `python`, `timm` …) take any operator
@@ -48,6 +49,7 @@ class Expectation:
     reason: str
     until: datetime.date
     where: str = ""
+    says: str = ""
 
     def __post_init__(self) -> None:
         if self.status == Status.PASS:
@@ -134,7 +136,7 @@ def parse(text: str, name: str) -> list[Expectation]:
     for number, fields in enumerate(data.get("expect", []), start=1):
         where = f"{name} entry {number}"
         lacking = sorted({"query", "status", "reason", "until"} - fields.keys())
-        unknown = sorted(fields.keys() - {"query", "status", "condition", "reason", "until"})
+        unknown = sorted(fields.keys() - {"query", "status", "condition", "reason", "until", "says"})
         if lacking or unknown:
             raise ValueError(f"{where}: lacks {lacking}, has unknown {unknown}")
         if type(fields["until"]) is not datetime.date:
@@ -143,7 +145,8 @@ def parse(text: str, name: str) -> list[Expectation]:
         try:
             status = Status(fields["status"])
             query = fields["query"] if isinstance(fields["query"], str) else tuple(fields["query"])
-            found.append(Expectation(query, status, both, fields["reason"], fields["until"], where))
+            says = fields.get("says", "")
+            found.append(Expectation(query, status, both, fields["reason"], fields["until"], where, says))
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
     return found
@@ -155,6 +158,7 @@ def written(entries: Iterable[Expectation]) -> str:
         "[[expect]]\n"
         f"query = {_listed(e.lines)}\nstatus = {_quoted(e.status)}\n"
         + (f"condition = {_quoted(e.condition)}\n" if e.condition else "")
+        + (f"says = {_quoted(e.says)}\n" if e.says else "")
         + f"reason = {_quoted(e.reason)}\nuntil = {e.until}\n"
         for e in entries
     )

@@ -7,6 +7,7 @@ batch against its single rows), both results are held against a run in float64: 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -181,6 +182,8 @@ def _continuous(
     for what, own, error, times in zip(
         ("rms", "maximum"), _errors(reference, eager), _errors(reference, found), (allowed, MAXIMUM), strict=True
     ):
+        if not math.isfinite(own):
+            raise Stop(Status.NO_REFERENCE, f"eager's own error against float64 is {own} by {what}")
         if not error <= times * own:  # NaN fails
             many = f"{error / own:.3g} times" if own else "where eager is exact, against"
             return f"the error against float64 is {error:.3g} by {what}, {many} eager's {own:.3g}; {times:g} times is allowed"
@@ -199,6 +202,7 @@ def _discrete(
     for source, values in wide.items():
         margin = _margin(wide[where], values)
         if margin is not None:
+            # The decision is between two numbers, each of which may be off by the bound.
             bound = 2 * MAXIMUM * _errors(values, narrow[source])[1]
             clear = int((differ & (margin > bound)).sum())
             if clear:

@@ -43,13 +43,32 @@ class Results:
 
     environments: dict[str, Environment] = field(default_factory=dict)
     by_case: dict[str, Result] = field(default_factory=dict)
+    others: dict[str, Result] = field(default_factory=dict)  # of cases that ran in several environments, an earlier one
 
     def add(self, record: Environment | Result) -> None:
         """Take in one record; a result replaces an earlier one of its case, unless it says that the case did not run."""
         if isinstance(record, Environment):
             self.environments.setdefault(record.id, record)
-        elif record.status != Status.NOT_SELECTED or record.case not in self.by_case:
-            self.by_case[record.case] = record
+            return
+        before = self.by_case.get(record.case)
+        if before is not None and record.status == Status.NOT_SELECTED:
+            return
+        if before is not None and before.environment != record.environment and before.status != Status.NOT_SELECTED:
+            self.others[record.case] = before
+        self.by_case[record.case] = record
+
+    def of(self, environment: str) -> Results:
+        """The results of one environment alone."""
+        return Results(self.environments, {c: r for c, r in self.by_case.items() if r.environment == environment})
+
+    def hold_single(self) -> None:
+        """Raise ValueError where a case has results of two environments, of which only the last would show."""
+        for case, other in sorted(self.others.items()):
+            last = self.by_case[case]
+            raise ValueError(
+                f"{len(self.others)} cases have results of two environments, {case} for one: {other.status} in "
+                f"{other.environment}, {last.status} in {last.environment}. Give files of one environment, or of different cases"
+            )
 
 
 def append(path: Path, record: Environment | Result) -> None:

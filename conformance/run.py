@@ -22,7 +22,7 @@ from conformance.report import report
 from conformance.statuses import Status
 from conformance.supervisor import RUNNER
 from conformance.update import update
-from conformance.verdict import verdict
+from conformance.verdict import Problem, verdict
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,10 @@ def select(options: Options, known: Iterable[Case]) -> list[Case]:
         if unknown:
             raise ValueError(f"the suite has no cases of {', '.join(unknown)}")
         chosen = [case for case in chosen if case.family in options.families]
+    if not chosen:
+        raise ValueError(
+            "no case is meant by tier, queries and families together; `--list` shows what each of them means"
+        )
     return lock.sharded(chosen, options.shard)
 
 
@@ -97,16 +101,35 @@ def run(options: Options) -> int:
     )  # fmt: skip
     print(f"{len(selected)} cases, {len(selected) - len(todo)} of them done before; results go to {path}", flush=True)
     code = execute(plan, options.processes) if todo else 0
-    found = results.read(path)
+    found = results.read(path).of(environment.id)  # an older result says nothing of what is here now
     universe = {*map(str, known), *selected}
-    if options.update:
-        update(options.update, options.expectations, selected, known, found, environment)
-        entries = expectations.load(options.expectations)
     problems = verdict(selected, universe, found, entries, environment.facts, now.date())
+    if options.update:  # after the verdict: what this run wrote itself, nobody has read yet
+        update(options.update, options.expectations, selected, known, found, environment)
     statuses = Counter(found.by_case[name].status for name in selected if name in found.by_case)
+    if environment.id != Environment.here(options.target, environment.date).id:
+        problems.append(Problem("changed", "the sources", "something was edited while the cases ran; run them again"))
     print(report(problems, statuses, time.time() - start, plan.target))
     # pytest's 0 and 1 say that all cases ran, and the verdict has judged them; anything else is trouble of its own.
     return 0 if not problems and code in (0, 1) else 1
+
+
+def judged(found: results.Results, options: Options) -> int:
+    """Print the verdict on results that are there, and return an exit status: 0 if they are green, else 1."""
+    known = lock.read(options.lock)
+    selected = [str(case) for case in select(options, known)]
+    problems = []
+    facts = {r.environment: found.environments[r.environment].facts for r in found.by_case.values()}
+    today = datetime.datetime.now(datetime.UTC).date()
+    entries = expectations.load(options.expectations)
+    for given in facts.values() or [{}]:
+        problems += verdict((), map(str, known), found, entries, given, today)
+    problems += verdict(selected, map(str, known), found, entries, {}, today)
+    problems = list(dict.fromkeys(problems))
+    statuses = Counter(found.by_case[name].status for name in selected if name in found.by_case)
+    targets = {given["target"] for given in facts.values()}
+    print(report(problems, statuses, sum(r.seconds for r in found.by_case.values()), ", ".join(sorted(targets))))
+    return 1 if problems else 0
 
 
 def started(path: Path, environment: Environment, *, resumed: bool) -> set[str]:

@@ -37,10 +37,11 @@ class Trial:
     must: Status
     found: Status
     reason: str
+    says: str = ""
 
     @property
     def as_it_must(self) -> bool:
-        return self.found is self.must
+        return self.found is self.must and self.says in self.reason
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ class Outcome:
         return bool(self.trials) and all(trial.as_it_must for trial in self.trials)
 
 
-def tried(target: str, must: Mapping[str, Status]) -> tuple[Trial, ...]:
-    """Run these cases against a target, model by model."""
+def tried(target: str, must: Mapping[str, Status], says: Mapping[str, str] | None = None) -> tuple[Trial, ...]:
+    """Run these cases against a target, model by model; `says` has words that the reason of a case must hold."""
     found: dict[str, Trial] = {}
     benches: dict[str, Bench] = {}
     for case in sorted(map(Case.parse, must), key=lambda case: case.model):
@@ -66,7 +67,7 @@ def tried(target: str, must: Mapping[str, Status]) -> tuple[Trial, ...]:
         if case.model not in benches:
             benches = {case.model: Bench(case.model, target)}  # of one model at a time
         finding = checks.run(case, benches[case.model])
-        found[name] = Trial(name, must[name], finding.status, finding.reason)
+        found[name] = Trial(name, must[name], finding.status, finding.reason, (says or {}).get(name, ""))
     return tuple(found[name] for name in must)
 
 
@@ -74,7 +75,8 @@ def hunted(name: str) -> Outcome:
     """Run the cases of one mutant against it."""
     mutant = MUTANTS[name]
     must = {case: notice.status for case, notice in mutant.noticed.items()}
-    return Outcome(name, mutant.breaks, mutant.piece, tried(mutant.target, must))
+    says = {case: notice.says for case, notice in mutant.noticed.items()}
+    return Outcome(name, mutant.breaks, mutant.piece, tried(mutant.target, must, says))
 
 
 def sound(names: Iterable[str]) -> list[Trial]:

@@ -119,6 +119,33 @@ def not_selected() -> str | None:
     )
 
 
+def another_reason() -> str | None:
+    """A result with the status that an entry expects, but not for the reason that it names."""
+    refused = [result(ONE, Status.UNSUPPORTED), result(OTHER)]
+    return shows(
+        "unexpected",
+        lambda: broken(refused, [replace(REFUSED, says="another reason")]),
+        lambda: broken(refused, [replace(REFUSED, says="as it is")]),
+    )
+
+
+def two_environments() -> str | None:
+    """Results of one case from two environments are not taken for one, and one of them does not stand for the other."""
+    both = Results({HERE.id: HERE, ELSEWHERE.id: ELSEWHERE})
+    for one in (result(ONE), result(ONE, Status.CRASH, ELSEWHERE)):
+        both.add(one)
+    try:
+        both.hold_single()
+    except ValueError as error:
+        if "two environments" not in str(error):
+            return f"they are refused with {error}"
+    else:
+        return "they are taken for one"
+    if both.of(HERE.id).by_case:
+        return f"here it has {both.of(HERE.id).by_case}"
+    return None
+
+
 def resume() -> str | None:
     """A resumed run skips what ran in its environment, and nothing else; half a line, left by a kill, is no result."""
     with tempfile.TemporaryDirectory(prefix="ariadne-selftest-") as folder:
@@ -154,6 +181,8 @@ RULES: Mapping[str, Callable[[], str | None]] = MappingProxyType(
             overlap,
             no_result,
             not_selected,
+            another_reason,
+            two_environments,
             resume,
         )
     }

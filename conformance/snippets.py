@@ -5,6 +5,7 @@ A page is run in a folder of its own, in one namespace::
     python                  run; if the next block is text, what was printed must be what it shows
     python title="shop.py"  written into the folder, not run
     sh                      lines that begin with `ariadne ` go to the command line, and must exit 0 or with `# exits N`;
+                            lines that begin with `python FILE.py ` go to the shell, and must exit 0;
                             what they print is held against a text block that follows
     others                  not run
 
@@ -15,8 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +31,7 @@ import torch
 
 from ariadne.cli import main
 
+ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^```([\w-]*)([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TITLE = re.compile(r'title="([^"]+)"')
 EXITS = re.compile(r"#.*\bexits (\d+)")
@@ -61,7 +65,7 @@ def blocks(page: Path) -> list[Block]:
 def run(page: Path, folder: Path, *, compiling: bool = False, comparing: bool = True) -> None:
     """Run the snippets of a page in an empty folder; raises `SnippetError`, or what a snippet raises.
 
-    Commands with `--compile` are only parsed, unless `compiling`. Without `comparing` the output is not looked at.
+    Commands with `--compile` are left out, unless `compiling`. Without `comparing` the output is not looked at.
     """
     found = blocks(page)
     namespace: dict[str, Any] = {"__name__": "__main__"}
@@ -79,8 +83,14 @@ def run(page: Path, folder: Path, *, compiling: bool = False, comparing: bool = 
                     exec(code, namespace)
             elif block.language == "sh":
                 for number, command in commands(block):
-                    if compiling or "--compile" not in command:
+                    if command.startswith("python "):
+                        _script(f"{page.name}:{number}", command, printed)
+                    elif compiling or "--compile" not in command:
                         _command(f"{page.name}:{number}", command, printed)
+            if after.language == "text" and block.language == "python" and not after.text.strip():
+                raise SnippetError(
+                    f"{page.name}:{after.line}: the page shows an empty output; show what is printed, or nothing"
+                )
             shown = comparing and after.language == "text" and (printed.getvalue() or block.language == "python")
             if shown and not matches(after.text, printed.getvalue()):
                 raise SnippetError(
@@ -90,9 +100,12 @@ def run(page: Path, folder: Path, *, compiling: bool = False, comparing: bool = 
 
 
 def commands(block: Block) -> Iterator[tuple[int, str]]:
-    """The `ariadne` commands of a sh block, with their lines of the page; a backslash at its end carries a line on."""
+    """The commands of a sh block that begin with `ariadne` or run a Python file, with their lines of the page.
+
+    A backslash at its end carries a line on.
+    """
     text = re.sub(r"\\\n", "  ", block.text)  # as long as what it stands for, so that positions count the block's lines
-    for m in re.finditer(r"^ariadne .*$", text, re.MULTILINE):
+    for m in re.finditer(r"^(?:ariadne|python \S+\.py) .*$", text, re.MULTILINE):
         yield block.line + block.text.count("\n", 0, m.start()), m[0]
 
 
@@ -107,6 +120,18 @@ def _command(where: str, line: str, printed: io.StringIO) -> None:
             status = e.code
     if status != expected:
         raise SnippetError(f"{where}: `{line}` exits {status}, not {expected}\n{printed.getvalue()}{said.getvalue()}")
+
+
+def _script(where: str, line: str, printed: io.StringIO) -> None:
+    """Run a line of the shell in processes of its own, with the Python that runs this."""
+    command = re.sub(r"\bpython (?=\S+\.py)", lambda _: f"{shlex.quote(sys.executable)} ", line)
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        command, shell=True, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120
+    )
+    printed.write(done.stdout)
+    if done.returncode:
+        raise SnippetError(f"{where}: `{line}` exits {done.returncode}\n{done.stdout}{done.stderr}")
 
 
 @contextlib.contextmanager

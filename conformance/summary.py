@@ -30,7 +30,9 @@ def main(arguments: list[str]) -> int:
     selftest, fuzz = (
         [json.loads(t) for t in p.read_text().splitlines()] if p else [] for p in (given.selftest, given.fuzz)
     )
-    print(page(results.read(*given.results), expectations.load(given.expectations_from), selftest[-1:], fuzz), end="")
+    found = results.read(*given.results)
+    found.hold_single()
+    print(page(found, expectations.load(given.expectations_from), selftest[-1:], fuzz), end="")
     return 0
 
 

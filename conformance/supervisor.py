@@ -22,6 +22,7 @@ from conformance.cases import Case
 from conformance.environment import ROOT
 from conformance.statuses import Finding, Status
 
+SILENCE = 300  # seconds that a fork server may take to import its library
 POLL = 0.1  # seconds between looks at the clock and at the child's memory
 RUNNER = "conformance.one_model:open_model"
 # What a family's builders import, once for all of its models.
@@ -151,9 +152,10 @@ class _Server:
             )
 
     def ask(self, request: dict[str, Any], fds: tuple[int, ...] = ()) -> dict[str, Any]:
-        """The answer to a request; RuntimeError if the server is gone."""
+        """The answer to a request; RuntimeError if the server is gone, or is ended for its silence."""
         data = b""
-        with suppress(BrokenPipeError, ConnectionResetError):
+        self.control.settimeout(SILENCE)  # it imports a library before it answers first
+        with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
             socket.send_fds(self.control, [json.dumps(request).encode() + b"\n"], fds)
             while not data.endswith(b"\n"):
                 more = self.control.recv(4096)
@@ -161,6 +163,11 @@ class _Server:
                     break
                 data += more
         if not data.endswith(b"\n"):
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(5)
+            if self.process.poll() is None:
+                self.process.kill()
+                raise RuntimeError(f"the fork server with {self.library or 'torch'} said nothing for {SILENCE} s")
             raise RuntimeError(
                 f"the fork server with {self.library or 'torch'} ended with exit status {self.process.wait(5)}"
             )

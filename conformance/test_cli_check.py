@@ -15,13 +15,11 @@ import torch
 from torch import nn
 
 from ariadne import SplitRuntime, prepare_split
-from ariadne.check import CHECKS, CheckResult, check, passed
+from ariadne.check import CHECKS, SPLIT_CHECKS, CheckResult, check, passed
 from ariadne.cli import main
 from ariadne.errors import FrontierError, SpecError, VerificationError
 from ariadne.observation import first_difference, generators, seed_all
 from conformance.mutants import MUTANTS
-
-SPLIT_CHECKS = ("forward", "replay", "train")
 
 
 class Busy(nn.Module):
@@ -267,6 +265,14 @@ def test_nothing_is_shown_by_answers_that_are_no_numbers_nor_by_a_model_without_
     assert "nothing but nan at batch 2" in results[0].detail
     assert results[2].detail == "the model has no parameter to train"
     assert not passed(results)
+    results = check(
+        nothing, (torch.randn(2, 3),), cuts=("after:0",), batches=(2,)
+    )  # the model is left as found, but that is all
+    assert {r.check: r.status for r in results} == {"twice": "pass", "left": "pass"} | dict.fromkeys(
+        SPLIT_CHECKS, "skipped"
+    )
+    assert not passed(results)
+    assert passed(check(nothing, (torch.randn(2, 3),), cuts=("after:0",), only=("left",)))
     results = check(
         nothing.requires_grad_(True), (torch.randn(2, 3),), cuts=("after:0",), batches=(2,), only=("train",)
     )

@@ -12,7 +12,7 @@ from conformance import lock, results, run, tiers
 from conformance.__main__ import main
 from conformance.cases import Case
 from conformance.engine_kit import RUNNER
-from conformance.environment import ROOT, sources
+from conformance.environment import ROOT, Environment, sources
 from conformance.run import Options, costly_first, select
 from conformance.statuses import Status
 
@@ -84,6 +84,7 @@ def test_a_case_named_in_full_need_not_be_in_the_lock(folder: Path) -> None:
         (("--case", "passes/nn"), "not a case"),
         (("--tier", "weekly"), "there is no tier 'weekly'; there are smoke"),
         (("--case", "*", "--family", "jax"), "no cases of jax"),
+        (("--tier", "smoke", "--case", "fails/nn/*"), "no case is meant by tier, queries and families together"),
         (("--case", "*", "--update-expectations", "elsewhere.toml"), "is not in"),
     ],
 )
@@ -142,11 +143,43 @@ def test_a_run_with_failures_says_what_and_how_to_repeat_it(folder: Path) -> Non
         folder, "--case", "{fails,passes}/nn/a/*", "--resume", str(folder / "r.jsonl"),
         "--update-expectations", str(folder / "expectations" / "a.toml"),
     )  # fmt: skip
-    assert updated.returncode == 0, updated.stdout + updated.stderr
+    assert updated.returncode == 1, updated.stdout + updated.stderr  # nobody has read the new entries yet
+    assert "1 new ones that want a reason" in updated.stdout
     assert 'query = "fails/nn/a/*"' in (folder / "expectations" / "a.toml").read_text()
     expected = conformance(folder, "--case", "{fails,passes}/nn/a/*")
     assert expected.returncode == 0, expected.stdout + expected.stderr
     assert "conformance: 2 pass, 2 fail_accuracy; 0 problems;" in expected.stdout
+
+
+def test_a_resumed_run_takes_no_older_result_for_one_that_did_not_run(folder: Path) -> None:
+    file = folder / "r.jsonl"
+    elsewhere = Environment("2026-01-01T00:00:00Z", {"target": "ariadne", "sources": "older"})
+    results.append(file, elsewhere)
+    results.append(file, results.Result("naps/nn/a/bs=1", Status.PASS, "", {}, 0.1, elsewhere.id))
+    resume = ("--case", "naps/nn/a/bs=1", "--resume", str(file), "--minutes", "0.001")
+    done = conformance(folder, *resume)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "no_result: 1" in done.stdout
+    assert {r.status for r in results.read(file).by_case.values()} <= {Status.PASS, Status.NOT_SELECTED}
+
+
+def test_shards_are_judged_together_and_a_missing_one_is_missed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = [
+        conformance(folder, "--tier", "smoke", "--shard", f"{i}/2", "--results", str(folder / f"{i}.jsonl"))
+        for i in (1, 2)
+    ]
+    assert {done.returncode for done in made} == {0, 1}  # fails/timm/c fails
+    files = [str(folder / f"{i}.jsonl") for i in (1, 2)]
+    hidden = arguments(folder)[:6]
+    (folder / "expectations" / "a.toml").write_text(
+        '[[expect]]\nquery = "fails/timm/c/bs=2"\nstatus = "fail_accuracy"\nreason = "it is made to"\nuntil = 2099-01-01\n'
+    )
+    assert main(["judge", *files, "--tier", "smoke", *hidden]) == 0
+    assert "conformance: 5 pass, 1 fail_accuracy; 0 problems" in capsys.readouterr().out
+    assert main(["judge", files[0], "--tier", "smoke", *hidden]) == 1
+    assert "no_result" in capsys.readouterr().out
 
 
 def test_a_tier_out_of_time_marks_the_rest_and_is_not_green(folder: Path) -> None:

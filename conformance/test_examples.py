@@ -227,3 +227,12 @@ def test_an_unknown_model_is_refused_with_the_nearest_names(
     with pytest.raises(SystemExit, match="2"):
         main(name, ["--models", "resnet19"])
     assert "no model named 'resnet19' in the zoo. Nearest: 'torchvision/resnet18'" in capsys.readouterr().err
+
+
+def test_the_drawing_demo_writes_both_views(tmp_path: Path) -> None:
+    done = example("visualize_trace_demo", "--model", "resnet18", "--fileformat", "dot", "--outdir", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["split_graph.dot", "trace_graph.dot"]
+    assert done.stdout.splitlines()[1:] == [str(tmp_path / "trace_graph.dot"), str(tmp_path / "split_graph.dot")]
+    assert "layer1" in (tmp_path / "trace_graph.dot").read_text()
+    assert example("visualize_trace_demo", "--model", "resnet99").returncode == 2

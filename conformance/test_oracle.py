@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from functools import partial
 from typing import Any
 
 import numpy
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from conformance.compare import difference, frozen, model_difference, sharing, tensors
+from conformance.compare import difference, form_difference, frozen, model_difference, sharing, tensors
 from conformance.oracle import beyond, deterministic, in_double, informative, live_gradients
 from conformance.state import Snapshot, rng_moved, rng_state, seed_all
 from conformance.statuses import Status, Stop
@@ -93,6 +94,13 @@ def test_the_same_infinity_and_the_same_nan_are_no_error() -> None:
 def test_structure_is_compared_before_numbers(change: Any) -> None:
     eager = rounded(1)
     assert "fail_structure" in str(judged(EXACT, eager, change(eager)))
+
+
+def test_where_eager_overflows_there_is_no_reference() -> None:
+    wide = {"small": torch.tensor([1.0, 1e5], dtype=torch.float64), "large": torch.tensor([1e9], dtype=torch.float64)}
+    eager = {"small": wide["small"].half(), "large": wide["large"].float()}
+    with pytest.raises(Stop, match="no_reference: eager's own error against float64 is inf"):
+        beyond(wide, eager, {"small": torch.tensor([5.0, 1.0]).half(), "large": eager["large"]})
 
 
 def test_a_reference_as_far_from_eager_as_eager_is_large_is_none() -> None:
@@ -227,6 +235,13 @@ class Cache:
         self.layers = [{"keys": t}]
 
 
+class Slotted:
+    __slots__ = ("held",)
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+
+
 BASE = numbers(3, 4)
 ODD = BASE.clone()
 ODD[1, 2] = torch.nextafter(ODD[1, 2], torch.tensor(9.0))
@@ -250,6 +265,9 @@ STRUCTURE, ACCURACY = Status.FAIL_STRUCTURE, Status.FAIL_ACCURACY
         ([1, 2], [1, 3], ACCURACY, "[1]"),
         ([1], [1, 1], STRUCTURE, ""),
         (Cache(BASE), Cache(ODD), ACCURACY, ".layers[0]['keys']"),
+        (partial(torch.mul, BASE), partial(torch.mul, ODD), ACCURACY, ".args[0]"),
+        (partial(torch.mul, BASE), partial(torch.add, BASE), ACCURACY, ".func"),
+        (Slotted(BASE), Slotted(ODD), ACCURACY, ".held"),
         (torch.ones(2, dtype=torch.complex64), torch.full((2,), 1 + 1e-7j), ACCURACY, ""),
         (torch.tensor([True, False]), torch.tensor([True, True]), ACCURACY, ""),
         (torch.ones(2, dtype=torch.bfloat16), torch.tensor([1.0, 1.0078125], dtype=torch.bfloat16), ACCURACY, ""),
@@ -261,6 +279,21 @@ def test_the_comparator_notices(a: Any, b: Any, status: Status, where: str) -> N
     assert (found.status, found.where) == (status, where)
     assert difference(a, frozen(a)) is None
     assert difference(b, frozen(b)) is None
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "differs"),
+    [
+        ([BASE, 3], [ODD, 3], False),
+        ([BASE, 3], [ODD, 4], True),
+        ([BASE, [BASE]], [ODD, (BASE,)], True),
+        ({"a": BASE, "b": BASE}, {"b": BASE, "a": ODD}, True),
+        ([BASE, BASE], [ODD, BASE.clone().requires_grad_()], True),
+        (BASE, BASE.t().contiguous().t(), False),
+    ],
+)
+def test_the_form_is_compared_to_the_end_whatever_numbers_differ(a: Any, b: Any, differs: bool) -> None:
+    assert (form_difference(a, b) is not None) == differs
 
 
 def test_the_comparator_tells_a_missing_gradient_from_a_zero_one() -> None:

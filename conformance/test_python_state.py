@@ -130,6 +130,31 @@ def test_what_forward_changes_is_refused_and_put_back(case: str) -> None:
     assert look(model.held) == before
 
 
+class Counts(nn.Linear):
+    calls = 0  # in the class: the first call makes it the module's own
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x) if self.calls < 100 else super().forward(x) * 2
+
+
+class Remembers(nn.Linear):
+    last = torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x) + self.last * 1e-30
+        self.last = y.sum()
+        return y
+
+
+@pytest.mark.parametrize("kind", [Counts, Remembers])
+def test_what_forward_counts_from_a_start_in_its_class_is_refused(kind: type[nn.Linear]) -> None:
+    model = nn.Sequential(kind(4, 4), nn.ReLU()).eval()
+    with pytest.raises(UnsupportedError, match=r"reads and changes the attribute '(calls|last)' of '0'"):
+        prepare_split(model, (X,), split="after:0")
+    assert not {"calls", "last"} & model[0].__dict__.keys()
+
+
 def test_cyclic_and_shared_objects_are_walked_once() -> None:
     held = SimpleNamespace(scale=2.0)
     held.me, held.pair = held, [held, held]

@@ -48,13 +48,13 @@ class Machine(RuleBasedStateMachine):
     def do(self, action: str, number: int = 0) -> None:
         try:
             self.session.do(action, number)
-        except Different as error:
+        except Exception as error:
             failing = self.session.program.with_script(self.session.script)
             self.failing.append(failing)
             raise Different(f"{error}\n{failing}") from error
 
     def teardown(self) -> None:
-        if self.session:
+        if self.session and not self.failing:  # what is tried to make a failing session smaller is no search
             self.tally.add(self.session.counts)
 
     @rule()
@@ -118,8 +118,10 @@ def explore(chosen: settings, tally: Tally, keep: Path | None) -> Tally:
     )
     try:
         run_state_machine_as_test(machine, settings=chosen)
-    except Different as error:
+    except Exception as error:
         tally.counts["failures"] += 1
+        if not machine.failing:
+            raise
         path = corpus.save(machine.failing[-1], keep) if keep else None
         raise Different(f"{error}\nreplay: python -m conformance.random_networks {path}") from error
     finally:

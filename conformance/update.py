@@ -29,12 +29,12 @@ def update(
     for entry in expectations.load(folder):
         (mine if entry.where.startswith(f"{file.name} ") else others).append(entry)
     ran = [found.by_case[name] for name in selected if name in found.by_case]
-    kept = [entry for entry in mine if all(r.status == entry.status for r in ran if entry.means(r.case))]
+    ran = [result for result in ran if result.status != Status.NOT_SELECTED]
+    facts = environment.facts  # an entry whose condition does not hold here is left alone
+    kept = [e for e in mine if not e.holds(facts) or all(r.status == e.status for r in ran if e.means(r.case))]
     new: dict[tuple[str, Status, str], list[Case]] = {}
     for result in ran:
-        if result.status in (Status.PASS, Status.NOT_SELECTED) or not judge(
-            result, [*kept, *others], environment.facts
-        ):
+        if result.status == Status.PASS or not judge(result, [*kept, *others], environment.facts):
             continue
         case = Case.parse(result.case)
         new.setdefault((case.model, result.status, result.reason), []).append(case)

@@ -42,8 +42,12 @@ def judge(result: Result, expectations: Iterable[Expectation], facts: Mapping[st
         if result.status == Status.PASS:
             return None
         return Problem("unexpected", result.case, f"{result.status}: {result.reason}")
-    if result.status == entry.status:
+    if result.status == entry.status and entry.says in result.reason:
         return None
+    if result.status == entry.status:
+        return Problem(
+            "unexpected", result.case, f"{result.status}, but not for the reason of {entry}: {result.reason}"
+        )
     if result.status == Status.PASS:
         return Problem("unexpected_pass", result.case, f"it passes, against {entry}; take the case out of that entry")
     return Problem("unexpected", result.case, f"{result.status} against {entry}: {result.reason}")

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from ariadne.check import CHECKS, CheckResult, Kind, check, passed
+from ariadne.check import CHECKS, SPLIT_CHECKS, CheckResult, Kind, check, passed
 from ariadne.cli.options import Commands, again, batches, boundary, mode, model_command, positive, words
 from ariadne.cli.output import FAILED, OK, Answer, Progress, progress, table
 from ariadne.cli.subject import Subject, load, owning
@@ -120,6 +120,8 @@ def _text(subject: Subject, options: Namespace, results: Sequence[CheckResult], 
 
 def _verdict(results: Sequence[CheckResult], good: bool) -> str:
     found = {r.status for r in results}
+    if good and not any(r.check in SPLIT_CHECKS for r in results):
+        return "preparing a split leaves the model as found; that the two are equal was not asked"
     if good:
         skipped = ", in all that could be compared; what was skipped is not shown" if "skipped" in found else ""
         return f"the split equals the model, bit for bit{skipped}"

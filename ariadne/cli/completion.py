@@ -14,8 +14,8 @@ Options = Mapping[
     str, Mapping[str, tuple[str, ...] | None]
 ]  # command -> option -> its choices; None: it takes no value
 _HOW = {
-    "bash": '# put this in ~/.bashrc:  eval "$(ariadne completion bash)"',
-    "zsh": '# put this in ~/.zshrc, after compinit:  eval "$(ariadne completion zsh)"',
+    "bash": "# ariadne completion bash > ~/.ariadne-completion, and in ~/.bashrc:  . ~/.ariadne-completion",
+    "zsh": "# ariadne completion zsh > ~/.ariadne-completion, and in ~/.zshrc, after compinit:  . ~/.ariadne-completion",
     "fish": "# ariadne completion fish > ~/.config/fish/completions/ariadne.fish",
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ariadne.cli.inputs import HELP
-from ariadne.cli.output import USAGE, Answer
+from ariadne.cli.output import USAGE, Answer, UsageError
 from ariadne.cli.subject import FORMS
 from ariadne.spec import MODES
 
@@ -21,6 +21,7 @@ EXITS = """exit status:
   3    the model can't be made or run, or no plan, cut or picture of it can be made; the message says why
   130  interrupted;  141  the reader of the output closed it
 Errors are one line on stderr; --traceback shows where they came from."""
+_PICTURES = frozenset("bmp dot eps gif gv htm html jpeg jpg pdf png ps svg tif tiff webp".split())
 _ABOUT = (
     "Look at a PyTorch model, see where it can be split in two, and check on your machine that the split equals it."
 )
@@ -110,6 +111,8 @@ def boundary(text: str) -> str:
 def outfile(out: str | None, form: str | None, known: Sequence[str]) -> tuple[str | None, str]:
     """Where a picture goes, and its format: the one asked for, else that of the path's ending, else svg."""
     ending = Path(out or "").suffix.removeprefix(".")
+    if not form and ending.lower() in _PICTURES and ending not in known:
+        raise UsageError(f"--out {out}: no {ending} can be made; there are {', '.join(known)}")
     return out, form or (ending if ending in known else "svg")
 
 

@@ -6,13 +6,14 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
 
-from ariadne.baseline import Baseline
+from ariadne.baseline import Baseline, shown
 from ariadne.cli.options import Commands, model_command
 from ariadne.cli.output import Answer
 from ariadne.cli.subject import load
 from ariadne.expr import Expr
 from ariadne.plan import TracePlan
 
+MOST = 8  # names in a line
 ABOUT = "print the plan of a model: its ops, how it was captured, its guards, and what could not be made dynamic"
 
 
@@ -57,11 +58,27 @@ def run(options: Namespace) -> Answer:
         "not_batches": list(plan.excluded),
         "fixed": fixed,
         "guards": guards,
+        "attributes_read": _attributes(captured.baseline),
+        "globals_read": _globals(captured.baseline),
         "ops": dict(used.most_common()),
         "signature": plan.signature,
         "plan": plan.to_json(),
     }
     return Answer("\n".join(parts), data)
+
+
+def _attributes(baseline: Baseline) -> list[str]:
+    """The attributes that forward reads, and what they hold, each once: `block.config.scales[0]`."""
+    return list(dict.fromkeys(f"{path}.{shown(keys)}".removeprefix(".") for path, keys, _ in baseline.attributes))
+
+
+def _globals(baseline: Baseline) -> list[str]:
+    return list(dict.fromkeys(outside.name for outside in baseline.outside))
+
+
+def _few(names: list[str]) -> str:
+    more = len(names) - MOST
+    return ", ".join(names[:MOST]) + (f" and {more} more, which --json has" if more > 0 else "")
 
 
 def _fixed(plan: TracePlan) -> Iterator[str]:
@@ -90,11 +107,15 @@ def _guards(plan: TracePlan, baseline: Baseline) -> Iterator[str]:
         f"{len(baseline.modules)} modules have the classes and hooks that they had, {len(baseline.training)} of them the training "
         "flags, which forward may look at"
         + (
-            f", and {len(baseline.attributes)} attributes that forward reads hold what they held"
+            f", and what forward reads as attributes is as it was: {_few(_attributes(baseline))}"
             if baseline.attributes
             else ""
         )
     )
+    if baseline.outside:
+        yield f"globals that forward's functions read are as they were: {_few(_globals(baseline))}"
+    if baseline.ties:
+        yield f"{len(baseline.ties)} parameters or buffers that stand in several places are still one tensor in all of them"
     assumed = plan.assumption
     if assumed.grad is not None:
         yield f"gradients are {'on' if assumed.grad else 'off'}: forward, or an op, asks; the other mode has a plan of its own"

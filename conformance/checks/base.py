@@ -65,18 +65,21 @@ def refuses(error: BaseException) -> bool:
     return any(cls.__name__ in REFUSALS for cls in type(error).__mro__)
 
 
-def hold_outcomes(whole: Outcome, split: Outcome, names: tuple[str, str] = ("the whole model", "the split")) -> bool:
-    """Whether both raised the same class of error; Stop where only one did, and the split's own error where it is no match."""
+def hold_outcomes(whole: Outcome, split: Outcome, names: tuple[str, str] = ("the whole model", "the split")) -> None:
+    """Return where both gave a result. Stop where the first alone raised, or both, so that there is nothing to compare.
+
+    Another error of the split is raised as it is.
+    """
     if whole.error is None:
         if split.error is not None:
             raise split.error
-        return False
+        return
     kind = type(whole.error).__name__
     if split.error is None:
         raise Stop(Status.FAIL_STRUCTURE, f"{names[0]} raises {kind} ({whole.error}), {names[1]} gives a result"[:600])
     if type(split.error) is not type(whole.error):
         raise split.error
-    return True
+    raise Stop(Status.ERROR_EAGER, f"{names[0]} raises {kind}, as {names[1]} does: {whole.error}"[:600])
 
 
 def hold(what: str, whole: Any, split: Any, where: str) -> None:

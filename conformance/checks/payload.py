@@ -5,12 +5,17 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from torch import nn
+
 from conformance.bench import Bench, Split
 from conformance.cases import Case
 from conformance.checks.base import PASSED, Check, at, hold, hold_moved, no_grad
+from conformance.checks.tolerance import hold_near
 from conformance.compare import difference, sharing, tensors
 from conformance.state import seed_all
 from conformance.statuses import Finding, Status, Stop
+
+GRADIENTS = ("gradients_to_bytes", "gradients_from_bytes")
 
 
 def run(bench: Bench, case: Case) -> Finding:
@@ -70,8 +75,10 @@ def _train(bench: Bench, case: Case, split: Split) -> None:
     received = _over_the_wire(boundary, at(split))
     loss, gradients = split.runtime.train_suffix(received, loss_fn=lambda output, _: bench.entry.loss(output))
     hold("loss over the wire", expected.detach(), loss, at(split))
-    module = sys.modules[type(boundary).__module__]
-    write, read = (getattr(module, f"gradients_{way}_bytes", None) for way in ("to", "from"))
+    modules = [sys.modules[cls.__module__] for cls in type(boundary).__mro__]
+    write, read = (next((f for m in modules if (f := getattr(m, name, None))), None) for name in GRADIENTS)
+    if bench.target_name.startswith("ariadne:") and None in (write, read):
+        raise Stop(Status.FAIL_STRUCTURE, f"no module of {type(boundary).__qualname__} has {' and '.join(GRADIENTS)}")
     if write is not None and read is not None:
         sent = write(gradients)
         back = read(sent)
@@ -85,9 +92,27 @@ def _train(bench: Bench, case: Case, split: Split) -> None:
     found = {name: p.grad for name, p in split.model.named_parameters()}
     if tied:  # two processes hold a copy each of a tied weight; here the sum is made in another order
         bench.facts["tied_across"] = len(tied)
+        _hold_tied(bench, split, tied, names, found, case.bs)
         names = {name: g for name, g in names.items() if name not in tied}
         found = {name: g for name, g in found.items() if name not in tied}
     hold_moved(names, found, f"gradients over the wire, {at(split)}")
+
+
+def _hold_tied(
+    bench: Bench, split: Split, tied: set[str], ours: dict[str, Any], theirs: dict[str, Any], batch: int
+) -> None:
+    """Stop where the gradient of a parameter of both sides is farther from float64 than eager's error allows."""
+
+    def call(model: nn.Module, inputs: Any) -> dict[str, Any]:
+        bench.entry.loss(model(*inputs[0], **inputs[1])).backward()
+        return {name: p.grad for name, p in model.named_parameters() if name in tied}
+
+    if "no-double" in bench.entry.tags:
+        bench.facts["tied_unchecked"] = "the model does not run in float64"
+        return
+    expected, found = ({name: g for name, g in given.items() if name in tied} for given in (ours, theirs))
+    reference = bench.whole(False), call, bench.inputs(batch), batch
+    hold_near(bench, reference, expected, found, f"tied gradients over the wire, {at(split)}")
 
 
 def _tied(split: Split) -> set[str]:

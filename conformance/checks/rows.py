@@ -35,6 +35,9 @@ def run(bench: Bench, case: Case) -> Finding:
         return _joined([_leaves(no_grad(model, _row(inputs, i, batch))) for i in range(batch)])
 
     twin = bench.whole(False)
+    names = _leaves(no_grad(bench.whole(False), bench.inputs(batch))).keys()
+    if found.keys() != names:
+        raise Stop(Status.FAIL_STRUCTURE, f"the split gives {list(found)}, the whole model {list(names)}; {at(split)}")
     wide, single = (in_double(twin, call, bench.inputs(batch), batch) for call in (together, one_by_one))
     rows = [where for where in single if where in found and where in wide and wide[where].shape[:1] == (batch,)]
     if not rows:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.bench import Bench
-from conformance.compare import difference
+from conformance.compare import difference, form_difference
 from conformance.oracle import beyond, in_double
-from conformance.statuses import Status, Stop
+from conformance.statuses import Stop
 
 
 def hold_near(bench: Bench, reference: tuple[Any, ...], whole: Any, found: Any, where: str) -> None:
@@ -15,12 +15,12 @@ def hold_near(bench: Bench, reference: tuple[Any, ...], whole: Any, found: Any, 
 
     `reference` are the arguments of `oracle.in_double`. Strides may differ: a compiler chooses its own.
     """
-    differs = difference(whole, found)
-    if differs is None:
+    other = form_difference(whole, found)
+    if other:
+        raise Stop(other.status, f"{other}; {where}")
+    if difference(whole, found) is None:
         bench.facts["bitwise"] = True
         return
-    if differs.status is Status.FAIL_STRUCTURE and not differs.what.startswith("stride"):
-        raise Stop(differs.status, f"{differs}; {where}")
     wrong, worst = beyond(in_double(*reference), whole, found)
     bench.facts.update({f"worst_{name}": round(ratio, 3) for name, ratio in worst.items()})
     if wrong:

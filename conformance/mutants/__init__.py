@@ -23,10 +23,14 @@ _MODULES = (plans, segments, runs, boundaries, trainings, entrances, preparation
 
 @dataclass(frozen=True)
 class Notice:
-    """What a case must come to with the bug, and without: a pass, or the refusal that the bug does away with."""
+    """What a case must come to with the bug, and without: a pass, or the refusal that the bug does away with.
+
+    `says` are words of the reason that it must give with the bug.
+    """
 
     status: Status
     without: Status = Status.PASS
+    says: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Mutant:
 def _notice(given: str | dict[str, str]) -> Notice:
     if isinstance(given, str):
         return Notice(Status(given))
-    return Notice(Status(given["with"]), Status(given["without"]))
+    return Notice(Status(given["with"]), Status(given.get("without", Status.PASS)), given.get("says", ""))
 
 
 def _found() -> Iterator[Mutant]:

@@ -170,7 +170,7 @@ class _BlindToFlags(_Blind):
     def as_it_was(self) -> Iterator[None]:
         now = {path: module.training for path, module in self.modules.items()}
         for path, module in self.modules.items():
-            module.__dict__["training"] = self.baseline.training[path]
+            module.__dict__["training"] = self.baseline.training.get(path, module.training)
         try:
             yield
         finally:

@@ -86,18 +86,35 @@ class LostOp(Planted):
         self.recode(variant, "suffix", emit(plan, variant.candidate, "suffix", self.model))
 
 
+class _Then(torch.autograd.Function):
+    """A tensor's numbers as they were, with its gradient as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, now: torch.Tensor, then: torch.Tensor) -> torch.Tensor:
+        return then.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+class _Stale(dict[str, Any]):
+    def __init__(self, table: dict[str, Any]) -> None:
+        super().__init__(table)
+        self.then = {key: None if p is None else p.detach().clone() for key, p in table.items()}
+
+    def __getitem__(self, key: str) -> Any:
+        now = super().__getitem__(key)
+        return None if now is None else _Then.apply(now, self.then[key])
+
+
 class StaleParameters(Planted):
-    """The prefix reads copies of parameters that were made when the split was prepared."""
+    """The prefix reads the numbers that parameters had when the split was prepared; their gradients are right."""
 
     piece = "codegen"
 
     def in_variant(self, variant: Variant) -> None:
-        def stale(table: dict[str, Any]) -> dict[str, Any]:
-            return {
-                k: None if p is None else p.detach().clone().requires_grad_(p.requires_grad) for k, p in table.items()
-            }
-
-        self.recode(variant, "prefix", _renamed(variant.prefix_source, stale, ("p_",)))
+        self.recode(variant, "prefix", _renamed(variant.prefix_source, _Stale, ("p_",)))
 
 
 class KeptParameters(Planted):

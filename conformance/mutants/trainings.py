@@ -47,6 +47,27 @@ class ForgottenGradients(Planted):
         return super().run_training_prefix(*args, **kwargs)
 
 
+class CompiledLossDoubled(Planted):
+    """Compiled training reports twice its loss; all that it does with it is right."""
+
+    piece = "compiled"
+
+    def train_suffix(self, *args: Any, **kwargs: Any) -> Trained:
+        loss, gradients = super().train_suffix(*args, **kwargs)
+        return (loss * 2 if self.settings.mode == "compiled" else loss), gradients
+
+
+class CompiledDraws(Planted):
+    """Compiled training draws a random number more than the whole model does."""
+
+    piece = "compiled"
+
+    def train_suffix(self, *args: Any, **kwargs: Any) -> Trained:
+        if self.settings.mode == "compiled":
+            torch.rand(1)
+        return super().train_suffix(*args, **kwargs)
+
+
 class SteppedTwice(Planted):
     """The optimizer of the suffix steps twice."""
 

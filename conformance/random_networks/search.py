@@ -6,7 +6,6 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, settings
 
-from conformance.random_networks.compare import Different
 from conformance.random_networks.corpus import save
 from conformance.random_networks.draw import programs
 from conformance.random_networks.program import Program
@@ -40,19 +39,25 @@ def search(chosen: settings, tally: Tally, keep: Path | None) -> Tally:
     @given(programs())
     def hold(program: Program) -> None:
         try:
-            tally.add(trial(program))
+            counts = trial(program)
         except Invalid:
-            tally.counts["invalid"] += 1
-        except Different as error:
+            if not failing:
+                tally.counts["invalid"] += 1
+        except Exception as error:
             failing.append((program, error))
             raise
+        else:
+            if not failing:  # what is tried to make a failing program smaller is no search
+                tally.add(counts)
 
     try:
         hold()
-    except Different:
-        program, error = failing[-1]  # hypothesis ends with the smallest that it found
+    except Exception as raised:
         tally.counts["failures"] += 1
-        raise Found(program, error, save(program, keep) if keep else None) from error
+        if not failing:
+            raise
+        program, error = failing[-1]  # hypothesis ends with the smallest that it found
+        raise Found(program, error, save(program, keep) if keep else None) from raised
     finally:
         tally.write()
     return tally

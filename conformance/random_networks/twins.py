@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ariadne import BoundaryPayload, SplitRuntime, SplitSpec, prepare_split
+from ariadne.errors import AriadneError
 from conformance.random_networks.compare import Different, aliases, bare, copied, same, seed_all, state, tensors
 from conformance.random_networks.program import Program, build
 
@@ -137,7 +138,9 @@ class Twins:
         """Where the whole model raises, so must the split; whatever moved until then is put back."""
         try:
             act()
-        except Exception:
+        except Exception as other:
+            if type(other) is not type(error) and not isinstance(other, AriadneError):
+                raise Different(f"{where}: the whole model raises {error!r}, the split {other!r}") from other
             self.reset()
             return False
         raise Different(f"{where}: the whole model raises {error!r}, the split does not")
