@@ -372,6 +372,34 @@ def test_the_automatic_depth_opens_all_modules_of_a_kind_or_none(blocks: int, la
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rfdetr/nano",
+        "timm/swin_tiny_patch4_window7_224",
+        "torchvision/resnet18",
+        "transformers/gpt2_tiny",
+        "ultralytics/yolov8n",
+    ],
+)
+def test_a_real_model_is_drawn_in_boxes_that_can_be_read_and_with_its_cut(name: str) -> None:
+    pytest.importorskip(name.partition("/")[0])
+    entry = model_zoo.entry(name)
+    args, kwargs = entry.inputs(2)
+    runtime = prepare_split(entry.build().eval(), args, example_kwargs=kwargs, split="percent:50")
+    for split in (False, True):
+        found = list(boxes(drawn(runtime, split=split)))
+        assert 10 <= len(found) <= MOST_BOXES + 20
+        assert max(len(row) for box in found for row in box.rows) <= 100
+    assert {"prefix", "boundary", "suffix"} <= {box.role for box in found}
+    crossing = {name for box in found if box.role in ("boundary", "passthrough") for name in box.tip.split(", ")}
+    assert crossing == set(runtime.candidate.live)
+    if shutil.which("dot"):
+        text = runtime.visualize(view="split", return_dot=True)
+        subprocess.run(["dot", "-Tsvg"], input=str(text).encode(), capture_output=True, check=True, timeout=60)
+
+
+@pytest.mark.slow
 @needs_graphviz
 def test_a_model_of_1500_ops_is_drawn_in_seconds(here: Path) -> None:
     runtime = prepare_split(Deep(75, 20), (torch.randn(2, 4),), split="50%")
