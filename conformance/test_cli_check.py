@@ -329,7 +329,8 @@ def test_the_command_checks_eval_and_training_and_prints_a_table(file: str, caps
     assert main(["check", f"{file}:net", "--input", "3", "--cuts", "q50,2", "--batches", "1,3", "--steps", "2"]) == 0
     out, err = capsys.readouterr()
     rows = [line.split() for line in out.splitlines()]
-    assert rows[0] == ["check", "mode", "cut", "after", "module", "batch", "1", "batch", "2", "batch", "3"]
+    assert out.startswith("inputs, at batch 2: f32[2, 3]\n\n")
+    assert rows[2] == ["check", "mode", "cut", "after", "module", "batch", "1", "batch", "2", "batch", "3"]
     assert ["forward", "eval", "cut:1", "0", "pass", "pass"] in rows
     assert ["train", "train", "cut:2", "1", "pass", "pass"] in rows
     assert out.splitlines()[-1].startswith("small.py:net: 16 pass in ")

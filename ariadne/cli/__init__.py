@@ -11,6 +11,11 @@ The files, in import order; nothing else in `ariadne` imports them::
 Each command is a function from parsed options to an `Answer`; only `main` writes to stdout.
 """
 
-from ariadne.cli.entry import main, parser
+import warnings
+
+# torch says so as it is imported where there is no numpy, which nothing here needs; it reads like a broken installation.
+warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
+
+from ariadne.cli.entry import main, parser  # noqa: E402 - after what its imports would say
 
 __all__ = ["main", "parser"]

@@ -15,7 +15,7 @@ import torch
 from ariadne.benchmark import BenchmarkResult, measure_forward, measure_split
 from ariadne.cli.options import Commands, boundary, mode, model_command, positive
 from ariadne.cli.output import Answer, progress, table
-from ariadne.cli.subject import Subject, load, owning
+from ariadne.cli.subject import Subject, load
 from ariadne.errors import CompileError
 
 ABOUT = "time the model against its split, in interleaved rounds, and say after how many calls a preparation has paid"
@@ -56,7 +56,7 @@ class Entrant:
 def run(options: Namespace) -> Answer:
     """Time, compare with the eager model, and say when it has paid."""
     subject = load(options)
-    entrants: list[Entrant] = owning(lambda: _entrants(subject, options))
+    entrants: list[Entrant] = subject.owning(lambda: _entrants(subject, options))
     with progress(f"timing {subject.name} ...") as line:
         _first_calls(entrants)
         running = [e for e in entrants if not e.failed]

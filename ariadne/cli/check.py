@@ -10,7 +10,7 @@ from dataclasses import asdict
 from ariadne.check import CHECKS, SPLIT_CHECKS, CheckResult, Kind, check, passed
 from ariadne.cli.options import Commands, again, batches, boundary, mode, model_command, positive, words
 from ariadne.cli.output import FAILED, OK, Answer, Progress, progress, table
-from ariadne.cli.subject import Subject, load, owning
+from ariadne.cli.subject import Subject, load
 from ariadne.errors import SpecError
 
 ABOUT = "check that the split equals the model, bit for bit, over cuts, batch sizes and training steps"
@@ -55,6 +55,7 @@ def run(options: Namespace) -> Answer:
     counts = Counter(r.status for r in results)
     data = {
         "model": subject.name,
+        "inputs": subject.given,
         "passed": good,
         "counts": dict(counts),
         "results": [{**asdict(r), "again": "" if r.status == "pass" else _again(options, r)} for r in results],
@@ -78,7 +79,7 @@ def _check(subject: Subject, options: Namespace, kinds: Sequence[Kind], line: Pr
         line(f"{subject.name}: {result.check} {result.split_id}, batch {result.batch}: {result.status}{rest}")
 
     cuts = ["every"] if options.every else [boundary(cut) for cut in options.cuts]
-    return owning(
+    return subject.owning(
         lambda: check(
             subject.model, subject.args, subject.kwargs, cuts=cuts, batches=options.batches, steps=options.steps,
             only=kinds, dynamic_batch=options.dynamic_batch, mode=options.mode, seed=options.seed, loss_fn=subject.loss,
@@ -115,7 +116,10 @@ def _text(subject: Subject, options: Namespace, results: Sequence[CheckResult], 
     counts = ", ".join(f"{n} {status}" for status, n in Counter(r.status for r in results).items())
     verdict = _verdict(results, good)
     seconds = sum(r.seconds for r in results)
-    return "\n".join([table(heads, lines), *notes, "", f"{subject.name}: {counts} in {seconds:.1f} s: {verdict}"])
+    inputs = f"inputs, at batch {subject.batch}: {subject.given}"
+    return "\n".join(
+        [inputs, "", table(heads, lines), *notes, "", f"{subject.name}: {counts} in {seconds:.1f} s: {verdict}"]
+    )
 
 
 def _verdict(results: Sequence[CheckResult], good: bool) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ariadne.cli.options import Commands, boundary, model_command, outfile, positive
 from ariadne.cli.output import Answer, progress
-from ariadne.cli.subject import load, owning
+from ariadne.cli.subject import load
 from ariadne.profile import FORMATS, frontier_profile
 from ariadne.spec import parse_boundary
 
@@ -39,7 +39,7 @@ def run(options: Namespace) -> Answer:
         given = {"measure": True, "example_inputs": subject.args, "example_kwargs": subject.kwargs,
                  "cuts": options.places, "iterations": options.iterations}  # fmt: skip
     with progress(f"{'measuring' if options.measure else 'drawing'} {subject.name} ..."):
-        path = owning(lambda: frontier_profile(runtime, out, fileformat=form, **given))
+        path = subject.owning(lambda: frontier_profile(runtime, out, fileformat=form, **given))
     safe = sum(c.safe for c in runtime.candidates)
     text = f"{subject.name}: {len(runtime.candidates)} cuts, {safe} of them safe; {runtime.split_id} is marked: {path}"
     return Answer(text, {"model": subject.name, "split_id": runtime.split_id, "path": str(path)})

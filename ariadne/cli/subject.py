@@ -22,11 +22,16 @@ from ariadne.cli import inputs
 from ariadne.cli.output import ModelError, UsageError, progress
 from ariadne.errors import AriadneError, nearest
 from ariadne.observation import Given, Inputs, Loss, seed_all, varied
+from ariadne.plan import short_dtype
 from ariadne.prepare import captured, prepare_split
 from ariadne.runtime import SplitRuntime
 from ariadne.spec import SplitSpec
 
 T = TypeVar("T")
+_HINT = (
+    "--input gives the sizes of one sample, before which the batch is put, in forward's order, and a type where it is not float32, "
+    "such as 16:int64:0..1000"
+)
 FORMS = "package.module:factory, path/to/file.py:factory, or a name of model_zoo such as torchvision/resnet18"
 
 
@@ -57,13 +62,32 @@ class Subject:
     def captured(self) -> Captured:
         """The plan of its forward, uncut."""
         with progress(f"capturing {self.name} ..."):
-            return owning(lambda: captured(self.model, self.args, spec=self.spec("auto"), example_kwargs=self.kwargs))
+            return self.owning(
+                lambda: captured(self.model, self.args, spec=self.spec("auto"), example_kwargs=self.kwargs)
+            )
 
     def prepared(self, boundary: str, **options: Any) -> SplitRuntime:
         """It, split."""
         with progress(f"splitting {self.name} at {boundary} ..."):
             given = {"split": self.spec(boundary), "example_kwargs": self.kwargs, **options}
-            return owning(lambda: prepare_split(self.model, self.args, **given))
+            return self.owning(lambda: prepare_split(self.model, self.args, **given))
+
+    @property
+    def given(self) -> str:
+        """The example inputs in words: `i64[2, 24] from 0 to 4991, mask: f32[2, 8]`."""
+        named = [("", t) for t in tree.leaves(self.args)]
+        named += [(f"{name}: ", t) for name, value in self.kwargs.items() for t in tree.leaves(value)]
+        return ", ".join(f"{name}{_shown(t)}" for name, t in named)
+
+    def owning(self, run: Callable[[], T]) -> T:
+        """Run what runs the model; what the model itself raises in it is told apart from what Ariadne says of it."""
+        try:
+            return run()
+        except AriadneError:
+            raise
+        except Exception as error:
+            hint = f". It got {self.given}; {_HINT}" if self.options.input else ""
+            raise ModelError(f"the model can't run on these inputs: {_words(error)}{hint}") from error
 
 
 def load(options: Namespace) -> Subject:
@@ -145,7 +169,8 @@ def _from_code(name: str) -> _Found:
     thing: Any = module
     for part in path.split("."):
         if not hasattr(thing, part):
-            near = nearest(part, vars(thing)) if isinstance(thing, ModuleType) else ""
+            own = [n for n in vars(thing) if not n.startswith("_")] if isinstance(thing, ModuleType) else []
+            near = nearest(part, own)
             hint = f". Nearest: {near}" if near else _choices(module)
             raise UsageError(f"there is no {path!r} in {where}{hint}")
         thing = getattr(thing, part)
@@ -219,14 +244,13 @@ def _choices(module: ModuleType) -> str:
     return f". It has {', '.join(own[:8])}" if own else ""
 
 
-def owning(run: Callable[[], T]) -> T:
-    """Run what runs the model; what the model itself raises in it is told apart from what Ariadne says of it."""
-    try:
-        return run()
-    except AriadneError:
-        raise
-    except Exception as error:
-        raise ModelError(f"the model can't run on these inputs: {_words(error)}") from error
+def _shown(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    drawn = ""
+    if value.numel() and not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool):
+        drawn = f" from {value.min().item()} to {value.max().item()}"
+    return f"{short_dtype(value.dtype)}{list(value.shape)}{drawn}"
 
 
 def _words(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from ariadne import SplitSpec
 from conformance.bench import CAPTURED, LARGEST, REFERENCE, Bench, Split
 from conformance.cases import Case
 from conformance.checks.base import PASSED, Check, no_grad
-from conformance.compare import difference, mapped, tensors
+from conformance.compare import difference, frozen, mapped, tensors
 from conformance.state import seed_all
 from conformance.statuses import Finding, Status, Stop
 
@@ -55,36 +55,40 @@ def run(bench: Bench, case: Case) -> Finding:
     outcomes: dict[str, str] = {}
     bench.facts["guarded_inputs"] = len(bench.split("q50", case.training).runtime.plan.inputs)
     bench.facts["probes"] = outcomes
-    for probe in PROBES:
+    trains = case.training and bench.trainable(True)
+    for probe in (*PROBES, *_attributes(bench, case), *_other_data(bench)):
         outcomes[probe.name] = _probe(bench, case, probe)
-    for probe in (*_attributes(bench, case), *_other_data(bench)):
-        outcomes[probe.name] = _probe(bench, case, probe)
+        if trains:
+            outcomes[f"{probe.name}, in training"] = _probe(bench, case, probe, trained=True)
     for name, refusal in REFUSED.items():
         outcomes[name] = refusal(bench, case)
     return PASSED
 
 
-def _probe(bench: Bench, case: Case, probe: Probe) -> str:
+def _probe(bench: Bench, case: Case, probe: Probe, trained: bool = False) -> str:
+    """What a call came to after the change; Stop where it went through and gave another result than the whole model.
+
+    Without gradients, or `trained`: then by the functions of training.
+    """
+    name = f"{probe.name}, in training" if trained else probe.name
     split = bench.split("q50", case.training)
     twin = bench.whole(case.training)
     given, ours = probe.inputs(bench.inputs(REFERENCE)), probe.inputs(bench.inputs(REFERENCE))
     if given is None or ours is None or not (probe.change(split.model) and probe.change(twin)):
         return "not applicable"
-    phase, found, error = _run(split, given)
+    phase, found, error = _trained(bench, split, given) if trained else _run(split, given)
     if error is not None:
-        return _held(probe.name, probe.expected, phase, error)
+        return _held(name, probe.expected, phase, error)
     if not probe.follows:
-        raise Stop(Status.FAIL_STATE, f"{probe.name}: no guard fired; expected {_wanted(probe.expected)}")
+        raise Stop(Status.FAIL_STATE, f"{name}: no guard fired; expected {_wanted(probe.expected)}")
     seed_all(REFERENCE)
     try:
-        expected = no_grad(twin, ours)
+        expected = frozen(twin(*ours[0], **ours[1])) if trained else no_grad(twin, ours)
     except Exception as raised:
-        raise Stop(
-            Status.FAIL_STATE, f"{probe.name}: no guard fired, and the whole raises {raised!r}"[:600]
-        ) from raised
+        raise Stop(Status.FAIL_STATE, f"{name}: no guard fired, and the whole raises {raised!r}"[:600]) from raised
     wrong = difference(expected, found)
     if wrong:
-        raise Stop(Status.FAIL_STATE, f"{probe.name}: no guard fired, and the result is not the whole's: {wrong}")
+        raise Stop(Status.FAIL_STATE, f"{name}: no guard fired, and the result is not the whole's: {wrong}")
     return "followed"
 
 
@@ -98,6 +102,25 @@ def _run(split: Split, inputs: Inputs) -> tuple[str, Any, Exception | None]:
         return phase, split.runtime.run_suffix(boundary), None
     except Exception as error:
         return phase, None, error
+
+
+def _trained(bench: Bench, split: Split, inputs: Inputs) -> tuple[str, Any, Exception | None]:
+    """The same by the functions of training; the result is what the loss was given."""
+    seed_all(REFERENCE)
+    phase, outputs = "prefix", []
+
+    def loss(output: Any, _: Any) -> torch.Tensor:
+        outputs.append(frozen(output))
+        return bench.entry.loss(output)
+
+    try:
+        boundary = split.runtime.run_training_prefix(*inputs[0], **inputs[1])
+        phase = "suffix"
+        split.runtime.train_suffix(boundary, loss_fn=loss)
+    except Exception as error:
+        if not outputs:
+            return phase, None, error
+    return phase, outputs[0], None
 
 
 def _held(name: str, expected: dict[str, tuple[str, ...]], phase: str, error: Exception) -> str:
