@@ -96,6 +96,13 @@ class Bench:
 
     def whole(self, training: bool) -> nn.Module:
         """A new copy of the model, in the state that every case starts from."""
+        return copy.deepcopy(self._built()).train(training)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that every case starts from, by name; they are not to be written."""
+        return dict(self._built().named_parameters())
+
+    def _built(self) -> nn.Module:
         if self._pristine is None:
             try:
                 self._pristine = self.entry.build()
@@ -103,7 +110,7 @@ class Bench:
                 raise Stop(Status.NOT_INSTALLED, str(error)) from error
             except Exception as error:
                 raise Stop(Status.ERROR_BUILD, f"{type(error).__name__}: {error}"[:1000]) from error
-        return copy.deepcopy(self._pristine).train(training)
+        return self._pristine
 
     def inputs(self, batch: int, seed: int | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """New inputs, a function of the batch and a seed, which is the batch itself unless given."""
@@ -167,7 +174,7 @@ class Bench:
             steps = eager(lambda: deterministic(run, "the whole model, trained"))
             for gradients in steps:
                 live_gradients(gradients)
-        self._rates[training] = learning_rate(self.whole(training), steps[0])
+        self._rates[training] = learning_rate(self.parameters(), steps[0])
         return {}
 
     def rate(self, training: bool) -> float:
@@ -308,10 +315,10 @@ def wanting_gradient(t: torch.Tensor, held: float | None = None) -> torch.Tensor
     return made
 
 
-def learning_rate(model: nn.Module, gradients: Mapping[str, torch.Tensor | None]) -> float:
+def learning_rate(parameters: Mapping[str, nn.Parameter], gradients: Mapping[str, torch.Tensor | None]) -> float:
     """The learning rate of one digit by which these gradients move the parameters by a ten-thousandth of their norm."""
-    with_gradient = [(p, gradients[name]) for name, p in model.named_parameters() if gradients[name] is not None]
-    size, step = (sum(t[i].double().pow(2).sum().item() for t in with_gradient) for i in range(2))  # type: ignore[union-attr]
+    both = [(parameters[name], g) for name, g in gradients.items() if g is not None]
+    size, step = (sum(torch.linalg.vector_norm(pair[i]).item() ** 2 for pair in both) for i in range(2))
     return float(f"{1e-4 * (size / step) ** 0.5:.0e}") if size else 1e-4
 
 

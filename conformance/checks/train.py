@@ -22,7 +22,7 @@ from conformance.checks.base import (
     outcome,
 )
 from conformance.checks.tolerance import hold_near
-from conformance.compare import frozen, tensors, values_differ
+from conformance.compare import frozen, tensors
 from conformance.oracle import LIVE_SHARE
 from conformance.statuses import Finding, Status, Stop
 
@@ -46,7 +46,6 @@ class Trained:
         self.prefix, self.suffix, self.rest = self._optimizers(sides)
         self.output: Any = None
         self.inputs: Any = None
-        self.before = frozen(dict(model.named_parameters()))
 
     def _optimizers(self, sides: bool) -> tuple[torch.optim.Optimizer | None, ...]:
         """One for the prefix, one for the suffix and one for the rest; with `sides` off, one for all, as the whole has."""
@@ -127,11 +126,13 @@ def _hold(bench: Bench, case: Case, split: Split) -> None:
 
 def hold_steps(trained: Trained) -> None:
     """Stop `degenerate` where the steps moved few parameters by a bit or more: a stale one would not show."""
-    moved = {n: values_differ(trained.before[n], p) for n, p in trained.model.named_parameters() if p.grad is not None}
-    count = sum(found is not None for found in moved.values())
-    if count < LIVE_SHARE * len(moved):
-        raise Stop(Status.DEGENERATE, f"only {count} of {len(moved)} parameters with a gradient moved in all steps")
-    trained.bench.facts["parameters_moved"] = f"{count} of {len(moved)}"
+    before = trained.bench.parameters()
+    moved = [not torch.equal(before[n], p) for n, p in trained.model.named_parameters() if p.grad is not None]
+    if sum(moved) < LIVE_SHARE * len(moved):
+        raise Stop(
+            Status.DEGENERATE, f"only {sum(moved)} of {len(moved)} parameters with a gradient moved in all steps"
+        )
+    trained.bench.facts["parameters_moved"] = f"{sum(moved)} of {len(moved)}"
 
 
 def hold_near_step(
@@ -155,7 +156,7 @@ def hold_near_step(
         return left_by(model, output, loss.detach())
 
     hold_near(bench, (bench.whole(case.training), call, whole.inputs, 0), ours, theirs, f"after a step, {at(split)}")
-    stepped = mine.before
+    stepped = frozen(bench.parameters())
     for name, p in mine.model.named_parameters():
         stepped[name].grad = p.grad
     torch.optim.SGD(stepped.values(), lr=mine.rate, momentum=MOMENTUM).step()
