@@ -100,6 +100,9 @@ class Baseline:
         self.ties = self._ties()
         self.attributes: list[tuple[str, tuple[Any, ...], Any]] = []
         self.missing: set[tuple[str, str]] = set()
+        self.inherited: set[tuple[str, str]] = (
+            set()
+        )  # (module path, name) of methods and the like, found in the module's class
         self.outside: list[Outside] = []
         self.foreign: set[str] = set()
         self.installed: set[types.CodeType] = set()  # hooks that forward itself registers, and that change no result
@@ -113,13 +116,20 @@ class Baseline:
             known = {o.place for o in self.outside}
             self.outside += [o for o in recorded.outside if o.place not in known]
             self.foreign |= recorded.foreign
-            self.missing |= recorded.missing - changed  # what forward sets up itself may be there or not
+            # What forward sets up itself may be there or not; a `__getattr__` of its own may find what torch's misses.
+            self.missing |= {
+                (path, name)
+                for path, name in recorded.missing - changed
+                if path in self.modules and not hasattr(self.modules[path], name)
+            }
             hooks = (f for _, now in recorded.containers for f in now if callable(f))
             self.installed |= {f.__code__ for f in hooks if hasattr(f, "__code__")}
             for (path, name), (module, value, at) in recorded.read_attributes.items():
                 if name == "training":
                     self.training.setdefault(path, value)
                 elif (path, name) not in changed | taken and at not in recorded.moved and path in self.modules:
+                    if name not in module.__dict__ and owner_of(module, name) is not None:
+                        self.inherited.add((path, name))
                     for keys, kept in _kept(module, name, value):
                         if (path, keys, type(kept)) not in seen:
                             seen.add((path, keys, type(kept)))
@@ -151,7 +161,7 @@ class Baseline:
         new.training, new.classes, new.types = dict(self.training), {**new.classes, **self.classes}, self.types
         new.absent = {**new.absent, **self.absent}
         new.ties, new.missing, new.installed = self.ties, self.missing, self.installed
-        new.outside, new.foreign = self.outside, self.foreign
+        new.outside, new.foreign, new.inherited = self.outside, self.foreign, self.inherited
         for path, module in old.items():
             if list(module._modules.items()) != self.children[path]:
                 new.children[path] = self.children[path]
@@ -163,8 +173,10 @@ class Baseline:
                 if self.hooks_now(module, h) != self.hooks[path, h]:
                     new.hooks[path, h] = self.hooks[path, h]
         for path, keys, value in self.attributes:
-            if isinstance(value, Same | Length | Bytes) and path in new.modules and value.holds(reach(old[path], keys)):
-                value = type(value)(reach(new.modules[path], keys))
+            if isinstance(value, Same | Length | Bytes) and path in new.modules:
+                mine, copied_one = reach(old[path], keys), reach(new.modules[path], keys)
+                if value.holds(mine) and type(copied_one) is type(mine):
+                    value = type(value)(copied_one)
             new.attributes.append((path, keys, value))
         return new
 

@@ -290,9 +290,9 @@ class ModuleGuard:
             attributes.setdefault(path, []).append((keys, value))
         self._changed = any(p in modules and hasattr(modules[p], name) for p, name in base.missing)
         self._arrays: list[Bytes] = []
-        identical: dict[tuple[int, Any], tuple[Any, Any, Any]] = {}
+        identical: dict[Any, tuple[Any, Any, Any]] = {}
         containers: dict[int, Any] = {}
-        slots: dict[tuple[int, Any], tuple[Any, Any, Any]] = {}  # what stands in a class is read once for all
+        slots: dict[Any, tuple[Any, Any, Any]] = {}  # what stands in a class is read once for all
         for path, m in modules.items():
             if path in base.training:
                 slots[id(m.__dict__), "training"] = m.__dict__, "training", base.training[path]
@@ -346,6 +346,7 @@ class ModuleGuard:
         absent += [
             (m.__dict__, k[0]) for p, m in modules.items() for k, _ in attributes.get(p, ()) if k[0] not in m.__dict__
         ]
+        absent += [(modules[p].__dict__, n) for p, n in base.inherited if p in modules]
         # Buffers may be written at each call, by the plan itself.
         dicts = [d for d in (*sized, *(s[0] for s in (*slots.values(), *identical.values()))) if id(d) in own]
         self._watched = Watched(
@@ -442,6 +443,11 @@ class ModuleGuard:
                 raise ModuleError(
                     f"attribute {shown(keys)!r} of {named(path)} was {reprlib.repr(value)} when forward "
                     f"read it, now it is {now_it_is}{again}"
+                )
+        for path, name in sorted(base.inherited):
+            if path in self.modules and name in self.modules[path].__dict__:
+                raise ModuleError(
+                    f"{name!r} of {named(path)} came from its class, now the module has one of its own{again}"
                 )
         for path, name in sorted(base.missing):
             if path in self.modules and hasattr(self.modules[path], name):

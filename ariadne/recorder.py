@@ -11,6 +11,7 @@ import builtins
 import copy
 import math
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ _BOOKKEEPING = frozenset(
     "_parameters _buffers _modules _non_persistent_buffers_set _backward_pre_hooks _backward_hooks _forward_hooks "
     "_forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks _forward_pre_hooks_with_kwargs "
     "_state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks "
-    "_is_full_backward_hook __dict__ __class__".split()
+    "_is_full_backward_hook _compiled_call_impl __dict__ __class__".split()
 )
 
 
@@ -247,14 +248,17 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(v)
 
 
-def simple(value: Any) -> bool:
-    """Whether a value is a plain constant that a guard can compare: numbers, strings, and short containers of them."""
+def simple(value: Any, depth: int = 8) -> bool:
+    """Whether a value is a plain constant that a guard can compare: numbers, strings, and short containers of them.
+
+    A container of a class of its own may do what it likes when it is copied, and one that is `depth` deep may hold itself.
+    """
     if isinstance(value, SIMPLE):
         return True
-    if isinstance(value, (tuple, list, set, frozenset)):
-        return len(value) <= 64 and all(isinstance(v, SIMPLE) or simple(v) for v in value)
-    if isinstance(value, dict):
-        return len(value) <= 64 and all(simple(k) and simple(v) for k, v in value.items())
+    if isinstance(value, tuple) or type(value) in (list, set, frozenset):
+        return depth > 0 and len(value) <= 64 and all(isinstance(v, SIMPLE) or simple(v, depth - 1) for v in value)
+    if type(value) in (dict, OrderedDict):
+        return depth > 0 and len(value) <= 64 and all(simple(k) and simple(v, depth - 1) for k, v in value.items())
     return False
 
 

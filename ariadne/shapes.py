@@ -41,8 +41,14 @@ class Sizes(ShapeEnv):
             answer = orig_expr.xreplace(self.backed_var_to_val)
             if not answer.free_symbols:
                 return answer
-        answer = super().evaluate_expr(orig_expr, *args, **kwargs)
         in_forward = self.recorder is not None and not self.recorder.depth
+        if in_forward and orig_expr.free_symbols and not (orig_expr.is_Relational or orig_expr.is_Boolean):
+            # The plan would hold for one batch; and what forward makes of the number, it may keep outside of the model.
+            raise UnsupportedError(
+                f"forward makes a plain number of a size that follows the batch ({orig_expr}), so that a symbolic plan would hold "
+                "for one batch"
+            )
+        answer = super().evaluate_expr(orig_expr, *args, **kwargs)
         asked = self.__dict__.setdefault("asked_by_forward" if in_forward else "asked_by_op", {})
         asked[orig_expr] = answer
         return answer

@@ -61,7 +61,7 @@ class Snapshot:
         if isinstance(value, random.Random):
             self._own_rng.append((value.setstate, value.getstate()))
             return
-        if hasattr(value, "bit_generator") and hasattr(value.bit_generator, "state"):  # numpy.random.Generator
+        if hasattr(type(value), "bit_generator") and hasattr(value.bit_generator, "state"):  # numpy.random.Generator
             bits = value.bit_generator
             self._own_rng.append((partial(setattr, bits, "state"), bits.state))
             return
@@ -137,6 +137,9 @@ class Snapshot:
                 for key in value.origin[2:]:
                     found = getattr(found, key[1]) if isinstance(key, tuple) and key[0] == "." else found[key]
                 self.save(found)
+        for name, tensor in plan.constants.items():  # of modules that stand in no registry, for one
+            if name in groups.parent and groups.find(name) in written:
+                self.save(tensor)
 
     def again(self) -> None:
         """Put back buffers, tensors' data and torch's generators, and leave what Python keeps as it is now."""

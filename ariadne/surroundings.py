@@ -39,9 +39,10 @@ class Outside:
         return lasts(self.value)
 
     @property
-    def place(self) -> tuple[int, Any]:
-        """The same for two that stand in one place."""
-        return id(self.table.thing if isinstance(self.table, Slots) else self.table), self.key
+    def place(self) -> tuple[int, bool, Any]:
+        """The same for two that stand in one place: an attribute and an item of one object are two."""
+        slots = isinstance(self.table, Slots)
+        return id(self.table.thing if slots else self.table), slots, self.key
 
     def now(self) -> Any:
         """What stands there now; `MISSING` where nothing does."""
@@ -56,7 +57,7 @@ class Surroundings:
     """What the functions that ran have read, as it was when each ran first."""
 
     seen: dict[tuple[int, int], tuple[CodeType, Any]] = field(default_factory=dict)  # two modules may hold equal code
-    found: dict[tuple[int, Any], Outside] = field(default_factory=dict)
+    found: dict[tuple[int, bool, Any], Outside] = field(default_factory=dict)
 
     def note(self, frame: FrameType) -> None:
         """Look at the code of a call, if it is not torch's or Python's own."""
@@ -105,7 +106,7 @@ def _read_by(code: CodeType, table: Mapping[str, Any]) -> Iterator[Outside]:
         if lasts(value):
             yield Outside(table, name, value, f"{home}.{name}")
             continue
-        rest = (s for s in steps[i + 1 :] if s.opname not in ("CACHE", "PUSH_NULL", "PRECALL"))
+        rest = (s for s in steps[i + 1 :] if s.opname not in ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL"))
         way = [Outside(table, name, value, f"{home}.{name}")]
         while not way[-1].is_plain and (further := _next(way[-1], rest)) is not None:
             way.append(further)
@@ -121,7 +122,7 @@ def _next(way: Outside, steps: Iterator[dis.Instruction]) -> Outside | None:
     key = first.argval
     if first.opname in ("LOAD_ATTR", "LOAD_METHOD") and not _is_torchs(value):
         there = inspect.getattr_static(value, key, MISSING)
-        if there is MISSING and isinstance(value, dict) and getattr(value, key, MISSING) is value.get(key, way):
+        if there is MISSING and isinstance(value, dict) and key in value and getattr(value, key, MISSING) is value[key]:
             return Outside(value, key, value[key], f"{way.name}.{key}")  # a dict whose keys can be read as attributes
         if isinstance(there, MemberDescriptorType):
             there = getattr(value, key, MISSING)
@@ -132,7 +133,8 @@ def _next(way: Outside, steps: Iterator[dis.Instruction]) -> Outside | None:
     elif first.opname in _CONSTANT and isinstance(value, (dict, list, tuple)):
         second = next(steps, None)
         found = Outside(value, key, MISSING, f"{way.name}[{key!r}]")
-        if second is not None and second.opname == _SUBSCRIPT and found.now() is not MISSING:
+        there = not isinstance(value, dict) or key in value  # to ask a defaultdict would put something there
+        if second is not None and second.opname == _SUBSCRIPT and there and found.now() is not MISSING:
             return replace(found, value=found.now())
     return None
 

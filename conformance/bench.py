@@ -178,7 +178,7 @@ class Bench:
         return {}
 
     def rate(self, training: bool) -> float:
-        """The learning rate by which a step of SGD moves the whole model's parameters by a ten-thousandth of their size."""
+        """The learning rate by which a step of SGD moves the whole model's parameters by a hundred-thousandth of their size."""
         self.judge(training, gradients=True)
         return self._rates[training]
 
@@ -316,10 +316,10 @@ def wanting_gradient(t: torch.Tensor, held: float | None = None) -> torch.Tensor
 
 
 def learning_rate(parameters: Mapping[str, nn.Parameter], gradients: Mapping[str, torch.Tensor | None]) -> float:
-    """The learning rate of one digit by which these gradients move the parameters by a ten-thousandth of their norm."""
+    """The learning rate of one digit by which these gradients move the parameters by a hundred-thousandth of their norm."""
     both = [(parameters[name], g) for name, g in gradients.items() if g is not None]
     size, step = (sum(torch.linalg.vector_norm(pair[i]).item() ** 2 for pair in both) for i in range(2))
-    return float(f"{1e-4 * (size / step) ** 0.5:.0e}") if size else 1e-4
+    return float(f"{1e-5 * (size / step) ** 0.5:.0e}") if size else 1e-5
 
 
 def eager(run: Callable[[], Any]) -> Any:

@@ -125,7 +125,12 @@ def _text(subject: Subject, options: Namespace, results: Sequence[CheckResult], 
 def _verdict(results: Sequence[CheckResult], good: bool) -> str:
     found = {r.status for r in results}
     if good and not any(r.check in SPLIT_CHECKS for r in results):
-        return "preparing a split leaves the model as found; that the two are equal was not asked"
+        shown = sorted({r.check for r in results if r.status == "pass"})
+        words = {
+            "left": "preparing a split leaves the model as found",
+            "twice": "the model gives the same answer twice",
+        }
+        return f"{' and '.join(words[check] for check in shown)}; that split and model are equal was not asked"
     if good:
         skipped = ", in all that could be compared; what was skipped is not shown" if "skipped" in found else ""
         return f"the split equals the model, bit for bit{skipped}"
