@@ -375,7 +375,6 @@ def test_the_automatic_depth_opens_all_modules_of_a_kind_or_none(blocks: int, la
 @pytest.mark.parametrize(
     "name",
     [
-        "rfdetr/nano",
         "timm/swin_tiny_patch4_window7_224",
         "torchvision/resnet18",
         "transformers/gpt2_tiny",
