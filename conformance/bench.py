@@ -316,10 +316,15 @@ def wanting_gradient(t: torch.Tensor, held: float | None = None) -> torch.Tensor
 
 
 def learning_rate(parameters: Mapping[str, nn.Parameter], gradients: Mapping[str, torch.Tensor | None]) -> float:
-    """The learning rate of one digit by which these gradients move the parameters by a hundred-thousandth of their norm."""
+    """The learning rate of one digit by which these gradients move the parameters by a hundred-thousandth of their norm.
+
+    Parameters of half types by a hundredth.
+    """
     both = [(parameters[name], g) for name, g in gradients.items() if g is not None]
     size, step = (sum(torch.linalg.vector_norm(pair[i]).item() ** 2 for pair in both) for i in range(2))
-    return float(f"{1e-5 * (size / step) ** 0.5:.0e}") if size else 1e-5
+    half = any(p.dtype in (torch.float16, torch.bfloat16) for p, _ in both)
+    share = 1e-2 if half else 1e-5  # of half types, less would move nothing by a bit
+    return float(f"{share * (size / step) ** 0.5:.0e}") if size and step else share
 
 
 def eager(run: Callable[[], Any]) -> Any:
