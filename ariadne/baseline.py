@@ -100,18 +100,13 @@ class Baseline:
         self.ties = self._ties()
         self.attributes: list[tuple[str, tuple[Any, ...], Any]] = []
         self.missing: set[tuple[str, str]] = set()
-        self.inherited: set[tuple[str, str]] = (
-            set()
-        )  # (module path, name) of methods and the like, found in the module's class
+        self.inherited: set[tuple[str, str]] = set()  # methods and the like, found in the module's class
         self.outside: list[Outside] = []
         self.foreign: set[str] = set()
         self.installed: set[types.CodeType] = set()  # hooks that forward itself registers, and that change no result
         seen: set[tuple[Any, ...]] = set()
-        taken: set[tuple[str, str]] = set()
         for recorded in recordings:
-            taken = {
-                (path, keys[0]) for path, keys, _ in self.attributes
-            }  # by an earlier run, the first of which was real
+            taken = {(path, keys[0]) for path, keys, _ in self.attributes}  # by earlier runs, the first of them real
             changed = {(path, name) for path, name, _, _ in recorded.changed}
             known = {o.place for o in self.outside}
             self.outside += [o for o in recorded.outside if o.place not in known]
@@ -128,9 +123,10 @@ class Baseline:
                 if name == "training":
                     self.training.setdefault(path, value)
                 elif (path, name) not in changed | taken and at not in recorded.moved and path in self.modules:
-                    if name not in module.__dict__ and owner_of(module, name) is not None:
+                    found = list(_kept(module, name, value))
+                    if not found and name not in module.__dict__ and owner_of(module, name) is not None:
                         self.inherited.add((path, name))
-                    for keys, kept in _kept(module, name, value):
+                    for keys, kept in found:
                         if (path, keys, type(kept)) not in seen:
                             seen.add((path, keys, type(kept)))
                             self.attributes.append((path, keys, kept))

@@ -106,7 +106,8 @@ def _read_by(code: CodeType, table: Mapping[str, Any]) -> Iterator[Outside]:
         if lasts(value):
             yield Outside(table, name, value, f"{home}.{name}")
             continue
-        rest = (s for s in steps[i + 1 :] if s.opname not in ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL"))
+        after = (steps[k] for k in range(i + 1, len(steps)))
+        rest = (s for s in after if s.opname not in ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL"))
         way = [Outside(table, name, value, f"{home}.{name}")]
         while not way[-1].is_plain and (further := _next(way[-1], rest)) is not None:
             way.append(further)
@@ -133,8 +134,8 @@ def _next(way: Outside, steps: Iterator[dis.Instruction]) -> Outside | None:
     elif first.opname in _CONSTANT and isinstance(value, (dict, list, tuple)):
         second = next(steps, None)
         found = Outside(value, key, MISSING, f"{way.name}[{key!r}]")
-        there = not isinstance(value, dict) or key in value  # to ask a defaultdict would put something there
-        if second is not None and second.opname == _SUBSCRIPT and there and found.now() is not MISSING:
+        absent = isinstance(value, dict) and key not in value  # to ask a defaultdict would put something there
+        if second is not None and second.opname == _SUBSCRIPT and not absent and found.now() is not MISSING:
             return replace(found, value=found.now())
     return None
 
