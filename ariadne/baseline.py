@@ -6,53 +6,44 @@ import copy
 import inspect
 import types
 from collections import deque
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache, partial
 from operator import is_
 from typing import Any
 
 import torch
 from torch import nn
 
-from ariadne.held import Attribute, follow, held, is_array, is_opaque, lasts, place
+from ariadne.held import (
+    BOOKKEEPING,
+    Attribute,
+    follow,
+    held,
+    is_array,
+    is_followed,
+    is_opaque,
+    lasts,
+    place,
+    strays,
+)
+from ariadne.held import shown as shown_step
+from ariadne.kept import Bytes, Contents, Kept, Length, Same
 from ariadne.recorder import Recording, simple
-from ariadne.surroundings import Outside
+from ariadne.surroundings import ANY, Outside
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+GLOBAL_HOOKS = tuple(
+    getattr(nn.modules.module, name)
+    for name in (
+        "_global_forward_pre_hooks",
+        "_global_forward_hooks",
+        "_global_backward_hooks",
+        "_global_backward_pre_hooks",
+    )
+)
+_REGISTRIES = ("_parameters", "_buffers")
 _RENEWED = ("_flat_weights", "_flat_weight_refs")  # of RNNs: see `keeps_its_weights`
 StateTypes = tuple[tuple[torch.dtype, str, tuple[int, ...]], ...]
-
-
-class Same:
-    """Stands for one object, where a guard compares by identity."""
-
-    __slots__ = ("thing",)
-
-    def __init__(self, thing: Any) -> None:
-        self.thing = thing
-
-    def __repr__(self) -> str:
-        return repr(self.thing)
-
-    def holds(self, found: Any) -> bool:
-        """Whether what was found is this object."""
-        return found is self.thing
-
-
-class Bytes:
-    """A numpy array's bytes at one moment."""
-
-    __slots__ = ("array", "held")
-
-    def __init__(self, array: Any) -> None:
-        self.array, self.held = array, array.tobytes()
-
-    def __repr__(self) -> str:
-        return f"an array of {len(self.held)} bytes"
-
-    def holds(self, found: Any) -> bool:
-        """Whether what was found is this array, unchanged."""
-        return found is self.array and self.array.tobytes() == self.held
 
 
 def state_types(model: nn.Module) -> StateTypes:
@@ -60,44 +51,47 @@ def state_types(model: nn.Module) -> StateTypes:
     return tuple((t.dtype, t.device.type, tuple(t.shape)) for t in (*model.parameters(), *model.buffers()))
 
 
-class Length:
-    """How many things a container held at one moment."""
-
-    __slots__ = ("container", "held")
-
-    def __init__(self, container: Any) -> None:
-        self.container, self.held = container, len(container)
-
-    def __repr__(self) -> str:
-        return f"a {type(self.container).__name__} of {self.held}"
-
-    def holds(self, found: Any) -> bool:
-        """Whether what was found is this container, no longer and no shorter."""
-        return found is self.container and len(self.container) == self.held
-
-
 class Baseline:
     """What guards compare a model with. `attributes`: (module path, keys, value) of plain attributes that forward read.
 
     The keys after the first are steps into what the attribute holds. `training` has the flags of the whole and of all modules
     but those of torch whose code names none: there it decides nothing, and a look at a module's dict costs a few cache misses.
-    `foreign` are modules that another one's code looked at. Nothing here belongs to one cut.
+    `foreign` are modules that another one's code looked at, `strays` those that ran and stand in no registry. Nothing here belongs
+    to one cut.
     """
 
-    def __init__(self, model: nn.Module, recordings: Iterable[Recording] = ()) -> None:
+    def __init__(
+        self, model: nn.Module, recordings: Sequence[Recording] = (), ran: Collection[str] | None = None
+    ) -> None:
         self.modules = dict(model.named_modules())
+        if ran is None:
+            ran = {path for recorded in recordings for path, _ in recorded.read_attributes}
+        ran = set(ran) - self.modules.keys()
+        self.strays = {p: m for p, m in strays(self.modules, BOOKKEEPING).items() if p in ran} if ran else {}
+        self.ties = self._ties()
+        self.modules |= self.strays
         self.training = {p: m.training for p, m in self.modules.items() if not p or looks_at_its_flag(m)}
         self.classes: dict[str, type] = {p: type(m) for p, m in self.modules.items()}
         self.children = {p: list(m._modules.items()) for p, m in self.modules.items()}
         self.hooks = {(p, h): list(m.__dict__[h].values()) for p, m in self.modules.items() for h in HOOKS}
         self.forwards = {p: m.__dict__.get("forward") for p, m in self.modules.items()}
         self.absent = {
-            p: [(table, n) for table in ("_parameters", "_buffers") for n, t in m.__dict__[table].items() if t is None]
+            p: [(table, n) for table in _REGISTRIES for n, t in m.__dict__[table].items() if t is None]
             for p, m in self.modules.items()
         }
         self.tables = {p: (m._parameters, m._buffers) for p, m in self.modules.items()}
+        self.tensors = {
+            p: [(t, *item) for t in _REGISTRIES for item in m.__dict__[t].items()] for p, m in self.strays.items()
+        }
         self.types = state_types(model)
-        self.ties = self._ties()
+        self.sizes: dict[
+            tuple[str, str], tuple[str, torch.Size]
+        ] = {}  # (table, size) of those whose sizes forward asked for
+        for path, name in sorted(set[tuple[str, str]]().union(*(recorded.sized for recorded in recordings))):
+            module = self.modules[path]
+            table = next((t for t in _REGISTRIES if module.__dict__[t].get(name) is not None), None)
+            if table:
+                self.sizes[path, name] = table, module.__dict__[table][name].shape
         self.attributes: list[tuple[str, tuple[Any, ...], Any]] = []
         self.missing: set[tuple[str, str]] = set()
         self.inherited: set[tuple[str, str]] = set()  # methods and the like, found in the module's class
@@ -105,6 +99,7 @@ class Baseline:
         self.foreign: set[str] = set()
         self.installed: set[types.CodeType] = set()  # hooks that forward itself registers, and that change no result
         seen: set[tuple[Any, ...]] = set()
+        names = _names(recordings)
         for recorded in recordings:
             taken = {(path, keys[0]) for path, keys, _ in self.attributes}  # by earlier runs, the first of them real
             changed = {(path, name) for path, name, _, _ in recorded.changed}
@@ -123,7 +118,7 @@ class Baseline:
                 if name == "training":
                     self.training.setdefault(path, value)
                 elif (path, name) not in changed | taken and at not in recorded.moved and path in self.modules:
-                    found = list(_kept(module, name, value))
+                    found = list(_kept(module, name, value, names))
                     if not found and name not in module.__dict__ and owner_of(module, name) is not None:
                         self.inherited.add((path, name))
                     for keys, kept in found:
@@ -144,7 +139,7 @@ class Baseline:
         """The slots (module path, table, name) that hold one and the same tensor, where more than one does."""
         homes: dict[int, list[tuple[str, str, str]]] = {}
         for path, module in self.modules.items():
-            for table in ("_parameters", "_buffers"):
+            for table in _REGISTRIES:
                 for name, t in module.__dict__[table].items():
                     if t is not None:
                         homes.setdefault(id(t), []).append((path, table, name))
@@ -152,13 +147,16 @@ class Baseline:
 
     def of_copy(self, copied: nn.Module) -> Baseline:
         """The same for a deep copy of the model: what had changed since capture counts as changed there too."""
-        new = Baseline(copied)
+        new = Baseline(copied, ran=self.strays)
         old = self.modules
         new.training, new.classes, new.types = dict(self.training), {**new.classes, **self.classes}, self.types
+        new.sizes = self.sizes
         new.absent = {**new.absent, **self.absent}
         new.ties, new.missing, new.installed = self.ties, self.missing, self.installed
         new.outside, new.foreign, new.inherited = self.outside, self.foreign, self.inherited
         for path, module in old.items():
+            if path in self.strays and path not in new.modules:
+                continue  # its list or object changed, which counts as changed
             if list(module._modules.items()) != self.children[path]:
                 new.children[path] = self.children[path]
             if module.__dict__.get("forward") is not self.forwards[path]:
@@ -169,7 +167,7 @@ class Baseline:
                 if self.hooks_now(module, h) != self.hooks[path, h]:
                     new.hooks[path, h] = self.hooks[path, h]
         for path, keys, value in self.attributes:
-            if isinstance(value, Same | Length | Bytes) and path in new.modules:
+            if isinstance(value, Same | Kept) and path in new.modules:
                 mine, copied_one = reach(old[path], keys), reach(new.modules[path], keys)
                 if value.holds(mine) and type(copied_one) is type(mine):
                     value = type(value)(copied_one)
@@ -238,11 +236,16 @@ def reach(module: nn.Module, keys: tuple[Any, ...]) -> Any:
 
 def shown(keys: tuple[Any, ...]) -> str:
     """The keys as Python writes them: `config.scales[0]`."""
-    steps = (f".{key}" if isinstance(key, Attribute) else f"[{key!r}]" for key in keys[1:])
-    return "".join((str(keys[0]), *steps))
+    return "".join((str(keys[0]), *map(shown_step, keys[1:])))
 
 
-def _kept(module: nn.Module, name: str, value: Any) -> Iterable[tuple[tuple[Any, ...], Any]]:
+def _names(recordings: Iterable[Recording]) -> set[str] | None:
+    """The names by which forward may have read attributes of objects; None where it may have read any."""
+    names = set[str]().union(*(recorded.names for recorded in recordings))
+    return None if not names or ANY in names else names
+
+
+def _kept(module: nn.Module, name: str, value: Any, names: set[str] | None) -> Iterable[tuple[tuple[Any, ...], Any]]:
     """What a guard keeps of an attribute that forward read, and of all that it holds.
 
     Plain values as they are, the contents of arrays, the sizes of containers, and of anything else the identity.
@@ -258,10 +261,12 @@ def _kept(module: nn.Module, name: str, value: Any) -> Iterable[tuple[tuple[Any,
         return
     renewed = name in _RENEWED and isinstance(module, nn.RNNBase)
     if mine and not renewed and not isinstance(value, torch.Tensor):
-        yield from _inside((name,), value, set())
+        yield from _inside((name,), value, set(), names)
 
 
-def _inside(keys: tuple[Any, ...], value: Any, seen: set[int]) -> Iterable[tuple[tuple[Any, ...], Any]]:
+def _inside(
+    keys: tuple[Any, ...], value: Any, seen: set[int], names: set[str] | None
+) -> Iterable[tuple[tuple[Any, ...], Any]]:
     if simple(value):
         yield keys, value if lasts(value) else copy.deepcopy(value)
         return
@@ -271,8 +276,17 @@ def _inside(keys: tuple[Any, ...], value: Any, seen: set[int]) -> Iterable[tuple
     seen.add(id(value))
     if is_array(value):
         yield keys, Bytes(value)
+    elif Contents.takes(value):
+        yield keys, Contents(value)
+        return
     elif isinstance(value, (list, dict, set, deque)):
         yield keys, Length(value)
+    named = names is None or isinstance(value, (types.MethodType, partial))
     for step, thing in held(value):
+        if isinstance(step, Attribute) and not named and step not in names:  # type: ignore[operator]
+            continue
+        further = (*keys, step)
         if not isinstance(thing, torch.Tensor):
-            yield from _inside((*keys, step), thing, seen)
+            yield from _inside(further, thing, seen, names)
+        elif not is_followed(further):
+            yield further, Same(thing)

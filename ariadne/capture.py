@@ -11,7 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ariadne import tree
-from ariadne.baseline import Baseline
+from ariadne.baseline import GLOBAL_HOOKS, Baseline
 from ariadne.errors import CaptureError, UnsupportedError, named
 from ariadne.generalize import Disagreement, at_batch, disagreement, generalize, size_sources
 from ariadne.lower import Lowering, state_tensors
@@ -174,7 +174,15 @@ def _refuse_leaks(plan: TracePlan, seen: TracePlan) -> None:
 
 
 def refuse_hooks(model: nn.Module) -> None:
-    """Raise `UnsupportedError` if a module has backward hooks, which act through the autograd graph of its own call."""
+    """Raise `UnsupportedError` if a module has backward hooks, which act through the autograd graph of its own call.
+
+    Or if there is a hook for all modules, which would have to run at other calls than the model's.
+    """
+    if any(GLOBAL_HOOKS):
+        raise UnsupportedError(
+            "a global module hook is registered (torch.nn.modules.module.register_module_...), which a captured plan does not run; "
+            "remove it first"
+        )
     for path, module in model.named_modules():
         if module._backward_hooks or module._backward_pre_hooks:
             raise UnsupportedError(

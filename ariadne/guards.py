@@ -12,23 +12,23 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ariadne import tree
-from ariadne.baseline import HOOKS, Baseline, Bytes, Length, Same, keeps_its_weights, owner_of, reach, shown, table_of
+from ariadne.baseline import (
+    GLOBAL_HOOKS,
+    HOOKS,
+    Baseline,
+    keeps_its_weights,
+    owner_of,
+    reach,
+    shown,
+    table_of,
+)
 from ariadne.errors import BatchError, InputError, ModuleError, named
 from ariadne.expr import Expr
-from ariadne.held import MISSING
+from ariadne.held import MISSING, Attribute, lasts
+from ariadne.kept import Kept, Same
 from ariadne.plan import TracePlan, layout, short_dtype
 from ariadne.recorder import simple
 from ariadne.watched import Watched
-
-_GLOBAL_HOOKS = tuple(
-    getattr(nn.modules.module, name)
-    for name in (
-        "_global_forward_pre_hooks",
-        "_global_forward_hooks",
-        "_global_backward_hooks",
-        "_global_backward_pre_hooks",
-    )
-)
 
 
 def entrance(
@@ -117,12 +117,12 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
     """The conditions that only some plans have, as (name, source line, the object that the name stands for)."""
     found: list[tuple[str, str, Any]] = []
     assumed = plan.assumption
+    tensors = [f"leaf{i}" for i, name in plan.inputs if plan.values[name].kind == "input"]
     if assumed.autocast is not None:
         found.append(("autocast_now", "if autocast_now() != autocast_then: return None", autocast_state))
         found.append(("autocast_then", "pass", assumed.autocast))
     if assumed.layouts is not None:
-        names = [f"leaf{i}" for i, name in plan.inputs if plan.values[name].kind == "input"]
-        found.append(("layout", f"if tuple(map(layout, ({', '.join(names)},))) != layouts: return None", layout))
+        found.append(("layout", f"if tuple(map(layout, ({', '.join(tensors)},))) != layouts: return None", layout))
         found.append(("layouts", "pass", assumed.layouts))
     if assumed.requires_grad is not None:
         tables = [
@@ -131,6 +131,11 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
         ]
         found.append(("flag_tables", "if [t[k].requires_grad for t, k in flag_tables] != flags: return None", tables))
         found.append(("flags", "pass", [flag for _, flag in assumed.requires_grad]))
+    if assumed.inputs_require_grad is not None:
+        names = [f"{leaf}.requires_grad" for leaf in tensors]
+        found.append(
+            ("given_flags", f"if [{', '.join(names)}] != given_flags: return None", [*assumed.inputs_require_grad])
+        )
     if assumed.dtypes:
         state = [v for v in plan.values.values() if v.kind in ("parameter", "buffer") and v.dtype is not None]
         for kind in sorted({v.device.split(":")[0] for v in state}):
@@ -150,9 +155,8 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
             ]
     if assumed.shapes:
         sizes = [
-            (getattr(model.get_submodule(v.origin[0]), f"_{v.kind}s"), v.origin[1], torch.Size(map(int, v.shape)))  # type: ignore[arg-type]
-            for v in plan.values.values()
-            if v.kind in ("parameter", "buffer")
+            (model.get_submodule(path).__dict__[table], name, shape)
+            for (path, name), (table, shape) in baseline.sizes.items()
         ]
         found.append(("sizes", "if any(t[k].shape != shape for t, k, shape in sizes): return None", sizes))
     tied = _tied(plan, model, baseline)
@@ -289,9 +293,9 @@ class ModuleGuard:
         for path, keys, value in self.attributes:
             attributes.setdefault(path, []).append((keys, value))
         self._changed = any(p in modules and hasattr(modules[p], name) for p, name in base.missing)
-        self._arrays: list[Bytes] = []
+        self._contents: list[Kept] = []
+        inner: set[int] = set()  # the dicts that attributes hold
         identical: dict[Any, tuple[Any, Any, Any]] = {}
-        containers: dict[int, Any] = {}
         slots: dict[Any, tuple[Any, Any, Any]] = {}  # what stands in a class is read once for all
         for path, m in modules.items():
             if path in base.training:
@@ -300,21 +304,24 @@ class ModuleGuard:
                 ("_parameters", "_buffers", "_modules"), (*base.tables[path], m._modules), strict=True
             ):
                 identical[id(m.__dict__), table] = m.__dict__, table, thing
+            if path in base.strays:  # its tensors are in the plan as they were
+                for where, name, tensor in base.tensors[path]:
+                    table = m.__dict__[where]
+                    identical[id(table), name] = table, name, tensor
             for table, name in ((m.__dict__[table], name) for table, name in base.absent[path]):
                 if name in table:
                     slots[id(table), name] = table, name, None
             for keys, value in attributes.get(path, ()):
-                if isinstance(value, Bytes):
-                    self._arrays.append(value)
-                    continue
-                if isinstance(value, Length):
-                    containers[id(value.container)] = value.container
+                if isinstance(value, Kept):
+                    self._contents.append(value)
                     continue
                 try:
                     table = table_of(m, keys)
                 except (LookupError, AttributeError, TypeError):  # it is gone, which `explain` says
                     self._changed = True
                     continue
+                if len(keys) > 1 and not isinstance(keys[-1], Attribute):  # writes into an object's dict are not told
+                    inner.add(id(table))
                 if isinstance(value, Same):
                     identical[id(table), keys[-1]] = table, keys[-1], value.thing
                 else:
@@ -322,8 +329,10 @@ class ModuleGuard:
                         table if isinstance(table, dict) else owner_of(m, keys[0])
                     )  # a class makes a new view each time
                     slots.setdefault((id(home), keys[-1]), (table, keys[-1], value))
+        gone = [o for o in base.outside if o.value is MISSING]
         for o in base.outside:
-            (slots if o.is_plain else identical)[o.place] = o.table, o.key, o.value
+            if o.value is not MISSING:
+                (slots if o.is_plain else identical)[o.place] = o.table, o.key, o.value
         parents = [(m, base.children[p]) for p, m in modules.items() if base.children[p] or p not in self.called]
         families = [(m._modules, children) for m, children in parents]
         hooks = [(m, h, base.hooks[p, h]) for p, m in modules.items() for h in HOOKS]
@@ -331,11 +340,10 @@ class ModuleGuard:
         self._loud = [(live, [*live.values()] if same else None) for live, same in loud]
         self._hookless = [(m, h) for m, h, was in hooks if not was and not m.__dict__[h]]
         self._handles = RemovableHandle.next_id
-        own = {id(t) for m in modules.values() for t in (m.__dict__, m._modules, m._parameters)}
+        own = {id(t) for m in modules.values() for t in (m.__dict__, m._modules, m._parameters)} | inner
         looked_in_vain = {path for path, _ in base.missing}
         sized = [m.__dict__ for m in modules.values()] + [m._modules for m, _ in parents]
         sized += [t for p, m in modules.items() if p in looked_in_vain for t in (m._parameters, m._buffers)]
-        sized += containers.values()
         # What was looked for in vain, or found in the class, must not come to stand in a module's own dicts.
         absent = [
             (t, n)
@@ -347,6 +355,7 @@ class ModuleGuard:
             (m.__dict__, k[0]) for p, m in modules.items() for k, _ in attributes.get(p, ()) if k[0] not in m.__dict__
         ]
         absent += [(modules[p].__dict__, n) for p, n in base.inherited if p in modules]
+        absent += [(o.table, o.key) for o in gone]
         # Buffers may be written at each call, by the plan itself.
         dicts = [d for d in (*sized, *(s[0] for s in (*slots.values(), *identical.values()))) if id(d) in own]
         self._watched = Watched(
@@ -362,8 +371,8 @@ class ModuleGuard:
         for hooks, expected_hooks in self._loud:
             if [*hooks.values()] != expected_hooks:
                 return False
-        for array in self._arrays:
-            if array.array.tobytes() != array.held:
+        for kept in self._contents:
+            if not kept.is_same():
                 return False
         if not all(map(keeps_its_weights, self._recurrent)):
             return False
@@ -376,7 +385,7 @@ class ModuleGuard:
 
         Looking into four tables of each module at each call takes as long as all the rest: they lie far apart in memory.
         """
-        if any(m.__dict__[h] for m, h in self._hookless) or any(_GLOBAL_HOOKS):
+        if any(m.__dict__[h] for m, h in self._hookless) or any(GLOBAL_HOOKS):
             return False
         self._handles = RemovableHandle.next_id
         return True
@@ -416,21 +425,19 @@ class ModuleGuard:
                     raise ModuleError(f"the hooks of {named(path)} ({h.strip('_')}) changed{again}")
             if isinstance(module, nn.RNNBase) and not keeps_its_weights(module):
                 raise ModuleError(f"the weights that {where} lists (_flat_weights) are not its parameters{again}")
+            for table, name, tensor in base.tensors.get(path, ()):
+                if module.__dict__[table].get(name) is not tensor:
+                    raise ModuleError(
+                        f"{name!r} of {where}, which stands in no registry of the model, is another tensor now{again}"
+                    )
             for table, name in base.absent[path]:
                 if module.__dict__[table].get(name) is not None:
                     raise ModuleError(f"{name!r} of {where} was None at capture, now it is a tensor{again}")
         for path, keys, value in self.attributes:
-            if isinstance(value, Bytes):
-                if value.array.tobytes() != value.held:
+            if isinstance(value, Kept):
+                if not value.is_same():
                     raise ModuleError(
-                        f"the numpy array {shown(keys)!r} of {named(path)} holds other numbers now{again}"
-                    )
-                continue
-            if isinstance(value, Length):
-                if len(value.container) != value.held:
-                    raise ModuleError(
-                        f"{shown(keys)!r} of {named(path)} was {value!r} when forward read it, now it is one of "
-                        f"{len(value.container)}{again}"
+                        f"{shown(keys)!r} of {named(path)} was {value!r} when forward read it, now it is {value.now()}{again}"
                     )
                 continue
             found = reach(self.modules[path], keys)
@@ -457,11 +464,11 @@ class ModuleGuard:
             if found is not outside.value and not (
                 outside.is_plain and simple(found) and tree.identical(found, outside.value)
             ):
-                now_it_is = "gone" if found is MISSING else reprlib.repr(found) if outside.is_plain else "another"
+                now_it_is = "gone" if found is MISSING else reprlib.repr(found) if lasts(found) else "another"
+                then = "missing" if outside.value is MISSING else reprlib.repr(outside.value)
                 raise ModuleError(
-                    f"the global {outside.name} was {reprlib.repr(outside.value)} when a function that forward calls read it, now "
-                    f"it is {now_it_is}{again}"
+                    f"{outside.name} was {then} when a function that forward calls read it, now it is {now_it_is}{again}"
                 )
-        if any(_GLOBAL_HOOKS):
+        if any(GLOBAL_HOOKS):
             raise ModuleError("a global module hook was added, which a captured plan does not run; remove it")
         self._arm()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from operator import getitem
-from types import FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, WrapperDescriptorType
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ _PLAIN = (
     nn.Module,
     type,
     FunctionType,
+    BuiltinFunctionType,
+    WrapperDescriptorType,
     ModuleType,
     torch.dtype,
     torch.device,
@@ -30,6 +33,15 @@ LEAVES = frozenset(
 )
 MISSING = object()
 SIMPLE = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)  # what an equal value may stand for
+
+
+BOOKKEEPING = frozenset(
+    "_parameters _buffers _modules _non_persistent_buffers_set _backward_pre_hooks _backward_hooks _forward_hooks "
+    "_forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks _forward_pre_hooks_with_kwargs "
+    "_state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks "
+    "_is_full_backward_hook _compiled_call_impl __dict__ __class__".split()
+)
+DEPTH = 4  # so many steps into what an attribute holds, a tensor is followed
 
 
 class Attribute(str):
@@ -68,7 +80,6 @@ def is_opaque(value: Any) -> bool:
     return (
         type(value) in LEAVES
         or isinstance(value, _PLAIN)
-        or callable(value)
         or (type(value).__module__.partition(".")[0] == "torch" and not isinstance(value, (dict, list, tuple)))
     )
 
@@ -92,6 +103,11 @@ def held(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from list(value.items())
     elif isinstance(value, (list, tuple, deque)):
         yield from enumerate(list(value))
+    elif isinstance(value, MethodType):
+        yield Attribute("__self__"), value.__self__
+        return
+    elif isinstance(value, partial):
+        yield from ((Attribute(name), getattr(value, name)) for name in ("func", "args", "keywords"))
     else:
         for name in slots_of(value):
             thing = getattr(value, name, MISSING)
@@ -100,6 +116,11 @@ def held(value: Any) -> Iterator[tuple[Any, Any]]:
     own = getattr(value, "__dict__", None)
     if isinstance(own, dict):
         yield from ((Attribute(name), thing) for name, thing in list(own.items()) if isinstance(name, str))
+
+
+def is_followed(keys: tuple[Any, ...]) -> bool:
+    """Whether a plan reads a tensor that stands at these keys anew at each call, and does not keep that of its capture."""
+    return len(keys) <= 1 + DEPTH and all(isinstance(key, (str, int)) for key in keys)
 
 
 def place(value: Any, step: Any) -> Any:
@@ -117,3 +138,43 @@ def follow(value: Any, steps: tuple[Any, ...]) -> Any:
         if value is MISSING:
             raise AttributeError(step)
     return value
+
+
+def strays(modules: Mapping[str, nn.Module], passed_over: frozenset[str]) -> dict[str, nn.Module]:
+    """The modules that stand in no registry, but in what attributes of these hold: `layers[0]`, by how one gets there.
+
+    The attributes `passed_over` are not looked into.
+    """
+    found: dict[str, nn.Module] = {}
+    seen, known = set[int](), {id(m) for m in modules.values()}
+    todo: list[tuple[str, Any]] = []
+
+    def look(path: str, value: Any) -> None:
+        if isinstance(value, nn.Module):
+            for name, module in value.named_modules(prefix=path):
+                if id(module) not in known:
+                    known.add(id(module))
+                    found[name] = module
+                    enter(name, module)
+        elif type(value) not in LEAVES and id(value) not in seen and not is_opaque(value):
+            seen.add(id(value))
+            todo.append((path, value))
+
+    def enter(path: str, module: nn.Module) -> None:
+        for name, value in list(module.__dict__.items()):
+            if type(value) not in LEAVES and name not in passed_over:
+                look(f"{path}.{name}".removeprefix("."), value)
+
+    for path, module in modules.items():
+        enter(path, module)
+    while todo:
+        path, value = todo.pop()
+        for step, thing in held(value):
+            if type(thing) not in LEAVES:
+                look(f"{path}{shown(step)}", thing)
+    return found
+
+
+def shown(step: Any) -> str:
+    """A step as Python writes it: `.scales` or `[0]`."""
+    return f".{step}" if isinstance(step, Attribute) else f"[{step!r}]"

@@ -19,6 +19,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from ariadne import tree
 from ariadne.errors import UnsupportedError, named
 from ariadne.expr import FUNCTIONS, Expr
+from ariadne.held import DEPTH, LEAVES, Attribute, held, is_followed, is_opaque
 from ariadne.plan import (
     Assumption,
     Batches,
@@ -62,26 +63,21 @@ class Namespace:
         return name
 
 
-def _is_plain_object(value: Any) -> bool:
-    if isinstance(value, (nn.Module, type, torch.Tensor)) or callable(value):
-        return False
-    return isinstance(getattr(value, "__dict__", None), dict) and not type(value).__module__.startswith("torch.")
-
-
 def state_tensors(snapshot: Snapshot) -> dict[int, tuple[str, tuple[Any, ...]]]:
     """Where each tensor of the model is kept, by id: its kind, and (module path, key, ...)."""
     found: dict[int, tuple[str, tuple[Any, ...]]] = {}
+    seen: dict[int, int] = {}  # objects, and the least depth at which they were looked into
 
-    def inside(value: Any, origin: tuple[Any, ...], depth: int) -> None:
+    def inside(value: Any, path: str, keys: tuple[Any, ...]) -> None:
         if isinstance(value, torch.Tensor):
-            found.setdefault(id(value), ("attribute", origin))
-        elif depth < 4 and type(value) in (dict, list, tuple):
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, v in items:
-                inside(v, (*origin, key), depth + 1)
-        elif depth < 4 and _is_plain_object(value):
-            for key, v in value.__dict__.items():
-                inside(v, (*origin, (".", key)), depth + 1)
+            origin = tuple((".", str(key)) if isinstance(key, Attribute) else key for key in keys[1:])
+            found.setdefault(id(value), ("attribute", (path, keys[0], *origin)))
+        elif type(value) not in LEAVES and seen.get(id(value), DEPTH) >= len(keys) and not is_opaque(value):
+            seen[id(value)] = len(keys)
+            for step, thing in held(value):
+                far = not is_followed((*keys, step))
+                if not far and (type(thing) not in LEAVES or isinstance(thing, torch.Tensor)):
+                    inside(thing, path, (*keys, step))
 
     for kind, table in (("parameter", "_parameters"), ("buffer", "_buffers")):
         for path, module in snapshot.modules.items():
@@ -91,7 +87,7 @@ def state_tensors(snapshot: Snapshot) -> dict[int, tuple[str, tuple[Any, ...]]]:
     for path, module in snapshot.modules.items():
         for name, value in module.__dict__.items():
             if name not in ("_parameters", "_buffers", "_modules"):
-                inside(value, (path, name), 0)
+                inside(value, path, (name,))
     return found
 
 
@@ -565,6 +561,11 @@ class Lowering:
         for path, name, _, now in self.recorded.changed:
             if path in caching or (path, name) not in self.recorded.written:
                 continue
+            if path in self.snapshot.strays:
+                raise UnsupportedError(
+                    f"forward assigns attribute {name!r} of {named(path)}, a module that stands in no registry; register it as a "
+                    "submodule, or keep what it assigns in a buffer"
+                )
             leaves, spec = tree.flatten(now)
             if not all(isinstance(leaf, (torch.Tensor, *_SYMBOLIC, *_CONSTANTS)) for leaf in leaves):
                 raise UnsupportedError(
@@ -597,7 +598,10 @@ class Lowering:
         if "layout" in looked:
             layouts = tuple(layout(t) for t in self.input_tensors)
         grad = grad_enabled if looked & {"requires_grad", "grad"} else None
-        return Assumption(grad, flags, autocast, layouts, "dtype" in looked or written, "shape" in looked)
+        given = tuple(t.requires_grad for t in self.input_tensors) if flags is not None else None
+        return Assumption(
+            grad, flags, autocast, layouts, "dtype" in looked or written, bool(self.recorded.sized), given
+        )
 
 
 _UNTAGGED = ("aten::where", "aten::nonzero_numpy", "aten::argwhere")

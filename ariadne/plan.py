@@ -245,9 +245,9 @@ class Assumption:
     """What the model's Python looked at besides tensors' shapes, so that the plan holds only where it is the same.
 
     A field is None where Python did not look. `grad`: gradients enabled; `requires_grad`: flags of the parameters, by
-    path; `autocast`: (device type, enabled, dtype) per device; `layouts`: memory formats of the inputs. `dtypes` is true
-    where Python read a dtype, or a dtype or device is written in the plan, and `shapes` where it read the shape of a
-    parameter or buffer: then `model.to(...)`, or another tensor there, calls for a new capture.
+    path, and `inputs_require_grad` those of the inputs; `autocast`: (device type, enabled, dtype) per device; `layouts`: memory
+    formats of the inputs. `dtypes` is true where Python read a dtype, or a dtype or device is written in the plan, and `shapes`
+    where it read the shape of a parameter or buffer: then `model.to(...)`, or another tensor there, calls for a new capture.
     """
 
     grad: bool | None = None
@@ -256,6 +256,7 @@ class Assumption:
     layouts: tuple[tuple[bool, ...], ...] | None = None
     dtypes: bool = False
     shapes: bool = False
+    inputs_require_grad: tuple[bool, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import copy
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from ariadne.errors import UnsupportedError
-from ariadne.held import SIMPLE
+from ariadne.held import BOOKKEEPING, SIMPLE
 from ariadne.plan import PLAIN, Region
 from ariadne.refusals import Patches, called_by_torch, refuse, refuse_transforms
 from ariadne.sizes import Size, Watch
@@ -35,12 +35,6 @@ from ariadne.surroundings import Outside, surroundings
 PATCHING = threading.RLock()
 WHOLE = "ariadne.whole"  # the target of an event by which Python took all of a tensor's data, by `tolist` or `numpy`
 AUTOCAST_DEVICES = ("cpu", "cuda")
-_BOOKKEEPING = frozenset(
-    "_parameters _buffers _modules _non_persistent_buffers_set _backward_pre_hooks _backward_hooks _forward_hooks "
-    "_forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks _forward_pre_hooks_with_kwargs "
-    "_state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks "
-    "_is_full_backward_hook _compiled_call_impl __dict__ __class__".split()
-)
 
 
 @dataclass(slots=True)
@@ -73,6 +67,8 @@ class Recording:
     backwards: list[tuple[int, int, str]] = field(default_factory=list)
     outside: list[Outside] = field(default_factory=list)
     foreign: set[str] = field(default_factory=set)  # modules that another module's code looked at
+    sized: set[tuple[str, str]] = field(default_factory=set)  # parameters and buffers whose sizes Python asked for
+    names: set[str] = field(default_factory=set)  # of a real run: those in the code that ran, and those asked for
 
 
 def bind(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -101,7 +97,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.running: tuple[OpOverload, tuple[Any, ...]] | None = None  # the op that fake tensors go through
         self.own: set[int] = set()
         self.ambient = modes()
-        self.state: set[int] = set()
+        self.state: dict[int, tuple[str, str]] = {}  # where each parameter and buffer stands
         self.autocast: list[str] = []
         self.scope = 0
 
@@ -262,7 +258,7 @@ def simple(value: Any, depth: int = 8) -> bool:
     return False
 
 
-def _patch(recorder: Recorder, paths: Mapping[int, str], patches: Patches) -> None:
+def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str], patches: Patches) -> None:
     recording, mine = recorder.recording, recorder.is_mine
     counts: dict[str, int] = {}
 
@@ -270,7 +266,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: Patches) -> No
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         path = paths.get(id(self))
-        if path is None or not mine():
+        if path is None or path in strays or not mine():
             return original_call(self, *args, **kwargs)
         counts[path] = counts.get(path, 0) + 1
         entry = [path, counts[path], len(recording.events), -1, type(self).__name__]
@@ -291,11 +287,23 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: Patches) -> No
 
     patches.set(builtins, "len", length)
 
+    def asking(original: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(thing: Any, name: Any, *default: Any) -> Any:
+            if mine() and isinstance(name, str):
+                recording.names.add(name)
+            return original(thing, name, *default)
+
+        return ask
+
+    if recorder.fake is None and recorder.watch is None:
+        for asked in ("getattr", "hasattr"):
+            patches.set(builtins, asked, asking(getattr(builtins, asked)))
+
     original_read = nn.Module.__getattribute__
 
     def read(self: nn.Module, name: str) -> Any:
         value = original_read(self, name)
-        if name not in _BOOKKEEPING and id(self) in paths and mine():
+        if name not in BOOKKEEPING and id(self) in paths and mine():
             key = (paths[id(self)], name)
             if recorder.stack and recorder.stack[-1][0] != key[0]:
                 recording.foreign.add(key[0])
@@ -366,9 +374,19 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: Patches) -> No
 
     def shape(self: torch.Tensor) -> torch.Size:
         if id(self) in state and mine() and not called_by_torch():
-            recording.looked.add("shape")
+            recording.sized.add(state[id(self)])
         found: torch.Size = read_shape(self)
         return found
+
+    def sized(name: str) -> Callable[..., Any]:
+        base = getattr(torch.Tensor, name)
+
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if id(self) in state and mine() and not called_by_torch():
+                recording.sized.add(state[id(self)])
+            return base(self, *args, **kwargs)
+
+        return method
 
     def taken_out(name: str) -> Callable[..., Any]:
         base = getattr(torch.Tensor, name)
@@ -428,6 +446,8 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], patches: Patches) -> No
 
     patches.set(nn.Module, "__call__", call)
     patches.set(torch.Tensor, "shape", property(shape))
+    for name in ("size", "numel", "nelement", "dim", "__len__"):
+        patches.set(torch.Tensor, name, sized(name))
     for name in ("tolist", "numpy", "__array__"):
         patches.set(torch.Tensor, name, taken_out(name))
     if recorder.watch is not None:
@@ -487,25 +507,35 @@ def recording(
     The model is not restored: that is for the `snapshot`, which holds the data of all that was written.
     """
     paths: dict[int, str] = {}
-    for path, module in snapshot.modules.items():
+    for path, module in (*snapshot.modules.items(), *snapshot.strays.items()):
         paths.setdefault(id(module), path)
     found = Recording()
     recorder = Recorder(found, fake, snapshot, watch)
-    recorder.state = {id(t) for t in (*model.parameters(), *model.buffers())}
+    recorder.state = {
+        id(t): (path, name)
+        for path, module in snapshot.modules.items()
+        for table in (module._parameters, module._buffers)
+        for name, t in table.items()
+        if t is not None
+    }
     patches = Patches()
     with PATCHING, ExitStack() as stack:
         try:
-            _patch(recorder, paths, patches)
+            _patch(recorder, paths, snapshot.strays, patches)
             refuse(model, recorder.is_mine, recorder.where, recorder.backward, patches)
             if fake is not None:
                 stack.enter_context(fake)
             stack.enter_context(enable_python_dispatcher())
             stack.enter_context(recorder)
-            read = stack.enter_context(surroundings(recorder.is_mine)) if fake is None and watch is None else None
+            read = None
+            if fake is None and watch is None:
+                read = stack.enter_context(surroundings(recorder.is_mine, snapshot.holds))
             yield found, recorder
         finally:
             patches.restore()
-    found.outside = read.lasting() if read else []
+    if read:
+        found.outside = read.lasting()
+        found.names |= read.names
     found.stores = list(snapshot.replaced_buffers())
     found.changed = list(snapshot.changes())
     for at, before, now in snapshot.changed_containers():

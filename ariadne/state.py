@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ariadne.held import LEAVES, MISSING, Slots, held, is_array, is_opaque, slots_of
+from ariadne.held import BOOKKEEPING, LEAVES, MISSING, Slots, held, is_array, is_opaque, slots_of, strays
 from ariadne.plan import TracePlan
 from ariadne.prune import Groups
 
@@ -36,6 +36,7 @@ class Snapshot:
     def __init__(self, model: nn.Module) -> None:
         self.rng = _rng()
         self.modules = dict(model.named_modules())
+        self.strays = strays(self.modules, BOOKKEEPING)
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._lists: list[tuple[Any, list[Any]]] = []  # and deques
         self._arrays: list[tuple[Any, Any]] = []
@@ -46,8 +47,8 @@ class Snapshot:
         self._owners: dict[int, list[torch.Tensor]] = {}
         self._generators: list[tuple[Callable[[Any], Any], Any]] = []
         self._own_rng: list[tuple[Callable[[Any], Any], Any]] = []
-        seen: set[int] = set()
-        for module in self.modules.values():
+        seen = self._seen = {id(m) for m in (*self.modules.values(), *self.strays.values())}
+        for module in (*self.modules.values(), *self.strays.values()):
             self._note(module.__dict__, seen)
         tables = [d for d, _ in self._dicts] + [dict(enumerate(v)) for v, _ in self._lists]
         for t in {id(v): v for table in tables for v in table.values() if isinstance(v, torch.Tensor)}.values():
@@ -95,6 +96,10 @@ class Snapshot:
         for _, child in held(value):
             if type(child) not in LEAVES:
                 self._note(child, seen)
+
+    def holds(self, thing: Any) -> bool:
+        """Whether a thing is a module, or one of the objects and containers that modules held at that moment."""
+        return id(thing) in self._seen
 
     def save(self, tensor: torch.Tensor) -> None:
         """Keep a copy of a tensor's data, the first time it is about to be written."""
@@ -185,7 +190,7 @@ class Snapshot:
         """The plain attributes of modules that differ now: (module path, name, before, now)."""
         before = {id(d): old for d, old in self._dicts}
         missing = object()
-        for path, module in self.modules.items():
+        for path, module in (*self.modules.items(), *self.strays.items()):
             old = before[id(module.__dict__)]
             for name in {**old, **module.__dict__}:
                 was, now = old.get(name, missing), module.__dict__.get(name, missing)

@@ -1,32 +1,49 @@
-"""Surroundings: what forward's own functions read outside of the model, in the globals of their modules.
+"""Surroundings: what forward's own functions read outside of the model's attributes, and the names by which they read.
 
 A plan holds the numbers that such reads gave, so a guard has to know of them. They are found in the code of each function that
-ran: a global that is a plain value, and one that attributes and constant keys lead to from a global module, class, object or
-container. Not seen: a value that is reached through a closure, an import inside of a function, a variable, `getattr` or `.get`; a
-global array, enum member or function that is another now; a container that is iterated.
+ran, as chains of attributes and constant keys (`getattr` and `hasattr` with a constant name, too) that start at a global, or at
+the function's first argument where that belongs to the model. Not seen: a value that is reached through a closure, an import
+inside of a function, a variable that is assigned twice, or `.get`; a global array, enum member or function that is another now; a
+container that is iterated.
 """
 
 from __future__ import annotations
 
 import dis
 import inspect
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import sysconfig
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import CodeType, FrameType, MemberDescriptorType, ModuleType
 from typing import Any
 
+import torch
+from torch import nn
+
 from ariadne.held import MISSING, Slots, lasts
+
+ANY = "*"  # among names: attributes may have been read by others, too
 
 _SUBSCRIPT = "BINARY_SUBSCR" if "BINARY_SUBSCR" in dis.opmap else "BINARY_OP"  # from Python 3.14 on
 _CONSTANT = ("LOAD_CONST", "LOAD_SMALL_INT")
-_OTHERS = sys.stdlib_module_names | {"torch", "ariadne", "sympy", "numpy", "builtins"}
+_SILENT = ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL")
+_ASKING = ("getattr", "hasattr")
+_WHOLESALE = {"__dict__", "vars", "asdict", "astuple", "attrgetter"}
+_PACKAGES = {"torch", "ariadne", "sympy", "numpy", "builtins"}
+_PYTHON = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib"))
+_INSTALLED = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("purelib", "platlib"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outside:
-    """Something in the surroundings: `table[key]`, called `name`, was `value`, a plain value or what one was taken out of."""
+    """Something in the surroundings: `table[key]`, called `name`, was `value`, a plain value or what one was taken out of.
+
+    `MISSING` stands for an attribute that was looked for in vain.
+    """
 
     table: Any
     key: Any
@@ -52,22 +69,60 @@ class Outside:
             return MISSING
 
 
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A read in a function's code: from a global of this name, or from the first argument, by these links.
+
+    A link is (kind, key): an attribute by its name, an item by its key, or an attribute that is asked for by `getattr`.
+    """
+
+    start: str | None
+    links: tuple[tuple[str, Any], ...] = ()
+
+
 @dataclass
 class Surroundings:
-    """What the functions that ran have read, as it was when each ran first."""
+    """What the functions that ran have read, as it was when each ran first.
 
-    seen: dict[tuple[int, int], tuple[CodeType, Any]] = field(default_factory=dict)  # two modules may hold equal code
+    `belongs` tells the objects that the model holds. `names`: all names in the code of these functions; an attribute of an object
+    that goes by none of them, nor by one that `getattr` was asked for, was not read, unless `ANY` is among them.
+    """
+
+    belongs: Callable[[Any], bool]
+    chains: dict[int, tuple[CodeType, list[Chain]]] = field(default_factory=dict)
+    quiet: set[int] = field(default_factory=set)  # codes without any
+    seen: set[tuple[int, int, int]] = field(default_factory=set)  # two modules may hold equal code
+    kept: list[Any] = field(default_factory=list)  # so that no id is given out again
     found: dict[tuple[int, bool, Any], Outside] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    others: dict[int, bool] = field(default_factory=dict)
 
     def note(self, frame: FrameType) -> None:
-        """Look at the code of a call, if it is not torch's or Python's own."""
-        code, at = frame.f_code, (id(frame.f_code), id(frame.f_globals))
-        if at in self.seen:
+        """Look at the code of a call; of torch's or Python's own, only at the names in it."""
+        code, table = frame.f_code, frame.f_globals
+        if id(table) not in self.others:
+            self.others[id(table)] = _is_known(table)
+            self.kept.append(table)
+        if id(code) not in self.chains:
+            self.names.update(code.co_names, _keywords(code.co_consts))
+            others = self.others[id(table)]
+            steps = [] if others else [s for s in dis.get_instructions(code) if s.opname not in _SILENT]
+            self.chains[id(code)] = code, list(_chains(code, steps))
+            if not others and not _WHOLESALE.isdisjoint(code.co_names):
+                self.names.add(ANY)
+        chains = self.chains[id(code)][1]
+        if not chains:  # as in all of torch's code, which is most of what runs
+            self.quiet.add(id(code))
             return
-        self.seen[at] = code, frame.f_globals
-        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _OTHERS:
-            for outside in _read_by(code, frame.f_globals):
-                self.found.setdefault(outside.place, outside)
+        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if first is not None and not self.belongs(first):
+            first = None
+        at = id(code), id(table), id(first)
+        if at not in self.seen:
+            self.seen.add(at)
+            for chain in chains:
+                for outside in _read(chain, table, first):
+                    self.found.setdefault(outside.place, outside)
 
     def lasting(self) -> list[Outside]:
         """What was read and is still as it was: what forward itself changes tells nothing about the next call."""
@@ -75,15 +130,16 @@ class Surroundings:
 
 
 @contextmanager
-def surroundings(mine: Callable[[], bool]) -> Iterator[Surroundings]:
+def surroundings(mine: Callable[[], bool], belongs: Callable[[Any], bool]) -> Iterator[Surroundings]:
     """Look at every Python function that starts in the block, in this thread, while what runs is `mine`.
 
     A profiler that is at work meanwhile sees nothing of the block.
     """
-    found, before = Surroundings(), sys.getprofile()
+    found, before = Surroundings(belongs), sys.getprofile()
+    quiet = found.quiet
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and mine():
+        if event == "call" and id(frame.f_code) not in quiet and mine():
             found.note(frame)
 
     sys.setprofile(profile)
@@ -93,56 +149,138 @@ def surroundings(mine: Callable[[], bool]) -> Iterator[Surroundings]:
         sys.setprofile(before)
 
 
-def _read_by(code: CodeType, table: Mapping[str, Any]) -> Iterator[Outside]:
-    """The plain values that code takes out of a table of globals."""
-    if not any(name in table for name in code.co_names):
-        return
-    home, steps = str(table.get("__name__")), list(dis.get_instructions(code))
+def _is_known(table: dict[str, Any]) -> bool:
+    """Whether a module's globals are those of torch or of Python itself, by name and, where names are common, by place."""
+    top = str(table.get("__name__")).partition(".")[0]
+    if top in _PACKAGES:
+        return True
+    file = str(table.get("__file__") or "")
+    return top in sys.stdlib_module_names and (
+        not file or (file.startswith(_PYTHON) and not file.startswith(_INSTALLED))
+    )
+
+
+def _keywords(constants: Any) -> Iterator[str]:
+    """The texts in tuples among constants: attributes by which `match` takes an object apart stand there."""
+    for constant in constants:
+        if isinstance(constant, tuple):
+            yield from (text for text in constant if isinstance(text, str))
+
+
+def _chains(code: CodeType, steps: list[dis.Instruction]) -> Iterator[Chain]:
+    """The reads in a function's code, each from where it starts to where something else happens to the value."""
     counted = {s.argval for s in steps if s.opname == "STORE_GLOBAL"}  # its own, such as a counter or "was told once"
+    stored: Counter[str] = Counter()
+    for step in steps:
+        if step.opname.startswith(("STORE_FAST", "STORE_DEREF", "DELETE_FAST")):
+            stored.update(step.argval if isinstance(step.argval, tuple) else (step.argval,))
+    first = code.co_varnames[0] if code.co_argcount else None
+    variables = {first: Chain(None)} if first and not stored[first] else {}
     for i, step in enumerate(steps):
-        if step.opname != "LOAD_GLOBAL" or step.argval not in table or step.argval in counted:
+        if step.opname == "LOAD_GLOBAL" and step.argval not in counted:
+            start = Chain(step.argval)
+        elif step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")):
+            name = step.argval[-1] if isinstance(step.argval, tuple) else step.argval  # some load two
+            if name not in variables:
+                continue
+            start = variables[name]
+        else:
             continue
-        name, value = step.argval, table[step.argval]
+        before = steps[i - 1] if i else None
+        asks = before is not None and before.opname == "LOAD_GLOBAL" and before.argval in _ASKING
+        links, at = _links(steps, i + 1, asks)
+        chain = Chain(start.start, start.links + links)
+        if at < len(steps) and steps[at].opname == "STORE_FAST" and stored[steps[at].argval] == 1:
+            variables[steps[at].argval] = chain
+        if chain.start is not None or chain.links:
+            yield chain
+
+
+def _links(steps: list[dis.Instruction], at: int, asks: bool) -> tuple[tuple[tuple[str, Any], ...], int]:
+    """The links that start at a step, and where they end."""
+    found: list[tuple[str, Any]] = []
+    while at < len(steps):
+        step = steps[at]
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            found.append(("attribute", step.argval))
+        elif step.opname in _CONSTANT and asks and isinstance(step.argval, str):
+            return (*found, ("asked", step.argval)), at + 1
+        elif step.opname in _CONSTANT and at + 1 < len(steps) and steps[at + 1].opname == _SUBSCRIPT:
+            found.append(("item", step.argval))
+            at += 1
+        else:
+            break
+        at += 1
+    return tuple(found), at
+
+
+def _read(chain: Chain, table: dict[str, Any], first: Any) -> Iterator[Outside]:
+    """What a chain passes on its way to a plain value, as far as no other guard looks at it."""
+    if chain.start is not None:
+        if chain.start not in table:
+            return
+        value, links = table[chain.start], chain.links
+        name = f"the global {table.get('__name__')}.{chain.start}"
+        way = [Outside(table, chain.start, value, name)]
+    elif first is not None:
+        value, links, name, way = first, chain.links, type(first).__name__, []
+    else:
+        return
+    for kind, key in links:
         if lasts(value):
-            yield Outside(table, name, value, f"{home}.{name}")
-            continue
-        after = (steps[k] for k in range(i + 1, len(steps)))
-        rest = (s for s in after if s.opname not in ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL"))
-        way = [Outside(table, name, value, f"{home}.{name}")]
-        while not way[-1].is_plain and (further := _next(way[-1], rest)) is not None:
-            way.append(further)
-        if way[-1].is_plain:
-            yield from way
+            break
+        link = _link(value, kind, key, name)
+        if link is None:
+            break
+        # What an object of the model has itself, or a module from its class, is held already as the attribute that was read.
+        if chain.start is not None or not (_has_itself(value, key) or isinstance(value, nn.Module)):
+            way.append(link)
+        value, name = link.value, link.name
+        if kind == "asked":
+            break
+    if lasts(value) or value is MISSING:
+        yield from way
 
 
-def _next(way: Outside, steps: Iterator[dis.Instruction]) -> Outside | None:
-    """What the next steps take out of a thing: an attribute, or what stands at a constant key."""
-    value, first = way.value, next(steps, None)
-    if first is None:
+def _link(value: Any, kind: str, key: Any, name: str) -> Outside | None:
+    """What one link of a chain leads to; None where that can't be told without running the model's code."""
+    if kind == "item":
+        # To ask a defaultdict would put something there.
+        if not isinstance(value, (dict, list, tuple)) or (isinstance(value, dict) and key not in value):
+            return None
+        found = Outside(value, key, MISSING, "").now()
+        return None if found is MISSING else Outside(value, key, found, f"{name}[{key!r}]")
+    if _is_torchs(value):
         return None
-    key = first.argval
-    if first.opname in ("LOAD_ATTR", "LOAD_METHOD") and not _is_torchs(value):
-        there = inspect.getattr_static(value, key, MISSING)
-        if there is MISSING and isinstance(value, dict) and key in value and getattr(value, key, MISSING) is value[key]:
-            return Outside(value, key, value[key], f"{way.name}.{key}")  # a dict whose keys can be read as attributes
-        if isinstance(there, MemberDescriptorType):
-            there = getattr(value, key, MISSING)
-        if there is not MISSING and not hasattr(type(there), "__get__"):
-            return Outside(
-                vars(value) if isinstance(value, ModuleType) else Slots(value), key, there, f"{way.name}.{key}"
-            )
-    elif first.opname in _CONSTANT and isinstance(value, (dict, list, tuple)):
-        second = next(steps, None)
-        found = Outside(value, key, MISSING, f"{way.name}[{key!r}]")
-        absent = isinstance(value, dict) and key not in value  # to ask a defaultdict would put something there
-        if second is not None and second.opname == _SUBSCRIPT and not absent and found.now() is not MISSING:
-            return replace(found, value=found.now())
-    return None
+    there = inspect.getattr_static(value, key, MISSING)
+    if there is MISSING and isinstance(value, dict) and key in value and getattr(value, key, MISSING) is value[key]:
+        return Outside(value, key, value[key], f"{name}.{key}")  # a dict whose keys can be read as attributes
+    if isinstance(there, MemberDescriptorType):
+        there = getattr(value, key, MISSING)
+    table = vars(value) if isinstance(value, ModuleType) else Slots(value)
+    if there is MISSING:
+        finds_more = hasattr(value, "__getattr__")
+        return (
+            Outside(vars(value), key, MISSING, f"{name}.{key}")
+            if kind == "asked" and not finds_more and hasattr(value, "__dict__")
+            else None
+        )
+    return None if hasattr(type(there), "__get__") else Outside(table, key, there, f"{name}.{key}")
+
+
+def _has_itself(value: Any, key: Any) -> bool:
+    """Whether an object has an attribute, or a container an item, of its own and not from its class."""
+    if isinstance(value, (dict, list, tuple)) or key in getattr(value, "__dict__", ()):
+        return True
+    return isinstance(inspect.getattr_static(value, key, None), MemberDescriptorType)
 
 
 def _is_torchs(value: Any) -> bool:
     """Whether a global is a module or class of torch, or of Python itself."""
+    if isinstance(value, torch.Tensor):
+        return True
     if not isinstance(value, (ModuleType, type)):
         return False
     home = value.__name__ if isinstance(value, ModuleType) else value.__module__
-    return str(home).partition(".")[0] in _OTHERS
+    top = str(home).partition(".")[0]
+    return top in _PACKAGES or top in sys.stdlib_module_names

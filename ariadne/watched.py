@@ -17,6 +17,7 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.held import lasts
+from ariadne.kept import Contents
 
 dict_version = getattr(torch._C._dynamo.guards, "dict_version", None)
 
@@ -43,6 +44,8 @@ class Comparison:
         # by ==, which costs half as much. A training flag is only ever asked whether it is true.
         loose = [s for s in plain if s[1] == "training" or isinstance(s[2], str | None)]
         strict = [s for s in plain if not (s[1] == "training" or isinstance(s[2], str | None))]
+        self.boxes = [(*s, _box(s)) for s in strict if not lasts(s[2])]  # containers, of which copies are kept
+        strict = [s for s in strict if lasts(s[2])]
         self.tables, self.names, self.values = ([s[i] for s in strict] for i in range(3))
         self.loose_tables, self.loose_names, self.loose_values = ([s[i] for s in loose] for i in range(3))
         self.identical = list(identical)
@@ -58,6 +61,10 @@ class Comparison:
                 return False
             if any(map(is_not, map(getitem, self.tables, self.names), self.values)) and not self._same_numbers():
                 return False
+            for table, name, value, kept in self.boxes:
+                found = table[name]
+                if not (kept is not None and kept.holds(found)) and not tree.identical(found, value):
+                    return False
             for table, name, thing in self.identical:
                 if table[name] is not thing:
                     return False
@@ -72,6 +79,16 @@ class Comparison:
     def _same_numbers(self) -> bool:
         found = map(getitem, self.tables, self.names)
         return all(a is b or tree.identical(a, b) for a, b in zip(found, self.values, strict=True))
+
+
+def _box(slot: Slot) -> Contents | None:
+    """What stands in a slot now, if it is the same as was kept of it and can be compared quickly."""
+    table, name, value = slot
+    try:
+        found = table[name]
+    except LookupError:
+        return None
+    return Contents(found) if Contents.takes(found) and tree.identical(found, value) else None
 
 
 class Watched:

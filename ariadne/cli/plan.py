@@ -73,7 +73,8 @@ def _attributes(baseline: Baseline) -> list[str]:
 
 
 def _globals(baseline: Baseline) -> list[str]:
-    return list(dict.fromkeys(outside.name for outside in baseline.outside))
+    """What forward's functions read elsewhere: globals, and what objects of the model have from their classes."""
+    return list(dict.fromkeys(outside.name.removeprefix("the global ") for outside in baseline.outside))
 
 
 def _few(names: list[str]) -> str:
@@ -113,7 +114,7 @@ def _guards(plan: TracePlan, baseline: Baseline) -> Iterator[str]:
         )
     )
     if baseline.outside:
-        yield f"globals that forward's functions read are as they were: {_few(_globals(baseline))}"
+        yield f"globals and attributes of classes that forward's functions read are as they were: {_few(_globals(baseline))}"
     if baseline.ties:
         yield f"{len(baseline.ties)} parameters or buffers that stand in several places are still one tensor in all of them"
     assumed = plan.assumption

@@ -1,0 +1,118 @@
+"""Kept: what a guard holds of things that can change by themselves."""
+
+from __future__ import annotations
+
+import reprlib
+import zlib
+from collections import OrderedDict, deque
+from operator import is_
+from typing import Any
+
+from ariadne import tree
+from ariadne.held import lasts
+
+
+class Same:
+    """Stands for one object, where a guard compares by identity."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __repr__(self) -> str:
+        return repr(self.thing)
+
+    def holds(self, found: Any) -> bool:
+        """Whether what was found is this object."""
+        return found is self.thing
+
+
+class Kept:
+    """Something that can change by itself, with what it held at one moment."""
+
+    __slots__ = ("held", "thing")
+
+    def __init__(self, thing: Any) -> None:
+        self.thing, self.held = thing, self.look(thing)
+
+    def __repr__(self) -> str:
+        return self.words(self.held)
+
+    def look(self, thing: Any) -> Any:
+        """What counts of it."""
+        raise NotImplementedError
+
+    def words(self, held: Any) -> str:
+        """That in words."""
+        raise NotImplementedError
+
+    def is_same(self) -> bool:
+        """Whether it holds the same still."""
+        return bool(self.look(self.thing) == self.held)
+
+    def now(self) -> str:
+        """What it holds now, in words."""
+        return self.words(self.look(self.thing))
+
+    def holds(self, found: Any) -> bool:
+        """Whether what was found is this thing, unchanged."""
+        return found is self.thing and self.is_same()
+
+
+class Bytes(Kept):
+    """A numpy array's bytes."""
+
+    __slots__ = ()
+
+    def look(self, thing: Any) -> bytes:
+        """All bytes in it."""
+        return bytes(thing.tobytes())
+
+    def words(self, held: bytes) -> str:
+        """Enough to tell two."""
+        return f"an array of {len(held)} bytes, checksum {zlib.crc32(held):08x}"
+
+
+class Length(Kept):
+    """How many things a container holds."""
+
+    __slots__ = ()
+
+    def look(self, thing: Any) -> int:
+        """Its length."""
+        return len(thing)
+
+    def words(self, held: int) -> str:
+        """Its type and length."""
+        return f"a {type(self.thing).__name__} of {held}"
+
+
+class Contents(Kept):
+    """The plain values in a large container; a dict's keys count too, and their order."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def takes(thing: Any) -> bool:
+        """Whether a container holds nothing but what `lasts`."""
+        if type(thing) in (dict, OrderedDict):
+            return all(map(lasts, thing)) and all(map(lasts, thing.values()))
+        return type(thing) in (list, deque, set) and all(map(lasts, thing))
+
+    def look(self, thing: Any) -> Any:
+        """A copy one level deep; of a dict, its keys and then its values."""
+        if isinstance(thing, dict):
+            return [*thing, *thing.values()]
+        return set(thing) if isinstance(thing, set) else list(thing)
+
+    def words(self, held: Any) -> str:
+        """The first few of them."""
+        return f"a {type(self.thing).__name__} of {reprlib.repr(held)}"
+
+    def is_same(self) -> bool:
+        """Whether it holds the same still: by identity, which is fast, or else by value and type."""
+        now = self.look(self.thing)
+        if isinstance(now, set):
+            return bool(now == self.held)
+        return len(now) == len(self.held) and (all(map(is_, now, self.held)) or tree.identical(now, self.held))
