@@ -1,4 +1,4 @@
-"""The matrix: which cases there are for a model, decided by its tags and by nothing else."""
+"""The matrix: which cases there are for a model, decided by its tags, and by a module that a user would cut after."""
 
 from __future__ import annotations
 
@@ -13,6 +13,19 @@ EDGES = ("first", "last", "narrowest", "widest")
 SMALL = ("nn", "toys")  # so small that every cut is trained, too
 COMPILED = frozenset({"views", "inplace"})  # what inductor rewrites
 REPLAYED, TRAINED, STEPS = (1, 2, 3, 5), (2, 3), 3
+NAMED = {
+    "nn/lstm_classifier": "lstm",
+    "nn/transformer_encoder": "layers.0",
+    "timm/swin_tiny_patch4_window7_224": "layers.1",
+    "timm/test_vit": "blocks.2",
+    "torchvision/densenet121": "features.transition2",
+    "torchvision/mobilenet_v3_large": "features.8",
+    "torchvision/resnet18": "layer3",
+    "torchvision/vgg11": "features",
+    "transformers/bert_tiny": "embeddings",
+    "transformers/t5_tiny": "encoder",
+    "ultralytics/yolov8n": "model.9",
+}
 
 
 def cases(model: str) -> tuple[Case, ...]:
@@ -42,6 +55,9 @@ def cases(model: str) -> tuple[Case, ...]:
     for mode in telling:
         add("autocast", cut="q50", mode=mode)
         add("guards", mode=mode)
+    if model in NAMED:
+        add("forward", cut=f"mod:{NAMED[model]}", bs=3, mode="eval", backend="generated")
+        add("train", cut=f"mod:{NAMED[model]}", bs=2, mode="train", backend="generated", steps=STEPS)
     add("payload", cut="q50", bs=3)
     add("rows", bs=3)
     if entry.family != "toys" or zlib.crc32(model.encode()) % 4 == 0:  # it starts a process of its own

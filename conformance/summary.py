@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -137,7 +138,8 @@ def _others(ran: list[Result], entries: list[expectations.Expectation], found: R
 
 def _cut(reason: str) -> str:
     words = " ".join(reason.split())
-    return words if len(words) <= LONGEST else words[: LONGEST - 1].rstrip() + "…"
+    words = words if len(words) <= LONGEST else words[: LONGEST - 1].rstrip() + "…"
+    return re.sub(r"([\[\]<>])", r"\\\1", words)  # else `['a']['b']` is a link
 
 
 def _row(cells: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -201,6 +202,9 @@ def test_the_tiers_of_this_repository_can_be_meant() -> None:
     for name, tier in found.items():
         for number, selection in enumerate(tier.selections, start=1):
             assert any(map(selection.means, known)), f"table {number} of {name} selects nothing"
+            for model in selection.models:
+                only = dataclasses.replace(selection, models=(model,))
+                assert any(map(only.means, known)), f"table {number} of {name} selects nothing of {model}"
 
 
 def test_heavy_models_come_first_and_the_rest_stays_in_order() -> None:

@@ -30,7 +30,10 @@ class Selection:
             (not self.checks or case.check in self.checks)
             and (not self.models or any(_prefix(pattern, case.model) for pattern in self.models))
             and not any(_prefix(pattern, case.model) for pattern in self.excepted)
-            and all(case.get(key) is None or case[key] in values for key, values in self.parameters.items())
+            and all(
+                case.get(key) is None or any(_prefix(value, case[key]) for value in values)
+                for key, values in self.parameters.items()
+            )
         )
 
 
