@@ -12,10 +12,11 @@ from __future__ import annotations
 import dis
 import inspect
 import os
+import re
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FrameType, MemberDescriptorType, ModuleType
@@ -28,14 +29,14 @@ from ariadne.held import MISSING, Slots, lasts
 
 ANY = "*"  # among names: attributes may have been read by others, too
 
-_SUBSCRIPT = "BINARY_SUBSCR" if "BINARY_SUBSCR" in dis.opmap else "BINARY_OP"  # from Python 3.14 on
-_CONSTANT = ("LOAD_CONST", "LOAD_SMALL_INT")
 _SILENT = ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL")
-_ASKING = ("getattr", "hasattr")
 _WHOLESALE = {"__dict__", "vars", "asdict", "astuple", "attrgetter"}
 _PACKAGES = {"torch", "ariadne", "sympy", "numpy", "builtins"}
 _PYTHON = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib"))
 _INSTALLED = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("purelib", "platlib"))
+
+
+Step = tuple[str, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,12 +107,12 @@ class Surroundings:
         if id(code) not in self.chains:
             self.names.update(code.co_names, _keywords(code.co_consts))
             others = self.others[id(table)]
-            steps = [] if others else [s for s in dis.get_instructions(code) if s.opname not in _SILENT]
-            self.chains[id(code)] = code, list(_chains(code, steps))
+            steps = [] if others else list(plain_steps(dis.get_instructions(code)))
+            self.chains[id(code)] = code, list(chains(code.co_varnames[0] if code.co_argcount else None, steps))
             if not others and not _WHOLESALE.isdisjoint(code.co_names):
                 self.names.add(ANY)
-        chains = self.chains[id(code)][1]
-        if not chains:  # as in all of torch's code, which is most of what runs
+        reads = self.chains[id(code)][1]
+        if not reads:  # as in all of torch's code, which is most of what runs
             self.quiet.add(id(code))
             return
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
@@ -120,7 +121,7 @@ class Surroundings:
         at = id(code), id(table), id(first)
         if at not in self.seen:
             self.seen.add(at)
-            for chain in chains:
+            for chain in reads:
                 for outside in _read(chain, table, first):
                     self.found.setdefault(outside.place, outside)
 
@@ -167,46 +168,55 @@ def _keywords(constants: Any) -> Iterator[str]:
             yield from (text for text in constant if isinstance(text, str))
 
 
-def _chains(code: CodeType, steps: list[dis.Instruction]) -> Iterator[Chain]:
-    """The reads in a function's code, each from where it starts to where something else happens to the value."""
-    counted = {s.argval for s in steps if s.opname == "STORE_GLOBAL"}  # its own, such as a counter or "was told once"
-    stored: Counter[str] = Counter()
+def plain_steps(steps: Iterable[dis.Instruction]) -> Iterator[Step]:
+    """The steps as (kind, argument), the same for every Python: later ones load or store two variables in one step."""
     for step in steps:
-        if step.opname.startswith(("STORE_FAST", "STORE_DEREF", "DELETE_FAST")):
-            stored.update(step.argval if isinstance(step.argval, tuple) else (step.argval,))
-    first = code.co_varnames[0] if code.co_argcount else None
+        kinds = re.findall(r"(LOAD|STORE|DELETE)_(?:FAST|DEREF)", step.opname)
+        if kinds:
+            arguments = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+            yield from zip((f"{kind} VARIABLE" for kind in kinds), arguments, strict=False)
+        elif step.opname == "BINARY_SUBSCR" or (step.opname == "BINARY_OP" and step.argrepr == "[]"):
+            yield "SUBSCRIPT", None
+        elif step.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            yield "CONSTANT", step.argval
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            yield "ATTRIBUTE", step.argval
+        elif step.opname not in _SILENT:
+            yield step.opname, step.argval
+
+
+def chains(first: str | None, steps: Sequence[Step]) -> Iterator[Chain]:
+    """The reads in a function's code, each from where it starts to where something else happens to the value."""
+    counted = {name for kind, name in steps if kind == "STORE_GLOBAL"}  # its own, such as a counter or "was told once"
+    stored = Counter(name for kind, name in steps if kind in ("STORE VARIABLE", "DELETE VARIABLE"))
     variables = {first: Chain(None)} if first and not stored[first] else {}
-    for i, step in enumerate(steps):
-        if step.opname == "LOAD_GLOBAL" and step.argval not in counted:
-            start = Chain(step.argval)
-        elif step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")):
-            name = step.argval[-1] if isinstance(step.argval, tuple) else step.argval  # some load two
-            if name not in variables:
-                continue
+    for i, (kind, name) in enumerate(steps):
+        if kind == "LOAD_GLOBAL" and name not in counted:
+            start = Chain(name)
+        elif kind == "LOAD VARIABLE" and name in variables:
             start = variables[name]
         else:
             continue
-        before = steps[i - 1] if i else None
-        asks = before is not None and before.opname == "LOAD_GLOBAL" and before.argval in _ASKING
+        asks = i > 0 and steps[i - 1] in (("LOAD_GLOBAL", "getattr"), ("LOAD_GLOBAL", "hasattr"))
         links, at = _links(steps, i + 1, asks)
         chain = Chain(start.start, start.links + links)
-        if at < len(steps) and steps[at].opname == "STORE_FAST" and stored[steps[at].argval] == 1:
-            variables[steps[at].argval] = chain
+        if at < len(steps) and steps[at][0] == "STORE VARIABLE" and stored[steps[at][1]] == 1:
+            variables[steps[at][1]] = chain
         if chain.start is not None or chain.links:
             yield chain
 
 
-def _links(steps: list[dis.Instruction], at: int, asks: bool) -> tuple[tuple[tuple[str, Any], ...], int]:
+def _links(steps: Sequence[Step], at: int, asks: bool) -> tuple[tuple[tuple[str, Any], ...], int]:
     """The links that start at a step, and where they end."""
     found: list[tuple[str, Any]] = []
     while at < len(steps):
-        step = steps[at]
-        if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            found.append(("attribute", step.argval))
-        elif step.opname in _CONSTANT and asks and isinstance(step.argval, str):
-            return (*found, ("asked", step.argval)), at + 1
-        elif step.opname in _CONSTANT and at + 1 < len(steps) and steps[at + 1].opname == _SUBSCRIPT:
-            found.append(("item", step.argval))
+        kind, key = steps[at]
+        if kind == "ATTRIBUTE":
+            found.append(("attribute", key))
+        elif kind == "CONSTANT" and asks and isinstance(key, str):
+            return (*found, ("asked", key)), at + 1
+        elif kind == "CONSTANT" and steps[at + 1 : at + 2] == [("SUBSCRIPT", None)]:
+            found.append(("item", key))
             at += 1
         else:
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dis
 import sys
 import types
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch import nn
 
 from ariadne import SplitRuntime, prepare_split
 from ariadne.errors import ModuleError
+from ariadne.surroundings import Chain, chains, plain_steps
 from conformance.trap_kit import numbers
 
 SCALE, NAME, FACTORS, TABLE, CALLS = 2.0, "relu", (1.0, 3.0), {"scale": 2.0, "other": 1}, 0
@@ -200,3 +202,88 @@ def test_a_profiler_that_was_there_is_there_afterwards() -> None:
     finally:
         sys.setprofile(before)
     assert seen
+
+
+def reads(self: Any, x: Any) -> Any:
+    config = self.config
+    return x * config.table["scale"] * getattr(config, "gain", 1)
+
+
+EXPECTED = [
+    Chain(None, (("attribute", "config"),)),
+    Chain(None, (("attribute", "config"), ("attribute", "table"), ("item", "scale"))),
+    Chain("getattr"),
+    Chain(None, (("attribute", "config"), ("asked", "gain"))),
+]
+# The steps of the same function in Pythons that are not at hand, as dis shows them: (name, argument, what it is shown as).
+STEPS: dict[str, list[tuple[str, Any, str]]] = {
+    "3.13": [
+        ("RESUME", 0, ""),
+        ("LOAD_FAST", "self", "self"),
+        ("LOAD_ATTR", "config", "config"),
+        ("STORE_FAST", "config", "config"),
+        ("LOAD_FAST_LOAD_FAST", ("x", "config"), "x, config"),
+        ("LOAD_ATTR", "table", "table"),
+        ("LOAD_CONST", "scale", "'scale'"),
+        ("BINARY_SUBSCR", None, ""),
+        ("BINARY_OP", 5, "*"),
+        ("LOAD_GLOBAL", "getattr", "getattr + NULL"),
+        ("LOAD_FAST", "config", "config"),
+        ("LOAD_CONST", "gain", "'gain'"),
+        ("LOAD_CONST", 1, "1"),
+        ("CALL", 3, ""),
+        ("BINARY_OP", 5, "*"),
+        ("RETURN_VALUE", None, ""),
+    ],
+    "3.14": [
+        ("RESUME", 0, ""),
+        ("LOAD_FAST_BORROW", "self", "self"),
+        ("LOAD_ATTR", "config", "config"),
+        ("STORE_FAST", "config", "config"),
+        ("LOAD_FAST_BORROW_LOAD_FAST_BORROW", ("x", "config"), "x, config"),
+        ("LOAD_ATTR", "table", "table"),
+        ("LOAD_CONST", "scale", "'scale'"),
+        ("BINARY_OP", 26, "[]"),
+        ("BINARY_OP", 5, "*"),
+        ("LOAD_GLOBAL", "getattr", "getattr + NULL"),
+        ("LOAD_FAST_BORROW", "config", "config"),
+        ("LOAD_CONST", "gain", "'gain'"),
+        ("LOAD_SMALL_INT", 1, ""),
+        ("CALL", 3, ""),
+        ("BINARY_OP", 5, "*"),
+        ("RETURN_VALUE", None, ""),
+    ],
+    "a variable that is used at once": [
+        ("LOAD_FAST", "self", "self"),
+        ("LOAD_ATTR", "config", "config"),
+        ("STORE_FAST_LOAD_FAST", ("config", "config"), "config, config"),
+        ("LOAD_ATTR", "table", "table"),
+        ("LOAD_CONST", "scale", "'scale'"),
+        ("BINARY_SUBSCR", None, ""),
+        ("LOAD_GLOBAL", "getattr", "getattr + NULL"),
+        ("LOAD_FAST", "config", "config"),
+        ("LOAD_CONST", "gain", "'gain'"),
+        ("CALL", 2, ""),
+    ],
+}
+
+
+def test_reads_are_found_in_the_code_of_this_python() -> None:
+    assert list(chains("self", list(plain_steps(dis.get_instructions(reads))))) == EXPECTED
+
+
+@pytest.mark.parametrize("python", sorted(STEPS))
+def test_reads_are_found_in_the_code_of_another_python(python: str) -> None:
+    steps: list[Any] = [types.SimpleNamespace(opname=n, argval=a, argrepr=r) for n, a, r in STEPS[python]]
+    assert list(chains("self", list(plain_steps(steps)))) == EXPECTED
+
+
+def test_a_sum_with_a_constant_is_no_subscript_and_a_variable_of_two_values_no_chain() -> None:
+    def adds(self: Any) -> Any:
+        config = self.config
+        if config:
+            config = self.other
+        return config.scale + 1
+
+    found = list(chains("self", list(plain_steps(dis.get_instructions(adds)))))
+    assert found == [Chain(None, (("attribute", name),)) for name in ("config", "other")]
