@@ -6,7 +6,7 @@ import copy
 import inspect
 import types
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from operator import is_
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ariadne.errors import ModuleError
 from ariadne.held import (
     BOOKKEEPING,
     Attribute,
@@ -23,6 +24,7 @@ from ariadne.held import (
     is_followed,
     is_opaque,
     lasts,
+    own_of,
     place,
     strays,
 )
@@ -41,6 +43,7 @@ GLOBAL_HOOKS = tuple(
         "_global_backward_pre_hooks",
     )
 )
+FAR = 64  # steps into what an attribute holds; what stands further is not looked at
 _REGISTRIES = ("_parameters", "_buffers")
 _RENEWED = ("_flat_weights", "_flat_weight_refs")  # of RNNs: see `keeps_its_weights`
 StateTypes = tuple[tuple[torch.dtype, str, tuple[int, ...]], ...]
@@ -60,13 +63,9 @@ class Baseline:
     to one cut.
     """
 
-    def __init__(
-        self, model: nn.Module, recordings: Sequence[Recording] = (), ran: Collection[str] | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, recordings: Sequence[Recording] = ()) -> None:
         self.modules = dict(model.named_modules())
-        if ran is None:
-            ran = {path for recorded in recordings for path, _ in recorded.read_attributes}
-        ran = set(ran) - self.modules.keys()
+        ran = set[str]().union(*(recorded.used for recorded in recordings)) - self.modules.keys()
         self.strays = {p: m for p, m in strays(self.modules, BOOKKEEPING).items() if p in ran} if ran else {}
         self.ties = self._ties()
         self.modules |= self.strays
@@ -84,14 +83,13 @@ class Baseline:
             p: [(t, *item) for t in _REGISTRIES for item in m.__dict__[t].items()] for p, m in self.strays.items()
         }
         self.types = state_types(model)
-        self.sizes: dict[
-            tuple[str, str], tuple[str, torch.Size]
-        ] = {}  # (table, size) of those whose sizes forward asked for
-        for path, name in sorted(set[tuple[str, str]]().union(*(recorded.sized for recorded in recordings))):
-            module = self.modules[path]
-            table = next((t for t in _REGISTRIES if module.__dict__[t].get(name) is not None), None)
-            if table:
-                self.sizes[path, name] = table, module.__dict__[table][name].shape
+        self.shapes = {
+            (path, name): tuple(p.shape)
+            for path, m in self.modules.items()
+            for name, p in m._parameters.items()
+            if p is not None and path not in self.strays
+        }
+        self.asks_sizes = any("shape" in recorded.looked for recorded in recordings)
         self.attributes: list[tuple[str, tuple[Any, ...], Any]] = []
         self.missing: set[tuple[str, str]] = set()
         self.inherited: set[tuple[str, str]] = set()  # methods and the like, found in the module's class
@@ -99,7 +97,7 @@ class Baseline:
         self.foreign: set[str] = set()
         self.installed: set[types.CodeType] = set()  # hooks that forward itself registers, and that change no result
         seen: set[tuple[Any, ...]] = set()
-        names = _names(recordings)
+        names = Names(recordings)
         for recorded in recordings:
             taken = {(path, keys[0]) for path, keys, _ in self.attributes}  # by earlier runs, the first of them real
             changed = {(path, name) for path, name, _, _ in recorded.changed}
@@ -145,18 +143,24 @@ class Baseline:
                         homes.setdefault(id(t), []).append((path, table, name))
         return [slots for slots in homes.values() if len(slots) > 1]
 
-    def of_copy(self, copied: nn.Module) -> Baseline:
-        """The same for a deep copy of the model: what had changed since capture counts as changed there too."""
-        new = Baseline(copied, ran=self.strays)
+    def of_copy(self, copied: nn.Module, memo: Mapping[int, Any]) -> Baseline:
+        """The same for a deep copy of the model: what had changed since capture counts as changed there too.
+
+        `memo` is that of `copy.deepcopy`: copies by the ids of what they were made of.
+        """
+        if self.strays:
+            raise ModuleError(
+                f"{next(iter(self.strays))!r} is a module in no registry of the model, whose tensors are part of the plan: a "
+                "deep copy would compute with the original's; register it as a submodule, or prepare the copy of the model"
+            )
+        new = Baseline(copied)
         old = self.modules
         new.training, new.classes, new.types = dict(self.training), {**new.classes, **self.classes}, self.types
-        new.sizes = self.sizes
+        new.asks_sizes, new.shapes = self.asks_sizes, self.shapes
         new.absent = {**new.absent, **self.absent}
         new.ties, new.missing, new.installed = self.ties, self.missing, self.installed
-        new.outside, new.foreign, new.inherited = self.outside, self.foreign, self.inherited
+        new.outside, new.foreign, new.inherited = [o.of_copy(memo) for o in self.outside], self.foreign, self.inherited
         for path, module in old.items():
-            if path in self.strays and path not in new.modules:
-                continue  # its list or object changed, which counts as changed
             if list(module._modules.items()) != self.children[path]:
                 new.children[path] = self.children[path]
             if module.__dict__.get("forward") is not self.forwards[path]:
@@ -239,13 +243,25 @@ def shown(keys: tuple[Any, ...]) -> str:
     return "".join((str(keys[0]), *map(shown_step, keys[1:])))
 
 
-def _names(recordings: Iterable[Recording]) -> set[str] | None:
-    """The names by which forward may have read attributes of objects; None where it may have read any."""
-    names = set[str]().union(*(recorded.names for recorded in recordings))
-    return None if not names or ANY in names else names
+class Names:
+    """Which attributes of objects forward may have read, by the names in the code that ran."""
+
+    def __init__(self, recordings: Iterable[Recording]) -> None:
+        self.names = set[str]().union(*(recorded.names for recorded in recordings))
+        self.any = not self.names or ANY in self.names
+        self.whole = {key: thing for recorded in recordings for key, thing in recorded.whole.items()}
+        self.moved = set[int]().union(*(recorded.moved for recorded in recordings))
+
+    def counts(self, value: Any, step: Any) -> bool:
+        """Whether what stands at a step of a value may have been read: not where no code names it and no code of the class's own
+        finds attributes under other names.
+        """
+        if self.any or not isinstance(step, Attribute) or step in self.names or id(value) in self.whole:
+            return True
+        return isinstance(value, partial) or isinstance(type(value).__getattribute__, types.FunctionType)
 
 
-def _kept(module: nn.Module, name: str, value: Any, names: set[str] | None) -> Iterable[tuple[tuple[Any, ...], Any]]:
+def _kept(module: nn.Module, name: str, value: Any, names: Names) -> Iterable[tuple[tuple[Any, ...], Any]]:
     """What a guard keeps of an attribute that forward read, and of all that it holds.
 
     Plain values as they are, the contents of arrays, the sizes of containers, and of anything else the identity.
@@ -264,14 +280,16 @@ def _kept(module: nn.Module, name: str, value: Any, names: set[str] | None) -> I
         yield from _inside((name,), value, set(), names)
 
 
-def _inside(
-    keys: tuple[Any, ...], value: Any, seen: set[int], names: set[str] | None
-) -> Iterable[tuple[tuple[Any, ...], Any]]:
+def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> Iterable[tuple[tuple[Any, ...], Any]]:
+    if id(value) in names.moved or id(own_of(value)) in names.moved:
+        return  # a cache: the second run showed that the result does not depend on what is in it
     if simple(value):
         yield keys, value if lasts(value) else copy.deepcopy(value)
         return
     yield keys, Same(value)
-    if id(value) in seen or is_opaque(value):
+    if type(value) is types.MethodType and len(keys) < FAR:
+        yield from _inside((*keys, Attribute("__self__")), value.__self__, seen, names)
+    if id(value) in seen or is_opaque(value) or lasts(value) or len(keys) >= FAR:
         return
     seen.add(id(value))
     if is_array(value):
@@ -281,12 +299,10 @@ def _inside(
         return
     elif isinstance(value, (list, dict, set, deque)):
         yield keys, Length(value)
-    named = names is None or isinstance(value, (types.MethodType, partial))
     for step, thing in held(value):
-        if isinstance(step, Attribute) and not named and step not in names:  # type: ignore[operator]
-            continue
-        further = (*keys, step)
-        if not isinstance(thing, torch.Tensor):
-            yield from _inside(further, thing, seen, names)
-        elif not is_followed(further):
-            yield further, Same(thing)
+        if names.counts(value, step):
+            further = (*keys, step)
+            if not isinstance(thing, torch.Tensor):
+                yield from _inside(further, thing, seen, names)
+            elif not is_followed(further):
+                yield further, Same(thing)

@@ -26,7 +26,7 @@ from ariadne.errors import BatchError, InputError, ModuleError, named
 from ariadne.expr import Expr
 from ariadne.held import MISSING, Attribute, lasts
 from ariadne.kept import Kept, Same
-from ariadne.plan import TracePlan, layout, short_dtype
+from ariadne.plan import TracePlan, Value, layout, short_dtype
 from ariadne.recorder import simple
 from ariadne.watched import Watched
 
@@ -153,16 +153,47 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
                     getitem,
                 ),
             ]
-    if assumed.shapes:
-        sizes = [
-            (model.get_submodule(path).__dict__[table], name, shape)
-            for (path, name), (table, shape) in baseline.sizes.items()
+    if assumed.shapes or baseline.asks_sizes:
+        state = [v for v in plan.values.values() if v.is_state and v.dtype is not None]
+        found += [
+            ("size_tables", "pass", [_table(model, v) for v in state]),
+            ("size_keys", "pass", [_last(v) for v in state]),
+            ("sizes", "pass", [v.shape for v in state]),
+            (
+                "shape",
+                "if [*map(shape, map(getitem, size_tables, size_keys))] != sizes: return None",
+                attrgetter("shape"),
+            ),
+            ("getitem", "pass", getitem),
         ]
-        found.append(("sizes", "if any(t[k].shape != shape for t, k, shape in sizes): return None", sizes))
+        known = {v.origin for v in state if v.kind == "parameter"}
+        rest = [
+            (model.get_submodule(place[0])._parameters, place[1], shape)
+            for place, shape in baseline.shapes.items()
+            if place not in known
+        ]
+        if rest:
+            found.append(("rest", "if any(t[k].shape != shape for t, k, shape in rest): return None", rest))
     tied = _tied(plan, model, baseline)
     if tied:
         found.append(("tied", "if any(t[k] is not u[l] for t, k, u, l in tied): return None", tied))
     return found
+
+
+def _steps(value: Value) -> tuple[Any, ...]:
+    return tuple(Attribute(k[1]) if isinstance(k, tuple) and k[0] == "." else k for k in value.origin[1:])
+
+
+def _last(value: Value) -> Any:
+    return _steps(value)[-1]
+
+
+def _table(model: nn.Module, value: Value) -> Any:
+    """What holds a tensor of the model, to be asked by the last step of its origin."""
+    module = model.get_submodule(value.origin[0])
+    if value.kind in ("parameter", "buffer"):
+        return module.__dict__[f"_{value.kind}s"]
+    return table_of(module, _steps(value))
 
 
 def same_given(now: Any, then: Any) -> bool:

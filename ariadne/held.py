@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import sysconfig
 from collections import deque
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
+from functools import lru_cache, partial
 from operator import getitem
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, WrapperDescriptorType
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -18,7 +21,7 @@ _PLAIN = (
     type,
     FunctionType,
     BuiltinFunctionType,
-    WrapperDescriptorType,
+    MethodType,
     ModuleType,
     torch.dtype,
     torch.device,
@@ -32,6 +35,16 @@ LEAVES = frozenset(
     {torch.Tensor, nn.Parameter, str, bytes, int, float, bool, type(None), type, FunctionType, torch.dtype}
 )
 MISSING = object()
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque, partial)
+_OPEN = {
+    ("types", "SimpleNamespace"),
+    ("argparse", "Namespace"),
+    ("collections", "UserDict"),
+    ("collections", "UserList"),
+}
+_OPEN |= {("collections", "ChainMap")}
+_PYTHON = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib"))
+_INSTALLED = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("purelib", "platlib"))
 SIMPLE = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)  # what an equal value may stand for
 
 
@@ -72,16 +85,50 @@ def lasts(value: Any) -> bool:
 
 def is_array(value: Any) -> bool:
     """Whether a value is a numpy array, asked without numpy."""
-    return type(value).__name__ == "ndarray" and hasattr(value, "tobytes")
+    return any(c.__name__ == "ndarray" and c.__module__ == "numpy" for c in type(value).__mro__)
 
 
 def is_opaque(value: Any) -> bool:
-    """Whether nothing is looked for inside: plain values, tensors, modules, classes, functions, and what torch keeps."""
-    return (
-        type(value) in LEAVES
-        or isinstance(value, _PLAIN)
-        or (type(value).__module__.partition(".")[0] == "torch" and not isinstance(value, (dict, list, tuple)))
-    )
+    """Whether nothing is looked for inside: plain values, tensors, modules, classes, functions and bound methods, and what torch or
+    Python's own library made, but for containers, namespaces and partials.
+    """
+    kind: Any = type(value)
+    return kind in LEAVES or _is_opaque(kind)
+
+
+@lru_cache(maxsize=4096)
+def _is_opaque(kind: Any) -> bool:
+    home = kind.__module__.partition(".")[0]
+    if issubclass(kind, _PLAIN) or (home == "torch" and not issubclass(kind, _CONTAINERS)):
+        return True
+    known = home in sys.stdlib_module_names and is_pythons(sys.modules.get(kind.__module__))
+    return known and not issubclass(kind, _CONTAINERS) and (kind.__module__, kind.__name__) not in _OPEN
+
+
+def is_pythons(module: ModuleType | None) -> bool:
+    """Whether a module that has the name of one of Python's own is that one, by the place of its file."""
+    file = str(getattr(module, "__file__", None) or "")
+    return not file or (file.startswith(_PYTHON) and not file.startswith(_INSTALLED))
+
+
+def own_of(value: Any) -> dict[str, Any] | None:
+    """An object's `__dict__`, if it has one that can be had without running its code."""
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except Exception:  # whatever a class has put in its place: then it keeps to itself
+        return None
+    return own if isinstance(own, dict) else None
+
+
+def slot_of(value: Any, name: str) -> Any:
+    """What stands in an object's slot; `MISSING` where nothing does."""
+    for cls in type(value).__mro__:
+        if isinstance(cls.__dict__.get(name), MemberDescriptorType):
+            try:
+                return cls.__dict__[name].__get__(value)
+            except AttributeError:
+                return MISSING
+    return MISSING
 
 
 def slots_of(value: Any) -> list[str]:
@@ -95,27 +142,33 @@ def slots_of(value: Any) -> list[str]:
     return [name for name in found if name not in ("__dict__", "__weakref__")]
 
 
-def held(value: Any) -> Iterator[tuple[Any, Any]]:
-    """What an object holds one step away, as (step, thing); nothing for what `is_opaque`, for sets and arrays."""
+def held(value: Any) -> list[tuple[Any, Any]]:
+    """What an object holds one step away, as (step, thing), read without running its code.
+
+    Nothing for what `is_opaque`, for sets and arrays.
+    """
+    kind = type(value)
     if is_opaque(value) or is_array(value):
-        return
-    if isinstance(value, dict):
-        yield from list(value.items())
-    elif isinstance(value, (list, tuple, deque)):
-        yield from enumerate(list(value))
-    elif isinstance(value, MethodType):
-        yield Attribute("__self__"), value.__self__
-        return
-    elif isinstance(value, partial):
-        yield from ((Attribute(name), getattr(value, name)) for name in ("func", "args", "keywords"))
+        return []
+    found: list[tuple[Any, Any]] = []
+    if issubclass(kind, dict):
+        found += dict.items(value)
+    elif issubclass(kind, list):
+        found += enumerate(list.__iter__(value))
+    elif issubclass(kind, tuple):
+        found += enumerate(tuple.__iter__(value))
+    elif issubclass(kind, deque):
+        found += enumerate(deque.__iter__(value))
+    elif issubclass(kind, partial):
+        found += [
+            (Attribute("func"), value.func),
+            (Attribute("args"), value.args),
+            (Attribute("keywords"), value.keywords),
+        ]
     else:
-        for name in slots_of(value):
-            thing = getattr(value, name, MISSING)
-            if thing is not MISSING:
-                yield Attribute(name), thing
-    own = getattr(value, "__dict__", None)
-    if isinstance(own, dict):
-        yield from ((Attribute(name), thing) for name, thing in list(own.items()) if isinstance(name, str))
+        slots = ((Attribute(name), slot_of(value, name)) for name in slots_of(value))
+        found += [(name, thing) for name, thing in slots if thing is not MISSING]
+    return found + [(Attribute(name), thing) for name, thing in (own_of(value) or {}).items() if isinstance(name, str)]
 
 
 def is_followed(keys: tuple[Any, ...]) -> bool:
@@ -127,8 +180,8 @@ def place(value: Any, step: Any) -> Any:
     """Where `step` stands in an object, as something to be asked by `[step]`."""
     if not isinstance(step, Attribute):
         return value
-    own = getattr(value, "__dict__", None)
-    return own if isinstance(own, dict) and step in own else Slots(value)
+    own = own_of(value)
+    return own if own is not None and step in own else Slots(value)
 
 
 def follow(value: Any, steps: tuple[Any, ...]) -> Any:
@@ -150,7 +203,10 @@ def strays(modules: Mapping[str, nn.Module], passed_over: frozenset[str]) -> dic
     todo: list[tuple[str, Any]] = []
 
     def look(path: str, value: Any) -> None:
-        if isinstance(value, nn.Module):
+        if type(value) is MethodType:
+            value = value.__self__
+            path += ".__self__"
+        if issubclass(type(value), nn.Module):
             for name, module in value.named_modules(prefix=path):
                 if id(module) not in known:
                     known.add(id(module))
@@ -159,6 +215,10 @@ def strays(modules: Mapping[str, nn.Module], passed_over: frozenset[str]) -> dic
         elif type(value) not in LEAVES and id(value) not in seen and not is_opaque(value):
             seen.add(id(value))
             todo.append((path, value))
+            if issubclass(type(value), (set, frozenset)):
+                for thing in value:
+                    if issubclass(type(thing), nn.Module):
+                        look(f"{path}{{…}}", thing)
 
     def enter(path: str, module: nn.Module) -> None:
         for name, value in list(module.__dict__.items()):

@@ -10,6 +10,7 @@ from typing import Any
 
 from ariadne import tree
 from ariadne.held import lasts
+from ariadne.versions import VERSION
 
 
 class Same:
@@ -65,13 +66,14 @@ class Bytes(Kept):
 
     __slots__ = ()
 
-    def look(self, thing: Any) -> bytes:
-        """All bytes in it."""
-        return bytes(thing.tobytes())
+    def look(self, thing: Any) -> tuple[Any, ...]:
+        """Its type, its shape, and all bytes in it."""
+        return thing.dtype, thing.shape, thing.tobytes()
 
-    def words(self, held: bytes) -> str:
+    def words(self, held: tuple[Any, ...]) -> str:
         """Enough to tell two."""
-        return f"an array of {len(held)} bytes, checksum {zlib.crc32(held):08x}"
+        dtype, shape, data = held
+        return f"an array {dtype}{list(shape)}, checksum {zlib.crc32(data):08x}"
 
 
 class Length(Kept):
@@ -91,7 +93,11 @@ class Length(Kept):
 class Contents(Kept):
     """The plain values in a large container; a dict's keys count too, and their order."""
 
-    __slots__ = ()
+    __slots__ = ("version",)
+
+    def __init__(self, thing: Any) -> None:
+        super().__init__(thing)
+        self.version = _version(thing)
 
     @staticmethod
     def takes(thing: Any) -> bool:
@@ -112,7 +118,18 @@ class Contents(Kept):
 
     def is_same(self) -> bool:
         """Whether it holds the same still: by identity, which is fast, or else by value and type."""
+        version = _version(self.thing)
+        if version is not None and version == self.version:
+            return True
         now = self.look(self.thing)
         if isinstance(now, set):
-            return bool(now == self.held)
-        return len(now) == len(self.held) and (all(map(is_, now, self.held)) or tree.identical(now, self.held))
+            same = bool(now == self.held)
+        else:
+            same = len(now) == len(self.held) and (all(map(is_, now, self.held)) or tree.identical(now, self.held))
+        if same:
+            self.version = version
+        return same
+
+
+def _version(thing: Any) -> int | None:
+    return VERSION(thing) if VERSION is not None and type(thing) is dict else None

@@ -599,9 +599,7 @@ class Lowering:
             layouts = tuple(layout(t) for t in self.input_tensors)
         grad = grad_enabled if looked & {"requires_grad", "grad"} else None
         given = tuple(t.requires_grad for t in self.input_tensors) if flags is not None else None
-        return Assumption(
-            grad, flags, autocast, layouts, "dtype" in looked or written, bool(self.recorded.sized), given
-        )
+        return Assumption(grad, flags, autocast, layouts, "dtype" in looked or written, "shape" in looked, given)
 
 
 _UNTAGGED = ("aten::where", "aten::nonzero_numpy", "aten::argwhere")

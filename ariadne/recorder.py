@@ -67,8 +67,9 @@ class Recording:
     backwards: list[tuple[int, int, str]] = field(default_factory=list)
     outside: list[Outside] = field(default_factory=list)
     foreign: set[str] = field(default_factory=set)  # modules that another module's code looked at
-    sized: set[tuple[str, str]] = field(default_factory=set)  # parameters and buffers whose sizes Python asked for
-    names: set[str] = field(default_factory=set)  # of a real run: those in the code that ran, and those asked for
+    used: set[str] = field(default_factory=set)  # modules of which anything was read
+    names: set[str] = field(default_factory=set)  # of a real run: those in the code that ran
+    whole: dict[int, Any] = field(default_factory=dict)  # objects of which it may have read any
 
 
 def bind(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -97,13 +98,22 @@ class Recorder(ProxyTorchDispatchMode):
         self.running: tuple[OpOverload, tuple[Any, ...]] | None = None  # the op that fake tensors go through
         self.own: set[int] = set()
         self.ambient = modes()
-        self.state: dict[int, tuple[str, str]] = {}  # where each parameter and buffer stands
+        self.state: set[int] = set()  # the storages of the model's tensors
         self.autocast: list[str] = []
         self.scope = 0
 
     def is_mine(self) -> bool:
         """Whether it is forward's own Python that runs: in the thread that records, and outside of any op."""
         return threading.get_ident() == self.thread and not self.depth
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While in the block, what runs is not `mine`."""
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
 
     def where(self) -> str:
         """The module that runs, for an error message."""
@@ -211,6 +221,11 @@ class Recorder(ProxyTorchDispatchMode):
                     self.snapshot.save(t)
 
 
+def storage_of(t: torch.Tensor) -> int | None:
+    """What tells the memory of a dense tensor from that of others."""
+    return t.untyped_storage()._cdata if t.layout is torch.strided and not isinstance(t, FakeTensor) else None
+
+
 def written_arguments(func: OpOverload, bound: tuple[Any, ...]) -> Iterator[int]:
     """The positions of the arguments that an op writes, by its schema.
 
@@ -287,24 +302,13 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
 
     patches.set(builtins, "len", length)
 
-    def asking(original: Callable[..., Any]) -> Callable[..., Any]:
-        def ask(thing: Any, name: Any, *default: Any) -> Any:
-            if mine() and isinstance(name, str):
-                recording.names.add(name)
-            return original(thing, name, *default)
-
-        return ask
-
-    if recorder.fake is None and recorder.watch is None:
-        for asked in ("getattr", "hasattr"):
-            patches.set(builtins, asked, asking(getattr(builtins, asked)))
-
     original_read = nn.Module.__getattribute__
 
     def read(self: nn.Module, name: str) -> Any:
         value = original_read(self, name)
         if name not in BOOKKEEPING and id(self) in paths and mine():
             key = (paths[id(self)], name)
+            recording.used.add(key[0])
             if recorder.stack and recorder.stack[-1][0] != key[0]:
                 recording.foreign.add(key[0])
             if key not in recording.written and key not in recording.read_attributes:
@@ -324,10 +328,13 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     original_find = nn.Module.__getattr__
 
     def find(self: nn.Module, name: str) -> Any:
+        here = id(self) in paths and mine()
+        if here:
+            recording.used.add(paths[id(self)])
         try:
             return original_find(self, name)
         except AttributeError:
-            if id(self) in paths and mine():
+            if here:
                 recording.missing.add((paths[id(self)], name))
             raise
 
@@ -372,21 +379,27 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     read_shape = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
     state = recorder.state
 
+    def note_size(t: torch.Tensor) -> None:
+        if "shape" not in recording.looked and mine() and not called_by_torch(3) and storage_of(t) in state:
+            recording.looked.add("shape")
+
     def shape(self: torch.Tensor) -> torch.Size:
-        if id(self) in state and mine() and not called_by_torch():
-            recording.sized.add(state[id(self)])
+        note_size(self)
         found: torch.Size = read_shape(self)
         return found
 
-    def sized(name: str) -> Callable[..., Any]:
+    def sized(name: str) -> Any:
         base = getattr(torch.Tensor, name)
 
         def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if id(self) in state and mine() and not called_by_torch():
-                recording.sized.add(state[id(self)])
+            note_size(self)
             return base(self, *args, **kwargs)
 
-        return method
+        def get(self: torch.Tensor) -> Any:
+            note_size(self)
+            return base.__get__(self)
+
+        return method if callable(base) else property(get)
 
     def taken_out(name: str) -> Callable[..., Any]:
         base = getattr(torch.Tensor, name)
@@ -446,7 +459,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
 
     patches.set(nn.Module, "__call__", call)
     patches.set(torch.Tensor, "shape", property(shape))
-    for name in ("size", "numel", "nelement", "dim", "__len__"):
+    for name in ("size", "numel", "nelement", "dim", "ndim", "__len__", "__iter__"):
         patches.set(torch.Tensor, name, sized(name))
     for name in ("tolist", "numpy", "__array__"):
         patches.set(torch.Tensor, name, taken_out(name))
@@ -511,13 +524,7 @@ def recording(
         paths.setdefault(id(module), path)
     found = Recording()
     recorder = Recorder(found, fake, snapshot, watch)
-    recorder.state = {
-        id(t): (path, name)
-        for path, module in snapshot.modules.items()
-        for table in (module._parameters, module._buffers)
-        for name, t in table.items()
-        if t is not None
-    }
+    recorder.state = snapshot.storages()
     patches = Patches()
     with PATCHING, ExitStack() as stack:
         try:
@@ -529,13 +536,12 @@ def recording(
             stack.enter_context(recorder)
             read = None
             if fake is None and watch is None:
-                read = stack.enter_context(surroundings(recorder.is_mine, snapshot.holds))
+                read = stack.enter_context(surroundings(recorder.is_mine, snapshot.holds, recorder.aside))
             yield found, recorder
         finally:
             patches.restore()
     if read:
-        found.outside = read.lasting()
-        found.names |= read.names
+        found.outside, found.names, found.whole = read.lasting(), read.names, read.whole
     found.stores = list(snapshot.replaced_buffers())
     found.changed = list(snapshot.changes())
     for at, before, now in snapshot.changed_containers():

@@ -410,7 +410,7 @@ class SplitRuntime:
         model = copy.deepcopy(self.model, memo)
         again = getattr(self._recapture, "of", None)
         recapture = again(model) if again is not None else self._recapture
-        plans = {p: (c, b.of_copy(model)) for p, (c, b) in self._plans.items()}
+        plans = {p: (c, b.of_copy(model, memo)) for p, (c, b) in self._plans.items()}
         return SplitRuntime(model, self.settings, plans, recapture, self._main.candidate)
 
     # --- plans and guards -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ariadne.held import BOOKKEEPING, LEAVES, MISSING, Slots, held, is_array, is_opaque, slots_of, strays
+from ariadne.held import BOOKKEEPING, LEAVES, Slots, held, is_array, is_opaque, own_of, slot_of, slots_of, strays
 from ariadne.plan import TracePlan
 from ariadne.prune import Groups
 
@@ -55,47 +55,54 @@ class Snapshot:
             if t.layout is torch.strided and not t.is_meta:
                 self._owners.setdefault(t.untyped_storage()._cdata, []).append(t)
 
-    def _note(self, value: Any, seen: set[int]) -> None:
-        if isinstance(value, torch.Generator):
+    def _note(self, thing: Any, seen: set[int]) -> None:
+        """Note a dict of attributes, and all that is held by what it holds."""
+        todo = [thing]
+        while todo:
+            value = todo.pop()
+            if type(value) in LEAVES or self._draws(value) or id(value) in seen or is_opaque(value):
+                continue
+            seen.add(id(value))
+            kind, own = type(value), own_of(value)
+            if issubclass(kind, dict):
+                self._dicts.append((value, dict(dict.items(value))))
+                if kind in (dict, OrderedDict):  # most of all that a model keeps: its registries
+                    todo += value.values()
+                    continue
+            elif issubclass(kind, (list, deque)):
+                self._lists.append((value, list(value)))
+            elif issubclass(kind, set):
+                self._sets.append((value, set(value)))
+            elif is_array(value):
+                self._arrays.append((value, value.copy()))
+            elif not issubclass(kind, (tuple, frozenset)):
+                slots = slots_of(value)
+                if slots:
+                    self._slots.append((Slots(value), {name: slot_of(value, name) for name in slots}))
+            if own is not None and own is not value and id(own) not in seen:
+                seen.add(id(own))
+                self._dicts.append((own, dict(own)))
+            todo += [child for _, child in held(value)]
+
+    def _draws(self, value: Any) -> bool:
+        """Whether a value is a generator of random numbers; if so, note where it stands."""
+        kind = type(value)
+        if issubclass(kind, torch.Generator):
             self._generators.append((value.set_state, value.get_state()))
-            return
-        if isinstance(value, random.Random):
+        elif issubclass(kind, random.Random):
             self._own_rng.append((value.setstate, value.getstate()))
-            return
-        if hasattr(type(value), "bit_generator") and hasattr(value.bit_generator, "state"):  # numpy.random.Generator
+        elif hasattr(kind, "bit_generator") and hasattr(value.bit_generator, "state"):  # numpy.random.Generator
             bits = value.bit_generator
             self._own_rng.append((partial(setattr, bits, "state"), bits.state))
-            return
-        if type(value).__name__ == "RandomState" and hasattr(value, "set_state"):
+        elif kind.__name__ == "RandomState" and hasattr(value, "set_state"):
             self._own_rng.append((value.set_state, value.get_state()))
-            return
-        if id(value) in seen or is_opaque(value):
-            return
-        seen.add(id(value))
-        if isinstance(value, dict):
-            self._dicts.append((value, dict(value)))
-            if type(value) in (dict, OrderedDict):  # most of all that a model keeps: its registries
-                for child in value.values():
-                    if type(child) not in LEAVES:
-                        self._note(child, seen)
-                return
-        elif isinstance(value, (list, deque)):
-            self._lists.append((value, list(value)))
-        elif isinstance(value, set):
-            self._sets.append((value, set(value)))
-        elif is_array(value):
-            self._arrays.append((value, value.copy()))
-        elif not isinstance(value, (tuple, frozenset)):
-            slots = slots_of(value)
-            if slots:
-                self._slots.append((Slots(value), {name: getattr(value, name, MISSING) for name in slots}))
-        own = getattr(value, "__dict__", None)
-        if isinstance(own, dict) and own is not value and id(own) not in seen:
-            seen.add(id(own))
-            self._dicts.append((own, dict(own)))
-        for _, child in held(value):
-            if type(child) not in LEAVES:
-                self._note(child, seen)
+        else:
+            return False
+        return True
+
+    def storages(self) -> set[int]:
+        """What tells the memory of parameters and buffers, and of other tensors that dicts and lists hold, from that of others."""
+        return set(self._owners)
 
     def holds(self, thing: Any) -> bool:
         """Whether a thing is a module, or one of the objects and containers that modules held at that moment."""
@@ -182,7 +189,7 @@ class Snapshot:
             if array.tobytes() != kept.tobytes():
                 yield id(array), kept.ravel().tolist(), array.ravel().tolist()
         for slots, names in self._slots:
-            moved = [(was, slots[name]) for name, was in names.items() if slots[name] is not was]
+            moved = [(was, now) for n, was in names.items() if (now := slot_of(slots.thing, n)) is not was]
             if moved:
                 yield id(slots.thing), [was for was, _ in moved], [now for _, now in moved]
 
@@ -225,7 +232,7 @@ class Snapshot:
                 array[...] = kept
         for slots, names in self._slots:
             for name, old_value in names.items():
-                if slots[name] is not old_value:
+                if slot_of(slots.thing, name) is not old_value:
                     slots[name] = old_value
         for p, data, gradient, flag in self._parameters:
             if p.data.untyped_storage()._cdata != data.untyped_storage()._cdata or p.shape != data.shape:

@@ -2,7 +2,7 @@
 
 A plan holds the numbers that such reads gave, so a guard has to know of them. They are found in the code of each function that
 ran, as chains of attributes and constant keys (`getattr` and `hasattr` with a constant name, too) that start at a global, or at
-the function's first argument where that belongs to the model. Not seen: a value that is reached through a closure, an import
+an argument or a variable of a function around that belongs to the model. Not seen: a value that is reached through an import
 inside of a function, a variable that is assigned twice, or `.get`; a global array, enum member or function that is another now; a
 container that is iterated.
 """
@@ -11,32 +11,41 @@ from __future__ import annotations
 
 import dis
 import inspect
-import os
 import re
 import sys
-import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import dropwhile, takewhile
 from types import CodeType, FrameType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from ariadne.held import MISSING, Slots, lasts
+from ariadne.held import MISSING, Slots, is_pythons, lasts, own_of
 
 ANY = "*"  # among names: attributes may have been read by others, too
 
 _SILENT = ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL")
-_WHOLESALE = {"__dict__", "vars", "asdict", "astuple", "attrgetter"}
+_WHOLESALE = {
+    "__dict__",
+    "__getstate__",
+    "__reduce_ex__",
+    "asdict",
+    "astuple",
+    "attrgetter",
+    "format",
+    "getmembers",
+    "model_dump",
+}
+_WHOLESALE |= {"repr", "vars"}
 _PACKAGES = {"torch", "ariadne", "sympy", "numpy", "builtins"}
-_PYTHON = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib"))
-_INSTALLED = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("purelib", "platlib"))
 
 
 Step = tuple[str, Any]
+_ASKING: tuple[Step, ...] = (("LOAD_GLOBAL", "getattr"), ("LOAD_GLOBAL", "hasattr"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +59,7 @@ class Outside:
     key: Any
     value: Any
     name: str
+    owner: Any = None  # the object of the model that it was read from
 
     @property
     def is_plain(self) -> bool:
@@ -62,6 +72,13 @@ class Outside:
         slots = isinstance(self.table, Slots)
         return id(self.table.thing if slots else self.table), slots, self.key
 
+    def of_copy(self, memo: Mapping[int, Any]) -> Outside:
+        """The same for a deep copy of the model; what stands outside of it is shared."""
+        if id(self.owner) not in memo:
+            return self
+        owner = memo[id(self.owner)]
+        return replace(self, table=Slots(owner) if isinstance(self.table, Slots) else vars(owner), owner=owner)
+
     def now(self) -> Any:
         """What stands there now; `MISSING` where nothing does."""
         try:
@@ -72,58 +89,66 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A read in a function's code: from a global of this name, or from the first argument, by these links.
+    """A read in a function's code: from a global or an argument of this name, by these links.
 
     A link is (kind, key): an attribute by its name, an item by its key, or an attribute that is asked for by `getattr`.
     """
 
-    start: str | None
+    start: str
     links: tuple[tuple[str, Any], ...] = ()
+    of_argument: bool = False
 
 
 @dataclass
 class Surroundings:
     """What the functions that ran have read, as it was when each ran first.
 
-    `belongs` tells the objects that the model holds. `names`: all names in the code of these functions; an attribute of an object
-    that goes by none of them, nor by one that `getattr` was asked for, was not read, unless `ANY` is among them.
+    `belongs` tells the objects that the model holds. `names`: all names and texts in the code of these functions; an attribute of
+    an object that goes by none of them was not read, unless `ANY` is among them, or the object among those read as a `whole`.
     """
 
     belongs: Callable[[Any], bool]
-    chains: dict[int, tuple[CodeType, list[Chain]]] = field(default_factory=dict)
-    quiet: set[int] = field(default_factory=set)  # codes without any
-    seen: set[tuple[int, int, int]] = field(default_factory=set)  # two modules may hold equal code
-    kept: list[Any] = field(default_factory=list)  # so that no id is given out again
     found: dict[tuple[int, bool, Any], Outside] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
-    others: dict[int, bool] = field(default_factory=dict)
+    whole: dict[int, Any] = field(default_factory=dict)
+    quiet: set[int] = field(default_factory=set)  # codes that read nothing that counts
+    _chains: dict[int, tuple[CodeType, list[Chain]]] = field(default_factory=dict)
+    _seen: set[tuple[int, ...]] = field(default_factory=set)  # two modules may hold equal code
+    _others: dict[int, tuple[bool, Any]] = field(default_factory=dict)
 
     def note(self, frame: FrameType) -> None:
         """Look at the code of a call; of torch's or Python's own, only at the names in it."""
         code, table = frame.f_code, frame.f_globals
-        if id(table) not in self.others:
-            self.others[id(table)] = _is_known(table)
-            self.kept.append(table)
-        if id(code) not in self.chains:
-            self.names.update(code.co_names, _keywords(code.co_consts))
-            others = self.others[id(table)]
+        if id(table) not in self._others:
+            self._others[id(table)] = is_known(table), table
+        others = self._others[id(table)][0]
+        wholesale = not _WHOLESALE.isdisjoint(code.co_names)
+        if id(code) not in self._chains:
+            if str(table.get("__name__")).partition(".")[0] not in ("ariadne", "torch"):
+                self.names.update(code.co_names, _texts(code.co_consts))
             steps = [] if others else list(plain_steps(dis.get_instructions(code)))
-            self.chains[id(code)] = code, list(chains(code.co_varnames[0] if code.co_argcount else None, steps))
-            if not others and not _WHOLESALE.isdisjoint(code.co_names):
-                self.names.add(ANY)
-        reads = self.chains[id(code)][1]
-        if not reads:  # as in all of torch's code, which is most of what runs
-            self.quiet.add(id(code))
+            wholesale = wholesale or makes_names(steps)
+            reads = list(chains(_given(code), steps))
+            self._chains[id(code)] = code, reads
+            if not reads and not wholesale:  # as in all of torch's code, which is most of what runs
+                self.quiet.add(id(code))
+        reads = self._chains[id(code)][1]
+        names = _given(code)
+        given = frame.f_locals if names else {}
+        mine = {name: given[name] for name in names if name in given and self.belongs(given[name])}
+        at = (id(code), id(table), *map(id, mine.values()))
+        if at in self._seen:
             return
-        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        if first is not None and not self.belongs(first):
-            first = None
-        at = id(code), id(table), id(first)
-        if at not in self.seen:
-            self.seen.add(at)
-            for chain in reads:
-                for outside in _read(chain, table, first):
-                    self.found.setdefault(outside.place, outside)
+        self._seen.add(at)
+        for thing in mine.values() if wholesale else ():
+            if isinstance(thing, nn.Module):  # or something that it holds
+                if not others:
+                    self.names.add(ANY)
+            else:
+                self.whole[id(thing)] = thing
+        for chain in reads:
+            for outside in _read(chain, table, mine):
+                self.found.setdefault(outside.place, outside)
 
     def lasting(self) -> list[Outside]:
         """What was read and is still as it was: what forward itself changes tells nothing about the next call."""
@@ -131,17 +156,20 @@ class Surroundings:
 
 
 @contextmanager
-def surroundings(mine: Callable[[], bool], belongs: Callable[[Any], bool]) -> Iterator[Surroundings]:
+def surroundings(
+    mine: Callable[[], bool], belongs: Callable[[Any], bool], aside: Callable[[], AbstractContextManager[None]]
+) -> Iterator[Surroundings]:
     """Look at every Python function that starts in the block, in this thread, while what runs is `mine`.
 
-    A profiler that is at work meanwhile sees nothing of the block.
+    To look is done `aside`. A profiler that is at work meanwhile sees nothing of the block.
     """
     found, before = Surroundings(belongs), sys.getprofile()
     quiet = found.quiet
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
         if event == "call" and id(frame.f_code) not in quiet and mine():
-            found.note(frame)
+            with aside():
+                found.note(frame)
 
     sys.setprofile(profile)
     try:
@@ -150,22 +178,46 @@ def surroundings(mine: Callable[[], bool], belongs: Callable[[Any], bool]) -> It
         sys.setprofile(before)
 
 
-def _is_known(table: dict[str, Any]) -> bool:
+def is_known(table: Mapping[str, Any]) -> bool:
     """Whether a module's globals are those of torch or of Python itself, by name and, where names are common, by place."""
-    top = str(table.get("__name__")).partition(".")[0]
+    name = str(table.get("__name__"))
+    top = name.partition(".")[0]
     if top in _PACKAGES:
         return True
-    file = str(table.get("__file__") or "")
-    return top in sys.stdlib_module_names and (
-        not file or (file.startswith(_PYTHON) and not file.startswith(_INSTALLED))
-    )
+    if top not in sys.stdlib_module_names:
+        return False
+    module = sys.modules.get(name)
+    return is_pythons(module) if module is not None and vars(module) is table else "__file__" not in table
 
 
-def _keywords(constants: Any) -> Iterator[str]:
-    """The texts in tuples among constants: attributes by which `match` takes an object apart stand there."""
+def _given(code: CodeType) -> tuple[str, ...]:
+    """The variables that a function starts with: its arguments, and those of the functions around it."""
+    return (*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], *code.co_freevars)
+
+
+def _texts(constants: Any) -> Iterator[str]:
     for constant in constants:
-        if isinstance(constant, tuple):
-            yield from (text for text in constant if isinstance(text, str))
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, (tuple, frozenset)):
+            yield from _texts(constant)
+
+
+def makes_names(steps: Sequence[Step]) -> bool:
+    """Whether a function may read attributes by names that do not stand in its code: `getattr(x, name)`, or `case Point(0)`."""
+    for i, step in enumerate(steps):
+        if step[0] == "MATCH_CLASS" and step[1]:
+            return True
+        if step in _ASKING:
+            rest = list(takewhile(lambda s: not s[0].startswith("CALL"), steps[i + 1 :]))
+            if not rest or rest[0][0] not in ("LOAD VARIABLE", "LOAD_GLOBAL"):
+                return True
+            rest = list(dropwhile(lambda s: s[0] == "ATTRIBUTE", rest[1:]))
+            if not rest or rest[0][0] != "CONSTANT" or not isinstance(rest[0][1], str):
+                return True
+            if any(s[0].startswith(("BINARY", "BUILD", "FORMAT")) for s in rest):
+                return True
+    return False
 
 
 def plain_steps(steps: Iterable[dis.Instruction]) -> Iterator[Step]:
@@ -185,11 +237,11 @@ def plain_steps(steps: Iterable[dis.Instruction]) -> Iterator[Step]:
             yield step.opname, step.argval
 
 
-def chains(first: str | None, steps: Sequence[Step]) -> Iterator[Chain]:
+def chains(arguments: Sequence[str], steps: Sequence[Step]) -> Iterator[Chain]:
     """The reads in a function's code, each from where it starts to where something else happens to the value."""
     counted = {name for kind, name in steps if kind == "STORE_GLOBAL"}  # its own, such as a counter or "was told once"
     stored = Counter(name for kind, name in steps if kind in ("STORE VARIABLE", "DELETE VARIABLE"))
-    variables = {first: Chain(None)} if first and not stored[first] else {}
+    variables = {name: Chain(name, (), True) for name in arguments if not stored[name]}
     for i, (kind, name) in enumerate(steps):
         if kind == "LOAD_GLOBAL" and name not in counted:
             start = Chain(name)
@@ -197,12 +249,11 @@ def chains(first: str | None, steps: Sequence[Step]) -> Iterator[Chain]:
             start = variables[name]
         else:
             continue
-        asks = i > 0 and steps[i - 1] in (("LOAD_GLOBAL", "getattr"), ("LOAD_GLOBAL", "hasattr"))
-        links, at = _links(steps, i + 1, asks)
-        chain = Chain(start.start, start.links + links)
+        links, at = _links(steps, i + 1, i > 0 and steps[i - 1] in _ASKING)
+        chain = replace(start, links=start.links + links)
         if at < len(steps) and steps[at][0] == "STORE VARIABLE" and stored[steps[at][1]] == 1:
             variables[steps[at][1]] = chain
-        if chain.start is not None or chain.links:
+        if not chain.of_argument or chain.links:
             yield chain
 
 
@@ -224,27 +275,30 @@ def _links(steps: Sequence[Step], at: int, asks: bool) -> tuple[tuple[tuple[str,
     return tuple(found), at
 
 
-def _read(chain: Chain, table: dict[str, Any], first: Any) -> Iterator[Outside]:
+def _read(chain: Chain, table: dict[str, Any], arguments: Mapping[str, Any]) -> Iterator[Outside]:
     """What a chain passes on its way to a plain value, as far as no other guard looks at it."""
-    if chain.start is not None:
+    way: list[Outside] = []
+    if chain.of_argument:
+        if chain.start not in arguments:
+            return
+        value = arguments[chain.start]
+        name = type(value).__name__
+    else:
         if chain.start not in table:
             return
-        value, links = table[chain.start], chain.links
-        name = f"the global {table.get('__name__')}.{chain.start}"
-        way = [Outside(table, chain.start, value, name)]
-    elif first is not None:
-        value, links, name, way = first, chain.links, type(first).__name__, []
-    else:
-        return
-    for kind, key in links:
+        value, name = table[chain.start], f"the global {table.get('__name__')}.{chain.start}"
+        way.append(Outside(table, chain.start, value, name))
+    for kind, key in chain.links:
         if lasts(value):
             break
         link = _link(value, kind, key, name)
         if link is None:
             break
         # What an object of the model has itself, or a module from its class, is held already as the attribute that was read.
-        if chain.start is not None or not (_has_itself(value, key) or isinstance(value, nn.Module)):
+        if not chain.of_argument:
             way.append(link)
+        elif not (isinstance(value, nn.Module) or _has_itself(value, key)):
+            way.append(replace(link, owner=value))
         value, name = link.value, link.name
         if kind == "asked":
             break
@@ -269,12 +323,9 @@ def _link(value: Any, kind: str, key: Any, name: str) -> Outside | None:
         there = getattr(value, key, MISSING)
     table = vars(value) if isinstance(value, ModuleType) else Slots(value)
     if there is MISSING:
-        finds_more = hasattr(value, "__getattr__")
-        return (
-            Outside(vars(value), key, MISSING, f"{name}.{key}")
-            if kind == "asked" and not finds_more and hasattr(value, "__dict__")
-            else None
-        )
+        finds_more = hasattr(type(value), "__getattr__")
+        own = own_of(value)
+        return None if finds_more or own is None else Outside(own, key, MISSING, f"{name}.{key}")
     return None if hasattr(type(there), "__get__") else Outside(table, key, there, f"{name}.{key}")
 
 
@@ -286,11 +337,11 @@ def _has_itself(value: Any, key: Any) -> bool:
 
 
 def _is_torchs(value: Any) -> bool:
-    """Whether a global is a module or class of torch, or of Python itself."""
+    """Whether a global is a tensor, or a module or class of torch or of Python itself."""
     if isinstance(value, torch.Tensor):
         return True
     if not isinstance(value, (ModuleType, type)):
         return False
     home = value.__name__ if isinstance(value, ModuleType) else value.__module__
-    top = str(home).partition(".")[0]
-    return top in _PACKAGES or top in sys.stdlib_module_names
+    module = sys.modules.get(str(home))
+    return module is not None and is_known(vars(module))

@@ -7,19 +7,15 @@ the model's weights have pushed it all out of the caches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from operator import getitem, is_not
 from typing import Any
 
-import torch
-from torch import nn
-
 from ariadne import tree
 from ariadne.held import lasts
 from ariadne.kept import Contents
-
-dict_version = getattr(torch._C._dynamo.guards, "dict_version", None)
+from ariadne.versions import VERSION
 
 Slot = tuple[Any, Any, Any]  # a table, a key, and what stands there
 
@@ -126,43 +122,3 @@ class Watched:
             return False
         self._versions = versions
         return True
-
-
-def _tells(version: Callable[[dict[Any, Any]], int]) -> bool:
-    """Whether every way to write into a module's dicts changes their versions here. CPython keeps attributes in several ways."""
-    module: Any = nn.Module()
-    own = module.__dict__
-    own_changes: list[Callable[[], Any]] = [
-        lambda: setattr(module, "watched", 1),
-        lambda: setattr(module, "watched", 2),
-        lambda: object.__setattr__(module, "watched", 3),
-        lambda: own.__setitem__("watched", 4),
-        lambda: own.update(watched=5),
-        lambda: delattr(module, "watched"),
-        module.eval,
-        module.train,
-    ]
-    member_changes: list[Callable[[], Any]] = [
-        lambda: setattr(module, "part", nn.ReLU()),
-        lambda: setattr(module, "part", nn.Tanh()),
-        lambda: module._modules.update(part=nn.ReLU()),
-        lambda: delattr(module, "part"),
-    ]
-    changes = [(own, change) for change in own_changes]
-    changes += [(module._modules, change) for change in member_changes]
-    changes += [(module._parameters, lambda: module.register_parameter("watched", None))]
-    for _ in range(20):  # an interpreter may go other ways once it has seen something often
-        for table, change in changes:
-            before = version(table)
-            if version(table) != before:
-                return False
-            change()
-            if version(table) == before:
-                return False
-        del module._parameters["watched"]
-    return True
-
-
-VERSION: Callable[[dict[Any, Any]], int] | None = (
-    dict_version if dict_version is not None and _tells(dict_version) else None
-)

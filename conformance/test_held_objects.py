@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -194,6 +198,102 @@ REFUSED: dict[str, tuple[Callable[[], Net], Callable[[Any], Any], str]] = {
     ),
 }
 
+
+class Mapped:
+    """Finds an attribute under another name, as configs of transformers do."""
+
+    def __init__(self) -> None:
+        self.n_head, self._map = 2.0, {"heads": "n_head"}
+
+    def __getattribute__(self, name: str) -> Any:
+        names = object.__getattribute__(self, "__dict__").get("_map", {})
+        return object.__getattribute__(self, names.get(name, name))
+
+
+def tried(m: Any, x: torch.Tensor) -> torch.Tensor:
+    try:
+        return x * m.config.gain
+    except AttributeError:
+        return x
+
+
+def helped(x: torch.Tensor, config: Any) -> torch.Tensor:
+    return x * config.scale
+
+
+def weights_only(m: Any, x: torch.Tensor) -> torch.Tensor:
+    for layer in m.aux:
+        x = nn.functional.linear(x, layer.weight)
+    return x
+
+
+def matched(m: Any, x: torch.Tensor) -> torch.Tensor:
+    match m.config:
+        case Point(2.0):
+            return x * 2
+    return x
+
+
+@dataclasses.dataclass
+class Point:
+    """Something that `match` takes apart by position."""
+
+    gain: float = 2.0
+
+
+REFUSED |= {
+    "an attribute that a class finds under another name": (
+        lambda: Net(lambda m, x: x * m.config.heads, config=Mapped()),
+        lambda m: setattr(m.config, "n_head", 3.0),
+        "'config.n_head' of the model was 2.0",
+    ),
+    "an attribute that an object is matched by": (
+        lambda: Net(matched, config=Point()),
+        lambda m: setattr(m.config, "gain", 3.0),
+        "'config.gain' of the model was 2.0",
+    ),
+    "an object as a whole": (
+        lambda: Net(lambda m, x: x * sum(vars(m.config).values()), config=SimpleNamespace(gain=2.0)),
+        lambda m: setattr(m.config, "gain", 3.0),
+        "'config.gain' of the model was 2.0",
+    ),
+    "an attribute that was tried": (
+        lambda: Net(tried, config=SimpleNamespace()),
+        lambda m: setattr(m.config, "gain", 3.0),
+        "config.gain was missing",
+    ),
+    "a second argument": (
+        lambda: Net(lambda m, x: helped(x, m.config), config=Config()),
+        lambda m: setattr(m.config, "scale", 3.0),
+        "Config.scale was 2.0",
+    ),
+    "a variable of the function around": (
+        lambda: Net(lambda m, x: x * sum(m.config.scale for _ in range(2)), config=Config()),
+        lambda m: setattr(m.config, "scale", 3.0),
+        "config.scale was 2.0",
+    ),
+    "a weight of a module in a list that is not called": (
+        lambda: Net(weights_only, aux=[nn.Linear(4, 4)]),
+        lambda m: setattr(m.aux[0], "weight", nn.Parameter(torch.ones(4, 4))),
+        "'weight' of 'aux[0]', which stands in no registry",
+    ),
+    "a module behind its bound forward": (
+        lambda: Net(lambda m, x: m.act(x), act=nn.Linear(4, 4).forward),
+        lambda m: setattr(m.act.__self__, "bias", None),
+        "'act.__self__'",
+    ),
+    "a module in a set": (
+        lambda: Net(through_all, aux={nn.Linear(4, 4)}),
+        lambda m: setattr(next(iter(m.aux)), "bias", None),
+        "which stands in no registry",
+    ),
+    "the shape of an array": (
+        lambda: Net(lambda m, x: x * m.table.shape[0], table=np.ones((2, 3))),
+        lambda m: setattr(m.table, "shape", (3, 2)),
+        "'table' of the model was an array float64[2, 3]",
+    ),
+}
+
 FOLLOWED: dict[str, tuple[Callable[[], Net], Callable[[Any], Any]]] = {
     "a tensor in a deque": (
         lambda: Net(lambda m, x: x * m.kept[0], kept=deque([torch.ones(4)])),
@@ -216,6 +316,18 @@ FOLLOWED: dict[str, tuple[Callable[[], Net], Callable[[Any], Any]]] = {
         lambda m: setattr(m.act, "gain", torch.ones(4) * 3),
     ),
     "the data of a module in a list": (with_strays, lambda m: m.aux[0].weight.data.zero_()),
+    "the size of a view of a parameter": (
+        lambda: Net(lambda m, x: x * m.w.data.shape[0] + m.w.ndim, w=nn.Parameter(torch.ones(3))),
+        lambda m: setattr(m, "w", nn.Parameter(torch.ones(5, 1))),
+    ),
+    "what a logger remembers": (
+        lambda: Net(logged, log=logging.getLogger("ariadne.test")),
+        lambda m: m.log.isEnabledFor(logging.WARNING),
+    ),
+    "a cache in an object": (
+        lambda: Net(remembered, config=SimpleNamespace(cache={})),
+        lambda m: m.config.cache.clear(),
+    ),
     "the size of a parameter that no op uses": (
         lambda: Net(sizes, w=nn.Parameter(torch.ones(3))),
         lambda m: setattr(m, "w", nn.Parameter(torch.ones(5))),
@@ -229,6 +341,16 @@ FOLLOWED: dict[str, tuple[Callable[[], Net], Callable[[Any], Any]]] = {
         lambda m: setattr(m.config, "_name_or_path", "somewhere"),
     ),
 }
+
+
+def logged(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.log.debug("called")
+    return x
+
+
+def remembered(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.config.cache.setdefault(x.shape[1], "seen")
+    return x * 2
 
 
 def with_tensor() -> Any:
@@ -319,6 +441,34 @@ def test_python_state_of_callables_and_of_modules_in_lists_is_left_as_found() ->
     ):
         prepare_split(model, example_inputs=(torch.randn(2, 4),), split="50%")
     assert not hasattr(model.aux[0], "last")
+
+
+def test_a_deep_copy_looks_at_its_own_objects() -> None:
+    model, split, x = split_of(lambda: Net(a_default, config=Config()), False)
+    again = copy.deepcopy(split)
+    agree(again.model, again, x)  # type: ignore[arg-type]
+    model.config.gain = 3.0  # type: ignore[union-attr]
+    agree(again.model, again, x)  # type: ignore[arg-type]
+    again.model.config.gain = 3.0  # type: ignore[union-attr]
+    with pytest.raises(ModuleError, match=r"config.gain was missing"):
+        again.run_prefix(x)
+
+
+def test_a_deep_copy_that_would_compute_with_tensors_of_the_original_is_refused() -> None:
+    _, split, _ = split_of(with_strays, False)
+    with pytest.raises(
+        ModuleError, match=r"'aux\[0\]' is a module in no registry.*deep copy would compute with the original's"
+    ):
+        copy.deepcopy(split)
+
+
+def test_objects_that_a_bound_method_leads_to_are_left_alone_where_it_is_not_called() -> None:
+    trainer = SimpleNamespace(events=[], data=[(i, i) for i in range(1000)])
+    owner = Activation()
+    owner.trainer = trainer  # type: ignore[attr-defined]
+    _, split, _ = split_of(lambda: Net(lambda m, x: x, log=owner.__call__), False)
+    held = [keys for _, keys, _ in split._now[False].prefix_guard.attributes]  # type: ignore[attr-defined]
+    assert not any("log" in keys for keys in held)
 
 
 def test_a_hook_for_all_modules_is_refused_at_prepare() -> None:

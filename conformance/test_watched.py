@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import SplitRuntime, prepare_split, watched
+from ariadne import SplitRuntime, kept, prepare_split, watched
 from ariadne.errors import ModuleError
+from ariadne.versions import tells
 from conformance.trap_kit import numbers
 
 
@@ -61,6 +62,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 def versions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     if not request.param:
         monkeypatch.setattr(watched, "VERSION", None)
+        monkeypatch.setattr(kept, "VERSION", None)
     return bool(request.param)
 
 
@@ -125,4 +127,4 @@ TICKS = itertools.count()
 
 @pytest.mark.parametrize("version", [frozen, blind, lambda d: next(TICKS)])
 def test_a_version_that_misses_a_write_or_changes_without_one_is_not_trusted(version: Callable[[Any], int]) -> None:
-    assert not watched._tells(version)
+    assert not tells(version)
