@@ -29,20 +29,10 @@ from ariadne.held import MISSING, Slots, is_pythons, lasts, own_of
 ANY = "*"  # among names: attributes may have been read by others, too
 
 _SILENT = ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL")
-_WHOLESALE = {
-    "__dict__",
-    "__getstate__",
-    "__reduce_ex__",
-    "asdict",
-    "astuple",
-    "attrgetter",
-    "format",
-    "getmembers",
-    "model_dump",
-}
-_WHOLESALE |= {"repr", "vars"}
+_WHOLESALE = frozenset(
+    "__dict__ __getstate__ __reduce_ex__ asdict astuple attrgetter format getmembers model_dump repr vars".split()
+)
 _PACKAGES = {"torch", "ariadne", "sympy", "numpy", "builtins"}
-
 
 Step = tuple[str, Any]
 _ASKING: tuple[Step, ...] = (("LOAD_GLOBAL", "getattr"), ("LOAD_GLOBAL", "hasattr"))
@@ -112,7 +102,7 @@ class Surroundings:
     names: set[str] = field(default_factory=set)
     whole: dict[int, Any] = field(default_factory=dict)
     quiet: set[int] = field(default_factory=set)  # codes that read nothing that counts
-    _chains: dict[int, tuple[CodeType, list[Chain]]] = field(default_factory=dict)
+    _reads: dict[int, tuple[CodeType, list[Chain], bool]] = field(default_factory=dict)
     _seen: set[tuple[int, ...]] = field(default_factory=set)  # two modules may hold equal code
     _others: dict[int, tuple[bool, Any]] = field(default_factory=dict)
 
@@ -122,17 +112,16 @@ class Surroundings:
         if id(table) not in self._others:
             self._others[id(table)] = is_known(table), table
         others = self._others[id(table)][0]
-        wholesale = not _WHOLESALE.isdisjoint(code.co_names)
-        if id(code) not in self._chains:
+        if id(code) not in self._reads:
             if str(table.get("__name__")).partition(".")[0] not in ("ariadne", "torch"):
                 self.names.update(code.co_names, _texts(code.co_consts))
             steps = [] if others else list(plain_steps(dis.get_instructions(code)))
-            wholesale = wholesale or makes_names(steps)
-            reads = list(chains(_given(code), steps))
-            self._chains[id(code)] = code, reads
-            if not reads and not wholesale:  # as in all of torch's code, which is most of what runs
-                self.quiet.add(id(code))
-        reads = self._chains[id(code)][1]
+            wholesale = not _WHOLESALE.isdisjoint(code.co_names) or makes_names(steps)
+            self._reads[id(code)] = code, list(chains(_given(code), steps)), wholesale
+        _, reads, wholesale = self._reads[id(code)]
+        if not reads and not wholesale:  # as in nearly all of torch's code, which is most of what runs
+            self.quiet.add(id(code))
+            return
         names = _given(code)
         given = frame.f_locals if names else {}
         mine = {name: given[name] for name in names if name in given and self.belongs(given[name])}

@@ -486,3 +486,17 @@ def test_a_config_of_a_thousand_labels_costs_no_more_than_one_without() -> None:
     held = [keys for _, keys, _ in split._now[False].prefix_guard.attributes]  # type: ignore[attr-defined]
     assert ("config", "gain") in held
     assert not any("label2id" in keys for keys in held)
+
+
+def test_a_function_that_makes_up_names_reads_every_object_that_it_is_given() -> None:
+    def total(config: Any, count: int) -> float:
+        return sum(getattr(config, f"gain{i}") for i in range(count))
+
+    one, other = SimpleNamespace(gain0=2.0), SimpleNamespace(gain0=3.0)
+    model, split, x = split_of(
+        lambda: Net(lambda m, x: x * total(m.one, 1) * total(m.other, 1), one=one, other=other), False
+    )
+    agree(model, split, x)
+    other.gain0 = 4.0
+    with pytest.raises(ModuleError, match=r"'other.gain0' of the model was 3.0"):
+        split.run_prefix(x)
