@@ -25,6 +25,8 @@ from conformance.oracle import deterministic
 from conformance.state import seed_all, undisturbed
 from conformance.statuses import Finding, Status, Stop
 
+JUDGED_AGAIN = 4  # times, where the split differs from a whole that did not differ from itself
+
 
 def run(bench: Bench, case: Case) -> Finding:
     """A forward, and a training step whose backward runs outside, as torch's documentation has it.
@@ -83,8 +85,13 @@ def _train(bench: Bench, case: Case, *, cached: bool) -> None:
     where = f"training, {at(split)}"
     hold_outcomes(expected, found)
     _judge(bench, case.training, cached)
-    hold("loss", expected.value, found.value, where)
-    hold_state(twin, split, bench, where)
+    try:
+        hold("loss", expected.value, found.value, where)
+        hold_state(twin, split, bench, where)
+    except Stop:  # memory that nobody wrote may hold the same numbers twice
+        for _ in range(JUDGED_AGAIN):
+            _judge(bench, case.training, cached)
+        raise
     hold_rng(expected, found, where)
 
 
