@@ -16,7 +16,6 @@ from torch import nn
 
 from ariadne.errors import ModuleError
 from ariadne.held import (
-    BOOKKEEPING,
     Attribute,
     follow,
     held,
@@ -66,7 +65,7 @@ class Baseline:
     def __init__(self, model: nn.Module, recordings: Sequence[Recording] = ()) -> None:
         self.modules = dict(model.named_modules())
         ran = set[str]().union(*(recorded.used for recorded in recordings)) - self.modules.keys()
-        self.strays = {p: m for p, m in strays(self.modules, BOOKKEEPING).items() if p in ran} if ran else {}
+        self.strays = {p: m for p, m in strays(self.modules).items() if p in ran} if ran else {}
         self.ties = self._ties()
         self.modules |= self.strays
         self.training = {p: m.training for p, m in self.modules.items() if not p or looks_at_its_flag(m)}

@@ -193,10 +193,10 @@ def follow(value: Any, steps: tuple[Any, ...]) -> Any:
     return value
 
 
-def strays(modules: Mapping[str, nn.Module], passed_over: frozenset[str]) -> dict[str, nn.Module]:
+def strays(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """The modules that stand in no registry, but in what attributes of these hold: `layers[0]`, by how one gets there.
 
-    The attributes `passed_over` are not looked into.
+    What torch itself keeps in a module is not looked into.
     """
     found: dict[str, nn.Module] = {}
     seen, known = set[int](), {id(m) for m in modules.values()}
@@ -222,7 +222,7 @@ def strays(modules: Mapping[str, nn.Module], passed_over: frozenset[str]) -> dic
 
     def enter(path: str, module: nn.Module) -> None:
         for name, value in list(module.__dict__.items()):
-            if type(value) not in LEAVES and name not in passed_over:
+            if type(value) not in LEAVES and name not in BOOKKEEPING:
                 look(f"{path}.{name}".removeprefix("."), value)
 
     for path, module in modules.items():

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ariadne.held import BOOKKEEPING, LEAVES, Slots, held, is_array, is_opaque, own_of, slot_of, slots_of, strays
+from ariadne.held import LEAVES, Slots, held, is_array, is_opaque, own_of, slot_of, slots_of, strays
 from ariadne.plan import TracePlan
 from ariadne.prune import Groups
 
@@ -36,7 +36,7 @@ class Snapshot:
     def __init__(self, model: nn.Module) -> None:
         self.rng = _rng()
         self.modules = dict(model.named_modules())
-        self.strays = strays(self.modules, BOOKKEEPING)
+        self.strays = strays(self.modules)
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._lists: list[tuple[Any, list[Any]]] = []  # and deques
         self._arrays: list[tuple[Any, Any]] = []
@@ -47,17 +47,17 @@ class Snapshot:
         self._owners: dict[int, list[torch.Tensor]] = {}
         self._generators: list[tuple[Callable[[Any], Any], Any]] = []
         self._own_rng: list[tuple[Callable[[Any], Any], Any]] = []
-        seen = self._seen = {id(m) for m in (*self.modules.values(), *self.strays.values())}
+        self._seen = {id(m) for m in (*self.modules.values(), *self.strays.values())}
         for module in (*self.modules.values(), *self.strays.values()):
-            self._note(module.__dict__, seen)
+            self._note(module.__dict__)
         tables = [d for d, _ in self._dicts] + [dict(enumerate(v)) for v, _ in self._lists]
         for t in {id(v): v for table in tables for v in table.values() if isinstance(v, torch.Tensor)}.values():
             if t.layout is torch.strided and not t.is_meta:
                 self._owners.setdefault(t.untyped_storage()._cdata, []).append(t)
 
-    def _note(self, thing: Any, seen: set[int]) -> None:
+    def _note(self, thing: Any) -> None:
         """Note a dict of attributes, and all that is held by what it holds."""
-        todo = [thing]
+        todo, seen = [thing], self._seen
         while todo:
             value = todo.pop()
             if type(value) in LEAVES or self._draws(value) or id(value) in seen or is_opaque(value):

@@ -320,7 +320,7 @@ def _link(value: Any, kind: str, key: Any, name: str) -> Outside | None:
 
 def _has_itself(value: Any, key: Any) -> bool:
     """Whether an object has an attribute, or a container an item, of its own and not from its class."""
-    if isinstance(value, (dict, list, tuple)) or key in getattr(value, "__dict__", ()):
+    if isinstance(value, (dict, list, tuple)) or key in (own_of(value) or ()):
         return True
     return isinstance(inspect.getattr_static(value, key, None), MemberDescriptorType)
 
