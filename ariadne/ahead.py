@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C._dynamo.guards import TensorGuards
 
 from ariadne.errors import CompileError
 from ariadne.expr import Expr
+from ariadne.facts import alike
 from ariadne.lift import Lifted
 from ariadne.plan import Batches, TracePlan
 from ariadne.recorder import bind
@@ -81,7 +81,7 @@ class Package:
         self.run, self.batches, self.inputs, self.ambient = run, batches, inputs, ambient
         self.state = [(Layout.of(t), t.shape) for t in state]
         self.plain = tuple(layout.order == tuple(range(len(layout.order))) for layout in inputs)
-        self.unchanged = _watch(state)
+        self.unchanged = alike(state)
 
     def takes(self, inputs: Sequence[torch.Tensor], state: Sequence[torch.Tensor]) -> bool:
         """Whether tensors are of the types, and the state of the sizes, that it was compiled for."""
@@ -90,7 +90,7 @@ class Package:
         if not all(layout.takes(t) and t.shape == shape for (layout, shape), t in zip(self.state, state, strict=True)):
             return False
         if all(layout.lay(t) is t for (layout, _), t in zip(self.state, state, strict=True)) and state:
-            self.unchanged = _watch(state)
+            self.unchanged = alike(state)
         return True
 
     def __call__(self, inputs: Sequence[torch.Tensor], state: Sequence[torch.Tensor]) -> Any:
@@ -98,7 +98,7 @@ class Package:
             t if plain and t.is_contiguous() and not t.is_cuda else layout.lay(t)
             for t, plain, layout in zip(inputs, self.plain, self.inputs, strict=True)
         ]
-        if self.unchanged is None or self.unchanged.check(*state):
+        if self.unchanged(*state):
             return self.run([*given, *state])
         return self.run([*given, *(layout.lay(t) for (layout, _), t in zip(self.state, state, strict=True))])
 
@@ -125,7 +125,7 @@ class Ahead:
                 "compile_options={'backend': 'inductor'} or mode='generated_eager'; they work on the same model"
             )
         if package is None or batch not in package.batches or ambient != package.ambient or not (
-            (package.unchanged is None or package.unchanged.check(*state))
+            package.unchanged(*state)
             and all(layout.takes(t) for layout, t in zip(package.inputs, inputs, strict=True))
         ):  # fmt: skip
             package = self._find(batch, inputs, state, ambient) if self.eager is None else None
@@ -308,11 +308,6 @@ def _draws(node: torch.fx.Node) -> bool:
     arguments = node.target._schema.arguments  # type: ignore[union-attr]
     bound = bind(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
     return not any(a.name == "dropout_p" and value == 0 for a, value in zip(arguments, bound, strict=True))
-
-
-def _watch(tensors: Sequence[torch.Tensor]) -> Any:
-    """torch's own check, in one call, that tensors are still of the types, sizes and strides that they have now."""
-    return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None) if tensors else None
 
 
 def _ambient() -> Any:

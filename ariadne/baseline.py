@@ -15,18 +15,7 @@ import torch
 from torch import nn
 
 from ariadne.errors import ModuleError
-from ariadne.held import (
-    Attribute,
-    follow,
-    held,
-    is_array,
-    is_followed,
-    is_opaque,
-    lasts,
-    own_of,
-    place,
-    strays,
-)
+from ariadne.held import Attribute, follow, held, is_a, is_array, is_followed, is_opaque, lasts, own_of, place, strays
 from ariadne.held import shown as shown_step
 from ariadne.kept import Bytes, Contents, Kept, Length, Same
 from ariadne.recorder import Recording, simple
@@ -44,13 +33,20 @@ GLOBAL_HOOKS = tuple(
 )
 FAR = 64  # steps into what an attribute holds; what stands further is not looked at
 _REGISTRIES = ("_parameters", "_buffers")
+_ALL_BUFFERS = ("buffers", "named_buffers", "state_dict")
 _RENEWED = ("_flat_weights", "_flat_weight_refs")  # of RNNs: see `keeps_its_weights`
-StateTypes = tuple[tuple[torch.dtype, str, tuple[int, ...]], ...]
+Facts = tuple[torch.dtype, str, tuple[int, ...]]
+StateTypes = tuple[Facts, ...]
 
 
 def state_types(model: nn.Module) -> StateTypes:
-    """The dtype, device type and shape of every parameter and buffer: what `.to(...)` and replacing them change."""
-    return tuple((t.dtype, t.device.type, tuple(t.shape)) for t in (*model.parameters(), *model.buffers()))
+    """The facts of every parameter and buffer: what `.to(...)` and replacing them change."""
+    return tuple(map(facts_of, (*model.parameters(), *model.buffers())))
+
+
+def facts_of(t: torch.Tensor) -> Facts:
+    """A tensor's dtype, device type and shape."""
+    return t.dtype, t.device.type, tuple(t.shape)
 
 
 class Baseline:
@@ -82,12 +78,6 @@ class Baseline:
             p: [(t, *item) for t in _REGISTRIES for item in m.__dict__[t].items()] for p, m in self.strays.items()
         }
         self.types = state_types(model)
-        self.shapes = {
-            (path, name): tuple(p.shape)
-            for path, m in self.modules.items()
-            for name, p in m._parameters.items()
-            if p is not None and path not in self.strays
-        }
         self.asks_sizes = any("shape" in recorded.looked for recorded in recordings)
         self.attributes: list[tuple[str, tuple[Any, ...], Any]] = []
         self.missing: set[tuple[str, str]] = set()
@@ -97,6 +87,7 @@ class Baseline:
         self.installed: set[types.CodeType] = set()  # hooks that forward itself registers, and that change no result
         seen: set[tuple[Any, ...]] = set()
         names = Names(recordings)
+        self.facts = self._facts(names, recordings)
         for recorded in recordings:
             taken = {(path, keys[0]) for path, keys, _ in self.attributes}  # by earlier runs, the first of them real
             changed = {(path, name) for path, name, _, _ in recorded.changed}
@@ -116,10 +107,12 @@ class Baseline:
                     self.training.setdefault(path, value)
                 elif (path, name) not in changed | taken and at not in recorded.moved and path in self.modules:
                     found = list(_kept(module, name, value, names))
+                    tensors = {keys: t for keys, t in found if isinstance(t, torch.Tensor)}
+                    self.facts |= {("attribute", path, keys): facts_of(t) for keys, t in tensors.items()}
                     if not found and name not in module.__dict__ and owner_of(module, name) is not None:
                         self.inherited.add((path, name))
                     for keys, kept in found:
-                        if (path, keys, type(kept)) not in seen:
+                        if keys not in tensors and (path, keys, type(kept)) not in seen:
                             seen.add((path, keys, type(kept)))
                             self.attributes.append((path, keys, kept))
 
@@ -131,6 +124,21 @@ class Baseline:
     def hooks_now(self, module: nn.Module, kind: str) -> list[Any]:
         """A module's hooks of one kind, without those that forward itself registers at its first call."""
         return [f for f in module.__dict__[kind].values() if getattr(f, "__code__", None) not in self.installed]
+
+    def _facts(self, names: Names, recordings: Iterable[Recording]) -> dict[tuple[str, str, tuple[Any, ...]], Facts]:
+        """What can be asked of the types of parameters, and of buffers that code names, by (kind, module path, names).
+
+        A plan may rest on the type of a tensor that none of its ops reads. Buffers that forward replaces are its own.
+        """
+        own = {(path, name) for recorded in recordings for path, name, _ in recorded.stores}
+        return {
+            (kind, path, (name,)): facts_of(t)
+            for path, m in self.modules.items()
+            for kind, table in (("parameter", m._parameters), ("buffer", m._buffers))
+            for name, t in table.items()
+            if t is not None and path not in self.strays
+            if kind == "parameter" or (names.has(name) and (path, name) not in own)
+        }
 
     def _ties(self) -> list[list[tuple[str, str, str]]]:
         """The slots (module path, table, name) that hold one and the same tensor, where more than one does."""
@@ -155,7 +163,7 @@ class Baseline:
         new = Baseline(copied)
         old = self.modules
         new.training, new.classes, new.types = dict(self.training), {**new.classes, **self.classes}, self.types
-        new.asks_sizes, new.shapes = self.asks_sizes, self.shapes
+        new.asks_sizes, new.facts = self.asks_sizes, self.facts
         new.absent = {**new.absent, **self.absent}
         new.ties, new.missing, new.installed = self.ties, self.missing, self.installed
         new.outside, new.foreign, new.inherited = [o.of_copy(memo) for o in self.outside], self.foreign, self.inherited
@@ -251,6 +259,10 @@ class Names:
         self.whole = {key: thing for recorded in recordings for key, thing in recorded.whole.items()}
         self.moved = set[int]().union(*(recorded.moved for recorded in recordings))
 
+    def has(self, name: str) -> bool:
+        """Whether code may have asked a module for a tensor of this name."""
+        return self.any or name in self.names or not self.names.isdisjoint(_ALL_BUFFERS)
+
     def counts(self, value: Any, step: Any) -> bool:
         """Whether what stands at a step of a value may have been read: not where no code names it and no code of the class's own
         finds attributes under other names.
@@ -263,7 +275,8 @@ class Names:
 def _kept(module: nn.Module, name: str, value: Any, names: Names) -> Iterable[tuple[tuple[Any, ...], Any]]:
     """What a guard keeps of an attribute that forward read, and of all that it holds.
 
-    Plain values as they are, the contents of arrays, the sizes of containers, and of anything else the identity.
+    Plain values as they are, the contents of arrays, the sizes of containers, tensors that a plan follows, and of anything else
+    the identity.
     """
     mine = name in module.__dict__
     if simple(value):
@@ -275,13 +288,16 @@ def _kept(module: nn.Module, name: str, value: Any, names: Names) -> Iterable[tu
             yield (name,), value
         return
     renewed = name in _RENEWED and isinstance(module, nn.RNNBase)
-    if mine and not renewed and not isinstance(value, torch.Tensor):
+    if mine and not renewed:
         yield from _inside((name,), value, set(), names)
 
 
 def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> Iterable[tuple[tuple[Any, ...], Any]]:
     if id(value) in names.moved or id(own_of(value)) in names.moved:
         return  # a cache: the second run showed that the result does not depend on what is in it
+    if is_a(value, torch.Tensor):
+        yield keys, value if is_followed(keys) else Same(value)
+        return
     if simple(value):
         yield keys, value if lasts(value) else copy.deepcopy(value)
         return
@@ -296,12 +312,8 @@ def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> 
     elif Contents.takes(value):
         yield keys, Contents(value)
         return
-    elif isinstance(value, (list, dict, set, deque)):
+    elif is_a(value, (list, dict, set, deque)):
         yield keys, Length(value)
     for step, thing in held(value):
         if names.counts(value, step):
-            further = (*keys, step)
-            if not isinstance(thing, torch.Tensor):
-                yield from _inside(further, thing, seen, names)
-            elif not is_followed(further):
-                yield further, Same(thing)
+            yield from _inside((*keys, step), thing, seen, names)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping
-from operator import attrgetter, getitem
 from typing import Any
 
 import torch
@@ -26,8 +25,9 @@ from ariadne.errors import BatchError, InputError, ModuleError, named
 from ariadne.expr import Expr
 from ariadne.held import MISSING, Attribute, lasts
 from ariadne.kept import Kept, Same
-from ariadne.plan import TracePlan, Value, layout, short_dtype
+from ariadne.plan import TracePlan, layout, short_dtype
 from ariadne.recorder import simple
+from ariadne.tensors import facts_of_state, tied
 from ariadne.watched import Watched
 
 
@@ -106,7 +106,7 @@ def entrance(
     for name, line, thing in _assumed(plan, model, baseline):
         env[name] = thing
         lines.append(f"    {line}")
-    lines += ["  except (AttributeError, ValueError, KeyError, TypeError):", "    return None"]
+    lines += ["  except (AttributeError, ValueError, LookupError, TypeError):", "    return None"]
     lines.append(f"  return (B, {''.join(leaf[i] + ', ' for i, _ in plan.inputs)})")
     exec("\n".join(lines), env)
     found: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None] = env["enter"]
@@ -136,64 +136,13 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
         found.append(
             ("given_flags", f"if [{', '.join(names)}] != given_flags: return None", [*assumed.inputs_require_grad])
         )
-    if assumed.dtypes:
-        state = [v for v in plan.values.values() if v.kind in ("parameter", "buffer") and v.dtype is not None]
-        for kind in sorted({v.device.split(":")[0] for v in state}):
-            there = [v for v in state if v.device.split(":")[0] == kind]
-            # `is_cpu` takes a fifth of the time of `device.type`.
-            what, is_there = (f"is_{kind}", True) if kind in ("cpu", "cuda") else ("device.type", kind)
-            found += [
-                (f"tables_{kind}", "pass", [getattr(model.get_submodule(v.origin[0]), f"_{v.kind}s") for v in there]),
-                (f"keys_{kind}", "pass", [v.origin[1] for v in there]),
-                (f"type_{kind}", "pass", attrgetter("dtype", what)),
-                (f"types_{kind}", "pass", [(v.dtype, is_there) for v in there]),
-                (
-                    "getitem",
-                    f"if [*map(type_{kind}, map(getitem, tables_{kind}, keys_{kind}))] != types_{kind}: return None",
-                    getitem,
-                ),
-            ]
-    if assumed.shapes or baseline.asks_sizes:
-        state = [v for v in plan.values.values() if v.is_state and v.dtype is not None]
-        found += [
-            ("size_tables", "pass", [_table(model, v) for v in state]),
-            ("size_keys", "pass", [_last(v) for v in state]),
-            ("sizes", "pass", [v.shape for v in state]),
-            (
-                "shape",
-                "if [*map(shape, map(getitem, size_tables, size_keys))] != sizes: return None",
-                attrgetter("shape"),
-            ),
-            ("getitem", "pass", getitem),
-        ]
-        known = {v.origin for v in state if v.kind == "parameter"}
-        rest = [
-            (model.get_submodule(place[0])._parameters, place[1], shape)
-            for place, shape in baseline.shapes.items()
-            if place not in known
-        ]
-        if rest:
-            found.append(("rest", "if any(t[k].shape != shape for t, k, shape in rest): return None", rest))
-    tied = _tied(plan, model, baseline)
-    if tied:
-        found.append(("tied", "if any(t[k] is not u[l] for t, k, u, l in tied): return None", tied))
+    facts = facts_of_state(plan, model, baseline)
+    if facts is not None:
+        found.append(("facts_hold", "if not facts_hold(): return None", facts.hold))
+    pairs = [(one.table, one.key, other.table, other.key) for one, other in tied(plan, model, baseline)]
+    if pairs:
+        found.append(("tied", "if any(t[k] is not u[l] for t, k, u, l in tied): return None", pairs))
     return found
-
-
-def _steps(value: Value) -> tuple[Any, ...]:
-    return tuple(Attribute(k[1]) if isinstance(k, tuple) and k[0] == "." else k for k in value.origin[1:])
-
-
-def _last(value: Value) -> Any:
-    return _steps(value)[-1]
-
-
-def _table(model: nn.Module, value: Value) -> Any:
-    """What holds a tensor of the model, to be asked by the last step of its origin."""
-    module = model.get_submodule(value.origin[0])
-    if value.kind in ("parameter", "buffer"):
-        return module.__dict__[f"_{value.kind}s"]
-    return table_of(module, _steps(value))
 
 
 def same_given(now: Any, then: Any) -> bool:
@@ -210,18 +159,6 @@ def same_given(now: Any, then: Any) -> bool:
 def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
     """Autocast as it is now, per device type: (device type, enabled, dtype)."""
     return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
-
-
-def _tied(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tuple[Any, str, Any, str]]:
-    """Slots that held one and the same tensor at capture, in pairs with the slot that the plan reads."""
-    read = {v.origin for v in plan.values.values() if v.kind in ("parameter", "buffer")}
-    pairs = []
-    for slots in baseline.ties:
-        homes = [(model.get_submodule(path).__dict__[table], name, (path, name)) for path, table, name in slots]
-        chosen = next((h for h in homes if h[2] in read), None)
-        if chosen is not None:
-            pairs += [(chosen[0], chosen[1], h[0], h[1]) for h in homes if h is not chosen]
-    return pairs
 
 
 def explain(

@@ -78,9 +78,14 @@ class Slots:
         delattr(self.thing, name) if value is MISSING else setattr(self.thing, name, value)
 
 
+def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Whether a value is of a class, going by its class and not by what it says of itself: a dead weak proxy can't be asked."""
+    return issubclass(type(value), kinds)
+
+
 def lasts(value: Any) -> bool:
     """Whether a value is plain and can't change by itself, so that an equal one would do as well."""
-    return isinstance(value, SIMPLE) or (isinstance(value, tuple) and all(map(lasts, value)))
+    return is_a(value, SIMPLE) or (is_a(value, tuple) and all(map(lasts, tuple.__iter__(value))))
 
 
 def is_array(value: Any) -> bool:
@@ -216,7 +221,7 @@ def strays(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
             seen.add(id(value))
             todo.append((path, value))
             if issubclass(type(value), (set, frozenset)):
-                for thing in value:
+                for thing in (set if is_a(value, set) else frozenset).__iter__(value):
                     if issubclass(type(thing), nn.Module):
                         look(f"{path}{{…}}", thing)
 

@@ -12,6 +12,8 @@ from ariadne import tree
 from ariadne.held import lasts
 from ariadne.versions import VERSION
 
+_SIZED = (list, dict, set, deque)
+
 
 class Same:
     """Stands for one object, where a guard compares by identity."""
@@ -82,8 +84,9 @@ class Length(Kept):
     __slots__ = ()
 
     def look(self, thing: Any) -> int:
-        """Its length."""
-        return len(thing)
+        """Its length, whatever its class makes of `len`."""
+        kind: Any = type(thing)
+        return len(thing) if kind in _SIZED else int(next(k for k in _SIZED if issubclass(kind, k)).__len__(thing))
 
     def words(self, held: int) -> str:
         """Its type and length."""

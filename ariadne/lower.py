@@ -19,7 +19,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from ariadne import tree
 from ariadne.errors import UnsupportedError, named
 from ariadne.expr import FUNCTIONS, Expr
-from ariadne.held import DEPTH, LEAVES, Attribute, held, is_followed, is_opaque
+from ariadne.held import DEPTH, LEAVES, Attribute, held, is_a, is_followed, is_opaque
 from ariadne.plan import (
     Assumption,
     Batches,
@@ -69,14 +69,14 @@ def state_tensors(snapshot: Snapshot) -> dict[int, tuple[str, tuple[Any, ...]]]:
     seen: dict[int, int] = {}  # objects, and the least depth at which they were looked into
 
     def inside(value: Any, path: str, keys: tuple[Any, ...]) -> None:
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             origin = tuple((".", str(key)) if isinstance(key, Attribute) else key for key in keys[1:])
             found.setdefault(id(value), ("attribute", (path, keys[0], *origin)))
         elif type(value) not in LEAVES and seen.get(id(value), DEPTH) >= len(keys) and not is_opaque(value):
             seen[id(value)] = len(keys)
             for step, thing in held(value):
                 far = not is_followed((*keys, step))
-                if not far and (type(thing) not in LEAVES or isinstance(thing, torch.Tensor)):
+                if not far and (type(thing) not in LEAVES or is_a(thing, torch.Tensor)):
                     inside(thing, path, (*keys, step))
 
     for kind, table in (("parameter", "_parameters"), ("buffer", "_buffers")):

@@ -14,6 +14,7 @@ from ariadne import tree
 from ariadne.capture import Captured, Example, capture
 from ariadne.errors import BatchError, InputError, SpecError, VerificationError, named
 from ariadne.frontier import frontiers
+from ariadne.held import is_a
 from ariadne.runtime import SplitRuntime
 from ariadne.spec import MODES, ExecutionMode, Objective, SplitSpec, parse_boundary
 from ariadne.state import Snapshot
@@ -250,7 +251,7 @@ def example_of(model: nn.Module, args: Sequence[Any], given: Mapping[str, Any] |
             f"{meta!r} is on the meta device, so there is nothing to run; load or initialise the model first"
         )
     for path, module in model.named_modules():
-        stale = next((k for k, v in module.__dict__.items() if isinstance(v, FakeTensor)), None)
+        stale = next((k for k, v in module.__dict__.items() if is_a(v, FakeTensor)), None)
         if stale is not None:
             raise SpecError(
                 f"attribute {stale!r} of {named(path)} is a fake tensor, left there by an earlier torch.export or "

@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from ariadne.errors import UnsupportedError
-from ariadne.held import BOOKKEEPING, SIMPLE
+from ariadne.held import BOOKKEEPING, SIMPLE, is_a
 from ariadne.plan import PLAIN, Region
 from ariadne.refusals import Patches, called_by_torch, refuse, refuse_transforms
 from ariadne.sizes import Size, Watch
@@ -264,10 +264,12 @@ def simple(value: Any, depth: int = 8) -> bool:
 
     A container of a class of its own may do what it likes when it is copied, and one that is `depth` deep may hold itself.
     """
-    if isinstance(value, SIMPLE):
+    if is_a(value, SIMPLE):
         return True
-    if isinstance(value, tuple) or type(value) in (list, set, frozenset):
-        return depth > 0 and len(value) <= 64 and all(isinstance(v, SIMPLE) or simple(v, depth - 1) for v in value)
+    if is_a(value, tuple):
+        value = tuple.__getitem__(value, slice(None))  # one of a class of its own may tell other things
+    if type(value) in (tuple, list, set, frozenset):
+        return depth > 0 and len(value) <= 64 and all(is_a(v, SIMPLE) or simple(v, depth - 1) for v in value)
     if type(value) in (dict, OrderedDict):
         return depth > 0 and len(value) <= 64 and all(simple(k) and simple(v, depth - 1) for k, v in value.items())
     return False
@@ -312,7 +314,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
             if recorder.stack and recorder.stack[-1][0] != key[0]:
                 recording.foreign.add(key[0])
             if key not in recording.written and key not in recording.read_attributes:
-                kept = copy.deepcopy(value) if isinstance(value, (list, dict, set, tuple)) and simple(value) else value
+                kept = copy.deepcopy(value) if is_a(value, (list, dict, set, tuple)) and simple(value) else value
                 recording.read_attributes[key] = self, kept, id(value)
         return value
 

@@ -232,8 +232,7 @@ class SplitRuntime:
         variant = self._accept(boundary)
         if variant.reachable:
             boundary.refuse_if_written()
-        if not variant.suffix_guard():
-            variant.suffix_guard.explain()
+        variant.check_suffix()
         enabled = _is_grad_enabled()
         _set_grad_enabled(False)
         try:
@@ -328,8 +327,7 @@ class SplitRuntime:
         """
         variant = self._accept(boundary, training=True)
         boundary.refuse_if_written()
-        if not variant.suffix_guard():
-            variant.suffix_guard.explain()
+        variant.check_suffix()
         return training.train_suffix(
             variant.suffix,
             boundary,

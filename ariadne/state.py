@@ -7,12 +7,13 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import is_not
 from typing import Any
 
 import torch
 from torch import nn
 
-from ariadne.held import LEAVES, Slots, held, is_array, is_opaque, own_of, slot_of, slots_of, strays
+from ariadne.held import LEAVES, Slots, held, is_a, is_array, is_opaque, own_of, slot_of, slots_of, strays
 from ariadne.plan import TracePlan
 from ariadne.prune import Groups
 
@@ -24,6 +25,16 @@ def _rng() -> dict[str, Any]:
     if "numpy" in sys.modules:
         found["numpy"] = sys.modules["numpy"].random.get_state()
     return found
+
+
+def _items(values: Any) -> list[Any]:
+    """What a list or a deque holds, whatever its class makes of iteration."""
+    return [*(list if issubclass(type(values), list) else deque).__iter__(values)]
+
+
+def _moved(d: dict[Any, Any], old: dict[Any, Any]) -> bool:
+    """Whether a dict holds other things than it did."""
+    return dict.__len__(d) != len(old) or any(dict.get(d, k, d) is not v for k, v in old.items())
 
 
 class Snapshot:
@@ -50,8 +61,8 @@ class Snapshot:
         self._seen = {id(m) for m in (*self.modules.values(), *self.strays.values())}
         for module in (*self.modules.values(), *self.strays.values()):
             self._note(module.__dict__)
-        tables = [d for d, _ in self._dicts] + [dict(enumerate(v)) for v, _ in self._lists]
-        for t in {id(v): v for table in tables for v in table.values() if isinstance(v, torch.Tensor)}.values():
+        tables = [d for d, _ in self._dicts] + [dict(enumerate(was)) for _, was in self._lists]
+        for t in {id(v): v for table in tables for v in table.values() if is_a(v, torch.Tensor)}.values():
             if t.layout is torch.strided and not t.is_meta:
                 self._owners.setdefault(t.untyped_storage()._cdata, []).append(t)
 
@@ -70,9 +81,9 @@ class Snapshot:
                     todo += value.values()
                     continue
             elif issubclass(kind, (list, deque)):
-                self._lists.append((value, list(value)))
+                self._lists.append((value, _items(value)))
             elif issubclass(kind, set):
-                self._sets.append((value, set(value)))
+                self._sets.append((value, {*set.__iter__(value)}))
             elif is_array(value):
                 self._arrays.append((value, value.copy()))
             elif not issubclass(kind, (tuple, frozenset)):
@@ -173,15 +184,16 @@ class Snapshot:
         """
         tables = {id(t) for m in self.modules.values() for t in (m.__dict__, m._parameters, m._buffers, m._modules)}
         for d, old in self._dicts:
-            if id(d) not in tables and (len(d) != len(old) or any(d.get(k, d) is not v for k, v in old.items())):
+            if id(d) not in tables and _moved(d, old):
                 yield (
                     id(d),
-                    [v for k, v in old.items() if d.get(k, d) is not v],
-                    [v for k, v in d.items() if old.get(k, d) is not v],
+                    [v for k, v in old.items() if dict.get(d, k, d) is not v],
+                    [v for k, v in dict.items(d) if old.get(k, d) is not v],
                 )
         for values, was in self._lists:
-            if len(values) != len(was) or any(a is not b for a, b in zip(values, was, strict=True)):
-                yield id(values), list(was), list(values)
+            now = _items(values)
+            if len(now) != len(was) or any(map(is_not, now, was)):
+                yield id(values), list(was), now
         for s, before in self._sets:
             if s != before:
                 yield id(s), list(before), list(s)
@@ -216,11 +228,12 @@ class Snapshot:
     def restore(self) -> None:
         """Put everything back."""
         for d, old in self._dicts:
-            if len(d) != len(old) or any(d.get(k, d) is not v for k, v in old.items()):
+            if _moved(d, old):
                 d.clear()
                 d.update(old)
         for values, was in self._lists:
-            if len(values) != len(was) or any(a is not b for a, b in zip(values, was, strict=True)):
+            now = _items(values)
+            if len(now) != len(was) or any(map(is_not, now, was)):
                 values.clear()
                 values.extend(was)
         for s, before in self._sets:

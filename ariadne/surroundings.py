@@ -13,6 +13,7 @@ import dis
 import inspect
 import re
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -24,7 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ariadne.held import MISSING, Slots, is_pythons, lasts, own_of
+from ariadne.held import MISSING, Slots, is_a, is_pythons, lasts, own_of
 
 ANY = "*"  # among names: attributes may have been read by others, too
 
@@ -130,7 +131,7 @@ class Surroundings:
             return
         self._seen.add(at)
         for thing in mine.values() if wholesale else ():
-            if isinstance(thing, nn.Module):  # or something that it holds
+            if is_a(thing, nn.Module):  # or something that it holds
                 if not others:
                     self.names.add(ANY)
             else:
@@ -286,7 +287,7 @@ def _read(chain: Chain, table: dict[str, Any], arguments: Mapping[str, Any]) -> 
         # What an object of the model has itself, or a module from its class, is held already as the attribute that was read.
         if not chain.of_argument:
             way.append(link)
-        elif not (isinstance(value, nn.Module) or _has_itself(value, key)):
+        elif not (is_a(value, nn.Module) or _has_itself(value, key)):
             way.append(replace(link, owner=value))
         value, name = link.value, link.name
         if kind == "asked":
@@ -299,18 +300,18 @@ def _link(value: Any, kind: str, key: Any, name: str) -> Outside | None:
     """What one link of a chain leads to; None where that can't be told without running the model's code."""
     if kind == "item":
         # To ask a defaultdict would put something there.
-        if not isinstance(value, (dict, list, tuple)) or (isinstance(value, dict) and key not in value):
+        if not is_a(value, (dict, list, tuple)) or (is_a(value, dict) and key not in value):
             return None
         found = Outside(value, key, MISSING, "").now()
         return None if found is MISSING else Outside(value, key, found, f"{name}[{key!r}]")
     if _is_torchs(value):
         return None
     there = inspect.getattr_static(value, key, MISSING)
-    if there is MISSING and isinstance(value, dict) and key in value and getattr(value, key, MISSING) is value[key]:
+    if there is MISSING and is_a(value, dict) and key in value and getattr(value, key, MISSING) is value[key]:
         return Outside(value, key, value[key], f"{name}.{key}")  # a dict whose keys can be read as attributes
-    if isinstance(there, MemberDescriptorType):
+    if is_a(there, MemberDescriptorType):
         there = getattr(value, key, MISSING)
-    table = vars(value) if isinstance(value, ModuleType) else Slots(value)
+    table = vars(value) if is_a(value, ModuleType) else Slots(value)
     if there is MISSING:
         finds_more = hasattr(type(value), "__getattr__")
         own = own_of(value)
@@ -320,17 +321,17 @@ def _link(value: Any, kind: str, key: Any, name: str) -> Outside | None:
 
 def _has_itself(value: Any, key: Any) -> bool:
     """Whether an object has an attribute, or a container an item, of its own and not from its class."""
-    if isinstance(value, (dict, list, tuple)) or key in (own_of(value) or ()):
+    if is_a(value, (dict, list, tuple)) or key in (own_of(value) or ()):
         return True
     return isinstance(inspect.getattr_static(value, key, None), MemberDescriptorType)
 
 
 def _is_torchs(value: Any) -> bool:
-    """Whether a global is a tensor, or a module or class of torch or of Python itself."""
-    if isinstance(value, torch.Tensor):
+    """Whether a global is a tensor, a weak proxy, or a module or class of torch or of Python itself."""
+    if is_a(value, (torch.Tensor, *weakref.ProxyTypes)):
         return True
-    if not isinstance(value, (ModuleType, type)):
+    if not is_a(value, (ModuleType, type)):
         return False
-    home = value.__name__ if isinstance(value, ModuleType) else value.__module__
+    home = value.__name__ if is_a(value, ModuleType) else value.__module__
     module = sys.modules.get(str(home))
     return module is not None and is_known(vars(module))

@@ -20,6 +20,7 @@ from ariadne.plan import TraceNode, TracePlan, Value, short_dtype, uses
 from ariadne.prune import Groups
 from ariadne.segment import load
 from ariadne.spec import Boundary, ExecutionMode, Objective, SplitSpec
+from ariadne.tensors import StateGuard
 from ariadne.verify import Interpreter
 
 
@@ -45,6 +46,7 @@ class Variant:
         self.prefix_guard = ModuleGuard(plan, range(candidate.cut), baseline)
         self.suffix_guard = ModuleGuard(plan, range(candidate.cut, len(plan.nodes)), baseline)
         try:
+            self.suffix_state = StateGuard(plan, model, baseline, self.suffix_guard.modules)
             self.enter = entrance(plan, model, baseline)
             self.prefix_source = emit(plan, candidate, "prefix", model)
             self.suffix_source = emit(plan, candidate, "suffix", model)
@@ -53,7 +55,7 @@ class Variant:
                 side: [(model.get_submodule(path)._parameters, key) for path, key in found]
                 for side, found in reads.items()
             }
-        except (AttributeError, KeyError):  # a module or a tensor of the plan is gone: say which
+        except (AttributeError, LookupError, TypeError):  # a module or a tensor of the plan is gone: say which
             self.prefix_guard.explain()
             self.suffix_guard.explain()
             raise
@@ -83,6 +85,13 @@ class Variant:
         if training and not self.plan.grad_enabled:
             return False
         return self.plan.assumption.grad is None or self.plan.assumption.grad == training
+
+    def check_suffix(self) -> None:
+        """Raise `ModuleError` where the model is not what the suffix relies on."""
+        if not self.suffix_guard():
+            self.suffix_guard.explain()
+        if not self.suffix_state():
+            self.suffix_state.explain()
 
     def parameters(self, side: str) -> list[nn.Parameter]:
         """The parameters that the ops of one side read now, each once."""

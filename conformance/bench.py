@@ -20,7 +20,7 @@ from ariadne import SplitSpec
 from conformance.cases import Case
 from conformance.compare import ABSENT, difference, mapped, moved_attributes
 from conformance.cuts import cut_facts, resolve
-from conformance.oracle import deterministic, informative, live_gradients
+from conformance.oracle import deterministic, hold_informative, live_gradients
 from conformance.state import Snapshot, seed_all, undisturbed
 from conformance.statuses import Status, Stop
 
@@ -83,7 +83,7 @@ class Bench:
         self._order: dict[bool, bool] = {}
         self._caches: dict[bool, dict[tuple[str, str], Any]] = {}
         self._rates: dict[bool, float] = {}
-        self._verdicts: dict[tuple[bool, bool, int], Stop | dict[str, Any]] = {}
+        self._verdicts: dict[tuple[bool, bool, int], Stop | None] = {}
 
     # --- the whole model --------------------------------------------------------------------------------------------
 
@@ -124,13 +124,13 @@ class Bench:
         key = (training, gradients, batch)
         if key not in self._verdicts:
             try:
-                self._verdicts[key] = self._judge_step(*key) if gradients else self._judge_forward(training, batch)
+                self._judge_step(*key) if gradients else self._judge_forward(training, batch)
+                self._verdicts[key] = None
             except Stop as stop:
                 self._verdicts[key] = stop
         verdict = self._verdicts[key]
-        if isinstance(verdict, Stop):
+        if verdict is not None:
             raise verdict
-        self.facts.update(verdict)
 
     def trainable(self, training: bool) -> bool:
         """Whether the whole model can be trained, for a check in which training is only a part; if not, a fact says why."""
@@ -143,7 +143,7 @@ class Bench:
             return False
         return True
 
-    def _judge_forward(self, training: bool, batch: int) -> dict[str, Any]:
+    def _judge_forward(self, training: bool, batch: int) -> None:
         def run(seed: int) -> Any:
             model = self.whole(training)
             args, kwargs = self.inputs(batch, seed)
@@ -153,9 +153,9 @@ class Bench:
 
         with undisturbed():
             output = eager(lambda: deterministic(lambda: run(batch), "the whole model, run"))
-            return informative(output, eager(lambda: run(batch + 1)))
+            hold_informative(output, eager(lambda: run(batch + 1)))
 
-    def _judge_step(self, training: bool, _: bool, batch: int) -> dict[str, Any]:
+    def _judge_step(self, training: bool, _: bool, batch: int) -> None:
         """Two steps, since some models keep something of the first that breaks the second."""
 
         def run() -> Any:
@@ -175,7 +175,6 @@ class Bench:
             for gradients in steps:
                 live_gradients(gradients)
         self._rates[training] = learning_rate(self.parameters(), steps[0])
-        return {}
 
     def rate(self, training: bool) -> float:
         """The learning rate by which a step of SGD moves the whole model's parameters by a hundred-thousandth of their size."""

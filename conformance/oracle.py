@@ -41,28 +41,27 @@ def stir() -> None:
     filled.clear()
 
 
-def informative(output: Any, other: Any) -> dict[str, Any]:
-    """Facts about the outputs for two different inputs; Stop `degenerate` where they would hide a difference.
+def hold_informative(output: Any, other: Any) -> None:
+    """Stop `degenerate` where the outputs for two different inputs would hide a difference.
 
-    Every floating tensor must be finite. One at least must vary over its elements, and one must depend on the input.
+    Every floating tensor must be finite, vary over its elements if it has several, and depend on the input, unless it is a
+    parameter that the model hands out.
     """
     found = [(where, t) for where, t in tensors(output) if t.is_floating_point() and t.numel()]
     later = dict(tensors(other))
     if not found:
         raise Stop(Status.DEGENERATE, "the output holds no floating tensor")
+    made = [(where, t) for where, t in found if not isinstance(t, nn.Parameter)]
+    if not made:
+        raise Stop(Status.DEGENERATE, "no output depends on the input")
     for where, t in found:
         if not bool(torch.isfinite(t).all()):
             raise Stop(Status.DEGENERATE, f"{where or 'the output'} is not finite everywhere")
-    constant = [where for where, t in found if t.numel() > 1 and bool((t == t.flatten()[0]).all())]
-    if len(constant) == len(found):
-        raise Stop(
-            Status.DEGENERATE, f"every output is constant over its elements: {', '.join(constant) or 'the output'}"
-        )
-    deaf = [where for where, t in found if where in later and difference(t, later[where]) is None]
-    if len(deaf) == len(found):
-        raise Stop(Status.DEGENERATE, "no output depends on the input")
-    facts = {"constant_outputs": constant, "outputs_that_ignore_the_input": deaf}
-    return {key: names for key, names in facts.items() if names}
+    for where, t in made:
+        if t.numel() > 1 and bool((t == t.flatten()[0]).all()):
+            raise Stop(Status.DEGENERATE, f"{where or 'the output'} is constant over its elements")
+        if where in later and difference(t, later[where]) is None:
+            raise Stop(Status.DEGENERATE, f"{where or 'the output'} does not depend on the input")
 
 
 def live_gradients(gradients: dict[str, torch.Tensor | None]) -> None:

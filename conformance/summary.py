@@ -78,7 +78,12 @@ def _figures(selftest: Iterable[dict[str, Any]], fuzz: Iterable[dict[str, Any]])
             f"{rules['fire']} of {rules['of']} rules of the verdict fire.\n"
         )
     for line in fuzz:
-        yield f"**Random programs: {line['programs']} run, {line['failures']} failed** ({line['kind']}, {line['profile']}).\n"
+        refusals = ", ".join(f"{name} {count}" for name, count in line.get("refusals", {}).items())
+        refused = f" Refused, where a step allows it: {refusals}." if refusals else ""
+        yield (
+            f"**Random programs: {line['programs']} run, {line['failures']} failed** ({line['kind']}, {line['profile']})."
+            f"{refused}\n"
+        )
 
 
 def _environments(found: Results) -> str:

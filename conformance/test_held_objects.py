@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import logging
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -500,3 +501,35 @@ def test_a_function_that_makes_up_names_reads_every_object_that_it_is_given() ->
     other.gain0 = 4.0
     with pytest.raises(ModuleError, match=r"'other.gain0' of the model was 3.0"):
         split.run_prefix(x)
+
+
+class Closed:
+    """Lets nobody ask it for anything."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(f"asked for {name}")
+
+
+def _closed(kind: type, content: Any) -> Any:
+    def refuse(self: Any, *args: Any) -> Any:
+        raise RuntimeError("asked")
+
+    return type("Closed", (kind,), {"__len__": refuse, "__iter__": refuse})(content)
+
+
+@pytest.mark.parametrize("read", [False, True], ids=["unread", "read"])
+@pytest.mark.parametrize("thing", ["closed_object", "deque", "list", "proxy", "proxy_inside", "set"])
+def test_objects_that_raise_when_they_are_looked_at(thing: str, read: bool) -> None:
+    alive = [Activation()]
+    odd = {
+        "closed_object": lambda: [Closed()],
+        "deque": lambda: _closed(deque, [1]),
+        "list": lambda: _closed(list, [1, 2]),
+        "proxy": lambda: weakref.proxy(alive[0]),
+        "proxy_inside": lambda: {"proxies": [weakref.proxy(alive[0])]},
+        "set": lambda: _closed(set, [1]),
+    }[thing]()
+    model = Net(lambda m, x: x if read and m.odd is None else x * 2, odd=odd).eval()
+    alive.clear()
+    x = torch.randn(2, 4)
+    agree(model, prepare_split(model, (x,), split="percent:50"), x)

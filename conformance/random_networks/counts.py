@@ -36,11 +36,11 @@ def allowed(
     except GuardError as error:
         if not refusable:
             raise Different(f"{runtime.split_id}, batch {batch}: a guard fires for no reason: {error!r}") from error
-        counts.refused.append(repr(error))
+        counts.refused.append(f"{type(error).__name__}: {error}")
     except FrontierError as error:
         if batch in runtime.plan.batches:
             raise Different(f"{runtime.split_id}, batch {batch}: {error!r}") from error
-        counts.refused.append(repr(error))
+        counts.refused.append(f"{type(error).__name__}: {error}")
     except Different:
         raise
     except Exception as error:

@@ -19,17 +19,20 @@ class Tally:
     def __init__(self, kind: str, profile: str) -> None:
         self.kind, self.profile, self.start = kind, profile, time.monotonic()
         self.counts: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()  # programs, by the class of the error
 
     def add(self, counts: Counts) -> None:
         """One program that was held against every promise."""
         self.counts.update(programs=1, cuts=counts.cuts, unsafe=counts.unsafe, replays=counts.replays)
+        self.refusals.update({text.partition(":")[0] for text in counts.refused})
         self.counts.update(steps=counts.steps, raising=counts.raising, refused=bool(counts.refused), uncut=counts.uncut)
 
     def line(self) -> dict[str, Any]:
         """The counts, each there even where it is zero."""
         names = "programs cuts unsafe replays steps raising refused uncut invalid failures".split()
         seconds = round(time.monotonic() - self.start, 1)
-        return {"kind": self.kind, "profile": self.profile, "seconds": seconds} | {n: self.counts[n] for n in names}
+        line = {"kind": self.kind, "profile": self.profile, "seconds": seconds} | {n: self.counts[n] for n in names}
+        return line | {"refusals": dict(sorted(self.refusals.items()))}
 
     def write(self) -> None:
         """Append the counts to the file that the environment names, if it names one."""

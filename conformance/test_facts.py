@@ -1,0 +1,226 @@
+"""Facts about the model's tensors: each change is seen, however it is made, and what is no change is no alarm."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import ariadne.facts
+from ariadne import prepare_split
+from ariadne.errors import ModuleError
+from ariadne.facts import Facts
+
+NAMES = ("dtype", "device.type", "shape")
+
+
+def facts_of(*tensors):
+    table = dict(enumerate(tensors))
+    return table, Facts(NAMES, [(table, k, (t.dtype, t.device.type, t.shape)) for k, t in table.items()])
+
+
+def put(table):
+    table[1] = torch.zeros(3)
+
+
+def data(table):
+    table[1].data = torch.zeros(3)
+
+
+def half(table):
+    table[1].data = table[1].data.half()
+
+
+def resize(table):
+    table[1].resize_(5)
+
+
+def meta(table):
+    table[1] = table[1].to("meta")
+
+
+@pytest.mark.parametrize("change", [data, half, meta, put, resize], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("looked", [0, 1, 3])
+def test_every_change_is_seen(change, looked):
+    table, facts = facts_of(torch.zeros(2), torch.zeros(2, 2))
+    assert all(facts.hold() for _ in range(looked))
+    change(table)
+    assert not facts.hold()
+    assert not facts.hold()
+
+
+@pytest.mark.parametrize("without", [False, True], ids=["torchs_check", "one_by_one"])
+def test_what_is_no_change_is_no_alarm(without, monkeypatch):
+    if without:
+        monkeypatch.setattr(ariadne.facts, "_guards", None)
+    weight = nn.Parameter(torch.zeros(2, 2))
+    table, facts = facts_of(weight, torch.zeros(3), torch.zeros(2).to_sparse())
+    for _ in range(2):
+        assert facts.hold()
+        weight.requires_grad_(False)
+        assert facts.hold()
+        weight.requires_grad_(True)
+        with torch.autocast("cpu"), torch.inference_mode():
+            assert facts.hold()
+        table[0] = torch.ones(2, 2)  # another tensor of the same kind
+        assert facts.hold()
+        table[0] = torch.ones(2, 2).t()  # other strides
+        assert facts.hold()
+        table[0] = weight
+    table[2] = torch.zeros(3).to_sparse()
+    assert not facts.hold()
+
+
+def test_torchs_check_is_there():
+    """Without it all holds as well, at three times the price."""
+    tensors = [torch.zeros(2), torch.zeros(3)]
+    check = ariadne.facts.alike(tensors)
+    assert check is not ariadne.facts._never
+    assert check(*tensors)
+    assert not check(*reversed(tensors))
+
+
+class Follows(nn.Module):
+    """Computes by the type of a tensor that no op reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.unread = nn.Linear(4, 4)
+        self.register_buffer("stored", torch.ones(4))
+        self.scale = torch.ones(4)
+        self.kept = {"scales": [torch.ones(4)]}
+        self.second = nn.Linear(4, 4)
+
+    def asked(self):
+        raise NotImplementedError
+
+    def forward(self, x):
+        asked = self.asked()
+        x = self.second(self.first(x).relu())
+        return x.to(asked.dtype) * asked.shape[0]
+
+
+def parameter(self):
+    return self.unread.weight
+
+
+def one_of_all(self):
+    return list(self.parameters())[2]
+
+
+def buffer(self):
+    return self.stored
+
+
+def attribute(self):
+    return self.scale
+
+
+def inner(self):
+    return self.kept["scales"][0]
+
+
+WAYS = [attribute, buffer, inner, one_of_all, parameter]
+
+
+def equal(split, model, x):
+    with torch.no_grad():
+        whole, out = model(x), split.run_suffix(split.run_prefix(x))
+    assert out.dtype is whole.dtype
+    assert torch.equal(out, whole)
+    return whole
+
+
+@pytest.mark.parametrize("change", ["dtype", "shape"])
+@pytest.mark.parametrize("of", ["copy", "resplit", "runtime"])
+@pytest.mark.parametrize("way", WAYS, ids=lambda f: f.__name__)
+def test_the_type_of_a_tensor_that_no_op_reads(way, of, change):
+    model = type("Follows", (Follows,), {"asked": way})().eval()
+    x = torch.randn(2, 4)
+    split = prepare_split(model, (x,), split="percent:50")
+    if of == "copy":
+        split = copy.deepcopy(split)
+        model = split.model
+    before = equal(split, model, x)
+    t = way(model)
+    t.data = t.data.double() if change == "dtype" else torch.ones(6, *t.shape[1:])
+    if of == "resplit":
+        split = split.resplit("percent:25")
+    after = equal(split, model, x)
+    assert after.dtype is not before.dtype or not torch.equal(after, before)
+
+
+class Renews(nn.Module):
+    """Keeps its last output, in a buffer and in an attribute, and asks for the type of a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("last", torch.zeros(1))
+        self.seen = torch.zeros(1)
+
+    def forward(self, x):
+        y = self.linear(x.to(self.linear.weight.dtype)) * self.linear.weight.shape[0]
+        self.last = y.detach()
+        self.seen = y.detach()
+        return y
+
+
+def test_what_forward_renews_calls_for_no_new_plan():
+    model = Renews().eval()
+    split = prepare_split(model, (torch.randn(2, 4),), split="percent:50")
+    for n in (1, 2, 3, 5):
+        equal(split, model, torch.randn(n, 4))
+    assert len(split._variants) == 1
+
+
+class Tied(nn.Module):
+    """Ends with the weight that it starts with, and with the size of a layer in between."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.middle = nn.Linear(4, 4)
+        self.last = nn.Linear(4, 4)
+        self.last.weight = self.first.weight
+        self.unread = nn.Linear(4, 4)
+        self.kept = {"scale": torch.ones(4)}
+
+    def forward(self, x):
+        x = self.middle(self.first(x).relu())
+        return self.last(x) * self.unread.weight.shape[0] * self.kept["scale"].numel()
+
+
+def untie(model):
+    model.last.weight = nn.Parameter(torch.randn(4, 4))
+
+
+def resize_unread(model):
+    model.unread.weight.data = torch.ones(6, 4)
+
+
+def resize_kept(model):
+    model.kept["scale"] = torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (untie, "'first.weight' and 'last.weight' were one tensor at capture, and are two now"),
+        (resize_kept, r"the shape of \"kept\['scale'\]\" of the model, .* was \[4\] at capture, now it is \[2\]"),
+        (resize_unread, r"the shape of 'weight' of 'unread', .* was \[4, 4\] at capture, now it is \[6, 4\]"),
+    ],
+    ids=["untie", "kept", "unread"],
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_a_suffix_that_runs_alone_sees_it(change, words, training):
+    model, x = Tied().train(training), torch.randn(2, 4)
+    split = prepare_split(model, (x,), split="after:middle")
+    boundary = split.run_training_prefix(x) if training else split.run_prefix(x)
+    change(model)
+    run = partial(split.train_suffix, loss_fn=lambda y, _: y.sum()) if training else split.run_suffix
+    with pytest.raises(ModuleError, match=words):
+        run(boundary)
+    equal(split, model, x)  # from its prefix on it takes a plan for what the model is now
