@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,6 +87,51 @@ def _sweep(plan: TracePlan) -> Iterator[tuple[int, dict[str, None]]]:
         yield cut, live
 
 
+class Stale:
+    """The views of each cut that lie on memory which was written into after they were made, and that nothing has used since.
+
+    autograd gives such a view its place in the graph anew when it is next used.
+    """
+
+    def __init__(self, plan: TracePlan, groups: Groups) -> None:
+        self.plan, self.groups = plan, groups
+        self.writes: dict[str, list[int]] = {}
+        self.reads: dict[str, list[int]] = {}
+        for i, node in enumerate(plan.nodes):
+            for root in {groups.find(name) for name in node.writes}:
+                self.writes.setdefault(root, []).append(i)
+        self.bases: dict[str, str] = {}
+        for name in plan.values if self.writes else ():
+            root = groups.find(name)
+            if root in self.writes:
+                self.bases.setdefault(root, name)
+                self.reads[name] = []
+        for i, node in enumerate(plan.nodes if self.writes else ()):
+            for name in node.reads:
+                if name in self.reads:
+                    self.reads[name].append(i)
+
+    def at(self, cut: int, live: Iterable[str]) -> tuple[str, str, str] | None:
+        """A view that is stale at a cut, what wrote under it, and another value there that shares its memory."""
+        members: dict[str, list[str]] = {}
+        for name in live if self.writes else ():
+            root = self.groups.find(name)
+            if root in self.writes and self.plan.values[name].requires_grad:
+                members.setdefault(root, []).append(name)
+        for root, names in members.items():
+            at = bisect_left(self.writes[root], cut) - 1
+            if at < 0 or len(names) < 2:
+                continue
+            last = self.writes[root][at]
+            writer = self.plan.nodes[last]
+            for name in names:
+                renewed = name in writer.writes or name == self.bases[root]
+                used = bisect_left(self.reads[name], cut) > bisect_left(self.reads[name], last + 1)
+                if self.plan.definitions.get(name, -1) < last and not renewed and not used:
+                    return name, writer.name, next(n for n in names if n != name)
+        return None
+
+
 def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
     """Every cut of the plan, in order, with the values that must cross it.
 
@@ -120,6 +166,7 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
             if len(origin) == 2 and origin in stored:
                 old_reads[stored[origin]] = i
 
+    stale = Stale(plan, groups)
     casts: dict[str, tuple[int, int]] = {}
     last_scope: dict[tuple[int, str], int] = {}
     for i, node in enumerate(plan.nodes):
@@ -152,6 +199,13 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
                 reason = (
                     f"{writer!r} writes through {names[0]!r}, which crosses the boundary, into {owner} {what.name!r}"
                 )
+        old = stale.at(cut, live)
+        if old:
+            view, writer, other = old
+            reason = (
+                f"{view!r} is a view of memory that {writer!r} wrote into afterwards, and crosses with {other!r}: the whole model "
+                "takes up such a view where it is next used, after the cut, and adds the gradients of the two in another order"
+            )
         for name, (first, last) in casts.items():
             if first < cut <= last:
                 reason = f"autocast in forward casts {name!r} once for ops on both sides, and keeps the cast"
