@@ -10,7 +10,7 @@ The pipeline, in import order; nothing imports backwards::
     shapes, verify, capture                   for which batches; how equality is proved; from a model to a plan
     spec, select                              the cut that was asked for
     bindings, codegen, segment                one side of a cut becomes Python
-    watched, guards                           what it relies on
+    facts, tensors, watched, guards           what it relies on
     lift, compilable, tracing                 the same, for compilers
     rows, buckets                             samples that never meet may be padded
     ahead, compiled                           compiled ahead of time, and when first called
