@@ -18,7 +18,7 @@ from ariadne.errors import ModuleError
 from ariadne.held import Attribute, follow, held, is_a, is_array, is_followed, is_opaque, lasts, own_of, place, strays
 from ariadne.held import shown as shown_step
 from ariadne.kept import Bytes, Contents, Kept, Length, Same
-from ariadne.recorder import Recording, simple
+from ariadne.recorder import Recording, simple, storage_of
 from ariadne.surroundings import ANY, Outside
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -33,7 +33,6 @@ GLOBAL_HOOKS = tuple(
 )
 FAR = 64  # steps into what an attribute holds; what stands further is not looked at
 _REGISTRIES = ("_parameters", "_buffers")
-_ALL_BUFFERS = ("buffers", "named_buffers", "state_dict")
 _RENEWED = ("_flat_weights", "_flat_weight_refs")  # of RNNs: see `keeps_its_weights`
 Facts = tuple[torch.dtype, str, tuple[int, ...]]
 StateTypes = tuple[Facts, ...]
@@ -45,8 +44,8 @@ def state_types(model: nn.Module) -> StateTypes:
 
 
 def facts_of(t: torch.Tensor) -> Facts:
-    """A tensor's dtype, device type and shape."""
-    return t.dtype, t.device.type, tuple(t.shape)
+    """A tensor's dtype, device type and shape, if it has one: nested tensors have none."""
+    return t.dtype, t.device.type, () if t.is_nested else tuple(t.shape)
 
 
 class Baseline:
@@ -87,7 +86,8 @@ class Baseline:
         self.installed: set[types.CodeType] = set()  # hooks that forward itself registers, and that change no result
         seen: set[tuple[Any, ...]] = set()
         names = Names(recordings)
-        self.facts = self._facts(names, recordings)
+        self._asked = set[int | None]().union(*(recorded.asked for recorded in recordings))
+        self.facts = self._facts()
         for recorded in recordings:
             taken = {(path, keys[0]) for path, keys, _ in self.attributes}  # by earlier runs, the first of them real
             changed = {(path, name) for path, name, _, _ in recorded.changed}
@@ -108,7 +108,12 @@ class Baseline:
                 elif (path, name) not in changed | taken and at not in recorded.moved and path in self.modules:
                     found = list(_kept(module, name, value, names))
                     tensors = {keys: t for keys, t in found if isinstance(t, torch.Tensor)}
-                    self.facts |= {("attribute", path, keys): facts_of(t) for keys, t in tensors.items()}
+                    self.facts |= {
+                        ("attribute", path, keys): facts_of(t) for keys, t in tensors.items() if self._was_asked(t)
+                    }
+                    if path in self.strays:  # which no plan follows
+                        found = [(keys, Same(kept) if keys in tensors else kept) for keys, kept in found]
+                        tensors = {}
                     if not found and name not in module.__dict__ and owner_of(module, name) is not None:
                         self.inherited.add((path, name))
                     for keys, kept in found:
@@ -125,20 +130,21 @@ class Baseline:
         """A module's hooks of one kind, without those that forward itself registers at its first call."""
         return [f for f in module.__dict__[kind].values() if getattr(f, "__code__", None) not in self.installed]
 
-    def _facts(self, names: Names, recordings: Iterable[Recording]) -> dict[tuple[str, str, tuple[Any, ...]], Facts]:
-        """What can be asked of the types of parameters, and of buffers that code names, by (kind, module path, names).
+    def _facts(self) -> dict[tuple[str, str, tuple[Any, ...]], Facts]:
+        """The types of the parameters and buffers that were asked for one, by (kind, module path, names).
 
-        A plan may rest on the type of a tensor that none of its ops reads. Buffers that forward replaces are its own.
+        A plan may rest on the type of a tensor that none of its ops reads.
         """
-        own = {(path, name) for recorded in recordings for path, name, _ in recorded.stores}
         return {
             (kind, path, (name,)): facts_of(t)
             for path, m in self.modules.items()
             for kind, table in (("parameter", m._parameters), ("buffer", m._buffers))
             for name, t in table.items()
-            if t is not None and path not in self.strays
-            if kind == "parameter" or (names.has(name) and (path, name) not in own)
+            if t is not None and path not in self.strays and self._was_asked(t)
         }
+
+    def _was_asked(self, t: torch.Tensor) -> bool:
+        return not t.is_nested and storage_of(t) in self._asked - {None}
 
     def _ties(self) -> list[list[tuple[str, str, str]]]:
         """The slots (module path, table, name) that hold one and the same tensor, where more than one does."""
@@ -258,10 +264,6 @@ class Names:
         self.any = not self.names or ANY in self.names
         self.whole = {key: thing for recorded in recordings for key, thing in recorded.whole.items()}
         self.moved = set[int]().union(*(recorded.moved for recorded in recordings))
-
-    def has(self, name: str) -> bool:
-        """Whether code may have asked a module for a tensor of this name."""
-        return self.any or name in self.names or not self.names.isdisjoint(_ALL_BUFFERS)
 
     def counts(self, value: Any, step: Any) -> bool:
         """Whether what stands at a step of a value may have been read: not where no code names it and no code of the class's own

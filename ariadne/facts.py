@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter, getitem
+from operator import attrgetter, getitem, is_
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ class Facts:
             tensors: list[Any] = [*map(getitem, self._tables, self._keys)]
             if self._alike(*tensors):  # as they were when they were last looked at one by one
                 return True
+            self._alike = _never  # which lets go of those that it knew
             if [*map(self._ask, tensors)] != self._wanted:
                 return False
         except (LookupError, AttributeError, TypeError):  # a slot is gone, or holds no tensor
@@ -51,16 +52,17 @@ def _never(*tensors: torch.Tensor) -> bool:
     return False
 
 
-def _always() -> bool:
-    return True
-
-
 def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """A function that tells whether tensors are, in all that can be asked of their types and sizes, as these are now."""
-    if not tensors:
-        return _always
-    try:
-        check: Callable[..., bool] = _guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-    except (RuntimeError, TypeError, NotImplementedError):  # sparse tensors have no strides
+    """A function that tells whether tensors are these, and in all that can be asked of their types and sizes as they are now.
+
+    It may say no of such tensors. torch's check ends the process where a tensor has no strides, and is only shown what it knows.
+    """
+    if _guards is None or any(t.layout is not torch.strided or t.is_nested for t in tensors):
         return _never
-    return check
+    known = [*tensors]
+    check = _guards(*known, dynamic_dims_sizes=None, dynamic_dims_strides=None).check if known else None
+
+    def same(*found: torch.Tensor) -> bool:
+        return check is None or (all(map(is_, found, known)) and check(*found))
+
+    return same

@@ -19,7 +19,8 @@ class SplitCandidate:
     `live`: the values that cross, in the order in which they were made. `written`: those of them that the suffix writes
     into, and so copies first. `boundary_bytes`: bytes per sample. `trainable`: the suffix reads a parameter that requires
     grad; `trainable_prefix`: the prefix does. `after`: the outermost module that ends here, if one does.
-    `reason` says why a cut is not `safe`, and is empty where it is.
+    `reason` says why a cut is not `safe`, and is empty where it is; `inexact` says why gradients across it may differ from the
+    whole's in the last bits, and is empty where they don't.
     """
 
     cut: int
@@ -32,6 +33,7 @@ class SplitCandidate:
     trainable_prefix: bool
     after: str
     reason: str
+    inexact: str = ""
 
     @property
     def split_id(self) -> str:
@@ -88,48 +90,51 @@ def _sweep(plan: TracePlan) -> Iterator[tuple[int, dict[str, None]]]:
 
 
 class Stale:
-    """The views of each cut that lie on memory which was written into after they were made, and that nothing has used since.
+    """The cuts at which a view crosses together with other values of its memory, into which something wrote since it was made.
 
-    autograd gives such a view its place in the graph anew when it is next used.
+    autograd gives such a view its place in the graph anew when it is next used: in the whole model, among the suffix's ops.
     """
 
     def __init__(self, plan: TracePlan, groups: Groups) -> None:
         self.plan, self.groups = plan, groups
         self.writes: dict[str, list[int]] = {}
-        self.reads: dict[str, list[int]] = {}
         for i, node in enumerate(plan.nodes):
             for root in {groups.find(name) for name in node.writes}:
                 self.writes.setdefault(root, []).append(i)
-        self.bases: dict[str, str] = {}
+        self.bases: dict[str, str] = {}  # of each group, what was made first
+        self.read: dict[str, int] = {}  # the last op that reads a tensor of the model, by group
         for name in plan.values if self.writes else ():
-            root = groups.find(name)
-            if root in self.writes:
-                self.bases.setdefault(root, name)
-                self.reads[name] = []
+            if groups.find(name) in self.writes:
+                self.bases.setdefault(groups.find(name), name)
         for i, node in enumerate(plan.nodes if self.writes else ()):
             for name in node.reads:
-                if name in self.reads:
-                    self.reads[name].append(i)
+                if name in plan.values and plan.values[name].is_state:
+                    self.read[groups.find(name)] = i
 
-    def at(self, cut: int, live: Iterable[str]) -> tuple[str, str, str] | None:
-        """A view that is stale at a cut, what wrote under it, and another value there that shares its memory."""
+    def at(self, cut: int, live: Iterable[str]) -> str:
+        """Why gradients across a cut may be added in another order; empty where there is no such view."""
         members: dict[str, list[str]] = {}
         for name in live if self.writes else ():
-            root = self.groups.find(name)
-            if root in self.writes and self.plan.values[name].requires_grad:
+            root, dtype = self.groups.find(name), self.plan.values[name].dtype
+            if root in self.writes and dtype is not None and (dtype.is_floating_point or dtype.is_complex):
                 members.setdefault(root, []).append(name)
         for root, names in members.items():
             at = bisect_left(self.writes[root], cut) - 1
-            if at < 0 or len(names) < 2:
+            others = len(names) - 1 + (self.read.get(root, -1) >= cut)
+            if at < 0 or not others:
                 continue
             last = self.writes[root][at]
             writer = self.plan.nodes[last]
             for name in names:
-                renewed = name in writer.writes or name == self.bases[root]
-                used = bisect_left(self.reads[name], cut) > bisect_left(self.reads[name], last + 1)
-                if self.plan.definitions.get(name, -1) < last and not renewed and not used:
-                    return name, writer.name, next(n for n in names if n != name)
-        return None
+                made = self.plan.definitions.get(name, -1)
+                silent = made == last and writer.region.grad is False
+                if (made < last or silent) and name != self.bases[root]:
+                    return (
+                        f"{name!r} is a view of memory that {writer.name!r} wrote into, and crosses with another value of it: the "
+                        "whole model takes up such a view where it is next used, after the cut, and adds up gradients in another "
+                        "order"
+                    )
+        return ""
 
 
 def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
@@ -199,13 +204,6 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
                 reason = (
                     f"{writer!r} writes through {names[0]!r}, which crosses the boundary, into {owner} {what.name!r}"
                 )
-        old = stale.at(cut, live)
-        if old:
-            view, writer, other = old
-            reason = (
-                f"{view!r} is a view of memory that {writer!r} wrote into afterwards, and crosses with {other!r}: the whole model "
-                "takes up such a view where it is next used, after the cut, and adds the gradients of the two in another order"
-            )
         for name, (first, last) in casts.items():
             if first < cut <= last:
                 reason = f"autocast in forward casts {name!r} once for ops on both sides, and keeps the cast"
@@ -226,6 +224,7 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
             first_trainable < cut,
             ends.get(cut, ""),
             reason,
+            stale.at(cut, live),
         )
 
     return tuple(weigh(cut, live) for cut, live in _sweep(plan))[::-1]

@@ -59,6 +59,9 @@ class Recording:
     written: set[tuple[str, str]] = field(default_factory=set)
     missing: set[tuple[str, str]] = field(default_factory=set)
     looked: set[str] = field(default_factory=set)
+    asked: set[int | None] = field(
+        default_factory=set
+    )  # storages of the model's tensors of which a type or size was asked
     output: Any = None
     stores: list[tuple[str, str, torch.Tensor]] = field(default_factory=list)
     changed: list[tuple[str, str, Any, Any]] = field(default_factory=list)
@@ -361,6 +364,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
         def get(self: torch.Tensor) -> Any:
             if mine() and not called_by_torch():
                 recording.looked.add(fact)
+                recording.asked.add(storage_of(self))
             return base.__get__(self)
 
         def put(self: torch.Tensor, value: Any) -> None:
@@ -381,9 +385,13 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     read_shape = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
     state = recorder.state
 
+    measured: set[int | None] = set()
+
     def note_size(t: torch.Tensor) -> None:
-        if "shape" not in recording.looked and mine() and not called_by_torch(3) and storage_of(t) in state:
+        if mine() and (key := storage_of(t)) in state and key not in measured and not called_by_torch(3):
             recording.looked.add("shape")
+            recording.asked.add(key)
+            measured.add(key)
 
     def shape(self: torch.Tensor) -> torch.Size:
         note_size(self)
@@ -402,6 +410,17 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
             return base.__get__(self)
 
         return method if callable(base) else property(get)
+
+    def typed(name: str) -> Callable[..., Any]:
+        base = getattr(torch.Tensor, name)
+
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if mine() and (key := storage_of(self)) in state and not called_by_torch():
+                recording.looked.add("dtype")
+                recording.asked.add(key)
+            return base(self, *args, **kwargs)
+
+        return method
 
     def taken_out(name: str) -> Callable[..., Any]:
         base = getattr(torch.Tensor, name)
@@ -473,6 +492,8 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     patches.set(torch, "is_grad_enabled", is_grad_enabled)
     patches.set(torch.Tensor, "requires_grad", watched("requires_grad", "requires_grad"))
     patches.set(torch.Tensor, "dtype", watched("dtype", "dtype"))
+    for name in ("element_size", "is_complex", "is_floating_point", "type"):
+        patches.set(torch.Tensor, name, typed(name))
     patches.set(torch.Tensor, "contiguous", contiguous)
     patches.set(autocast, "__enter__", enter)
     patches.set(autocast, "__exit__", leave)

@@ -75,7 +75,7 @@ class SplitRuntime:
         self._lock = threading.RLock()
         self._plans = dict(plans)
         self._variants: list[Variant] = []
-        self._by_key: dict[tuple[str, str], Variant] = {}
+        self._by_key: dict[tuple[str, str], list[Variant]] = {}  # they differ in what they rest on
         for plan, (candidates, baseline) in self._plans.items():
             self._add(plan, candidates, baseline, chosen)
         self._main = self._variants[0]
@@ -282,7 +282,7 @@ class SplitRuntime:
     def run_training_prefix(self, *args: Any, **kwargs: Any) -> BoundaryPayload:
         """Run the prefix with gradients; the boundary keeps the prefix's graph for `backward_prefix`.
 
-        Raises what `run_prefix` raises, and `TrainingError` under `torch.inference_mode()`.
+        Raises what `run_prefix` raises, and `TrainingError` under `torch.inference_mode()` or where the cut is `inexact`.
         """
         if torch.is_inference_mode_enabled():
             raise TrainingError(
@@ -293,6 +293,11 @@ class SplitRuntime:
             entered = variant.enter(args, kwargs)
             if entered is None or not variant.prefix_guard():
                 variant, entered = self._enter_anew(args, kwargs, True)
+            if variant.candidate.inexact:
+                raise TrainingError(
+                    f"a training step across {self.split_id} may differ from the whole model's in the last bits: "
+                    f"{variant.candidate.inexact}. Cut elsewhere; SplitSpec(trainable=True) takes only cuts that train exactly"
+                )
             raw = variant.prefix(*entered)
         carried, requires_grad = training.carried(variant.candidate.live, raw)
         live = variant.candidate.live
@@ -425,10 +430,10 @@ class SplitRuntime:
             chosen = self._choose(plan, candidates)
         variant = Variant(plan, candidates, chosen, self.model, baseline, settings)
         self._variants.append(variant)
-        self._by_key[variant.key] = variant
+        self._by_key.setdefault(variant.key, []).append(variant)
         if len(self._variants) > MOST_PLANS:
             oldest = self._variants.pop(1)
-            self._by_key.pop(oldest.key, None)
+            self._by_key[oldest.key].remove(oldest)
             self._plans.pop(oldest.plan, None)
         return variant
 
@@ -507,12 +512,15 @@ class SplitRuntime:
             raise BoundaryError(
                 f"a boundary is what run_prefix or run_training_prefix returns; found {type(boundary).__name__}"
             )
-        variant = self._by_key.get((boundary.plan_signature, boundary.split_id))
-        if variant is None:
+        variants = self._by_key.get((boundary.plan_signature, boundary.split_id))
+        if not variants:
             raise BoundaryError(
                 f"this boundary was made by another split ({boundary.split_id} of plan {boundary.plan_signature}); this one is "
                 f"{self.split_id} of plan {self.plan.signature}. Run the prefix and the suffix of the same split"
             )
+        variant = variants[-1]
+        if len(variants) > 1:
+            variant = next((v for v in reversed(variants) if v.suffix_state()), variant)
         if boundary.labels is not variant.candidate.live:
             check_values(boundary, variant)
         return variant

@@ -43,8 +43,12 @@ def select(
                 f"cannot split at {asked} with trainable=True: no parameter after it requires grad. Cut earlier, unfreeze "
                 "a parameter of the suffix, or pass trainable=False"
             )
+        if trainable and chosen.inexact:
+            raise FrontierError(
+                f"cannot split at {asked} with trainable=True: {chosen.inexact}. {_elsewhere(candidates, cut, trainable)}"
+            )
         return chosen
-    pool = [c for c in candidates if c.safe and (c.trainable or not trainable)]
+    pool = [c for c in candidates if c.safe and not (trainable and (c.inexact or not c.trainable))]
     if not pool:
         why = candidates[len(candidates) // 2].reason or "no parameter of a suffix requires grad, and trainable=True"
         raise FrontierError(
@@ -116,11 +120,8 @@ def _after(plan: TracePlan, candidates: Sequence[SplitCandidate], boundary: Boun
     return end
 
 
-def _elsewhere(candidates: Sequence[SplitCandidate], cut: int) -> str:
-    named = [c for c in candidates if c.safe and c.after]
-    named = (
-        sorted(named, key=lambda c: abs(c.cut - cut))[:3]
-        or sorted((c for c in candidates if c.safe), key=lambda c: abs(c.cut - cut))[:3]
-    )
+def _elsewhere(candidates: Sequence[SplitCandidate], cut: int, trainable: bool = False) -> str:
+    near = sorted((c for c in candidates if c.safe and not (trainable and c.inexact)), key=lambda c: abs(c.cut - cut))
+    named = [c for c in near if c.after][:3] or near[:3]
     names = ", ".join(repr(f"after:{c.after}" if c.after else c.split_id) for c in named)
     return f"Nearest safe splits: {names}." if names else "No cut of this plan is safe."

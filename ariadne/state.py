@@ -195,7 +195,7 @@ class Snapshot:
             if len(now) != len(was) or any(map(is_not, now, was)):
                 yield id(values), list(was), now
         for s, before in self._sets:
-            if s != before:
+            if set.__ne__(s, before):
                 yield id(s), list(before), list(s)
         for array, kept in self._arrays:
             if array.tobytes() != kept.tobytes():
@@ -237,7 +237,7 @@ class Snapshot:
                 values.clear()
                 values.extend(was)
         for s, before in self._sets:
-            if s != before:
+            if set.__ne__(s, before):
                 s.clear()
                 s.update(before)
         for array, kept in self._arrays:

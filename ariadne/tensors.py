@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from ariadne.baseline import Baseline, shown, table_of
 from ariadne.errors import ModuleError, named
 from ariadne.facts import Facts
 from ariadne.held import Attribute
-from ariadne.plan import TracePlan, Value
+from ariadne.plan import TraceNode, TracePlan, Value
 
 
 class Slot(NamedTuple):
@@ -78,17 +78,27 @@ def tied(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tuple[Sl
 
 
 class StateGuard:
-    """That the tensors which some modules hold are tied as they were, and of the sizes that forward asked for.
+    """That the tensors which a suffix reads are tied as they were, and of the sizes that forward asked for.
 
     For a suffix whose prefix runs elsewhere: what enters a prefix is checked for the whole model, and calls for a new plan. The
     dtypes and devices of a suffix may be others than the prefix's.
     """
 
-    def __init__(self, plan: TracePlan, model: nn.Module, baseline: Baseline, paths: Collection[str]) -> None:
+    def __init__(
+        self, plan: TracePlan, nodes: Iterable[TraceNode], model: nn.Module, baseline: Baseline, paths: Collection[str]
+    ) -> None:
+        read = {name for node in nodes for name in node.reads}
+        origins = {(v.origin[0], _steps(v)): name in read for name, v in plan.values.items() if v.is_state}
         sizes = known_facts(plan, model, baseline) if asks_sizes(plan, baseline) else []
-        self._sizes = [(slot, shape) for slot, (_, _, shape) in sizes if slot.path in paths]
+        self._sizes = [
+            (slot, shape)
+            for slot, (_, _, shape) in sizes
+            if origins.get(
+                (slot.path, slot.steps), slot.path in paths
+            )  # or read by none, and in modules that are looked at
+        ]
         pairs = tied(plan, model, baseline)
-        self._pairs = [(one, other) for one, other in pairs if one.path in paths or other.path in paths]
+        self._pairs = [(one, other) for one, other in pairs if origins[one.path, one.steps] or other.path in paths]
         self._facts = Facts(("shape",), [(slot.table, slot.key, (shape,)) for slot, shape in self._sizes])
 
     def __call__(self) -> bool:

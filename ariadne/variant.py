@@ -46,7 +46,8 @@ class Variant:
         self.prefix_guard = ModuleGuard(plan, range(candidate.cut), baseline)
         self.suffix_guard = ModuleGuard(plan, range(candidate.cut, len(plan.nodes)), baseline)
         try:
-            self.suffix_state = StateGuard(plan, model, baseline, self.suffix_guard.modules)
+            nodes = nodes_of(plan, candidate, "suffix")
+            self.suffix_state = StateGuard(plan, nodes, model, baseline, self.suffix_guard.modules)
             self.enter = entrance(plan, model, baseline)
             self.prefix_source = emit(plan, candidate, "prefix", model)
             self.suffix_source = emit(plan, candidate, "suffix", model)

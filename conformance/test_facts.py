@@ -1,6 +1,8 @@
 """Facts about the model's tensors: each change is seen, however it is made, and what is no change is no alarm."""
 
+import contextlib
 import copy
+import types
 from functools import partial
 
 import pytest
@@ -10,7 +12,7 @@ from torch import nn
 import ariadne.facts
 from ariadne import prepare_split
 from ariadne.errors import ModuleError
-from ariadne.facts import Facts
+from ariadne.facts import Facts, alike
 
 NAMES = ("dtype", "device.type", "shape")
 
@@ -224,3 +226,142 @@ def test_a_suffix_that_runs_alone_sees_it(change, words, training):
     with pytest.raises(ModuleError, match=words):
         run(boundary)
     equal(split, model, x)  # from its prefix on it takes a plan for what the model is now
+
+
+class Around(nn.Module):
+    """Asks for a size and a dtype; what else it holds, a test says."""
+
+    def __init__(self, ask=None):
+        super().__init__()
+        self.a, self.b, self.aux = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.pos = nn.Parameter(torch.ones(4))
+        self.last = None
+        self.ask = ask
+
+    def forward(self, x):
+        x = self.a(x.to(self.a.weight.dtype) * self.pos).view(-1, self.a.weight.shape[0])
+        if self.last is None:
+            x = x * 2
+        if self.ask is not None:
+            x = x * self.ask(self.aux.weight)
+        return self.b(x.relu())
+
+
+def split_of(model, boundary="percent:50"):
+    return prepare_split(model, (torch.randn(2, 4),), split=boundary)
+
+
+def halves_agree(model, split):
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        assert torch.equal(model(x), split.run_suffix(split.run_prefix(x)))
+
+
+ODD = {
+    "coo": lambda: torch.eye(4).to_sparse(),
+    "csr": lambda: torch.eye(4).to_sparse_csr(),
+    "bsr": lambda: torch.eye(4).to_sparse_bsr(2),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("where", ["attribute", "buffer", "list", "none"])
+@pytest.mark.parametrize("kind", sorted(ODD))
+def test_tensors_without_strides_end_no_process(kind, where):
+    """torch's own check aborts where a tensor has none."""
+    model = Around().eval()
+    if where == "buffer":
+        del model.last
+        model.register_buffer("last", ODD[kind]())
+    elif where != "none":
+        model.last = ODD[kind]() if where == "attribute" else [ODD[kind]()]
+    split = split_of(model)
+    halves_agree(model, split)
+    table, facts = facts_of(torch.zeros(2), torch.zeros(3))
+    assert facts.hold()
+    assert facts.hold()
+    table[1] = ODD[kind]()
+    with contextlib.suppress(RuntimeError):  # a nested tensor has no shape
+        assert not facts.hold()
+    assert alike([ODD[kind]()])(ODD[kind]()) is False
+
+
+def test_plans_that_differ_in_facts_alone_serve_their_own_boundaries():
+    model = Around(lambda weight: weight.shape[0]).eval()
+    split = split_of(model)
+    for n in (4, 5, 6, 5, 4):
+        model.aux.weight = nn.Parameter(torch.zeros(n, 4))
+        halves_agree(model, split)
+    for n in range(7, 40):  # more than are kept
+        model.aux.weight = nn.Parameter(torch.zeros(n, 4))
+        halves_agree(model, split)
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.ones(4)
+
+    def forward(self, x):
+        return x * self.scale
+
+
+def test_a_tensor_of_a_module_in_a_plain_list():
+    model = Around().eval()
+    scale = Scale()
+    model.ask = lambda weight: scale(weight)[0, 0]
+    model.scales = [scale]
+    model.forward = types.MethodType(lambda m, x: m.b(m.scales[0](m.a(x)).view(-1, m.a.weight.shape[0])), model)
+    split = split_of(model)
+    halves_agree(model, split)
+    scale.scale = torch.ones(4) * 3
+    with pytest.raises(ModuleError, match="scale"):
+        split.run_prefix(torch.randn(3, 4))
+
+
+def test_a_suffix_that_runs_alone_may_have_let_go_of_what_it_does_not_read():
+    model = Around().eval()
+    split = split_of(model, "after:a")
+    x = torch.randn(3, 4)
+    boundary = split.run_prefix(x)
+    with torch.no_grad():
+        whole = model(x)
+    model.pos.data = torch.empty(0)
+    model.aux.weight.data = torch.empty(0)
+    model.a.weight.data = torch.empty(0)
+    assert torch.equal(split.run_suffix(boundary), whole)
+
+
+def test_a_tensor_that_nobody_asked_for_its_size_calls_for_no_new_plan():
+    model = Around().eval()
+    model.last = torch.ones(1)
+    split = split_of(model)
+    for n in (1, 2, 3):
+        model.last = torch.ones(n)
+        model.aux.weight.data = torch.ones(n, 4)
+        halves_agree(model, split)
+    assert len(split._variants) == 1
+
+
+@pytest.mark.parametrize(
+    ("ask", "change"),
+    [
+        (lambda t: t.element_size(), torch.float64),
+        (lambda t: t.size(0), (6, 4)),
+        (lambda t: t.type() == "torch.DoubleTensor", torch.float64),
+        (lambda t: 2 if t.is_floating_point() else 3, torch.int64),
+        (lambda t: 2 if t.is_complex() else 3, torch.complex64),
+        (len, (6, 4)),
+    ],
+    ids=["element_size", "size", "type", "is_floating_point", "is_complex", "len"],
+)
+def test_every_way_to_ask_counts(ask, change):
+    model = Around(ask).eval()
+    del model.aux.weight
+    model.aux.register_buffer("weight", torch.ones(4, 4))
+    split = split_of(model)
+    halves_agree(model, split)
+    model.aux.weight = torch.ones(change) if isinstance(change, tuple) else model.aux.weight.to(change)
+    halves_agree(model, split)

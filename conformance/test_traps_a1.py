@@ -106,7 +106,7 @@ def test_a_cut_between_a_view_and_a_later_write_is_refused_with_a_way_out(writte
     torn = [c for c in runtime.candidates if not c.safe]
     assert torn
     for candidate in torn:
-        with pytest.raises(FrontierError, match=r"memory that .*(share|wrote into afterwards).*Nearest safe splits"):
+        with pytest.raises(FrontierError, match=r"writes into memory that .* and .* share.*Nearest safe splits"):
             runtime.resplit(candidate)
 
 

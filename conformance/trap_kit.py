@@ -62,9 +62,9 @@ class Twins:
         spec = SplitSpec(boundary, dynamic_batch=batches)
         self.runtime = prepare_split(self.split, args, split=spec, example_kwargs=kwargs)
 
-    def cuts(self) -> Iterator[SplitRuntime]:
-        """A runtime for every safe cut of the plan."""
-        safe = [c for c in self.runtime.candidates if c.safe]
+    def cuts(self, exact: bool = False) -> Iterator[SplitRuntime]:
+        """A runtime for every safe cut of the plan, or for those that train exactly."""
+        safe = [c for c in self.runtime.candidates if c.safe and not (exact and c.inexact)]
         assert safe
         for candidate in safe:
             yield self.runtime.resplit(candidate)
@@ -132,7 +132,7 @@ class Twins:
         One optimizer per side, as users have them; parameters that both sides read go to neither and are stepped by a
         third. With `one`, a single optimizer owns all, and steps after both halves.
         """
-        for cut in [runtime] if runtime else self.cuts():
+        for cut in [runtime] if runtime else self.cuts(exact=True):
             shared = {id(p) for p in cut.shared_parameters()}
             sides = [
                 [p for p in side if id(p) not in shared] for side in (cut.prefix_parameters(), cut.suffix_parameters())

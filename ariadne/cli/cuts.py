@@ -78,6 +78,7 @@ def row(plan: TracePlan, c: SplitCandidate) -> dict[str, Any]:
         "trainable_prefix": c.trainable_prefix,
         "trainable_suffix": c.trainable,
         "reason": c.reason,
+        "inexact": c.inexact,
     }
 
 
@@ -130,6 +131,8 @@ def _why(plan: TracePlan, candidates: Sequence[SplitCandidate], c: SplitCandidat
     ]
     rows = [(v.name, v.describe(), size(v.nbytes(env) / plan.traced_batch), _in(made[v.name])) for v in crossing]
     notes = [*(f"the suffix writes into {n!r}, and so takes a copy of it first" for n in c.written)]
+    if c.inexact:
+        notes.append(f"no training step may cross it: {c.inexact}")
     message = ""
     if not c.safe:
         try:

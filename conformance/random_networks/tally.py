@@ -25,11 +25,17 @@ class Tally:
         """One program that was held against every promise."""
         self.counts.update(programs=1, cuts=counts.cuts, unsafe=counts.unsafe, replays=counts.replays)
         self.refusals.update({text.partition(":")[0] for text in counts.refused})
-        self.counts.update(steps=counts.steps, raising=counts.raising, refused=bool(counts.refused), uncut=counts.uncut)
+        self.counts.update(
+            steps=counts.steps,
+            raising=counts.raising,
+            refused=bool(counts.refused),
+            uncut=counts.uncut,
+            inexact=counts.inexact,
+        )
 
     def line(self) -> dict[str, Any]:
         """The counts, each there even where it is zero."""
-        names = "programs cuts unsafe replays steps raising refused uncut invalid failures".split()
+        names = "programs cuts unsafe replays steps raising refused uncut inexact invalid failures".split()
         seconds = round(time.monotonic() - self.start, 1)
         line = {"kind": self.kind, "profile": self.profile, "seconds": seconds} | {n: self.counts[n] for n in names}
         return line | {"refusals": dict(sorted(self.refusals.items()))}
