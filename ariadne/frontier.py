@@ -89,10 +89,17 @@ def _sweep(plan: TracePlan) -> Iterator[tuple[int, dict[str, None]]]:
         yield cut, live
 
 
+_NEW_VIEWS = frozenset(
+    "as_strided chunk diagonal expand expand_as narrow permute select slice split split_with_sizes t transpose unbind unfold "
+    "unsqueeze view view_as view_as_complex view_as_real".split()
+)
+
+
 class Stale:
     """The cuts at which a view crosses together with other values of its memory, into which something wrote since it was made.
 
-    autograd gives such a view its place in the graph anew when it is next used: in the whole model, among the suffix's ops.
+    autograd gives such a view its place in the graph anew when it is next used: in the whole model, among the suffix's ops. It
+    shows where three gradients or more are added up: each view brings one, and the tensor that it is a view of, several.
     """
 
     def __init__(self, plan: TracePlan, groups: Groups) -> None:
@@ -106,10 +113,15 @@ class Stale:
         for name in plan.values if self.writes else ():
             if groups.find(name) in self.writes:
                 self.bases.setdefault(groups.find(name), name)
+        self.tensor: dict[str, str] = {}  # values that are or may be one tensor, by the first of them
         for i, node in enumerate(plan.nodes if self.writes else ()):
             for name in node.reads:
                 if name in plan.values and plan.values[name].is_state:
                     self.read[groups.find(name)] = i
+            for name in () if node.target.split(".")[1] in _NEW_VIEWS else node.outputs:
+                root = groups.find(name)
+                source = next((r for r in node.reads if r in plan.values and groups.find(r) == root), name)
+                self.tensor[name] = self.tensor.get(source, source)
 
     def at(self, cut: int, live: Iterable[str]) -> str:
         """Why gradients across a cut may be added in another order; empty where there is no such view."""
@@ -120,15 +132,16 @@ class Stale:
                 members.setdefault(root, []).append(name)
         for root, names in members.items():
             at = bisect_left(self.writes[root], cut) - 1
-            others = len(names) - 1 + (self.read.get(root, -1) >= cut)
-            if at < 0 or not others:
+            base = self.bases[root]
+            gradients = sum(2 if self.tensor.get(name, name) == base else 1 for name in names)
+            if at < 0 or gradients + 2 * (self.read.get(root, -1) >= cut) < 3:
                 continue
             last = self.writes[root][at]
             writer = self.plan.nodes[last]
             for name in names:
                 made = self.plan.definitions.get(name, -1)
                 silent = made == last and writer.region.grad is False
-                if (made < last or silent) and name != self.bases[root]:
+                if (made < last or silent) and self.tensor.get(name, name) != base:
                     return (
                         f"{name!r} is a view of memory that {writer.name!r} wrote into, and crosses with another value of it: the "
                         "whole model takes up such a view where it is next used, after the cut, and adds up gradients in another "
