@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ariadne.plan import TracePlan, Value, uses
+import torch
+
+from ariadne.plan import TraceNode, TracePlan, Value, uses
 from ariadne.prune import Groups
 
 
@@ -93,32 +95,52 @@ _NEW_VIEWS = frozenset(
     "as_strided chunk diagonal expand expand_as narrow permute select slice split split_with_sizes t transpose unbind unfold "
     "unsqueeze view view_as view_as_complex view_as_real".split()
 )
+_SINGLE = frozenset(
+    "batch_norm conv1d conv2d conv3d dropout flatten group_norm layer_norm linear matmul reshape".split()
+)  # composites of ops, of which one takes the input
+
+
+def _gradients(node: TraceNode) -> int:
+    """How many gradients an op may bring to one tensor that it takes: composites may use it more than once."""
+    space, _, rest = node.target.partition(".")
+    kind, _, overload = rest.partition(".")
+    name = f"{space}::{kind}" + (f".{overload}" if overload not in ("", "default") else "")
+    if space == "python" or kind in _SINGLE:
+        return 1 + (space == "python")
+    return 1 + torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
 
 
 class Stale:
     """The cuts at which a view crosses together with other values of its memory, into which something wrote since it was made.
 
     autograd gives such a view its place in the graph anew when it is next used: in the whole model, among the suffix's ops. It
-    shows where three gradients or more are added up: each view brings one, and the tensor that it is a view of, several.
+    shows where three gradients or more are added up: each view brings one, and the tensor that it is a view of, one for each of
+    its uses.
     """
 
     def __init__(self, plan: TracePlan, groups: Groups) -> None:
-        self.plan, self.groups = plan, groups
+        self.plan, self.groups, self.given = (
+            plan,
+            groups,
+            {*uses(plan.output), *(n for s in plan.stores for n in uses(s.atoms))},
+        )
         self.writes: dict[str, list[int]] = {}
         for i, node in enumerate(plan.nodes):
             for root in {groups.find(name) for name in node.writes}:
                 self.writes.setdefault(root, []).append(i)
         self.bases: dict[str, str] = {}  # of each group, what was made first
-        self.read: dict[str, int] = {}  # the last op that reads a tensor of the model, by group
         for name in plan.values if self.writes else ():
             if groups.find(name) in self.writes:
                 self.bases.setdefault(groups.find(name), name)
         self.tensor: dict[str, str] = {}  # values that are or may be one tensor, by the first of them
+        self.uses: dict[str, list[int]] = {}  # of the bases, the ops; one may take several gradients back
+        bases = {*self.bases.values()}
         for i, node in enumerate(plan.nodes if self.writes else ()):
-            for name in node.reads:
-                if name in plan.values and plan.values[name].is_state:
-                    self.read[groups.find(name)] = i
-            for name in () if node.target.split(".")[1] in _NEW_VIEWS else node.outputs:
+            kind = node.target.split(".")[1]
+            for name in uses((node.args, tuple(v for _, v in node.kwargs))):
+                if self.tensor.get(name, name) in bases:
+                    self.uses.setdefault(groups.find(name), []).extend([i] * _gradients(node))
+            for name in () if kind in _NEW_VIEWS else node.outputs:
                 root = groups.find(name)
                 source = next((r for r in node.reads if r in plan.values and groups.find(r) == root), name)
                 self.tensor[name] = self.tensor.get(source, source)
@@ -133,8 +155,10 @@ class Stale:
         for root, names in members.items():
             at = bisect_left(self.writes[root], cut) - 1
             base = self.bases[root]
-            gradients = sum(2 if self.tensor.get(name, name) == base else 1 for name in names)
-            if at < 0 or gradients + 2 * (self.read.get(root, -1) >= cut) < 3:
+            found = self.uses.get(root, [])
+            gradients = len(found) - bisect_left(found, cut)
+            gradients += sum(2 * (name in self.given) if self.tensor.get(name, name) == base else 1 for name in names)
+            if at < 0 or gradients < 3:
                 continue
             last = self.writes[root][at]
             writer = self.plan.nodes[last]

@@ -286,16 +286,22 @@ class Bench:
         self.facts.update(facts)
         return Split(made, self._sides[training].model, facts)
 
-    def splits(self, case: Case) -> Iterator[Split]:
-        """The split at the case's cut; at every safe cut in turn, each from the same state, for `cut=every`."""
+    def splits(self, case: Case, *, trained: bool = False) -> Iterator[Split]:
+        """The split at the case's cut; for `cut=every` at every safe cut in turn, each from the same state.
+
+        Those that are to be `trained` are without the cuts that the runtime refuses to train across.
+        """
         backend = case.get("backend", "generated") or "generated"
         if case.get("cut") != "every":
             yield self.split(case.get("cut", "q50") or "q50", case.training, backend)
             return
         runtime = self.runtime(case.training, backend)
-        cuts = [c for c in runtime.candidates if c.safe]
+        safe = [c for c in runtime.candidates if c.safe]
+        cuts = [c for c in safe if not (trained and getattr(c, "inexact", ""))]
         if not cuts:
             raise Stop(Status.UNSUPPORTED, f"none of its {len(runtime.candidates)} cuts is safe")
+        if len(cuts) < len(safe):
+            self.facts["inexact"] = len(safe) - len(cuts)
         for candidate in cuts:
             side = self.side(case.training)
             made = runtime.resplit(candidate)

@@ -33,7 +33,7 @@ BITWISE, KEEPING_DRAWS = ("generated", "debug"), ("eager", "aot_eager")
 def run(bench: Bench, case: Case) -> Finding:
     """Outputs and loss, every gradient (None told from zero), parameters, buffers, optimizer state, generators."""
     bench.judge(case.training, gradients=True)
-    for split in bench.splits(case):
+    for split in bench.splits(case, trained=True):
         _hold(bench, case, split)
     return PASSED
 

@@ -132,4 +132,4 @@ class AnyBoundary(Planted):
     piece = "runtime"
 
     def _accept(self, boundary: BoundaryPayload, training: bool = False) -> Variant:
-        return self._by_key.get((boundary.plan_signature, boundary.split_id), self._main)
+        return self._by_key.get((boundary.plan_signature, boundary.split_id), [self._main])[-1]
