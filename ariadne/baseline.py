@@ -6,7 +6,7 @@ import copy
 import inspect
 import types
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache, partial
 from operator import is_
 from typing import Any
@@ -86,7 +86,7 @@ class Baseline:
         self.installed: set[types.CodeType] = set()  # hooks that forward itself registers, and that change no result
         seen: set[tuple[Any, ...]] = set()
         names = Names(recordings)
-        self._asked = set[int | None]().union(*(recorded.asked for recorded in recordings))
+        self._asked: Collection[int | None] = set[int | None]().union(*(recorded.asked for recorded in recordings))
         self.facts = self._facts()
         for recorded in recordings:
             taken = {(path, keys[0]) for path, keys, _ in self.attributes}  # by earlier runs, the first of them real
@@ -144,7 +144,7 @@ class Baseline:
         }
 
     def _was_asked(self, t: torch.Tensor) -> bool:
-        return not t.is_nested and storage_of(t) in self._asked - {None}
+        return not t.is_nested and storage_of(t) in self._asked
 
     def _ties(self) -> list[list[tuple[str, str, str]]]:
         """The slots (module path, table, name) that hold one and the same tensor, where more than one does."""
@@ -263,7 +263,7 @@ class Names:
         self.names = set[str]().union(*(recorded.names for recorded in recordings))
         self.any = not self.names or ANY in self.names
         self.whole = {key: thing for recorded in recordings for key, thing in recorded.whole.items()}
-        self.moved = set[int]().union(*(recorded.moved for recorded in recordings))
+        self.moved = set[int | None]().union(*(recorded.moved for recorded in recordings))
 
     def counts(self, value: Any, step: Any) -> bool:
         """Whether what stands at a step of a value may have been read: not where no code names it and no code of the class's own

@@ -59,9 +59,7 @@ class Recording:
     written: set[tuple[str, str]] = field(default_factory=set)
     missing: set[tuple[str, str]] = field(default_factory=set)
     looked: set[str] = field(default_factory=set)
-    asked: set[int | None] = field(
-        default_factory=set
-    )  # storages of the model's tensors of which a type or size was asked
+    asked: set[int | None] = field(default_factory=set)  # storages of the model's tensors whose type it asked
     output: Any = None
     stores: list[tuple[str, str, torch.Tensor]] = field(default_factory=list)
     changed: list[tuple[str, str, Any, Any]] = field(default_factory=list)
@@ -364,7 +362,8 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
         def get(self: torch.Tensor) -> Any:
             if mine() and not called_by_torch():
                 recording.looked.add(fact)
-                recording.asked.add(storage_of(self))
+                if (key := storage_of(self)) in state:
+                    recording.asked.add(key)
             return base.__get__(self)
 
         def put(self: torch.Tensor, value: Any) -> None:
@@ -383,8 +382,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
         return method
 
     read_shape = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
-    state = recorder.state
-
+    state: Collection[int | None] = recorder.state
     measured: set[int | None] = set()
 
     def note_size(t: torch.Tensor) -> None:

@@ -32,6 +32,10 @@ def _items(values: Any) -> list[Any]:
     return [*(list if issubclass(type(values), list) else deque).__iter__(values)]
 
 
+def _changed(now: list[Any], was: list[Any]) -> bool:
+    return len(now) != len(was) or any(map(is_not, now, was))
+
+
 def _moved(d: dict[Any, Any], old: dict[Any, Any]) -> bool:
     """Whether a dict holds other things than it did."""
     return dict.__len__(d) != len(old) or any(dict.get(d, k, d) is not v for k, v in old.items())
@@ -191,8 +195,7 @@ class Snapshot:
                     [v for k, v in dict.items(d) if old.get(k, d) is not v],
                 )
         for values, was in self._lists:
-            now = _items(values)
-            if len(now) != len(was) or any(map(is_not, now, was)):
+            if _changed(now := _items(values), was):
                 yield id(values), list(was), now
         for s, before in self._sets:
             if set.__ne__(s, before):
@@ -232,8 +235,7 @@ class Snapshot:
                 d.clear()
                 d.update(old)
         for values, was in self._lists:
-            now = _items(values)
-            if len(now) != len(was) or any(map(is_not, now, was)):
+            if _changed(_items(values), was):
                 values.clear()
                 values.extend(was)
         for s, before in self._sets:
