@@ -273,8 +273,15 @@ def plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("bug", sorted(BUGS))
-def test_a_planted_bug_is_found_within_a_hundred_programs(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_is_found_in_the_corpus_or_within_a_hundred_programs(
+    bug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plant(bug, monkeypatch)
+    for path in FILES:
+        try:
+            trial(corpus.load(path))
+        except Different:
+            return
     # What is drawn follows from the sources too, out of which hypothesis takes numbers.
     few = settings(settings(), max_examples=100, derandomize=True, database=None, phases=FIRST_FAILURE)
     with pytest.raises(Found):
