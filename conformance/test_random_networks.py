@@ -272,6 +272,7 @@ def plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BUGS[bug](monkeypatch)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", sorted(BUGS))
 def test_a_planted_bug_is_found_in_the_corpus_or_within_a_hundred_programs(
     bug: str, monkeypatch: pytest.MonkeyPatch

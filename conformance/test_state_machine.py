@@ -186,6 +186,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
         monkeypatch.setattr(ariadne.training, "backward_prefix", twice)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     "bug",
     [
