@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from ariadne.plan import TraceNode, TracePlan, Value, uses
 from ariadne.prune import Groups
 
@@ -101,13 +99,9 @@ _SINGLE = frozenset(
 
 
 def _gradients(node: TraceNode) -> int:
-    """How many gradients an op may bring to one tensor that it takes: composites may use it more than once."""
-    space, _, rest = node.target.partition(".")
-    kind, _, overload = rest.partition(".")
-    name = f"{space}::{kind}" + (f".{overload}" if overload not in ("", "default") else "")
-    if space == "python" or kind in _SINGLE:
-        return 1 + (space == "python")
-    return 1 + torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    """How many gradients an op may bring to one tensor that it takes: one that runs as several may use it more than once."""
+    space, kind = node.target.split(".")[:2]
+    return 2 if space == "python" or (kind not in _SINGLE and node.has_kernel("CompositeImplicitAutograd")) else 1
 
 
 class Stale:
@@ -119,11 +113,8 @@ class Stale:
     """
 
     def __init__(self, plan: TracePlan, groups: Groups) -> None:
-        self.plan, self.groups, self.given = (
-            plan,
-            groups,
-            {*uses(plan.output), *(n for s in plan.stores for n in uses(s.atoms))},
-        )
+        self.plan, self.groups = plan, groups
+        self.given = {*uses(plan.output), *(n for s in plan.stores for n in uses(s.atoms))}
         self.writes: dict[str, list[int]] = {}
         for i, node in enumerate(plan.nodes):
             for root in {groups.find(name) for name in node.writes}:
@@ -136,11 +127,10 @@ class Stale:
         self.uses: dict[str, list[int]] = {}  # of the bases, the ops; one may take several gradients back
         bases = {*self.bases.values()}
         for i, node in enumerate(plan.nodes if self.writes else ()):
-            kind = node.target.split(".")[1]
             for name in uses((node.args, tuple(v for _, v in node.kwargs))):
                 if self.tensor.get(name, name) in bases:
                     self.uses.setdefault(groups.find(name), []).extend([i] * _gradients(node))
-            for name in () if kind in _NEW_VIEWS else node.outputs:
+            for name in () if node.target.split(".")[1] in _NEW_VIEWS else node.outputs:
                 root = groups.find(name)
                 source = next((r for r in node.reads if r in plan.values and groups.find(r) == root), name)
                 self.tensor[name] = self.tensor.get(source, source)

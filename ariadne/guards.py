@@ -136,12 +136,13 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
         found.append(
             ("given_flags", f"if [{', '.join(names)}] != given_flags: return None", [*assumed.inputs_require_grad])
         )
-    facts = facts_of_state(plan, model, baseline)
+    pairs = tied(plan, model, baseline)
+    facts = facts_of_state(plan, model, baseline, pairs)
     if facts is not None:
         found.append(("facts_hold", "if not facts_hold(): return None", facts.hold))
-    pairs = [(one.table, one.key, other.table, other.key) for one, other in tied(plan, model, baseline)]
     if pairs:
-        found.append(("tied", "if any(t[k] is not u[l] for t, k, u, l in tied): return None", pairs))
+        slots = [(one.table, one.key, other.table, other.key) for one, other in pairs]
+        found.append(("tied", "if any(t[k] is not u[l] for t, k, u, l in tied): return None", slots))
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 import zlib
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from operator import is_
 from typing import Any
@@ -31,7 +32,7 @@ class Same:
         return found is self.thing
 
 
-class Kept:
+class Kept(ABC):
     """Something that can change by itself, with what it held at one moment."""
 
     __slots__ = ("held", "thing")
@@ -42,13 +43,13 @@ class Kept:
     def __repr__(self) -> str:
         return self.words(self.held)
 
+    @abstractmethod
     def look(self, thing: Any) -> Any:
         """What counts of it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def words(self, held: Any) -> str:
         """That in words."""
-        raise NotImplementedError
 
     def is_same(self) -> bool:
         """Whether it holds the same still."""

@@ -126,6 +126,12 @@ class TraceNode:
         """The name of its first output."""
         return self.outputs[0] if self.outputs else self.target
 
+    def has_kernel(self, key: str) -> bool:
+        """Whether it is an op of torch's dispatcher with a kernel of its own for a key of it, as `AutocastCPU`."""
+        space, _, rest = self.target.partition(".")
+        name = f"{space}::{rest.removesuffix('.default')}"
+        return space != "python" and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+
     @property
     def reads(self) -> tuple[str, ...]:
         """The names of the values and symbols that it uses, each once, in order."""

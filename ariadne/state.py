@@ -29,7 +29,7 @@ def _rng() -> dict[str, Any]:
 
 def _items(values: Any) -> list[Any]:
     """What a list or a deque holds, whatever its class makes of iteration."""
-    return [*(list if issubclass(type(values), list) else deque).__iter__(values)]
+    return [*(list if is_a(values, list) else deque).__iter__(values)]
 
 
 def _changed(now: list[Any], was: list[Any]) -> bool:

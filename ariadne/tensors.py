@@ -49,15 +49,17 @@ def known_facts(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[t
     return [(Slot(_table(model, *key), *key[1:]), values) for key, values in facts.items()]
 
 
-def facts_of_state(plan: TracePlan, model: nn.Module, baseline: Baseline) -> Facts | None:
+def facts_of_state(
+    plan: TracePlan, model: nn.Module, baseline: Baseline, pairs: Iterable[tuple[Slot, Slot]]
+) -> Facts | None:
     """What forward asked of the types of the model's tensors; None where it asked for nothing.
 
-    A slot that has to hold the tensor of another is left out.
+    The second slot of each of the tied `pairs` has to hold the tensor of the first, and is left out.
     """
     asked = [plan.assumption.dtypes, plan.assumption.dtypes, asks_sizes(plan, baseline)]
     if not any(asked):
         return None
-    others = {(id(other.table), other.key) for _, other in tied(plan, model, baseline)}
+    others = {(id(other.table), other.key) for _, other in pairs}
     slots = [(s, values) for s, values in known_facts(plan, model, baseline) if (id(s.table), s.key) not in others]
     return Facts(
         [*compress(("dtype", "device.type", "shape"), asked)],

@@ -131,17 +131,17 @@ class Nobody(Variant):
         self.enter = lambda args, kwargs: None
 
 
+def _casts(node: TraceNode) -> bool:
+    return node.has_kernel("AutocastCPU") or (node.has_kernel("CompositeImplicitAutograd") and not node.may_alias)
+
+
 def _cast_twice(plan: TracePlan, candidate: SplitCandidate) -> Iterator[str]:
     """The parameters that autocast may cast for ops on both sides, going by which ops it has kernels for."""
     sides: list[set[str]] = [set(), set()]
     for i, node in enumerate(plan.nodes):
         wanted = [r for r in node.reads if r in plan.values and plan.values[r].kind == "parameter"]
-        if wanted and node.target.startswith("aten.") and not node.region.autocast:
-            _, name, overload = node.target.split(".")
-            full = f"aten::{name}" if overload == "default" else f"aten::{name}.{overload}"
-            has = torch._C._dispatch_has_kernel_for_dispatch_key
-            if has(full, "AutocastCPU") or (has(full, "CompositeImplicitAutograd") and not node.may_alias):
-                sides[i >= candidate.cut].update(wanted)
+        if wanted and node.target.startswith("aten.") and not node.region.autocast and _casts(node):
+            sides[i >= candidate.cut].update(wanted)
     yield from sorted(sides[0] & sides[1])
 
 

@@ -26,6 +26,10 @@ class Counts:
     inexact: int = 0  # steps that the split refuses, since gradients might be added in another order
     refused: list[str] = field(default_factory=list)
 
+    def refuse(self, error: Exception) -> None:
+        """Note that something was refused, and how."""
+        self.refused.append(f"{type(error).__name__}: {error}")
+
 
 def allowed(
     act: Callable[[], bool], twins: Twins, runtime: SplitRuntime, batch: int, refusable: object, counts: Counts
@@ -39,11 +43,11 @@ def allowed(
     except GuardError as error:
         if not refusable:
             raise Different(f"{runtime.split_id}, batch {batch}: a guard fires for no reason: {error!r}") from error
-        counts.refused.append(f"{type(error).__name__}: {error}")
+        counts.refuse(error)
     except FrontierError as error:
         if batch in runtime.plan.batches:
             raise Different(f"{runtime.split_id}, batch {batch}: {error!r}") from error
-        counts.refused.append(f"{type(error).__name__}: {error}")
+        counts.refuse(error)
     except TrainingError as error:
         if INEXACT not in str(error) or not twins.program.writes:
             raise Different(f"{runtime.split_id}, batch {batch}: {error!r}") from error

@@ -56,7 +56,7 @@ class Session:
             if not self.program.refusable:
                 raise Different(f"trace: no step of this program may be refused, but: {error}") from error
             self.runtime = None
-            self.counts.refused.append(f"{type(error).__name__}: {error}")
+            self.counts.refuse(error)
 
     def _split(self, number: int) -> None:
         safe = [c for c in self.runtime.candidates if c.safe] if self.runtime else []

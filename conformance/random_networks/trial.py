@@ -59,7 +59,7 @@ def _hold(program: Program, training: bool, trains: bool, counts: Counts) -> Non
     except CaptureError as error:
         if not program.refusable:
             raise Different(f"{mode}: no step of this program may be refused, but: {error}") from error
-        counts.refused.append(f"{type(error).__name__}: {error}")
+        counts.refuse(error)
         return
     except Exception as error:
         raise Different(f"{mode}: prepare_split raises {type(error).__name__}: {error}") from error
