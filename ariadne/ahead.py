@@ -6,6 +6,7 @@ nothing; what it relies on (types, sizes, layouts, the batch) is checked here, b
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -169,9 +170,12 @@ class Ahead:
         layouts = tuple(Layout.of(t) for t in inputs)
         served = self._range(batch)
         hint = batch if batch > 1 else min((b for b in served if b > 1), default=1)
-        name = self._name(layouts, state, ambient, served)
+        name = self._name(layouts, inputs, state, ambient, served)
         folder = None if self.options.cache_dir is None or self.plan.objects else Path(self.options.cache_dir)
         kept = None if folder is None else self._kept(folder, name)
+        if folder is not None and kept is not None and batch not in kept[1]:  # it serves others, and stays
+            name = hashlib.sha256(f"{name} from {hint}".encode()).hexdigest()
+            kept = self._kept(folder, name)
         if kept is not None and batch in kept[1]:
             self.report.loaded += 1
             self.report.state = "loaded"
@@ -251,19 +255,27 @@ class Ahead:
             if _draws(node):
                 raise self.refused(f"it draws random numbers ({node.target})")
 
-    def _name(self, layouts: Sequence[Layout], state: Sequence[Any], ambient: Any, served: Batches) -> str:
+    def _name(
+        self, layouts: Sequence[Layout], inputs: Sequence[Any], state: Sequence[Any], ambient: Any, served: Batches
+    ) -> str:
         """What a package depends on, as a digest."""
-        cuda = [torch.cuda.get_device_name(t.device) for t in state if t.is_cuda][:1]
+        cuda = sorted({torch.cuda.get_device_name(t.device) for t in (*inputs, *state) if t.is_cuda})
         told = {
             "format": FORMAT,
+            "sources": _sources(),
             "kernel": self.lifted.kernel(marked=False, checked=True).text,
             "plan": self.plan.signature,
             "split": self.report.split_id,
             "side": self.lifted.name,
             "options": sorted((k, repr(v)) for k, v in (self.options.given.get("options") or {}).items()),
             "torch": [torch.__version__, torch.version.git_version, torch.version.cuda],
-            "machine": [platform.machine(), platform.system(), torch.backends.cpu.get_cpu_capability(), *cuda],
+            "machine": [platform.system(), *_processor(), torch.backends.cpu.get_cpu_capability(), *cuda],
             "threads": torch.get_num_threads(),
+            "settings": [
+                torch._inductor.config.get_hash().hex(),
+                torch.are_deterministic_algorithms_enabled(),
+                *_precision(),
+            ],
             "inputs": [layout.to_json() for layout in layouts],
             "state": [[*Layout.of(t).to_json(), list(t.shape), list(t.stride())] for t in state],
             "ambient": repr(ambient),
@@ -287,6 +299,28 @@ class Ahead:
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             self.report.notes.append(f"{path} was refused, and made anew: {error}")
             return None
+
+
+@functools.cache
+def _sources() -> str:
+    """A digest of this package's code, since a package holds what it makes of a kernel."""
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+
+
+@functools.cache
+def _processor() -> tuple[str, ...]:
+    """The CPU, with every feature that it says it has: native code is compiled for just this one."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().partition("\n\n")[0].splitlines() if told.exists() else []
+    wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part")
+    return platform.machine(), platform.processor(), *(line for line in lines if line.startswith(wanted))
+
+
+def _precision() -> tuple[str, ...]:
+    backends: Any = torch.backends
+    places = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv)
+    return torch.get_float32_matmul_precision(), *(place.fp32_precision for place in places)
 
 
 class _Kernel(nn.Module):
@@ -351,15 +385,19 @@ def _symbols(
 
 def _admitted(env: Any, symbols: Mapping[Any, Expr], batch: str, served: Batches) -> Batches:
     """The batches for which everything holds that export and inductor took for granted."""
-    # Symbols that were found to be the same are written as one in the program, and not in the guard that says so.
-    conditions = [guard.expr.subs(env.replacements) for guard in env.guards] if env is not None else []
-    if not symbols or any(c.free_symbols - set(symbols) for c in conditions):
+    # Symbols that were found to be the same are written as one in the program, and not in the guard that says so. What one that
+    # stands for a size was found to be is a condition itself: a number, where the compiler took the example's size for all.
+    replaced = env.replacements if env is not None else {}
+    others = {symbol: found for symbol, found in replaced.items() if symbol not in symbols}
+    conditions = [guard.expr.subs(others) for guard in env.guards] if env is not None else []
+    apart = [symbol - replaced[symbol].subs(others) for symbol in symbols if symbol in replaced]
+    if not symbols or any(c.free_symbols - set(symbols) for c in (*conditions, *apart)):
         return Batches(())
 
     def holds(b: int) -> bool:
         values = {s: size.evaluate({batch: b}) for s, size in symbols.items()}
         within = all(v <= env.var_to_range[s].upper for s, v in values.items() if s in env.var_to_range)
-        return within and all(bool(c.subs(values)) for c in conditions)
+        return within and all(d.subs(values) == 0 for d in apart) and all(bool(c.subs(values)) for c in conditions)
 
     return Batches.of(b for b in served if holds(b))
 

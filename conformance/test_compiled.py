@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +20,8 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from ariadne import SplitRuntime, SplitSpec, prepare_split
-from ariadne.ahead import Layout, _admitted
+from ariadne.ahead import Ahead, Layout, _admitted
+from ariadne.ahead import _keep as keep
 from ariadne.errors import CompileError, SpecError, WitnessError
 from ariadne.expr import Expr
 from ariadne.lift import lift
@@ -557,7 +560,8 @@ def test_batches_for_which_the_compiler_s_assumptions_fail_are_not_admitted() ->
 
     class Env:
         def __init__(self, *guards: Any) -> None:
-            self.guards, self.var_to_range, self.replacements = [Guard(g) for g in guards], {}, {u: s}
+            self.guards, self.var_to_range = [Guard(g) for g in guards], {}
+            self.replacements: dict[Any, Any] = {u: s}
 
     one, both = {s: Expr("B")}, {s: Expr("B"), t: Expr("2*B")}
     assert _admitted(Env(s < 16), one, "B", Batches(((1, 64),))) == Batches(((1, 15),))
@@ -565,7 +569,46 @@ def test_batches_for_which_the_compiler_s_assumptions_fail_are_not_admitted() ->
     assert _admitted(Env(sympy.Eq(s * 2, t), t < 9), both, "B", Batches(((1, 64),))) == Batches(((1, 4),))
     assert _admitted(Env(sympy.Eq(u, s), u > 2), one, "B", Batches(((1, 9),))) == Batches(((3, 9),))
     assert not _admitted(Env(s < v), one, "B", Batches(((1, 64),)))
+    # A size that was fixed to the example's, or to twice another: torch writes it into the guard, which is then true.
+    fixed, tied = Env(sympy.Eq(s * 32, 256)), Env()
+    fixed.replacements |= {s: sympy.Integer(8)}
+    tied.replacements |= {t: s + 4}
+    assert _admitted(fixed, one, "B", Batches(((1, 64),))) == Batches(((8, 8),))
+    assert _admitted(tied, both, "B", Batches(((1, 64),))) == Batches(((4, 4),))
     assert not _admitted(Env(), {}, "B", Batches(((1, 64),)))
+
+
+def test_packages_that_serve_few_batches_are_kept_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    def few(
+        self: Ahead, layouts: Any, inputs: Any, state: Any, served: Batches, hint: int, folder: Path, name: str
+    ) -> Any:
+        compiled.append(hint)
+        (made := tmp_path / "made").write_bytes(b"code")
+        keep(folder, name, str(made), Batches.of([hint]))
+        return print, Batches.of([hint])
+
+    monkeypatch.setattr(Ahead, "_compile", few)
+    monkeypatch.setattr("ariadne.ahead._loaded", lambda path: print)
+    for batches in ((2, 3), (2, 3), (3, 2)):
+        x = torch.ones(2, 5)
+        lifted = SimpleNamespace(
+            inputs=["x"],
+            batch="x.shape[0]",
+            has_witness=False,
+            name="prefix",
+            kernel=lambda **_: SimpleNamespace(text=""),
+        )
+        plan = SimpleNamespace(batches=Batches(((1, 64),)), objects=(), signature="p")
+        report = SimpleNamespace(
+            split_id="cut:1", compiled={False: 0}, loaded=0, state="", seconds=0.0, batches=(), notes=[]
+        )
+        options = SimpleNamespace(cache_dir=tmp_path / "packages", given={}, on_error="raise")
+        ahead = Ahead(lifted, plan, "prefix", options, report, None, CompileError, threading.RLock())  # type: ignore[arg-type]
+        for batch in batches:
+            assert batch in ahead._find(batch, [x], [], None).batches  # type: ignore[union-attr]
+    assert compiled == [2, 3]
 
 
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
