@@ -16,7 +16,16 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.statistics import CONFIDENCE, FEWEST_PROCESSES, Interval, interval, student_quantile
+from benchmarks.statistics import (
+    CONFIDENCE,
+    FEWEST_PROCESSES,
+    Interval,
+    interval,
+    noise_floor,
+    ratio_interval,
+    student_quantile,
+    too_small,
+)
 
 BETWEEN, NOT_SHOWN, NEVER = "between", "not shown", "never"
 
@@ -98,6 +107,19 @@ def break_even(costs: Sequence[float], savings: Sequence[float]) -> BreakEven:
 def break_even_seconds(costs: Sequence[float], savings: Sequence[float], eager: Sequence[float]) -> BreakEven:
     """The same in seconds of work at eager's pace: `eager` holds each process's seconds of an eager call."""
     return break_even(costs, [s / e for s, e in zip(savings, eager, strict=True)])
+
+
+def held_against(noise: Sequence[float], ratios: Sequence[float], found: BreakEven) -> BreakEven:
+    """The verdict where a steady call's ratio to the model's is a difference, beyond 2 % and the noise floor; else "not shown".
+
+    `ratios` and `noise` hold one number for each process, a variant's and an eager-against-eager pair's.
+    """
+    if found.verdict == NOT_SHOWN:
+        return found
+    if not noise:
+        return BreakEven(NOT_SHOWN, found.rate, reason="no eager-against-eager pair to hold the saving against")
+    why = too_small(ratio_interval(ratios).estimate, noise_floor(noise))
+    return BreakEven(NOT_SHOWN, found.rate, reason=f"the saving is {why}") if why else found
 
 
 def curve(costs: Sequence[float], savings: Sequence[float], calls: Sequence[int]) -> list[tuple[int, Interval]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import resource
 import sys
 import time
@@ -39,10 +40,11 @@ def main(job: dict[str, Any], path: str) -> None:
     started = peak_rss()
     imports = timed_imports(job["imports"])
     process = {"imports": imports, "rss_bytes": {"python": started, "imported": peak_rss()}}
+    token = os.urandom(6).hex()  # whose samples are of one process
     perform = importlib.import_module("benchmarks.jobs").JOBS[job["job"]]
     with open(path, "a", encoding="utf-8") as file:
         for record in perform(job, process):
-            file.write(json.dumps(record, allow_nan=False) + "\n")
+            file.write(json.dumps({**record, "token": token}, allow_nan=False) + "\n")
             file.flush()
 
 

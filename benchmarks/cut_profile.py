@@ -111,8 +111,9 @@ def main(argv: list[str] | None = None) -> int:
     append(given.output, [here])
     failed = 0
     for name in models:
+        moment = environment.moment()
         samples = profile(name, given.device, given.batch, given.cuts, given.pairs, given.settle)
-        append(given.output, [{"environment": here.id, **environment.moment(), **s} for s in samples])
+        append(given.output, [{"environment": here.id, **moment, **s} for s in samples])
         bad = [s["reason"] for s in samples if s["status"] != "ok"]
         failed += bool(bad)
         timed = sum(s.get("seconds") is not None for s in samples)

@@ -7,8 +7,8 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,26 @@ import torch
 from conformance.environment import Environment
 
 ROOT = Path(__file__).resolve().parents[1]
-VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "PYTORCH_CUDA_ALLOC_CONF", "LD_PRELOAD", "CXX")
+VARIABLES = (
+    *(
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "OMP_PROC_BIND",
+        "KMP_AFFINITY",
+        "GOMP_CPU_AFFINITY",
+        "ATEN_CPU_CAPABILITY",
+    ),
+    *("PYTORCH_CUDA_ALLOC_CONF", "LD_PRELOAD", "CXX"),
+)
+FAMILIES = ("TORCHINDUCTOR_", "MALLOC_")
+PLACES = ("TORCHINDUCTOR_CACHE_DIR",)  # each process has its own
 
 
-def here(device: str, options: dict[str, Any]) -> Environment:
-    """This machine, its software, the sources and the options that a sample's meaning depends on."""
+def here(device: str, options: dict[str, Any], variables: Mapping[str, str] = os.environ) -> Environment:
+    """This machine, its software, the sources and the options that a sample's meaning depends on.
+
+    `variables`: the environment's variables that the measuring processes get.
+    """
     base = Environment.here("benchmarks", datetime.now(UTC).isoformat(timespec="seconds"))
     facts = base.facts | {
         "device": device,
@@ -34,7 +49,11 @@ def here(device: str, options: dict[str, Any]) -> Environment:
         "torch build": torch.__version__,
         "sources": sources(ROOT),
     }
-    facts |= {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    facts |= {
+        name: value
+        for name, value in variables.items()
+        if name in VARIABLES or (name.startswith(FAMILIES) and name not in PLACES)
+    }
     facts |= {f"option {name}": str(value) for name, value in options.items()}
     if device.startswith("cuda"):
         facts |= _cuda(device)
@@ -56,7 +75,7 @@ def _cuda(device: str) -> dict[str, str]:
 
 
 def moment() -> dict[str, Any]:
-    """What may differ from job to job: the time, how busy the machine was before it, and the commit (see `sources`)."""
+    """What may differ from job to job, asked before it: the time, how busy the machine is, and the commit (see `sources`)."""
     load = os.getloadavg() if hasattr(os, "getloadavg") else None
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return {"date": date, "load": load and list(load), "commit": _commit()}
@@ -84,7 +103,6 @@ def _compiler() -> str:
     return _first_line([name, "--version"]) if name else "none"
 
 
-@lru_cache(maxsize=1)
 def _commit() -> str:
     return _first_line(["git", "-c", "safe.directory=*", "-C", str(ROOT), "rev-parse", "HEAD"])
 

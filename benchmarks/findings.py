@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from benchmarks.break_even import BreakEven, break_even, break_even_seconds, curve, excess, grid
+from benchmarks.break_even import BreakEven, break_even, break_even_seconds, curve, excess, grid, held_against
 from benchmarks.records import Record, Records
 from benchmarks.statistics import (
     Comparison,
@@ -23,7 +22,7 @@ from benchmarks.statistics import (
 )
 from benchmarks.variants import EAGER, NOISE, REFERENCE
 
-Group = tuple[Any, ...]
+APART = f"not measured in the same process as the {EAGER}"
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Place:
 class Speed:
     """A variant at steady state, side by side with the model; `failure` says why there is no value.
 
-    `ratios` holds one number for each process; `p90` and `p99` pool the samples of all, None where these are too few.
+    `ratios` holds one number for each process, by its number; `p90` and `p99` pool the samples of all, None where too few.
     `strayed`: the largest difference from the model's output, over its largest value.
     """
 
@@ -51,7 +50,7 @@ class Speed:
     seconds: float | None = None
     p90: float | None = None
     p99: float | None = None
-    ratios: tuple[float, ...] = ()
+    ratios: Mapping[int, float] = field(default_factory=dict)
     against_model: Comparison | None = None
     recompilations: int = 0
     strayed: float | None = None
@@ -125,23 +124,34 @@ def _speed(place: Place, name: str, samples: list[Record], beside: dict[str, lis
     failure = _failure(samples)
     if failure is not None:
         return Speed(place, name, failure)
-    times = {s["process"]: s["seconds"] for s in samples}
-    model, again = ({s["process"]: s["seconds"] for s in beside[n] if s["status"] == "ok"} for n in (EAGER, NOISE))
-    ratios = tuple(ratio_of_pairs(times[p], model[p]) for p in times if p in model)
-    noise = [ratio_of_pairs(again[p], model[p]) for p in again if p in model]
-    pooled = [t for process in times.values() for t in process]
+    model = beside.get(EAGER, [])
+    ratios, noise = _ratios(samples, model), _ratios(beside.get(NOISE, []), model)
+    if not ratios:
+        return Speed(place, name, APART)
+    times = [s["seconds"] for s in samples]
+    pooled = [t for process in times for t in process]
     strayed = [float(s["strayed"]) for s in samples]
     return Speed(
         place,
         name,
-        seconds=statistics.median(map(statistics.median, times.values())),
+        seconds=statistics.median(map(statistics.median, times)),
         p90=_tail(pooled, 0.9),
         p99=_tail(pooled, 0.99),
         ratios=ratios,
-        against_model=compare(ratios, noise) if ratios and noise and name != EAGER else None,
+        against_model=compare([*ratios.values()], [*noise.values()]) if noise and name != EAGER else None,
         recompilations=max(s["graphs_in_rounds"] for s in samples),
         strayed=max(strayed),
     )
+
+
+def _ratios(above: list[Record], below: list[Record]) -> dict[int, float]:
+    """A ratio for each process that ran both, by its number.
+
+    That they ran in one is told by the token of the process; records that are older than the tokens have none.
+    """
+    ok = {(s["process"], s.get("token")): s["seconds"] for s in below if s["status"] == "ok"}
+    found = ((s, ok.get((s["process"], s.get("token")))) for s in above if s["status"] == "ok")
+    return {s["process"]: ratio_of_pairs(s["seconds"], other) for s, other in found if other is not None}
 
 
 def _tail(samples: list[float], quantile: float) -> float | None:
@@ -164,10 +174,10 @@ def means(found: list[Speed]) -> list[Mean]:
         for name, by_model in variants.items():
             if name in (EAGER, NOISE):
                 continue
-            values: dict[str, tuple[float, ...] | str] = {}
+            values: dict[str, Mapping[int, float] | str] = {}
             for model in models:
                 speed = by_model.get(model, Speed(place, name, "not measured"))
-                values[model] = speed.failure or speed.ratios or "the model itself failed"
+                values[model] = speed.failure or speed.ratios
             result.append(Mean(place, name, geometric_mean(values)))
     return result
 
@@ -186,15 +196,13 @@ def versus(records: Records, name: str, other: str) -> list[Mean]:
     ]
 
 
-def _against(variants: dict[str, list[Record]], name: str, other: str) -> tuple[float, ...] | str:
+def _against(variants: dict[str, list[Record]], name: str, other: str) -> Mapping[int, float] | str:
     """A ratio for each process, or the words of the failure of either."""
     for one in (name, other):
         failure = _failure(variants[one]) if variants[one] else "not measured"
         if failure is not None:
             return f"{one}: {failure}"
-    below = {s["process"]: s["seconds"] for s in variants[other]}
-    ratios = (ratio_of_pairs(s["seconds"], below[s["process"]]) for s in variants[name] if s["process"] in below)
-    return tuple(ratios) or "no process has both"
+    return _ratios(variants[name], variants[other]) or f"{name}: not measured in the same process as {other}"
 
 
 def recompilations(records: Records) -> Iterator[tuple[Place, str, dict[int, int]]]:
@@ -217,12 +225,18 @@ def starts(records: Records) -> list[Start]:
     groups: dict[tuple[Place, str, str], list[Record]] = defaultdict(list)
     for sample in records.of("start"):
         groups[_place(sample), sample["variant"], sample["cache"]].append(sample)
-    return [_start(*where, samples, groups) for where, samples in groups.items()]
+    pairs: dict[Place, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for sample in records.of("rounds"):
+        pairs[_place(sample)][sample["variant"]].append(sample)
+    noise = {place: [*_ratios(beside[NOISE], beside[EAGER]).values()] for place, beside in pairs.items()}
+    return [_start(*where, samples, groups, noise.get(where[0], [])) for where, samples in groups.items()]
 
 
 def _start(
-    place: Place, name: str, cache: str, samples: list[Record], groups: dict[tuple[Place, str, str], list[Record]]
-) -> Start:
+    place: Place, name: str, cache: str, samples: list[Record], groups: dict[tuple[Place, str, str], list[Record]],
+    noise: list[float],
+) -> Start:  # fmt: skip
+    """`noise`: the eager-against-eager ratios of the rounds, for starts that were measured without such a pair."""
     failure = _failure(samples)
     if failure is not None:
         return Start(place, name, cache, failure)
@@ -245,7 +259,12 @@ def _start(
         statistics.median(a - b for a, b in zip(s["seconds"][EAGER], s["seconds"][name], strict=True)) for s in samples
     ]
     paces = [statistics.median(s["seconds"][EAGER]) for s in samples]
-    calls = break_even(costs, savings)
+    ratios = [ratio_of_pairs(s["seconds"][name], s["seconds"][EAGER]) for s in samples]
+    own = [ratio_of_pairs(s["seconds"][NOISE], s["seconds"][EAGER]) for s in samples if NOISE in s["seconds"]]
+    calls, seconds = (
+        held_against(own or noise, ratios, found)
+        for found in (break_even(costs, savings), break_even_seconds(costs, savings, paces))
+    )
     last = 10 * calls.high if calls.high < 1e9 else 1e5
     return Start(
         place,
@@ -256,7 +275,7 @@ def _start(
         saving=interval(savings),
         pace=interval(paces),
         calls=calls,
-        seconds=break_even_seconds(costs, savings, paces),
+        seconds=seconds,
         balance=tuple(curve(costs, savings, grid(last))),
     )
 

@@ -21,7 +21,7 @@ from benchmarks import timing
 from benchmarks.allocations import peak_bytes
 from benchmarks.child import peak_rss
 from benchmarks.competitors import NotApplicableError
-from benchmarks.subject import Step, Subject, strayed
+from benchmarks.subject import Step, Subject, kept, strayed
 from benchmarks.variants import EAGER, NOISE, REFERENCE, Variant, find
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +30,7 @@ Record = dict[str, Any]
 
 
 def start(job: Job, process: Record) -> Iterator[Record]:
-    """One variant from nothing: its preparation and first calls, then rounds against the model, then its memory.
+    """One variant from nothing: its preparation and first calls, then rounds against the model, twice, then its memory.
 
     The variant goes first, so that what a process pays once (thread pools, lazy libraries) is in its first call; the model's
     own first call is measured in the same way, as the start of the variant "model".
@@ -53,7 +53,9 @@ def _started(job: Job, subject: Subject, variant: Variant, batch: int, rss: dict
         torch.cuda.reset_peak_memory_stats()
     graphs = [_graphs()]
     built: list[Step] = []
-    prepare = timing.seconds(lambda: built.append(_build(variant, subject, batch)), timing.synchroniser(subject.device))
+    prepare = timing.seconds(
+        lambda: built.append(_build(variant.name, subject, batch)), timing.synchroniser(subject.device)
+    )
     rss["prepared"] = peak_rss()
     run = partial(built[0], args, kwargs)
     graphs.append(_graphs())
@@ -63,10 +65,13 @@ def _started(job: Job, subject: Subject, variant: Variant, batch: int, rss: dict
         graphs.append(_graphs())
     rss["called"] = peak_rss()
     cuda = torch.cuda.max_memory_allocated() if subject.device.startswith("cuda") else None
+    # The variant has to be built first, since its first call is what is measured. What is built last pays page faults that the
+    # others do not (see overhead.py): the model and its copy take turns at that, so that their pair's floor holds the effect.
     runs: dict[str, Callable[[], Any]] = {variant.name: run}
-    if variant.name != EAGER:
-        runs[EAGER] = partial(_build(find(EAGER), subject, batch), args, kwargs)
-        timing.calls(runs[EAGER], job["settle"], subject.device)
+    for name in (EAGER, NOISE) if job["process"] % 2 == 0 else (NOISE, EAGER):
+        if name != variant.name:
+            runs[name] = partial(_build(name, subject, batch), args, kwargs)
+            timing.calls(runs[name], job["settle"], subject.device)
     seconds = timing.rounds(runs, job["pairs"], _order(job), subject.device)
     return {
         "status": "ok",
@@ -82,43 +87,50 @@ def _started(job: Job, subject: Subject, variant: Variant, batch: int, rss: dict
 
 
 def side_by_side(job: Job, process: Record) -> Iterator[Record]:
-    """All variants and the model twice, in rounds of random order, at each batch; one record per batch and variant."""
+    """All variants and the model twice, in rounds of random order, at each batch; one record per batch and variant.
+
+    They are built in an order of the process, since where a variant lies in memory has its price. Outputs are compared with the
+    model's at first, and once more after the rounds.
+    """
     subject = _subject(job)
     names = [EAGER, NOISE, *(v for v in job["variants"] if v not in (EAGER, NOISE))]
+    shuffled = random.Random(f"build {_seed(job, job['batches'][0])}").sample(names, len(names))
     built: dict[str, Step] = {}
     failed: dict[str, Record] = {}
     graphs: dict[str, dict[int, int]] = {name: {} for name in names}
     with _mode(subject.task):
         for batch in job["batches"]:
             args, kwargs = subject.inputs(batch)
-            found: dict[str, Record] = {}
-            expected = None
-            for name in names:
-                variant = find(EAGER if name == NOISE else name)
+            first: dict[str, Any] = {}
+            for name in shuffled:
+                variant = _variant(name)
                 if name in failed and not variant.each_batch:
                     continue
                 failed.pop(name, None)
                 before = _graphs()
                 try:
                     if name not in built or variant.each_batch:
-                        built[name] = _build(variant, subject, batch)
-                    output = built[name](args, kwargs)
-                    expected = output if name == EAGER else expected
-                    found[name] = {"strayed": _number(strayed(expected, output))}
+                        built[name] = _build(name, subject, batch)
+                    first[name] = kept(built[name](args, kwargs))
                     timing.calls(partial(built[name], args, kwargs), job["settle"], subject.device)
                     graphs[name][batch] = _graphs() - before
                 except Exception as error:
                     failed[name] = failure(error)
             runs = {name: partial(built[name], args, kwargs) for name in names if name not in failed}
+            apart = {name: strayed(first[EAGER], first[name]) for name in runs} if EAGER in runs else {}
+            first.clear()
             before = _graphs()
             times: dict[str, list[float]] = {}
             if EAGER in runs:
                 times = timing.rounds(runs, job["pairs"], _order(job, batch), subject.device)
             in_rounds = _graphs() - before
+            if EAGER in runs:
+                expected = kept(runs[EAGER]())
+                apart |= {name: max(apart[name], strayed(expected, runs[name]())) for name in runs if name != EAGER}
             for name in names:
                 record = {**_key(job), "variant": name, "batch": batch, "seed": _seed(job, batch)}
                 if name in times:
-                    record |= {"status": "ok", **found[name], "graphs": graphs[name][batch]}
+                    record |= {"status": "ok", "strayed": _number(apart[name]), "graphs": graphs[name][batch]}
                     record |= {"graphs_in_rounds": in_rounds, "seconds": times[name]}
                 else:
                     record |= failed.get(name) or {"status": "failed", "reason": f"{EAGER} failed"}
@@ -146,8 +158,13 @@ def _subject(job: Job) -> Subject:
     return Subject(model_zoo.entry(job["model"]), job["device"], job["task"], cache)
 
 
-def _build(variant: Variant, subject: Subject, batch: int) -> Step:
-    if variant.name == REFERENCE:
+def _variant(name: str) -> Variant:
+    return find(EAGER if name == NOISE else name)
+
+
+def _build(name: str, subject: Subject, batch: int) -> Step:
+    variant = _variant(name)
+    if name == REFERENCE:
         _require_reference()
     module, _, function = variant.builder.partition(":")
     with torch.enable_grad():  # as people prepare and export; the reference refuses to under no_grad

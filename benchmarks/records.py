@@ -2,8 +2,8 @@
 
 `{"environment": id, "date": …, "facts": {…}}` stands before the samples that were taken there. A sample is
 `{"environment": id, "date": …, "load": […], "job": …, "task": …, "device": …, "model": …, "batch": …, "variant": …,
-"process": …, "status": …, …}`: with "ok" all raw times are in it, with any other status ("failed", "crashed", "timed out",
-"absent", "not applicable") the reason is.
+"process": …, "token": …, "status": …, …}`: with "ok" all raw times are in it, with any other status ("failed", "crashed",
+"timed out", "absent", "not applicable") the reason is. `process` counts from 0; samples of one token ran in one process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STATUSES = ("ok", "failed", "crashed", "timed out", "absent", "not applicable")
 
 @dataclass
 class Records:
-    """The samples of one or several files, each key once (the last one counts), and their environments."""
+    """The samples of one or several files, each key once (the newest counts), and their environments."""
 
     environments: dict[str, Environment] = field(default_factory=dict)
     samples: dict[Key, Record] = field(default_factory=dict)
@@ -76,4 +76,6 @@ def _take(found: Records, record: Record) -> None:
         raise ValueError(f"status {record['status']!r} is none of {', '.join(STATUSES)}")
     if record["environment"] not in found.environments:
         raise ValueError(f"its environment {record['environment']!r} does not stand before it")
-    found.samples[key(record)] = record
+    before = found.samples.get(key(record), {})
+    if not before.get("date", "") > record.get("date", ""):  # of equal dates the last one
+        found.samples[key(record)] = record

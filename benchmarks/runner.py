@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +130,14 @@ class Runner:
 
     def run(self) -> int:
         """Run what the file does not hold yet; returns how many samples failed."""
-        here = environment.here(self.options.device, self.options.fixed)
+        here = self._here()
         if self.options.reference is not None:
             self.reference = reference_folder(self.options.reference)
+        version = reference_version(self.reference) if self.reference is not None else None
         if self.output.exists():
             held = read(self.output)
-            self.done = {k: s for k, s in held.samples.items() if s["environment"] == here.id}
+            mine = {k: s for k, s in held.samples.items() if s["environment"] == here.id}
+            self.done = {k: s for k, s in mine.items() if s.get("reference", version) in (version, None)}
             known = here.id in held.environments
         else:
             known = False
@@ -147,19 +149,48 @@ class Runner:
             for number, unit in enumerate(todo, start=1):
                 head = f"[{number}/{len(todo)} {time.perf_counter() - start:5.0f} s] {unit.words}"
                 self.progress(f"{head} …")
-                before = time.perf_counter()
-                samples = list(self._perform(unit, Path(folder)))
-                moment = environment.moment()
+                before, moment = time.perf_counter(), environment.moment()
+                if REFERENCE in unit.variants and unit.refusal is None:
+                    moment |= {"reference": version}
+                samples = list(self._perform(self._widened(unit), Path(folder)))
                 samples = [{"environment": here.id, **moment, **s} for s in samples]
+                self._check_unchanged(here)
                 append(self.output, samples)
                 self.done |= {key(s): s for s in samples}
                 bad = [f"{s['variant']}: {s['status']}: {s['reason']}" for s in samples if s["status"] != "ok"]
                 self.progress("; ".join([f"{head}: {time.perf_counter() - before:.1f} s", *bad]))
         return sum(s["status"] in ("failed", *DIED) for s in self.done.values())
 
+    def _here(self) -> Environment:
+        return environment.here(self.options.device, self.options.fixed, self._variables())
+
+    def _check_unchanged(self, here: Environment) -> None:
+        """ValueError where the code, or what else processes import and run on, is no more what it was at the beginning."""
+        now = self._here()
+        if now.id != here.id:
+            names = sorted(n for n in here.facts.keys() | now.facts.keys() if here.facts.get(n) != now.facts.get(n))
+            told = "; ".join(f"{n} {here.facts.get(n, 'none')} → {now.facts.get(n, 'none')}" for n in names)
+            raise ValueError(
+                f"the environment changed while this was measured: {told}. The last job is left out; start again to measure "
+                "everything anew, or change back and continue"
+            )
+
     def _is_done(self, unit: Unit, here: Environment) -> bool:
         owed = (s for cache in unit.caches for s in unit.samples(self.options.device, cache))
         return all(key({"environment": here.id, **s}) in self.done for s in owed)
+
+    def _widened(self, unit: Unit) -> Unit:
+        """The unit with all variants that were measured in its place, which can't be held against another process's model."""
+        if unit.job != "rounds" or unit.refusal is not None:
+            return unit
+        held = [
+            s["variant"]
+            for s in self.done.values()
+            if (s["job"], s["task"], s["model"], s["process"]) == (unit.job, unit.task, unit.model, unit.process)
+            and s["batch"] in unit.batches
+            and s["status"] == "ok"
+        ]
+        return replace(unit, variants=tuple(dict.fromkeys([*unit.variants, *held])))
 
     def _perform(self, unit: Unit, folder: Path) -> Iterator[Record]:
         if unit.refusal is not None:
@@ -172,8 +203,15 @@ class Runner:
             kept = Path(tempfile.mkdtemp(dir=folder))  # cold: nobody has used it; warm: only the cold one has
         else:
             kept = folder / f"kept-{unit.job}"
+        refused: tuple[str, str] | None = None
         for cache in unit.caches:
-            yield from self._child(unit, cache, kept, left_out)
+            if refused is not None:
+                for sample in unit.samples(self.options.device, cache):
+                    yield sample | {"status": refused[0], "reason": refused[1]}
+                continue
+            samples = list(self._child(unit, cache, kept, left_out))
+            yield from samples
+            refused = next((_refused(cache, s) for s in samples if unit.job == "start" and s["status"] != "ok"), None)
         if unit.job == "start":
             shutil.rmtree(kept, ignore_errors=True)
 
@@ -226,15 +264,23 @@ class Runner:
     def _environ(self, kept: Path, reference: bool) -> dict[str, str]:
         first = [str(self.reference)] if reference and self.reference is not None else []
         return {
-            **os.environ,
-            **OFFLINE,
+            **self._variables(),
             "PYTHONPATH": os.pathsep.join([*first, str(ROOT)]),
             "PYTHONSAFEPATH": "1",
-            "OMP_NUM_THREADS": str(self.options.threads),
-            "MKL_NUM_THREADS": str(self.options.threads),
             "TORCHINDUCTOR_CACHE_DIR": str(kept / "inductor"),
             "TRITON_CACHE_DIR": str(kept / "triton"),
         }
+
+    def _variables(self) -> dict[str, str]:
+        """What all processes get, wherever they look for code and caches."""
+        threads = str(self.options.threads)
+        return {**os.environ, **OFFLINE, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+
+
+def _refused(cache: str | None, sample: Record) -> tuple[str, str]:
+    """Status and reason of a start that would go on from the cache of this one, which came to nothing."""
+    status = "failed" if sample["status"] in ("failed", *DIED) else sample["status"]
+    return status, f"left out: the {cache} process {sample['status']}: {sample['reason']}"
 
 
 def reference_folder(given: str) -> Path:
@@ -257,3 +303,9 @@ def reference_folder(given: str) -> Path:
     if not (found / "ariadne").is_dir() or not list(found.glob("ariadne_split-*.dist-info")):
         raise ValueError(f"{found} does not hold the package ariadne-split; make it with pip install --target")
     return found.resolve()
+
+
+def reference_version(folder: Path) -> str:
+    """The version of the reference package, from the name of its metadata."""
+    (found,) = folder.glob("ariadne_split-*.dist-info")
+    return found.name.removeprefix("ariadne_split-").removesuffix(".dist-info")

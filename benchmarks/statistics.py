@@ -51,12 +51,16 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Geomean:
-    """A geometric mean over a fixed set of models: of how many of them (`n` of `total`), and why the others have no value."""
+    """A geometric mean over a fixed set of models: of how many of them (`n` of `total`), and why the others have no value.
+
+    `processes`: how many processes measured all of these models, and so are in the interval.
+    """
 
     ratio: Interval | None
     n: int
     total: int
     failures: Mapping[str, str]
+    processes: int = 0
 
 
 def student_cdf(t: float, freedom: int) -> float:
@@ -129,7 +133,26 @@ def noise_floor(noise: Sequence[float]) -> float:
     """The furthest that any process's eager-against-eager ratio strayed from 1, as a share."""
     if not noise:
         raise TooFewSamplesError("the noise floor needs an eager-against-eager pair; found none")
-    return max(math.exp(abs(math.log(r))) - 1 for r in noise)
+    return max(map(size_of, noise))
+
+
+def size_of(ratio: float) -> float:
+    """How far a ratio lies from 1, as a share, the same for a ratio and its inverse."""
+    return math.exp(abs(math.log(ratio))) - 1
+
+
+def too_small(ratio: float, floor: float) -> str:
+    """Why a ratio is no difference, small as it is, or an empty text."""
+    if size_of(ratio) <= LEAST_DIFFERENCE:
+        return f"within {LEAST_DIFFERENCE:.0%}"
+    return f"within the noise floor of {floor:.1%}" if size_of(ratio) <= floor else ""
+
+
+def doubt(ratio: Interval, processes: int, floor: float) -> str:
+    """Why a ratio of this many processes shows no difference, or an empty text."""
+    if processes < FEWEST_PROCESSES:
+        return f"{processes} of at least {FEWEST_PROCESSES} processes"
+    return "the interval holds 1" if 1.0 in ratio else too_small(ratio.estimate, floor)
 
 
 def compare(ratios: Sequence[float], noise: Sequence[float]) -> Comparison:
@@ -139,16 +162,7 @@ def compare(ratios: Sequence[float], noise: Sequence[float]) -> Comparison:
     estimate lies beyond the noise floor and beyond `LEAST_DIFFERENCE`.
     """
     ratio, floor = ratio_interval(ratios), noise_floor(noise)
-    size = math.exp(abs(math.log(ratio.estimate))) - 1
-    reason = ""
-    if len(ratios) < FEWEST_PROCESSES:
-        reason = f"{len(ratios)} of at least {FEWEST_PROCESSES} processes"
-    elif 1.0 in ratio:
-        reason = "the interval holds 1"
-    elif size <= LEAST_DIFFERENCE:
-        reason = f"within {LEAST_DIFFERENCE:.0%}"
-    elif size <= floor:
-        reason = f"within the noise floor of {floor:.1%}"
+    reason = doubt(ratio, len(ratios), floor)
     verdict = "no difference shown" if reason else "faster" if ratio.estimate < 1 else "slower"
     return Comparison(ratio, floor, len(ratios), verdict, reason)
 
@@ -183,16 +197,19 @@ def percentile(samples: Sequence[float], quantile: float) -> float:
     return sorted(samples)[math.ceil(quantile * len(samples)) - 1]
 
 
-def geometric_mean(results: Mapping[str, Sequence[float] | str]) -> Geomean:
-    """The geometric mean over a fixed set of models, each with one ratio for each process, or the words of its failure.
+def geometric_mean(results: Mapping[str, Mapping[int, float] | str]) -> Geomean:
+    """The geometric mean over a fixed set of models, each with the ratios of its processes, or the words of its failure.
 
-    The interval is over processes: each gives the geometric mean of its models. Models with fewer processes than others
-    shorten all to the fewest.
+    The interval is over processes: each gives the geometric mean of its models. Only the processes that all models have count;
+    where there is none, no model has a value.
     """
     values = {name: found for name, found in results.items() if not isinstance(found, str)}
     failures = {name: found for name, found in results.items() if isinstance(found, str)}
     if not values:
         return Geomean(None, 0, len(results), failures)
-    processes = min(map(len, values.values()))
-    ratios = [statistics.geometric_mean(found[i] for found in values.values()) for i in range(processes)]
-    return Geomean(ratio_interval(ratios), len(values), len(results), failures)
+    shared = sorted(set.intersection(*(set(found) for found in values.values())))
+    if not shared:
+        apart = dict.fromkeys(values, "no process has all of the models")
+        return Geomean(None, 0, len(results), failures | apart)
+    ratios = [statistics.geometric_mean(found[process] for found in values.values()) for process in shared]
+    return Geomean(ratio_interval(ratios), len(values), len(results), failures, len(shared))

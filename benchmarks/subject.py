@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,15 +73,33 @@ def moved(value: Any, device: str) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), value)
 
 
+def kept(value: Any) -> Any:
+    """The nested result with tensors of its own, which no later call writes into, as CUDA graphs do."""
+    return pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), value)
+
+
 def strayed(expected: Any, found: Any) -> float:
-    """The largest difference between the floating tensors of two nested results, over the largest value; inf if unlike."""
+    """The largest difference between the floating tensors of two nested results, over the largest value.
+
+    Infinite where the results are unlike: in shapes or types, in what is not finite, or in any value of another type.
+    """
     pairs = [[t for t in pytree.tree_leaves(v) if isinstance(t, torch.Tensor)] for v in (expected, found)]
-    if [t.shape for t in pairs[0]] != [t.shape for t in pairs[1]]:
-        return float("inf")
-    worst = 0.0
-    for a, b in zip(*pairs, strict=True):
-        if a.is_floating_point() and a.numel():
-            scale = float(a.double().abs().max())
-            apart = float((a.double() - b.double()).abs().max())
-            worst = max(worst, apart / scale if scale else apart)
-    return worst
+    if len({tuple((t.shape, t.dtype) for t in tensors) for tensors in pairs}) > 1:
+        return math.inf
+    return max((_apart(a.detach(), b.detach()) for a, b in zip(*pairs, strict=True)), default=0.0)
+
+
+def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    if not (a.is_floating_point() or a.is_complex()):
+        return 0.0 if torch.equal(a, b) else math.inf
+    if a.is_complex():
+        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
+    differ = ~((a == b) | (a.isnan() & b.isnan()))  # an infinity is equal to itself
+    x, y = a[differ].double(), b[differ].double()
+    apart = (x - y).abs()
+    if not apart.numel():
+        return 0.0
+    if not apart.isfinite().all():
+        return math.inf
+    scale = float(a[a.isfinite()].double().abs().max())
+    return float(apart.max()) / (scale or 1.0)

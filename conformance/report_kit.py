@@ -93,7 +93,8 @@ def starts(
             mine = pace * (1 - saving)
             prepare = cost / 4 * (1 + chance.uniform(-spread, spread))
             seconds = {variant: [mine * (1 + chance.uniform(-spread, spread) / 10) for _ in range(9)]}
-            seconds[EAGER] = [pace * (1 + chance.uniform(-spread, spread) / 10) for _ in range(9)]
+            for whole in (EAGER, NOISE):
+                seconds[whole] = [pace * (1 + chance.uniform(-spread, spread) / 10) for _ in range(9)]
             sizes = {"python": 20_000_000, "imported": 300_000_000, "called": 400_000_000}
             found.append(
                 {

@@ -101,11 +101,20 @@ def test_without_a_noise_pair_nothing_is_said() -> None:
 
 
 def test_the_geometric_mean_tells_which_models_it_leaves_out() -> None:
-    found = geometric_mean({"a": [0.5, 0.5, 0.5], "b": [2.0, 2.0, 2.0, 2.0], "c": "CompileError: no"})
+    results = {"a": dict.fromkeys(range(3), 0.5), "b": dict.fromkeys(range(4), 2.0), "c": "CompileError: no"}
+    found = geometric_mean(results)
     assert found.ratio is not None
-    assert (found.ratio.estimate, found.n, found.total) == (pytest.approx(1.0), 2, 3)
+    assert (found.ratio.estimate, found.n, found.total, found.processes) == (pytest.approx(1.0), 2, 3, 3)
     assert found.failures == {"c": "CompileError: no"}
     assert geometric_mean({"c": "no"}).ratio is None
+
+
+def test_the_geometric_mean_takes_the_processes_that_all_models_have() -> None:
+    found = geometric_mean({"a": {0: 9.0, 1: 0.5, 2: 0.5}, "b": {1: 2.0, 2: 2.0, 3: 9.0}})
+    assert found.ratio is not None
+    assert (found.ratio.estimate, found.processes) == (pytest.approx(1.0), 2)
+    apart = geometric_mean({"a": {0: 0.5}, "b": {1: 0.5}})
+    assert (apart.ratio, apart.n, apart.failures["a"]) == (None, 0, "no process has all of the models")
 
 
 # --- break-even -------------------------------------------------------------------------------------------------------
@@ -128,6 +137,23 @@ def test_the_verdicts() -> None:
     assert be.break_even(costs[:4], [0.1] * 4).words() == "not shown (4 of at least 5 processes)"
     assert be.break_even([1.0, -1.0, 0.5, -0.5, 0.1], [0.1] * 5).reason == "the cost is not clear of zero"
     assert be.break_even([-1.0, -1.1, -0.9, -1.0, -1.0], [0.1, 0.11, 0.1, 0.1, 0.1]).words() == ("from the first call")
+
+
+def test_a_saving_within_the_noise_or_two_percent_is_not_shown() -> None:
+    gains = be.break_even([10.0, 10.2, 9.8, 10.1, 9.9], [0.10, 0.11, 0.09, 0.10, 0.10])
+    assert gains.verdict == "between"
+    never = be.break_even([10.0, 10.2, 9.8, 10.1, 9.9], [-0.10, -0.11, -0.09, -0.10, -0.10])
+    loud = [1.0, 1.0, 0.85, 1.0, 1.0]
+    assert be.held_against(QUIET, [0.9] * 5, gains) == gains
+    assert be.held_against(QUIET, [1.1] * 5, never) == never
+    assert be.held_against(loud, [0.9] * 5, gains).words() == (
+        "not shown (the saving is within the noise floor of 17.6%)"
+    )
+    assert be.held_against(loud, [1.1] * 5, never).verdict == "not shown"
+    assert be.held_against(QUIET, [0.985] * 5, gains).words() == "not shown (the saving is within 2%)"
+    assert be.held_against([], [0.5] * 5, gains).reason == "no eager-against-eager pair to hold the saving against"
+    few = be.break_even([10.0], [0.1])
+    assert be.held_against(loud, [0.9], few) == few
 
 
 def test_seconds_are_calls_at_eagers_pace() -> None:

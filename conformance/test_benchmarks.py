@@ -1,176 +1,35 @@
-"""The benchmarks: what is timed is what is said, failures are results, and a run can be continued."""
+"""The benchmarks' runs: failures are results, a run can be continued, and what it found is what is said."""
 
 from __future__ import annotations
 
-import copy
-import gc
 import json
 import os
 import random
 import re
+import runpy
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-import model_zoo
-from ariadne import benchmark, prepare_split
-from ariadne.errors import SpecError, TrainingError
-from benchmarks import competitors, environment, splits, timing
+from benchmarks import competitors, environment, splits
 from benchmarks.__main__ import main
 from benchmarks.findings import means, recompilations, speeds, starts
 from benchmarks.records import Record, Records, append, key, read
 from benchmarks.runner import Options, Runner, reference_folder, units
-from benchmarks.subject import Subject, strayed
 from benchmarks.summary import text
 from benchmarks.variants import ALL, EAGER, NOISE, REFERENCE, SHORT, find
+from conformance import report_kit as kit
+from conformance.environment import Environment
 
 MODEL = "nn/mlp10x64"
 ROOT = Path(__file__).parents[1]
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.norm(self.first(x)).relu())
-
-
-X = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
-
-
-# --- ariadne.benchmark ------------------------------------------------------------------------------------------------
-
-
-def test_measure_all_times_each_part_in_each_mode() -> None:
-    results = benchmark.measure_all(Net().eval(), (X,), split="after:norm", iterations=3, warmup=1)
-    parts = ["prefix_suffix", "suffix_replay", "suffix_training", "prefix_backward"]
-    modes = ("debug_interpreter", "generated_eager")
-    assert [(r.what, r.mode) for r in results] == [("direct_forward", "eager"), *((p, m) for m in modes for p in parts)]
-    assert [r.split_id for r in results] == [None, *["cut:2"] * 8]
-    for result in results:
-        assert (result.batch, len(result.seconds), result.cuda_peak_bytes) == (4, 3, None)
-        assert result.average == pytest.approx(result.total / 3)
-        assert min(result.seconds) <= result.median <= max(result.seconds)
-    assert re.fullmatch(
-        r"suffix_replay \(generated_eager at cut:2\), batch 4: [\d.]+ ms on average, [\d.]+ s in 3 calls",
-        str(results[6]),
-    )
-
-
-def test_the_compiled_mode_takes_its_options() -> None:
-    results = benchmark.measure_all(
-        Net().eval(), (X,), split="after:norm", modes=("compiled",), compile_options={"backend": "eager"}, iterations=1
-    )
-    assert {r.mode for r in results} == {"eager", "compiled"}
-
-
-@pytest.mark.parametrize(
-    ("measure", "slow", "counted"),
-    [
-        (benchmark.measure_split, "run_prefix", True),
-        (benchmark.measure_split, "run_suffix", True),
-        (benchmark.measure_suffix, "run_prefix", False),
-        (benchmark.measure_suffix, "run_suffix", True),
-        (benchmark.measure_suffix_training, "run_training_prefix", False),
-        (benchmark.measure_suffix_training, "train_suffix", True),
-        (benchmark.measure_prefix_backward, "run_training_prefix", False),
-        (benchmark.measure_prefix_backward, "train_suffix", False),
-        (benchmark.measure_prefix_backward, "backward_prefix", True),
-    ],
-)
-def test_what_is_timed_is_what_the_name_says(
-    measure: Callable[..., benchmark.BenchmarkResult], slow: str, counted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runtime = prepare_split(Net(), (X,), split="after:norm")
-    original, clock = getattr(runtime, slow), [0.0]
-
-    def slowed(*args: Any, **kwargs: Any) -> Any:
-        clock[0] += 100.0
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(runtime, slow, slowed, raising=False)
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    assert measure(runtime, (X,), iterations=2, warmup=1).seconds == ((100.0,) * 2 if counted else (0.0,) * 2)
-
-
-def test_measuring_leaves_the_model_as_found() -> None:
-    model = Net().train()
-    model(X).sum().backward()
-    before = copy.deepcopy(model.state_dict())
-    gradients = [(p.grad, p.grad.clone()) for p in model.parameters() if p.grad is not None]
-    rng = torch.get_rng_state()
-    benchmark.measure_all(model, (X,), split="after:norm", iterations=2, warmup=1)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    now = [p.grad for p in model.parameters()]
-    assert all(g is old and torch.equal(g, was) for g, (old, was) in zip(now, gradients, strict=True))
-    assert torch.equal(torch.get_rng_state(), rng)
-
-
-def test_no_iterations_and_a_prefix_without_parameters_are_refused() -> None:
-    runtime = prepare_split(Net().eval(), (X,), split="after:norm")
-    with pytest.raises(SpecError, match="iterations is at least 1 and warmup at least 0; found 0 and 5"):
-        benchmark.measure_split(runtime, (X,), iterations=0)
-    model = Net().eval()
-    model.first.requires_grad_(False)
-    model.norm.requires_grad_(False)
-    runtime = prepare_split(model, (X,), split="after:norm")
-    with pytest.raises(TrainingError, match="no parameter to train, so there is no backward pass to time; cut later"):
-        benchmark.measure_prefix_backward(runtime, (X,))
-    assert "prefix_backward" not in {
-        r.what for r in benchmark.measure_all(model, (X,), split="after:norm", iterations=1, warmup=0)
-    }
-
-
-# --- rounds and competitors -------------------------------------------------------------------------------------------
-
-
-def test_a_round_runs_each_once_in_an_order_of_its_own() -> None:
-    ran: list[str] = []
-    runs = {name: (lambda name=name: ran.append(name)) for name in "abc"}
-    times = timing.rounds(runs, 40, random.Random(0))
-    assert {name: len(t) for name, t in times.items()} == {"a": 40, "b": 40, "c": 40}
-    orders = ["".join(ran[i : i + 3]) for i in range(0, 120, 3)]
-    assert all(sorted(order) == ["a", "b", "c"] for order in orders)
-    assert len(set(orders)) == 6
-    assert gc.isenabled()
-
-
-def test_differences_are_measured_against_the_largest_value() -> None:
-    a = {"x": torch.tensor([1.0, 4.0]), "n": torch.tensor([1])}
-    assert strayed(a, {"x": torch.tensor([1.0, 4.0]), "n": torch.tensor([1])}) == 0
-    assert strayed(a, {"x": torch.tensor([1.0, 5.0]), "n": torch.tensor([1])}) == 0.25
-    assert strayed(a, {"x": torch.tensor([1.0]), "n": torch.tensor([1])}) == float("inf")
-
-
-@pytest.mark.parametrize("name", ["export", "split_module", "pipelining", "debug", "generated"])
-@pytest.mark.parametrize("task", ["inference", "training"])
-def test_every_competitor_computes_what_the_model_does(name: str, task: str) -> None:
-    variant = find(name)
-    if variant.refusal(task, "cpu"):
-        pytest.skip(f"{name} is not for {task}")
-    subject = Subject(model_zoo.entry("torchvision/mobilenet_v3_small" if name == "export" else MODEL), "cpu", task)
-    function = getattr({"competitors": competitors, "splits": splits}[variant.builder.split(".")[1].split(":")[0]],
-                       variant.builder.split(":")[1])  # fmt: skip
-    args, kwargs = subject.inputs(3)
-    with torch.set_grad_enabled(task == "training"):
-        whole, step = competitors.eager(subject, 3), function(subject, 3, **variant.options)
-        for _ in range(2):  # in training, the second loss depends on the first step
-            assert strayed(whole(args, kwargs), step(args, kwargs)) < 1e-5
-
-
-def test_a_model_of_one_call_is_not_split() -> None:
-    with pytest.raises(competitors.NotApplicableError, match="fewer than two calls"):
-        competitors._half(torch.fx.symbolic_trace(nn.Sequential(nn.ReLU())).graph)
 
 
 # --- units and the runner ---------------------------------------------------------------------------------------------
@@ -239,10 +98,16 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         jobs.append({**job, "inductor": environ["TORCHINDUCTOR_CACHE_DIR"]})
         if job["variant"] == "debug" and job["job"] == "start":
             return "timed out", "after 1 s"
-        records.write_text("".join(json.dumps(r) + "\n" for r in answer(job)))
+        token = {"token": f"{len(jobs)}"}
+        records.write_text("".join(json.dumps(r | token) + "\n" for r in answer(job)))
         return "crashed", "exit status 0: no message"
 
+    def here(device: str, options: dict[str, Any], variables: dict[str, str]) -> Environment:
+        facts = {f"option {name}": str(value) for name, value in options.items()}
+        return Environment("2026-11-20T09:00:00+00:00", kit.FACTS | facts)
+
     monkeypatch.setattr(Runner, "_start", start)
+    monkeypatch.setattr(environment, "here", here)
     return jobs
 
 
@@ -285,6 +150,98 @@ def test_a_variant_whose_own_process_died_is_left_out_of_the_rounds(
     assert (found["status"], found["reason"]) == ("failed", "left out: its own process timed out: after 1 s")
 
 
+def test_after_a_cold_process_that_came_to_nothing_no_warm_one_runs(
+    started: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(find.__globals__["BY_NAME"], "debug", replace(find("debug"), start=True, caches=True))
+    output = tmp_path / "r.jsonl"
+    Runner(replace(OPTIONS, variants=(EAGER, "debug"), batches=(1,), processes=1), output, lambda _: None).run()
+    assert [j["cache"] for j in started if j["variant"] == "debug"] == ["cold"]
+    found = {s["cache"]: (s["status"], s["reason"]) for s in read(output).of("start") if s["variant"] == "debug"}
+    assert found == {
+        "cold": ("timed out", "after 1 s"),
+        "warm": ("failed", "left out: the cold process timed out: after 1 s"),
+    }
+
+
+def test_variants_that_were_measured_are_measured_again_beside_the_models_new_samples(
+    started: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    output = tmp_path / "r.jsonl"
+    options = replace(OPTIONS, processes=1, start_processes=0)
+    Runner(options, output, lambda _: None).run()
+    Runner(replace(options, variants=(EAGER, "debug"), batches=(4,)), output, lambda _: None).run()
+    assert started[-1]["variants"] == [EAGER, NOISE, "debug", "torch.compile", "generated"]
+    tokens = {(s["batch"], s["variant"]): s["token"] for s in read(output).of("rounds")}
+    assert {token for (batch, _), token in tokens.items() if batch == 1} == {"1"}
+    assert {token for (batch, _), token in tokens.items() if batch == 4} == {"2"}
+
+
+def test_a_run_stops_where_the_code_changes_and_keeps_what_was_measured_before(
+    started: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, output = environment.here, tmp_path / "r.jsonl"
+
+    def here(*given: Any) -> Environment:
+        found = before(*given)
+        return found if len(started) < 2 else Environment(found.date, found.facts | {"sources": "b" * 12})
+
+    monkeypatch.setattr(environment, "here", here)
+    options = replace(OPTIONS, variants=(EAGER,), batches=(1,), processes=3, start_processes=0)
+    with pytest.raises(
+        ValueError, match=r"changed while this was measured: sources a{12} → b{12}\. The last job is left out"
+    ):
+        Runner(options, output, lambda _: None).run()
+    assert len(started) == 2
+    assert {s["process"] for s in read(output).of("rounds")} == {0}
+
+
+def test_the_load_is_taken_before_a_job_and_the_references_version_is_kept(
+    started: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "moment", lambda: {"load": [len(started), 0, 0]})
+    (tmp_path / "folder" / "ariadne").mkdir(parents=True)
+    there, output = tmp_path / "folder" / "ariadne_split-0.1.2.dist-info", tmp_path / "r.jsonl"
+    there.mkdir()
+    options = replace(OPTIONS, variants=(EAGER, REFERENCE), processes=1, start_processes=0, batches=(1,))
+    options = replace(options, reference=str(tmp_path / "folder"))
+
+    def found() -> list[tuple[str, int, str | None]]:
+        Runner(options, output, lambda _: None).run()
+        return [(s["job"], s["load"][0], s.get("reference")) for s in read(output).samples.values()]
+
+    rounds, reference = [("rounds", 0, None)] * 2, ("reference", 1, "0.1.2")
+    assert found() == [*rounds, *[reference] * 3]
+    there.rename(there.with_name("ariadne_split-0.1.3.dist-info"))
+    assert found() == [*rounds, *[("reference", 2, "0.1.3")] * 3]  # another version is measured anew
+    assert found() == [*rounds, *[("reference", 2, "0.1.3")] * 3]
+
+
+def test_the_nox_session_goes_on_after_a_failure_and_fails_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nox = pytest.importorskip("nox")
+    monkeypatch.chdir(ROOT)
+    noxfile: Any = SimpleNamespace(**runpy.run_path(str(ROOT / "noxfile.py")))
+    ran, said = [], []
+
+    def run(*command: str, env: dict[str, str]) -> None:
+        ran.append(command[2])
+        if command[2] == "benchmarks":
+            raise nox.command.CommandFailed("exit status 1")
+
+    def error(words: str) -> None:
+        raise RuntimeError(words)
+
+    session = SimpleNamespace(
+        run=run, log=said.append, error=error, install=lambda *_, **__: None, posargs=[], env_dir=tmp_path
+    )
+    with pytest.raises(RuntimeError, match="not as expected: speeds and costs"):
+        noxfile.measure(session, tmp_path / "run", "cpu")
+    assert ran == ["benchmarks", "benchmarks.cut_profile"]
+    assert said[0].startswith("for a page: nox -s report -- ")
+
+
 def test_a_child_that_dies_or_hangs_is_a_result(tmp_path: Path) -> None:
     def samples(model: str, timeout: float) -> list[tuple[str, str]]:
         options = Options((model,), (1,), (EAGER,), processes=1, start_processes=0, pairs=1, settle=1, timeout=timeout)
@@ -313,7 +270,8 @@ def test_a_run_in_processes_of_its_own(tmp_path: Path, capsys: pytest.CaptureFix
     assert start["imports"].keys() == {"torch", "ariadne"}
     assert min(start["imports"]["torch"], start["prepare_seconds"]) > 0
     assert (len(start["calls_seconds"]), start["graphs"]) == (2, [0, 0, 0, 0])
-    assert {name: len(t) for name, t in start["seconds"].items()} == {"generated": 3, EAGER: 3}
+    assert {name: len(t) for name, t in start["seconds"].items()} == {"generated": 3, EAGER: 3, NOISE: 3}
+    assert start["token"]
     rss = [start["rss_bytes"][k] for k in ("python", "imported", "ready", "prepared", "called")]
     assert rss == sorted(rss)
     assert 1e6 < rss[0] < rss[1]

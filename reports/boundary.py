@@ -38,12 +38,25 @@ class Cut:
 
 def cuts(records: Records) -> list[Cut]:
     """Every cut of every profiled model, in order."""
-    return [_cut(s) for s in records.of("cuts") if s["status"] == "ok"]
+    return [_cut(s) for s in _newest(records) if s["status"] == "ok"]
 
 
 def failures(records: Records) -> list[Record]:
     """The models that could not be profiled."""
-    return [s for s in records.of("cuts") if s["status"] != "ok"]
+    return [s for s in _newest(records) if s["status"] != "ok"]
+
+
+def _newest(records: Records) -> list[Record]:
+    """The samples of each model's last profile: one made again after a change has another environment."""
+    groups: dict[tuple[str, str, int], dict[str, list[Record]]] = {}
+    for s in records.of("cuts"):
+        by_environment = groups.setdefault((s["model"], s["device"], s["batch"]), {})
+        by_environment.setdefault(s["environment"], []).append(s)
+
+    def moment(samples: list[Record]) -> tuple[str, str]:
+        return max(s.get("date", "") for s in samples), records.environments[samples[0]["environment"]].date
+
+    return [s for profiles in groups.values() for s in max(profiles.values(), key=moment)]
 
 
 def _cut(s: Record) -> Cut:

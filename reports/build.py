@@ -52,10 +52,11 @@ def made(run: Run, baseline: Run | None) -> tuple[Report, Mapping[str, RawFile]]
     means, starts = findings.means(speeds), findings.starts(run.records)
     against = versus(run.records, AHEAD, COMPILED)
     pairs = earlier.pairs(run, baseline) if baseline else None
+    cases = earlier.case_pairs(run, baseline) if baseline else []
     tables = frames.tables(found, speeds, means + against, starts, boundary.cuts(run.records), pairs or [])
     files = raw.kept(run, baseline, tables)
     places = {one.place for one in (*speeds, *starts)}
-    against = told_apart([m for m in against if m.geomean.n], places)
+    against = told_apart([m for m in against if speed.tried(m)], places)
     speeds, means, starts = (told_apart(some, places) for some in (speeds, means, starts))
     sections = (
         equality.section(run, found),
@@ -64,10 +65,10 @@ def made(run: Run, baseline: Run | None) -> tuple[Report, Mapping[str, RawFile]]
         payback.section(starts),
         boundary.section(run.records),
         speed.section("training", speeds, means, against),
-        earlier.section(run, baseline),
+        earlier.section(pairs, cases),
         methods.section(run, baseline, raw.downloads(files)),
     )
-    cards: tuple[Card, ...] = tuple(verdicts.strip(run, found, speeds, means, against, starts, pairs))
+    cards: tuple[Card, ...] = tuple(verdicts.strip(run, found, speeds, means, against, starts, pairs, cases))
     return Report("Ariadne: what was shown, and how fast it is", facts(run), cards, sections), files
 
 

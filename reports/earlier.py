@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from benchmarks.findings import Speed, Start, speeds, starts
-from benchmarks.statistics import FEWEST_PROCESSES, LEAST_DIFFERENCE, Interval
+from benchmarks.statistics import FEWEST_PROCESSES, LEAST_DIFFERENCE, Interval, size_of
 from benchmarks.variants import EAGER, NOISE
 from conformance.cases import Case
 from conformance.environment import Environment
 from conformance.queries import compact
 from reports.document import Block, Cell, Prose, Section, Table, cells, not_measured
 from reports.equality import Judged, judged
-from reports.outcomes import FAIL, PASS, WORST_FIRST
+from reports.outcomes import FAIL, MISSING, PASS, WORST_FIRST
 from reports.runs import Run
+from reports.speed import NOT_TRIED
 from reports.startup import named
 from reports.words import one_line, plural, ratio, seconds_interval
 
@@ -24,7 +24,8 @@ REGRESSED, IMPROVED, NOISY, APART, VANISHED, NEW = "regressed", "improved", "noi
 CHANGED = (REGRESSED, IMPROVED, VANISHED)
 CLASSES = (REGRESSED, IMPROVED, NOISY, APART, VANISHED, NEW)
 TONES = {REGRESSED: "bad", IMPROVED: "good", VANISHED: "warn", NOISY: "quiet", APART: "quiet", NEW: ""}
-MAY_DIFFER = frozenset({"sources", "target"})
+# A process gets the threads that the option says; older runs wrote down the variables of the process that started it.
+MAY_DIFFER = frozenset({"sources", "target", "OMP_NUM_THREADS", "MKL_NUM_THREADS"})
 WORDS = {"option threads": "threads", "option pairs": "rounds", "option settle": "first calls"}
 
 
@@ -40,12 +41,12 @@ class Pair:
     cases: int = 1
 
 
-def section(run: Run, baseline: Run | None) -> Section:
-    """All pairs, those that changed first."""
+def section(found: list[Pair] | None, cases: list[Pair]) -> Section:
+    """All pairs, those that changed first; None where no earlier run was given."""
     title = "Against an earlier run"
-    if baseline is None:
+    if found is None:
         return Section("earlier", title, not_measured("no earlier run was given (--baseline RUN)."))
-    return Section("earlier", title, tuple(_blocks(pairs(run, baseline), case_pairs(run, baseline))))
+    return Section("earlier", title, tuple(_blocks(found, cases)))
 
 
 def pairs(run: Run, baseline: Run) -> list[Pair]:
@@ -96,18 +97,21 @@ def case_pairs(run: Run, baseline: Run) -> list[Pair]:
         if new is None or old is None:
             pair = Pair("", _status(old), _status(new), NEW if old is None else VANISHED)
         elif new.outcome != old.outcome:
-            worse = (
-                new.outcome == FAIL
-                or (old.outcome == PASS)
-                or WORST_FIRST.index(new.outcome) < WORST_FIRST.index(old.outcome)
-            )
             why = one_line(new.result.reason, 200)
-            pair = Pair("", _status(old), _status(new), REGRESSED if worse else IMPROVED, why)
+            pair = Pair("", _status(old), _status(new), _change(old.outcome, new.outcome), why)
         else:
             continue
         case = Case.parse(name)
         groups.setdefault((case.model, pair), []).append(case)
     return [replace(pair, what="\n".join(compact(cases)), cases=len(cases)) for (_, pair), cases in groups.items()]
+
+
+def _change(before: str, now: str) -> str:
+    """The class of a case whose outcome changed; without a result it is there no more than one that was not selected."""
+    if MISSING in (before, now):
+        return VANISHED if now == MISSING else NEW
+    worse = now == FAIL or before == PASS or WORST_FIRST.index(now) < WORST_FIRST.index(before)
+    return REGRESSED if worse else IMPROVED
 
 
 def differing(before: Environment, now: Environment) -> str:
@@ -121,18 +125,19 @@ def differing(before: Environment, now: Environment) -> str:
     return "; ".join(told)
 
 
-def compared(before: Interval, now: Interval, floor: float, processes: int) -> tuple[str, str]:
-    """The class of two intervals: a change counts where they lie apart, beyond 2 % and beyond the noise floors of both runs."""
+def compared(
+    before: Interval, now: Interval, floor: float, processes: int, what: str = "the noise floor"
+) -> tuple[str, str]:
+    """The class of two intervals: a change counts where they lie apart, beyond 2 % and beyond a floor, which is `what`."""
     if processes < FEWEST_PROCESSES:
         return NOISY, f"{processes} of at least {FEWEST_PROCESSES} processes"
     if before.estimate <= 0 or now.estimate <= 0:
         return NOISY, "an estimate is not above zero"
     change = now.estimate / before.estimate
-    size = math.exp(abs(math.log(change))) - 1
     if now.low <= before.high and before.low <= now.high:
         return NOISY, "the intervals overlap"
-    if size <= max(floor, LEAST_DIFFERENCE):
-        within = f"{LEAST_DIFFERENCE:.0%}" if floor < LEAST_DIFFERENCE else f"the noise floor of {floor:.1%}"
+    if size_of(change) <= max(floor, LEAST_DIFFERENCE):
+        within = f"{LEAST_DIFFERENCE:.0%}" if floor < LEAST_DIFFERENCE else f"{what} of {floor:.1%}"
         return NOISY, f"{change - 1:+.1%}, within {within}"
     return (REGRESSED if change > 1 else IMPROVED), f"{change - 1:+.1%}"
 
@@ -143,7 +148,7 @@ def _all(run: Run) -> Iterator[Speed | Start]:
 
 
 def _applicable(s: Speed | Start) -> bool:
-    return not (s.failure or "").startswith(("not applicable", "absent"))
+    return not (s.failure or "").startswith(NOT_TRIED)
 
 
 def _key(s: Speed | Start) -> tuple[str, ...]:
@@ -160,8 +165,11 @@ def _verdict(old: Speed | Start, new: Speed | Start) -> tuple[str, str]:
     a, b = _interval(old), _interval(new)
     if a is None or b is None:
         return APART, "no value to compare"
-    floors = [s.against_model.floor for s in (old, new) if isinstance(s, Speed) and s.against_model]
     counts = [len(s.ratios) if isinstance(s, Speed) else s.processes for s in (old, new)]
+    if isinstance(old, Start) and isinstance(new, Start):  # seconds follow the machine's pace, where ratios do not
+        floor = size_of(new.pace.estimate / old.pace.estimate) if old.pace and new.pace else 0.0
+        return compared(a, b, floor, min(counts), "the change of the model's own pace")
+    floors = [s.against_model.floor for s in (old, new) if isinstance(s, Speed) and s.against_model]
     return compared(a, b, max(floors, default=0.0), min(counts))
 
 
@@ -187,8 +195,8 @@ def _status(j: Judged | None) -> str:
 def _blocks(found: list[Pair], cases: list[Pair]) -> Iterator[Block]:
     yield Prose(
         "The same variant on the same model, before and now. A change counts where the two intervals lie apart and it is beyond "
-        f"{LEAST_DIFFERENCE:.0%} and the noise floors of both runs. Where device, versions, threads or other conditions differ, "
-        "nothing is compared."
+        f"{LEAST_DIFFERENCE:.0%} and the noise floors of both runs; for costs, which are seconds, beyond what the model's own pace "
+        "changed. Where device, versions, threads or other conditions differ, nothing is compared."
     )
     if not found:
         yield Prose("Neither run holds speeds or costs.", "quiet")

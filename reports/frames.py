@@ -83,7 +83,7 @@ def _speed(s: Speed) -> dict[str, Any]:
 
 def _mean(m: Mean) -> dict[str, Any]:
     found = {**_place(m.place), "variant": m.variant, **_bounds("ratio", m.geomean.ratio)}
-    return {**found, "n": m.geomean.n, "total": m.geomean.total}
+    return {**found, "n": m.geomean.n, "total": m.geomean.total, "processes": m.geomean.processes}
 
 
 def _start(s: Start) -> dict[str, Any]:

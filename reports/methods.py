@@ -30,7 +30,7 @@ RULES = (
     (
         "a difference",
         "It counts only with at least {processes} processes, an interval clear of 1, and an estimate beyond {least:.0%} and "
-        "beyond the noise floor. A geometric mean is held against the largest floor of its models.",
+        "beyond the noise floor. A geometric mean takes as many processes, and is held against the largest floor of its models.",
     ),
     ("percentiles", "p90 takes at least {p90} samples and p99 at least {p99}; with fewer none is given."),
     (
@@ -42,7 +42,8 @@ RULES = (
         "break-even",
         "Cost X is the excess of preparation and first calls over as many steady ones, less the same for the model. The "
         "payback rate, saving per call over X, has Fieller's interval over processes: above zero it is 'between', below it "
-        "'never', else 'not shown'; at least {processes} processes.",
+        "'never', else 'not shown'; so too where a steady call differs from the model's by no more than {least:.0%} or the noise "
+        "floor of the same processes; at least {processes} processes.",
     ),
     (
         "cold and warm",
@@ -56,7 +57,8 @@ RULES = (
     ),
     (
         "earlier runs",
-        "A change counts where the intervals of both runs lie apart and it is beyond {least:.0%} and the noise floors of both.",
+        "A change counts where the intervals of both runs lie apart and it is beyond {least:.0%} and the noise floors of both, "
+        "or for costs at the start beyond the change of the model's own pace.",
     ),
 )
 

@@ -6,18 +6,26 @@ from collections.abc import Iterator
 
 from benchmarks.break_even import BETWEEN, NEVER, NOT_SHOWN, BreakEven
 from benchmarks.findings import Start
+from benchmarks.variants import EAGER
 from reports import charts
 from reports.document import Block, Cell, Figure, Figures, Prose, Section, Table, cells, not_measured
+from reports.speed import NOT_TRIED
 from reports.startup import CACHES, groups, named, titled
 from reports.words import one_line, plural, seconds_interval
 
+FAILED = "failed"
 TONES = {BETWEEN: "good", NEVER: "bad", NOT_SHOWN: "quiet"}
 DASHES = {"cold": (1, 0), "warm": (5, 3), "none": (2, 2)}
 
 
 def judged(starts: list[Start]) -> list[Start]:
     """Those that break-even was asked of, failures among them."""
-    return [s for s in starts if s.calls is not None]
+    return [s for s in starts if s.calls is not None or failed(s)]
+
+
+def failed(s: Start) -> bool:
+    """Whether break-even was asked of it and it came to nothing."""
+    return s.variant != EAGER and s.failure is not None and not s.failure.startswith(NOT_TRIED)
 
 
 def section(starts: list[Start]) -> Section:
@@ -32,8 +40,10 @@ def section(starts: list[Start]) -> Section:
 
 def counted(starts: list[Start], cache: str) -> str:
     """The verdicts with one state of the cache, counted."""
-    verdicts = [s.calls.verdict for s in judged(starts) if s.calls and s.cache == cache]
-    return ", ".join(f"{verdicts.count(v)} {v}" for v in (BETWEEN, NOT_SHOWN, NEVER))
+    mine = [s for s in judged(starts) if s.cache == cache]
+    verdicts = [s.calls.verdict if s.calls else FAILED for s in mine]
+    shown = (BETWEEN, NOT_SHOWN, NEVER, *([FAILED] if FAILED in verdicts else []))
+    return ", ".join(f"{verdicts.count(v)} {v}" for v in shown)
 
 
 def _blocks(starts: list[Start]) -> Iterator[Block]:
@@ -44,7 +54,7 @@ def _blocks(starts: list[Start]) -> Iterator[Block]:
         "Three verdicts: it has paid for itself somewhere between two numbers of calls; no saving is shown; it never pays, "
         f"for a call takes longer than the model's. {plural(len(found), 'verdict')}. {told}."
     )
-    rows = tuple(_row(s) for s in starts if s.calls is not None or (s.failure is not None))
+    rows = tuple(_row(s) for s in starts if s.calls is not None or s.failure is not None)
     head = ("model", "task", "batch", "device", "variant", "cache", "cost X (95 %)", "saved per call (95 %)")
     yield Table("Verdicts", (*head, "paid back after", "in eager seconds"), rows, ("batch",))
     colors = {
@@ -71,10 +81,9 @@ def _figure(number: int, some: list[Start], colors: dict[str, str]) -> Figure | 
     lines = [charts.Line("model", tuple((n, n * pace.estimate) for n, _ in calls))]
     stretches = []
     for s in drawn:
-        assert s.pace is not None
         assert s.cost is not None
         assert s.saving is not None
-        steady = s.pace.estimate - s.saving.estimate
+        steady = pace.estimate - s.saving.estimate  # at the model's line's own pace, to cross it where it pays
         points = tuple((n, s.cost.estimate + n * steady) for n, _ in calls)
         lines.append(charts.Line(named(s), tuple(p for p in points if p[1] > 0), colors[s.variant], DASHES[s.cache]))
         if s.calls is not None and s.calls.verdict == BETWEEN and s.calls.high > 0:

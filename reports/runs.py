@@ -88,10 +88,12 @@ def read(folders: Sequence[Path]) -> Run:
             *(f for p in sorted(entries.glob("*.toml")) for f in _kept(p, "suite/expectations")),
         ]
     selftest = [line for p in paths["selftest.jsonl"] for line in _lines(p, SELFTEST)]
+    held = results.read(*paths["conformance*.jsonl"])
+    held.hold_single()
     measured = records.read(*paths["benchmarks*.jsonl"], *paths["cuts*.jsonl"])
     _check_complete(paths["benchmarks*.jsonl"] + paths["cuts*.jsonl"])
     return Run(
-        results.read(*paths["conformance*.jsonl"]),
+        held,
         measured,
         selftest[-1] if selftest else None,
         tuple(line for p in paths["fuzz.jsonl"] for line in _lines(p, FUZZ)),

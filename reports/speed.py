@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator
 
 from benchmarks.findings import Mean, Place, Speed
-from benchmarks.statistics import LEAST_DIFFERENCE
+from benchmarks.statistics import LEAST_DIFFERENCE, doubt
 from benchmarks.variants import EAGER, NOISE
 from reports import charts
 from reports.document import Block, Cell, Figure, Figures, Prose, Section, Table, cells, not_measured
@@ -20,6 +19,7 @@ LEGEND = (
     ("shaded: the noise floor", "band"),
 )
 STRAYED = 1e-3
+NOT_TRIED = ("not applicable", "absent", "not measured")
 
 
 def section(task: str, speeds: list[Speed], means: list[Mean], against: list[Mean]) -> Section:
@@ -42,19 +42,26 @@ def floor_of(speeds: list[Speed], place: Place) -> float:
 
 
 def mean_tone(mean: Mean, floor: float) -> str:
-    """Faster or slower only where the interval is clear of 1 and the estimate beyond 2 % and the noise; else quiet."""
+    """Faster or slower only by the rule for a single model, held against the largest floor of all; else quiet."""
     found = mean.geomean.ratio
-    if found is None or 1.0 in found or math.isinf(found.high):
+    if found is None or doubt(found, mean.geomean.processes, floor):
         return "quiet"
-    size = math.exp(abs(math.log(found.estimate))) - 1
-    return "quiet" if size <= max(floor, LEAST_DIFFERENCE) else "good" if found.estimate < 1 else "bad"
+    return "good" if found.estimate < 1 else "bad"
 
 
 def mean_words(mean: Mean, floor: float) -> str:
     """What may be said about a mean, in the words of a verdict."""
-    if mean.geomean.ratio is None:
+    found = mean.geomean.ratio
+    if found is None:
         return "no value"
-    return {"good": "faster", "bad": "slower", "quiet": "no difference shown"}[mean_tone(mean, floor)]
+    why = doubt(found, mean.geomean.processes, floor)
+    return f"no difference shown ({why})" if why else "faster" if found.estimate < 1 else "slower"
+
+
+def tried(mean: Mean) -> int:
+    """On how many models it was tried, so that they gave a value or a failure of its own."""
+    reasons = (why.split(": ")[:2] for why in mean.geomean.failures.values())  # a variant's name may stand before it
+    return mean.geomean.n + sum(not any(part.startswith(NOT_TRIED) for part in why) for why in reasons)
 
 
 def _overall(place: Place) -> tuple[str, str, str, int]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from benchmarks.break_even import BETWEEN
 from benchmarks.findings import Mean, Speed, Start
 from benchmarks.variants import NOISE
 from reports.document import NOT_MEASURED, Card
-from reports.earlier import Pair, counted
+from reports.earlier import REGRESSED, Pair, counted
 from reports.equality import Judged, counts
 from reports.outcomes import EXPECTED, FAIL, MISSING, PASS, UNEXPECTED
 from reports.payback import counted as verdicts_of
-from reports.payback import judged
+from reports.payback import failed, judged
 from reports.runs import Run
-from reports.speed import floor_of, mean_tone, mean_words
+from reports.speed import NOT_TRIED, floor_of, mean_tone, mean_words, tried
 from reports.words import plural, ratio
 
 ABSENT = "quiet"
@@ -21,7 +22,7 @@ ABSENT = "quiet"
 
 def strip(
     run: Run, found: list[Judged], speeds: list[Speed], means: list[Mean], against: list[Mean], starts: list[Start],
-    pairs: list[Pair] | None,
+    pairs: list[Pair] | None, cases: list[Pair],
 ) -> Iterator[Card]:  # fmt: skip
     """The cards, in order; what was not measured says so."""
     yield _equality(run, found)
@@ -34,10 +35,7 @@ def strip(
     yield _noise(speeds)
     yield _cuda(run)
     if pairs is not None:
-        bad = any(p.verdict == "regressed" for p in pairs)
-        yield Card(
-            "Against the earlier run", plural(len(pairs), "pair"), counted(pairs), "bad" if bad else "", "earlier"
-        )
+        yield _earlier(pairs, cases)
 
 
 def _equality(run: Run, found: list[Judged]) -> Card:
@@ -76,16 +74,17 @@ def _fuzz(run: Run) -> Card:
 
 def _speed(title: str, variant: str | None, speeds: list[Speed], means: list[Mean]) -> Iterator[Card]:
     """A card for the smallest batch of each device; the others stand in the section."""
-    mine = [
-        m for m in means if m.place.task == "inference" and (variant is None or m.variant == variant) and m.geomean.n
-    ]
+    mine = [m for m in means if m.place.task == "inference" and variant in (None, m.variant) and tried(m)]
     if not mine:
         yield Card(title, NOT_MEASURED, tone=ABSENT, target="speed")
     for environment in dict.fromkeys(m.place.environment for m in mine):
         here = [m for m in mine if m.place.environment == environment]
-        m = min(here, key=lambda m: m.place.batch)
+        m = min(here, key=lambda m: (m.geomean.ratio is None, m.place.batch))
         floor = floor_of(speeds, m.place)
-        assert m.geomean.ratio is not None
+        if m.geomean.ratio is None:
+            detail = f"no value; batch {m.place.batch}, {m.place.device}"
+            yield Card(title, f"failed on all {plural(tried(m), 'model')}", detail, "bad", "speed")
+            continue
         models = f"{m.geomean.n} of {m.geomean.total} models"
         detail = f"{mean_words(m, floor)}; geometric mean, batch {m.place.batch}, {m.place.device}, {models}"
         yield Card(title, ratio(m.geomean.ratio), detail, mean_tone(m, floor), "speed")
@@ -99,7 +98,9 @@ def _break_even(starts: list[Start]) -> Card:
     caches = [c for c in ("cold", "warm", "none") if any(s.cache == c for s in found)]
     words = {"cold": "cold cache", "warm": "warm cache", "none": "without a cache"}
     detail = "; ".join(f"{words[c]}: {verdicts_of(starts, c)}" for c in caches)
-    shown = sum(s.calls is not None and s.calls.verdict == "between" for s in found)
+    if all(map(failed, found)):
+        return Card(title, f"failed on all {len(found)}", detail, "bad", "break-even")
+    shown = sum(s.calls is not None and s.calls.verdict == BETWEEN for s in found)
     return Card(title, f"{shown} of {len(found)} shown to", detail, target="break-even")
 
 
@@ -114,9 +115,21 @@ def _noise(speeds: list[Speed]) -> Card:
 
 
 def _cuda(run: Run) -> Card:
-    names = sorted(
-        {e.facts["gpu"] for e in run.environments if e.facts.get("device", "").startswith("cuda") and "gpu" in e.facts}
-    )
-    if names:
-        return Card("CUDA", "measured", ", ".join(names), target="speed")
+    there = [s for s in run.records.samples.values() if s["device"].startswith("cuda")]
+    environments = {s["environment"] for s in there if s["status"] == "ok"}
+    if environments:
+        names = {run.records.environments[e].facts.get("gpu", "unknown") for e in environments}
+        return Card("CUDA", "measured", ", ".join(sorted(names)), target="speed")
+    failures = [s for s in there if s["status"] not in NOT_TRIED]
+    if failures:
+        return Card("CUDA", f"failed on all {plural(len(failures), 'sample')}", tone="bad", target="speed")
     return Card("CUDA", NOT_MEASURED.lower(), "no sample of these runs was taken on a CUDA device", ABSENT)
+
+
+def _earlier(pairs: list[Pair], cases: list[Pair]) -> Card:
+    value, detail = plural(len(pairs), "pair"), counted(pairs)
+    if cases:
+        value += f", {plural(sum(p.cases for p in cases), 'changed case')}"
+        detail += f"; cases: {counted(cases)}"
+    bad = any(p.verdict == REGRESSED for p in (*pairs, *cases))
+    return Card("Against the earlier run", value, detail, "bad" if bad else "", "earlier")
