@@ -51,6 +51,7 @@ def judge(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     found = results.read(*given.results)
     found.hold_single()
+    found.hold_of_one_code()
     options = run.Options(
         tier=given.tier, families=tuple(given.family),
         lock=given.lock_from, tiers=given.tiers_from, expectations=given.expectations_from,

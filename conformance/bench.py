@@ -20,7 +20,7 @@ from ariadne import SplitSpec
 from conformance.cases import Case
 from conformance.compare import ABSENT, difference, mapped, moved_attributes
 from conformance.cuts import cut_facts, resolve
-from conformance.oracle import deterministic, hold_informative, live_gradients
+from conformance.oracle import deterministic, hold_informative, is_out_of_memory, live_gradients
 from conformance.state import Snapshot, seed_all, undisturbed
 from conformance.statuses import Status, Stop
 
@@ -109,7 +109,8 @@ class Bench:
             except model_zoo.MissingPackageError as error:
                 raise Stop(Status.NOT_INSTALLED, str(error)) from error
             except Exception as error:
-                raise Stop(Status.ERROR_BUILD, f"{type(error).__name__}: {error}"[:1000]) from error
+                status = Status.OOM if is_out_of_memory(error) else Status.ERROR_BUILD
+                raise Stop(status, f"{type(error).__name__}: {error}"[:1000]) from error
         return self._pristine
 
     def inputs(self, batch: int, seed: int | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -182,14 +183,16 @@ class Bench:
         return self._rates[training]
 
     def takes_gradients(self, training: bool) -> bool:
-        """Whether the whole model runs on inputs that require a gradient; one that writes into its input does not."""
+        """Whether the whole model runs on inputs that require a gradient; one that writes into its input need not."""
         if training not in self._takes_gradients:
             model, (args, kwargs) = self.whole(training), mapped(wanting_gradient, self.inputs(CAPTURED))
             with undisturbed():
                 try:
                     model(*args, **kwargs)
                     self._takes_gradients[training] = True
-                except RuntimeError:
+                except RuntimeError as error:
+                    if "writes-input" not in self.entry.tags:
+                        raise Stop(Status.ERROR_EAGER, f"on inputs that require gradients: {error}"[:1000]) from error
                     self._takes_gradients[training] = False
         return self._takes_gradients[training]
 
@@ -336,9 +339,11 @@ def eager(run: Callable[[], Any]) -> Any:
     """The result of the whole model's own run; Stop `error_eager` where it raises."""
     try:
         return run()
-    except (Stop, MemoryError):
+    except Stop:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise Stop(Status.ERROR_EAGER, f"the whole model raises {type(error).__name__}: {error}"[:1000]) from error
 
 

@@ -21,6 +21,11 @@ from torch import nn
 from conformance.statuses import Status
 
 _OPAQUE = (torch.Tensor, type, enum.Enum, logging.Logger, types.ModuleType, torch.Generator)
+_LIBRARIES = (
+    "builtins",
+    "functools",
+    "torch",
+)  # whose callable objects, such as functions and ops, hold no state of a model
 _PLAIN = (str, int, float, bool, type(None))
 ABSENT = object()
 REGISTRIES = ("_modules", "_parameters", "_buffers")
@@ -53,7 +58,8 @@ def opened(node: Any) -> tuple[tuple[Any, ...], list[tuple[str, Any]]] | None:
         return (cls, len(node)), list(zip(steps, node, strict=True))
     if isinstance(node, partial):
         return (cls,), [(".func", node.func), (".args", node.args), (".keywords", node.keywords)]
-    if isinstance(node, _OPAQUE) or (callable(node) and not isinstance(node, nn.Module)):
+    code = callable(node) and not isinstance(node, nn.Module) and cls.__module__.partition(".")[0] in _LIBRARIES
+    if code or isinstance(node, _OPAQUE):
         return None
     attributes = getattr(node, "__dict__", None)
     if isinstance(attributes, dict):

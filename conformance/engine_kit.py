@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +65,12 @@ def naps(case: Case) -> Finding:
     return Finding(Status.PASS)
 
 
+def starts(case: Case) -> Finding:
+    return Finding(
+        Status.PASS, facts={"child": subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid}
+    )
+
+
 BEHAVIOURS: dict[str, Callable[[Case], Finding]] = {
     "passes": lambda case: Finding(Status.PASS),
     "fails": lambda case: Finding(Status.FAIL_ACCURACY, "values differ", {"op": 3}),
@@ -73,4 +81,5 @@ BEHAVIOURS: dict[str, Callable[[Case], Finding]] = {
     "allocates": allocates,
     "process": process,
     "naps": naps,
+    "starts": starts,
 }

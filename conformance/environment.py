@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import platform
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "torchvision", "timm", "ultralytics", "rfdetr", "transformers", "numpy")
+TOPS = ("ariadne", "model_zoo", "conformance")  # whose code every result depends on
 TARGETS = {"ariadne": "ariadne:prepare_split", "identity": "conformance.identity:prepare_split"}
 
 
@@ -26,19 +29,21 @@ class Environment:
     @classmethod
     def here(cls, target: str, date: str) -> Environment:
         """This process's environment; the packages that are not installed are left out."""
+        cpu, features = _cpu()
         facts = {
             "target": short(target),
             "python": platform.python_version(),
             "platform": sys.platform,
             "machine": platform.machine(),
-            "cpu": _cpu(),
+            "cpu": cpu,
+            "cpu_features": features,
         }
         for name in PACKAGES:
             try:
                 facts[name] = metadata.version(name)
             except metadata.PackageNotFoundError:
                 continue
-        return cls(date, facts | {"sources": sources(ROOT)})
+        return cls(date, facts | {"sources": sources(ROOT)} | _of_target(full(target)))
 
     @classmethod
     def parse(cls, record: dict[str, Any]) -> Environment:
@@ -70,20 +75,35 @@ def full(target: str) -> str:
 
 def sources(root: Path) -> str:
     """A digest of the code that results depend on: the runtime, the zoo and the checks, without unit tests."""
+    files = [file for top in TOPS for file in sorted((root / top).rglob("*.py"))]
+    return _digest((file.relative_to(root).as_posix(), file) for file in files if not file.name.startswith("test_"))
+
+
+def _digest(files: Iterable[tuple[str, Path]]) -> str:
     digest = hashlib.sha256()
-    for top in ("ariadne", "model_zoo", "conformance"):
-        for file in sorted((root / top).rglob("*.py")):
-            if not file.name.startswith("test_"):
-                digest.update(f"{file.relative_to(root).as_posix()}\0".encode() + file.read_bytes() + b"\0")
+    for name, file in files:
+        digest.update(f"{name}\0".encode() + file.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 
 
-def _cpu() -> str:
-    """The processor's name: the kernels that a library chooses, hence the last bits, follow it."""
+def _of_target(target: str) -> dict[str, str]:
+    """A digest of the code of a target from elsewhere: of the package or file that holds it."""
+    top = target.partition(":")[0].partition(".")[0]
+    found = None if top in TOPS else importlib.util.find_spec(top)
+    if found is None or found.origin is None:
+        return {}
+    place = Path(found.origin)
+    files = sorted(place.parent.rglob("*.py")) if found.submodule_search_locations else [place]
+    return {"target_sources": _digest((file.name, file) for file in files)}
+
+
+def _cpu() -> tuple[str, str]:
+    """The processor's name, and a digest of its features: the kernels that a library chooses, hence the last bits, follow them."""
     cpuinfo = Path("/proc/cpuinfo")
+    told = dict.fromkeys(("model name", "flags"), "")
     if cpuinfo.exists():
-        for text in cpuinfo.read_text().splitlines():
+        for text in cpuinfo.read_text().partition("\n\n")[0].splitlines():
             key, _, value = text.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    return platform.processor()
+            if key.strip() in told:
+                told[key.strip()] = value.strip()
+    return told["model name"] or platform.processor(), hashlib.sha256(told["flags"].encode()).hexdigest()[:12]

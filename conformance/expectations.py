@@ -9,7 +9,7 @@ A file of `expectations/*.toml` holds entries, and conditions that all of them s
     status = "unsupported"
     condition = "torch<2.16"          # may be left out
     reason = "the number of boxes depends on data, so there is no plan for a batch"
-    says = "data-dependent"           # may be left out: words that the result's own reason must hold
+    says = "data-dependent"           # words that the result's own reason must hold; may be left out but for `fail_…`
     until = 2027-06-30
 
 A condition is a list, parted by commas, of `name operator value`: versions (`torch`, `python`, `timm` …) take any operator

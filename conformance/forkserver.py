@@ -1,4 +1,4 @@
-"""A process that has imported torch and a model library, and forks a child for each model: a start takes milliseconds.
+"""A process that has imported what runs cases and a model library, and forks a child for each model: a start takes milliseconds.
 
 Started by `conformance.supervisor` as `python -m conformance.forkserver FD LIBRARY RUNNER`. Over the socket it takes lines
 of JSON, and answers each with one::
@@ -31,13 +31,10 @@ from typing import Any
 import conformance.offline  # noqa: F401 - before torch and the model libraries
 
 # isort: split
-import torch
-
 from conformance.cases import Case
 from conformance.results import plain
 from conformance.statuses import Finding, Stop
 from model_zoo.errors import MissingPackageError
-from model_zoo.packages import package
 
 Runner = Callable[[str, str], tuple[str, Callable[[Case], Finding]]]
 
@@ -52,9 +49,14 @@ def serve(control: socket.socket, run: Runner) -> None:
                 (fd,) = fds
                 pid = os.fork()
                 if pid == 0:
+                    os.setpgid(0, 0)
                     control.close()
                     _child(socket.socket(fileno=fd), run, **message["start"])
                 os.close(fd)
+                with suppress(
+                    ProcessLookupError, PermissionError
+                ):  # a group of its own, whichever of the two comes first
+                    os.setpgid(pid, pid)
                 living.add(pid)
                 answer = {"pid": pid}
             else:
@@ -65,7 +67,7 @@ def serve(control: socket.socket, run: Runner) -> None:
     finally:
         for pid in living:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.killpg(pid, signal.SIGKILL)
 
 
 def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -127,10 +129,11 @@ def _redirect(log: str) -> None:
 
 
 def main(fd: str, library: str, runner: str) -> None:
-    torch.set_num_threads(1)
     module, _, name = runner.partition(":")
     run = getattr(import_module(module), name)
     if library:
+        from model_zoo.packages import package  # noqa: PLC0415 - it brings torch, which tests of the engine do without
+
         with suppress(MissingPackageError):  # the child that builds the model says so
             package(library)
     gc.collect()

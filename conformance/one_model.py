@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
+# What every first capture imports, which takes seconds: a server that forks for each model does it once for all of them.
+import torch._dynamo
+import torch.export._trace
+
+import ariadne.prepare  # noqa: F401
+import model_zoo.catalogue  # noqa: F401
 from conformance import checks
 from conformance.bench import Bench
 from conformance.cases import Case
 from conformance.environment import full
 from conformance.statuses import Finding
 from model_zoo.definition import COSTS
+
+torch.set_num_threads(1)
 
 
 def open_model(model: str, target: str) -> tuple[str, Callable[[Case], Finding]]:

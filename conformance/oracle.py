@@ -25,6 +25,11 @@ LIVE_SHARE = 0.5  # of the parameters that get a gradient, at least so many must
 _HALF = (torch.float16, torch.bfloat16)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, which says nothing of a model: on the CPU torch says so in words alone."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
 def deterministic(run: Callable[[], Any], what: str) -> Any:
     """The result of `run`, which is called twice; Stop `nondeterministic` where it differs from itself."""
     first = run()
@@ -110,6 +115,8 @@ def in_double(model: nn.Module, call: Callable[..., Any], inputs: Any, seed: int
         try:
             return call(wide, given)
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             reason = f"the model does not run in float64: {type(error).__name__}: {error}"
             raise Stop(Status.NO_REFERENCE, reason[:500]) from error
 
@@ -128,18 +135,19 @@ def _to_double(t: torch.Tensor) -> torch.Tensor:
 
 
 def beyond(reference: Any, eager: Any, result: Any) -> tuple[Difference | None, dict[str, float]]:
-    """Where a result is farther from the float64 reference than eager's own error allows, and the worst ratios.
+    """Where a result is farthest beyond what eager's own error against the float64 reference allows, and the worst ratios.
 
-    Per leaf: twice eager's error by RMS (three times for half types) and eight times by maximum. There is no absolute
-    floor: where eager is exact, the result must be too. Stop `no_reference` where eager's own error is of the size of
-    the reference, so that the two did not compute the same. Integers and booleans may differ only where the reference's
-    margin is under the bound; where no margin can be computed, they must be equal.
+    All leaves are looked at, and the words say how many are beyond. Per leaf: twice eager's error by RMS (three times for
+    half types) and eight times by maximum. There is no absolute floor: where eager is exact, the result must be too. Stop
+    `no_reference` where eager's own error is of the size of the reference, so that the two did not compute the same. Integers and
+    booleans may differ only where the reference's margin is under the bound; where no margin can be computed, they must be equal.
     """
     wide, narrow, given = dict(tensors(reference)), dict(tensors(eager)), dict(tensors(result))
     if wide.keys() != narrow.keys() or narrow.keys() != given.keys():
         return Difference(Status.FAIL_STRUCTURE, "", f"{list(narrow)} against {list(given)}"), {}
     _hold_useful(wide, narrow)
     worst = {"rms": 0.0, "maximum": 0.0}
+    wrong: list[tuple[float, str, str]] = []
     for where, expected in narrow.items():
         found = given[where]
         for what in ("dtype", "shape", "device"):
@@ -151,12 +159,15 @@ def beyond(reference: Any, eager: Any, result: Any) -> tuple[Difference | None, 
         if not expected.numel():
             continue
         if not (expected.is_floating_point() or expected.is_complex()):
-            wrong = _discrete(where, wide, narrow, found)
+            text = _discrete(where, wide, narrow, found)
+            wrong += [(math.inf, where, text)] if text else []
         else:
-            wrong = _continuous(wide[where], expected, found, worst)
-        if wrong:
-            return Difference(Status.FAIL_ACCURACY, where, wrong), worst
-    return None, worst
+            wrong += [(times, where, text) for times, text in _continuous(wide[where], expected, found, worst)]
+    if not wrong:
+        return None, worst
+    _, where, text = max(wrong, key=lambda w: w[0])
+    count = len({place for _, place, _ in wrong})
+    return Difference(Status.FAIL_ACCURACY, where, f"{text} ({count} of {len(narrow)} tensors are beyond)"), worst
 
 
 def _errors(reference: torch.Tensor, t: torch.Tensor) -> tuple[float, float]:
@@ -183,7 +194,8 @@ def _hold_useful(wide: dict[str, torch.Tensor], narrow: dict[str, torch.Tensor])
 
 def _continuous(
     reference: torch.Tensor, eager: torch.Tensor, found: torch.Tensor, worst: dict[str, float]
-) -> str | None:
+) -> Iterator[tuple[float, str]]:
+    """Of each measure by which it is beyond: how many times what is allowed, and that in words."""
     allowed = RMS_HALF if eager.dtype in _HALF else RMS
     for what, own, error, times in zip(
         ("rms", "maximum"), _errors(reference, eager), _errors(reference, found), (allowed, MAXIMUM), strict=True
@@ -192,9 +204,9 @@ def _continuous(
             raise Stop(Status.NO_REFERENCE, f"eager's own error against float64 is {own} by {what}")
         if not error <= times * own:  # NaN fails
             many = f"{error / own:.3g} times" if own else "where eager is exact, against"
-            return f"the error against float64 is {error:.3g} by {what}, {many} eager's {own:.3g}; {times:g} times is allowed"
+            text = f"the error against float64 is {error:.3g} by {what}, {many} eager's {own:.3g}; {times:g} times is allowed"
+            yield (error / own / times if own and error == error else math.inf), text
         worst[what] = max(worst[what], error / own if own else 0.0)
-    return None
 
 
 def _discrete(

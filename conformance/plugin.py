@@ -78,7 +78,9 @@ class CaseItem(pytest.Item):
     def _supervisor(self) -> Supervisor:
         stash, plan = self.config.stash, self.plan
         if _SUPERVISOR not in stash:
-            stash[_SUPERVISOR] = Supervisor(plan.target, plan.limits, plan.deadline, plan.runner)
+            stash[_SUPERVISOR] = Supervisor(
+                plan.target, plan.limits, plan.deadline, plan.runner, plan.facts.get("sources")
+            )
         return stash[_SUPERVISOR]
 
     def reportinfo(self) -> tuple[Path, int | None, str]:

@@ -25,6 +25,9 @@ _PLACES = re.compile(
 )
 
 
+CODE = ("target", "target_sources", "sources", "torch", "python")  # what all results that are judged together share
+
+
 @dataclass(frozen=True)
 class Result:
     """What one case came to, where and in how many seconds."""
@@ -43,7 +46,7 @@ class Results:
 
     environments: dict[str, Environment] = field(default_factory=dict)
     by_case: dict[str, Result] = field(default_factory=dict)
-    others: dict[str, Result] = field(default_factory=dict)  # of cases that ran in several environments, an earlier one
+    others: dict[str, Result] = field(default_factory=dict)  # of cases that came to several things, an earlier one
 
     def add(self, record: Environment | Result) -> None:
         """Take in one record; a result replaces an earlier one of its case, unless it says that the case did not run."""
@@ -53,7 +56,8 @@ class Results:
         before = self.by_case.get(record.case)
         if before is not None and record.status == Status.NOT_SELECTED:
             return
-        if before is not None and before.environment != record.environment and before.status != Status.NOT_SELECTED:
+        same = before is not None and (before.environment, before.status) == (record.environment, record.status)
+        if before is not None and not same and before.status != Status.NOT_SELECTED:
             self.others[record.case] = before
         self.by_case[record.case] = record
 
@@ -62,13 +66,24 @@ class Results:
         return Results(self.environments, {c: r for c, r in self.by_case.items() if r.environment == environment})
 
     def hold_single(self) -> None:
-        """Raise ValueError where a case has results of two environments, of which only the last would show."""
+        """Raise ValueError where a case came to two things, of which only the last would show."""
         for case, other in sorted(self.others.items()):
             last = self.by_case[case]
             raise ValueError(
-                f"{len(self.others)} cases have results of two environments, {case} for one: {other.status} in "
-                f"{other.environment}, {last.status} in {last.environment}. Give files of one environment, or of different cases"
+                f"{len(self.others)} cases have two results, {case} for one: {other.status} in {other.environment}, "
+                f"{last.status} in {last.environment}. Give files of one environment, and with one result of each case"
             )
+
+    def hold_of_one_code(self) -> None:
+        """Raise ValueError where these are results of different targets, sources, torch or Python: no verdict is about all.
+
+        The packages may differ that a family of models needs.
+        """
+        used = {r.environment for r in self.by_case.values()}
+        for what in CODE:
+            found = sorted({self.environments[e].facts.get(what, "none") for e in used})
+            if len(found) > 1:
+                raise ValueError(f"results of different code can't stand side by side: {what} {' and '.join(found)}")
 
 
 def append(path: Path, record: Environment | Result) -> None:

@@ -21,6 +21,7 @@ import torch
 from conformance import checks
 from conformance.bench import Bench
 from conformance.cases import Case
+from conformance.environment import ROOT, sources
 from conformance.mutants import MUTANTS
 from conformance.selftest_rules import RULES
 from conformance.statuses import Status
@@ -120,7 +121,9 @@ def report(
 ) -> dict[str, Any]:
     """The whole selftest as JSON-able data."""
     return {
+        "sources": sources(ROOT),
         "mutants": len(outcomes),
+        "of": len(MUTANTS),
         "killed": sum(o.killed for o in outcomes),
         "cases": len({trial.case for o in outcomes for trial in o.trials}),
         "checks": {check: len(found) for check, found in kills(outcomes).items()},

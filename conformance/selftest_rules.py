@@ -129,6 +129,15 @@ def another_reason() -> str | None:
     )
 
 
+def says_nothing() -> str | None:
+    """An entry that expects a failure of whatever kind: another failure of the same cases would hide behind it."""
+    failed = [result(ONE, Status.FAIL_ACCURACY), result(OTHER)]
+    entry = replace(REFUSED, status=Status.FAIL_ACCURACY)
+    return shows(
+        "says_nothing", lambda: broken(failed, [entry]), lambda: broken(failed, [replace(entry, says="as it is")])
+    )
+
+
 def two_environments() -> str | None:
     """Results of one case from two environments are not taken for one, and one of them does not stand for the other."""
     both = Results({HERE.id: HERE, ELSEWHERE.id: ELSEWHERE})
@@ -137,13 +146,42 @@ def two_environments() -> str | None:
     try:
         both.hold_single()
     except ValueError as error:
-        if "two environments" not in str(error):
+        if "two results" not in str(error):
             return f"they are refused with {error}"
     else:
         return "they are taken for one"
     if both.of(HERE.id).by_case:
         return f"here it has {both.of(HERE.id).by_case}"
     return None
+
+
+def now_this_now_that() -> str | None:
+    """A case that fails and then passes in one environment is not taken for one that passes, in whatever order they come."""
+    for statuses in ((Status.FAIL_ACCURACY, Status.PASS), (Status.PASS, Status.FAIL_ACCURACY)):
+        found = Results({HERE.id: HERE})
+        for status in statuses:
+            found.add(result(ONE, status))
+        try:
+            found.hold_single()
+        except ValueError as error:
+            if "two results" not in str(error):
+                return f"it is refused with {error}"
+        else:
+            return f"{statuses[-1]} is taken for what it came to"
+    return None
+
+
+def two_codes() -> str | None:
+    """Results of different sources are not judged as one."""
+    other = Environment(HERE.date, HERE.facts | {"sources": "of another day"})
+    both = Results({HERE.id: HERE, other.id: other})
+    for one in (result(ONE), result(OTHER, environment=other)):
+        both.add(one)
+    try:
+        both.hold_of_one_code()
+    except ValueError as error:
+        return None if "sources" in str(error) else f"they are refused with {error}"
+    return "they are judged as one"
 
 
 def resume() -> str | None:
@@ -182,7 +220,10 @@ RULES: Mapping[str, Callable[[], str | None]] = MappingProxyType(
             no_result,
             not_selected,
             another_reason,
+            says_nothing,
             two_environments,
+            now_this_now_that,
+            two_codes,
             resume,
         )
     }

@@ -27,6 +27,11 @@ class Status(StrEnum):
     NOT_INSTALLED = "not_installed"  # its package is missing
     NOT_SELECTED = "not_selected"  # the run stopped before it, or its tier leaves it out
 
+    @property
+    def is_failure(self) -> bool:
+        """Whether split and whole were compared, and differ."""
+        return self.name.startswith("FAIL_")
+
 
 @dataclass(frozen=True)
 class Finding:

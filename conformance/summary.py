@@ -10,31 +10,72 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from conformance import expectations, results
+from conformance import expectations, lock, results, tiers
 from conformance.cases import Case
 from conformance.queries import compact
 from conformance.results import Result, Results
 from conformance.statuses import Status
-from conformance.verdict import expected
+from conformance.verdict import expected, judge
 
 LONGEST = 240  # of a reason, in characters
+# Facts by which a check says that it left out a part: what that is.
+PARTS = {
+    "not_trained": "training",
+    "tied_unchecked": "gradients of tied parameters over the wire",
+    "whole_takes_no_two_in_flight": "two steps in flight",
+    "inexact": "training at so many cuts, which the runtime refuses",
+}
 
 
 def main(arguments: list[str]) -> int:
     """Print the page; returns an exit status."""
     parser = argparse.ArgumentParser("python -m conformance summary", description=__doc__)
     parser.add_argument("results", nargs="+", type=Path, help="files of results: JSON lines")
+    parser.add_argument("--tier", help="say that this is the whole of a tier; refused where cases of it have no result")
     parser.add_argument("--selftest", type=Path, help="what the selftest wrote; its last line counts")
     parser.add_argument("--fuzz", type=Path, help="what the random programs wrote; all lines count")
-    parser.add_argument("--expectations-from", type=Path, default=expectations.FOLDER, help=argparse.SUPPRESS)
+    for name, default in (("expectations", expectations.FOLDER), ("lock", lock.LOCK), ("tiers", tiers.FILE)):
+        parser.add_argument(f"--{name}-from", type=Path, default=default, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     selftest, fuzz = (
         [json.loads(t) for t in p.read_text().splitlines()] if p else [] for p in (given.selftest, given.fuzz)
     )
     found = results.read(*given.results)
     found.hold_single()
-    print(page(found, expectations.load(given.expectations_from), selftest[-1:], fuzz), end="")
+    found.hold_of_one_code()
+    _hold_figures(found, selftest[-1:], fuzz)
+    if given.tier is not None:
+        _hold_whole(found, given)
+    print(page(found, expectations.load(given.expectations_from), selftest[-1:], fuzz, given.tier), end="")
     return 0
+
+
+def _hold_whole(found: Results, given: argparse.Namespace) -> None:
+    """Raise ValueError unless these are results of all cases of a tier, and of no others."""
+    available, _ = tiers.load(given.tiers_from)
+    if given.tier not in available:
+        raise ValueError(f"there is no tier {given.tier!r}; there are {', '.join(available)}")
+    wanted = {str(case) for case in lock.read(given.lock_from) if available[given.tier].selects(case)}
+    ran = {name for name, r in found.by_case.items() if r.status != Status.NOT_SELECTED}
+    for what, names in (("have no result", wanted - ran), ("are none of its cases", found.by_case.keys() - wanted)):
+        if names:
+            raise ValueError(f"tier {given.tier}: {len(names)} {what}, {min(names)} for one")
+
+
+def _hold_figures(found: Results, selftest: Iterable[dict[str, Any]], fuzz: Iterable[dict[str, Any]]) -> None:
+    """Raise ValueError where a selftest was partial or unsound, or where it or the random programs ran on other code."""
+    for line in selftest:
+        if line["mutants"] != line["of"] or line["unsound"]:
+            raise ValueError(
+                f"a selftest of {line['mutants']} of {line['of']} mutants, with {len(line['unsound'])} cases that are not sound, "
+                "says nothing of the suite; run all of it"
+            )
+    code = {found.environments[r.environment].facts["sources"] for r in found.by_case.values()}
+    for line in (*selftest, *fuzz):
+        if code and line.get("sources") not in code:
+            raise ValueError(
+                f"the selftest or the random programs ran on the code {line.get('sources')}, the cases on {min(code)}"
+            )
 
 
 def page(
@@ -42,6 +83,7 @@ def page(
     entries: list[expectations.Expectation],
     selftest: Iterable[dict[str, Any]] = (),
     fuzz: Iterable[dict[str, Any]] = (),
+    tier: str | None = None,
 ) -> str:
     """The whole page; the same text for the same records, in whatever order they came."""
     ran = [found.by_case[name] for name in sorted(found.by_case)]
@@ -51,23 +93,29 @@ def page(
         "Whether a model that is split equals the model whole, case by case. A cell counts passes and cases; the list below\n"
         "names every case that is no pass. What the checks, statuses and tiers are: "
         "[decision 6](decisions/0006-conformance.md).\n",
-        _totals(ran),
+        _totals(ran, tier),
         *_figures(selftest, fuzz),
         _environments(found),
         "## Models × checks\n",
         _table(ran),
         "## What is not a pass\n",
         _others(ran, entries, found),
+        "## Passes that left a part out\n",
+        _partly(ran),
     ]
     return "\n".join(part for part in parts if part)
 
 
-def _totals(ran: list[Result]) -> str:
+def _totals(ran: list[Result], tier: str | None) -> str:
     counts = Counter(r.status for r in ran)
     models = {Case.parse(r.case).model for r in ran}
     minutes = sum(r.seconds for r in ran) / 60
     listed = ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])
-    return f"**{len(ran)} cases of {len(models)} models: {listed}.** They took {minutes:.0f} minutes of one core.\n"
+    which = f"all cases of the tier {tier}" if tier else "not a whole tier"
+    return (
+        f"**{len(ran)} cases of {len(models)} models: {listed}.** These are {which}.\n"
+        f"They took {minutes:.0f} minutes of one core, without the building of models.\n"
+    )
 
 
 def _figures(selftest: Iterable[dict[str, Any]], fuzz: Iterable[dict[str, Any]]) -> Iterator[str]:
@@ -129,8 +177,13 @@ def _others(ran: list[Result], entries: list[expectations.Expectation], found: R
     groups: dict[tuple[Status, str, str], list[Case]] = defaultdict(list)
     for result in ran:
         if result.status != Status.PASS:
-            entry = expected(result.case, entries, found.environments[result.environment].facts)
-            known = f"{entry.reason} (until {entry.until})" if entry and entry.status == result.status else ""
+            environment = found.environments[result.environment]
+            entry = expected(result.case, entries, environment.facts)
+            as_expected = (
+                judge(result, entries, environment.facts) is None
+                and str(entry and entry.until) >= environment.date[:10]
+            )
+            known = f"{entry.reason} (until {entry.until})" if entry and as_expected else ""
             groups[result.status, _cut(result.reason), known].append(Case.parse(result.case))
     if not groups:
         return "Nothing.\n"
@@ -138,6 +191,20 @@ def _others(ran: list[Result], entries: list[expectations.Expectation], found: R
     for (status, reason, known), cases in sorted(groups.items(), key=lambda g: (g[0][0], g[1][0].model, g[0][1:])):
         which = "<br>".join(f"`{name}`" for name in compact(cases))
         lines.append(_row((status, str(len(cases)), which, reason, known or "**not expected**")))
+    return "\n".join(lines) + "\n"
+
+
+def _partly(ran: list[Result]) -> str:
+    """The passes of checks that could hold only a part of what they are about against the whole, and why."""
+    groups: dict[tuple[str, str], list[Case]] = defaultdict(list)
+    for result in ran:
+        for name in PARTS.keys() & result.facts.keys() if result.status == Status.PASS else ():
+            groups[name, _cut(str(result.facts[name]))].append(Case.parse(result.case))
+    if not groups:
+        return "None.\n"
+    lines = [_row(("left out", "cases", "which", "since")), "|---|--:|---|---|"]
+    for (name, reason), cases in sorted(groups.items(), key=lambda g: (g[0][0], g[1][0].model, g[0][1])):
+        lines.append(_row((PARTS[name], str(len(cases)), "<br>".join(f"`{c}`" for c in compact(cases)), reason)))
     return "\n".join(lines) + "\n"
 
 

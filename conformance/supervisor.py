@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.cases import Case
-from conformance.environment import ROOT
+from conformance.environment import ROOT, sources
 from conformance.statuses import Finding, Status
 
 SILENCE = 300  # seconds that a fork server may take to import its library
@@ -50,11 +50,15 @@ class Supervisor:
     """Runs cases, each in a child process that holds its model; what becomes of the child is the case's finding.
 
     A child is kept while cases of its model follow each other. `limits` are by cost tag, with "build" for making the model
-    before its cost is known, and by backend where one needs more. After `deadline` (in `time.time()`) nothing runs any more.
+    before its cost is known, and by backend where one needs more. After `deadline` (in `time.time()`) nothing runs any more, and
+    no model is opened once the sources are others than those of the digest `code`, as whose results they would count.
     """
 
-    def __init__(self, target: str, limits: Mapping[str, Limit], deadline: float | None = None, runner: str = RUNNER):
-        self.target, self.limits, self.deadline, self.runner = target, limits, deadline, runner
+    def __init__(
+        self, target: str, limits: Mapping[str, Limit], deadline: float | None = None, runner: str = RUNNER,
+        code: str | None = None,
+    ):  # fmt: skip
+        self.target, self.limits, self.deadline, self.runner, self.code = target, limits, deadline, runner, code
         self._server: _Server | None = None
         self._child: _Child | None = None
         self._unbuildable: dict[str, Finding] = {}
@@ -97,6 +101,8 @@ class Supervisor:
         if self._child and self._child.model == case.model:
             return self._child
         self._drop()
+        if self.code is not None and sources(ROOT) != self.code:
+            raise _Lost(EDITED)
         library = PRELOADED.get(case.family, "")
         if self._server and (self._server.library != library or self._server.process.poll() is not None):
             self._server.close()
@@ -117,6 +123,7 @@ class Supervisor:
             self._child = None
 
 
+EDITED = Finding(Status.NOT_SELECTED, "edited: the sources are others than when the run began")
 OUT_OF_TIME = Finding(Status.NOT_SELECTED, "time: the tier's clock ran out before this case")
 
 
@@ -262,7 +269,7 @@ class _Child:
 
     def _kill(self) -> None:
         with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)  # what it started ends with it, such as a compiler
         self._wait()
 
     def _wait(self) -> int:

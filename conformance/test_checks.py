@@ -106,6 +106,25 @@ def test_forward_sees(methods: Any, status: Status) -> None:
     assert run("forward", target(**methods)).status is status
 
 
+def writing(runtime: Any, x: torch.Tensor) -> Any:
+    boundary = runtime.run_prefix(x)
+    x.view(-1)[0] += 1
+    return boundary
+
+
+COMPILED = {
+    "a number far off": (logits(lambda t: t * 1.01), Status.FAIL_ACCURACY),
+    "statistics moved twice": (after_suffix(lambda m: m.norm.num_batches_tracked.add_(1)), Status.FAIL_STATE),
+    "statistics a little off": (after_suffix(lambda m: m.norm.running_mean.mul_(1.01)), Status.FAIL_ACCURACY),
+    "a written input": ({"run_prefix": writing}, Status.FAIL_ACCURACY),
+}
+
+
+@pytest.mark.parametrize(("methods", "status"), COMPILED.values(), ids=COMPILED.keys())
+def test_forward_sees_what_compiled_code_leaves_behind(methods: Any, status: Status) -> None:
+    assert run("forward", target(**methods), mode="train", backend="eager").status is status
+
+
 def test_a_crash_comes_with_the_last_lines_of_its_traceback_and_a_refusal_with_its_reason() -> None:
     crash = run("forward", target(**raising(OwnError("no"))))
     assert crash.reason.endswith("OwnError: no")
@@ -174,6 +193,12 @@ def louder(runtime: Any, boundary: Any, targets: Any = None, *, loss_fn: Any, **
     return loss * (1 + 2**-20), gradients
 
 
+def counting_twice(runtime: Any, boundary: Any, targets: Any = None, **options: Any) -> Any:
+    found = runtime.train_suffix(boundary, targets, **options)
+    runtime.model.norm.num_batches_tracked.add_(1)
+    return found
+
+
 def no_targets(runtime: Any, boundary: Any, targets: Any = None, *, loss_fn: Any, **options: Any) -> Any:
     return runtime.train_suffix(boundary, None, loss_fn=loss_fn, **options)
 
@@ -205,6 +230,18 @@ def test_train_sees(methods: Any, status: Status) -> None:
     assert run("train", target(**methods)).status is status
 
 
+@pytest.mark.parametrize(
+    ("methods", "status"),
+    [
+        (training(run_training_prefix=deaf_inputs), Status.FAIL_STRUCTURE),
+        (training(train_suffix=counting_twice), Status.FAIL_STATE),
+    ],
+    ids=["inputs without gradients", "statistics moved twice"],
+)
+def test_compiled_training_sees_what_is_left_behind(methods: Any, status: Status) -> None:
+    assert run("train", target(**methods), mode="train", backend="eager", steps=1).status is status
+
+
 def test_train_sees_what_goes_wrong_in_a_later_step_only() -> None:
     calls = itertools.count()
 
@@ -230,12 +267,6 @@ DEBUG = {
 def test_debug_sees_where_the_interpreter_differs_from_generated_code(methods: Any, status: Status) -> None:
     assert run("debug", target(mode="debug_interpreter", **methods)).status is status
     assert run("debug", target(mode="generated_eager", **methods)).status is status
-
-
-def writing(runtime: Any, x: torch.Tensor) -> Any:
-    boundary = runtime.run_prefix(x)
-    x.view(-1)[0] += 1
-    return boundary
 
 
 def forgetful(runtime: Any, x: torch.Tensor) -> Any:

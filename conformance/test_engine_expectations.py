@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from pathlib import Path
 
@@ -51,6 +52,13 @@ def test_a_failure_that_nobody_expects_is_a_problem() -> None:
     (problem,) = problems([*PASSES[:2], result(B1, "fail_accuracy")])
     assert (problem.rule, problem.subject) == ("unexpected", B1)
     assert problem.text == "fail_accuracy: words"
+
+
+def test_what_fails_must_say_how() -> None:
+    found = [*PASSES[:2], result(B1, "fail_accuracy")]
+    (problem,) = problems(found, expect("forward/nn/b/*", "fail_accuracy"))
+    assert problem.rule == "says_nothing"
+    assert problems(found, dataclasses.replace(expect("forward/nn/b/*", "fail_accuracy"), says="words")) == []
 
 
 def test_the_exact_status_is_expected_and_no_other() -> None:

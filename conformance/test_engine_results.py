@@ -98,9 +98,14 @@ def test_a_later_result_counts_unless_it_did_not_run(tmp_path: Path) -> None:
     path = file(tmp_path / "r", HERE, result(a, Status.NOT_SELECTED), result(a, Status.CRASH))
     assert results.read(path).by_case[a].status == Status.CRASH
     results.append(path, result(a, Status.NOT_SELECTED))
-    assert results.read(path).by_case[a].status == Status.CRASH
+    found = results.read(path)
+    assert found.by_case[a].status == Status.CRASH
+    found.hold_single()
     results.append(path, result(a))
-    assert results.read(path).by_case[a].status == Status.PASS
+    found = results.read(path)
+    assert found.by_case[a].status == Status.PASS
+    with pytest.raises(ValueError, match=r"have two results, forward/nn/a/bs=1 for one: crash in .*, pass in "):
+        found.hold_single()
 
 
 def test_resuming_skips_what_ran_in_this_environment(tmp_path: Path) -> None:
@@ -126,6 +131,21 @@ def test_merged_files_are_one_in_order(tmp_path: Path) -> None:
         results.line(r) for r in (result("forward/nn/a/bs=1", environment=other), result("forward/nn/b/bs=1"))
     ]
     assert merged == list(results.merged(results.read(two, one)))
+
+
+def test_a_target_from_elsewhere_brings_a_digest_of_its_own_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "target_sources" not in Environment.here("ariadne", "2026-01-01T00:00:00Z").facts
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "a_target_of_mine").mkdir()
+    (tmp_path / "a_target_of_mine" / "__init__.py").write_text("")
+    code = tmp_path / "a_target_of_mine" / "split.py"
+    ids = []
+    for text in ("one = 1", "one = 2"):
+        code.write_text(text)
+        ids.append(Environment.here("a_target_of_mine.split:prepare", "2026-01-01T00:00:00Z").id)
+    assert ids[0] != ids[1]
 
 
 def test_an_environment_names_versions_target_and_sources(tmp_path: Path) -> None:

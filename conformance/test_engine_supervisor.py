@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from conformance.cases import Case
 from conformance.engine_kit import RUNNER
+from conformance.environment import ROOT, sources
 from conformance.statuses import Finding, Status
 from conformance.supervisor import Limit, Supervisor, resident
 
@@ -134,6 +136,30 @@ def test_after_the_deadline_nothing_runs_and_what_runs_is_ended(supervisor: Supe
     assert (found.status, seconds) == (Status.NOT_SELECTED, 0.0)
     supervisor.deadline = None
     assert run(supervisor, "passes/nn/a/").status == Status.PASS
+
+
+def test_what_a_case_started_ends_with_it(supervisor: Supervisor) -> None:
+    found = run(supervisor, "starts/nn/a/")
+    child = found.facts["child"]
+    assert alive(child)
+    assert run(supervisor, "hangs/nn/a/").status == Status.TIMEOUT
+    deadline = time.monotonic() + 10
+    while (state := Path(f"/proc/{child}/stat")).exists() and time.monotonic() < deadline:
+        if state.read_text().rpartition(")")[2].split()[0] == "Z":  # nobody waits for it
+            break
+        time.sleep(0.05)
+    assert time.monotonic() < deadline
+
+
+def test_no_model_is_opened_once_the_sources_are_others(supervisor: Supervisor) -> None:
+    supervisor.code = sources(ROOT)
+    assert run(supervisor, "passes/nn/c/").status == Status.PASS
+    supervisor.code = "of another day"
+    assert run(supervisor, "passes/nn/c/").status == Status.PASS, "it was opened before"
+    found = run(supervisor, "passes/nn/b/")
+    assert found == Finding(Status.NOT_SELECTED, "edited: the sources are others than when the run began")
+    supervisor.code = None
+    assert run(supervisor, "passes/nn/b/").status == Status.PASS
 
 
 def test_a_server_that_died_is_started_again(supervisor: Supervisor) -> None:

@@ -96,6 +96,22 @@ def test_structure_is_compared_before_numbers(change: Any) -> None:
     assert "fail_structure" in str(judged(EXACT, eager, change(eager)))
 
 
+def test_all_leaves_are_looked_at_and_the_worst_is_named() -> None:
+    wide = dict.fromkeys(("first", "second", "third", "fourth"), EXACT)
+    eager = {name: rounded(1) for name in wide}
+    found = judged(
+        wide, eager, {"first": rounded(-2.3), "second": rounded(-9), "third": rounded(1), "fourth": rounded(-3)}
+    )
+    assert str(found).startswith("fail_accuracy: ['second']: ")
+    assert str(found).endswith("(3 of 4 tensors are beyond)")
+    exact = {"first": rounded(-9), "second": torch.arange(3.0)}
+    reference = {"first": EXACT, "second": torch.arange(3.0).double()}
+    off = {"first": rounded(-9), "second": torch.tensor([0.0, 1.0, 2.5])}
+    assert "['second']: " in str(judged(reference, {**exact, "first": rounded(1)}, off)), (
+        "what is exact outweighs any ratio"
+    )
+
+
 def test_where_eager_overflows_there_is_no_reference() -> None:
     wide = {"small": torch.tensor([1.0, 1e5], dtype=torch.float64), "large": torch.tensor([1e9], dtype=torch.float64)}
     eager = {"small": wide["small"].half(), "large": wide["large"].float()}

@@ -273,6 +273,14 @@ def plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.planted
+def test_where_no_bug_is_planted_none_is_found_in_the_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BUGS, "nothing", lambda m: None)
+    plant("nothing", monkeypatch)
+    for path in FILES:
+        trial(corpus.load(path))
+
+
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", sorted(BUGS))
 def test_a_planted_bug_is_found_in_the_corpus_or_within_a_hundred_programs(
     bug: str, monkeypatch: pytest.MonkeyPatch
@@ -281,7 +289,9 @@ def test_a_planted_bug_is_found_in_the_corpus_or_within_a_hundred_programs(
     for path in FILES:
         try:
             trial(corpus.load(path))
-        except Different:
+        except Different as found:
+            if isinstance(found.__cause__, (TypeError, AttributeError, NameError)):
+                raise AssertionError("the planted code itself does not fit the runtime any more") from found
             return
     # What is drawn follows from the sources too, out of which hypothesis takes numbers.
     few = settings(settings(), max_examples=100, derandomize=True, database=None, phases=FIRST_FAILURE)

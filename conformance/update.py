@@ -43,7 +43,12 @@ def update(
     all_cases = list(known)
     made = [
         expectations.Expectation(
-            tuple(shortest(cases, all_cases)), status, condition, reason or "no reason was given", until
+            tuple(shortest(cases, all_cases)),
+            status,
+            condition,
+            reason or "no reason was given",
+            until,
+            says=reason if status.is_failure else "",
         )
         for (_, status, reason), cases in new.items()
     ]

@@ -87,6 +87,9 @@ def _stale(expectations: list[Expectation], known: set[str], today: datetime.dat
     for entry in expectations:
         if entry.until < today:
             yield Problem("expired", str(entry), f"it held until {entry.until}: mend the cause or give it a new date")
+        if entry.status.is_failure and not entry.says:
+            text = f"{entry.status} must say how: `says` holds words of the result's own reason, else other failures hide behind it"
+            yield Problem("says_nothing", str(entry), text)
         for query in entry.queries:
             if not any(matches(query, case) for case in known):
                 yield Problem("matches_nothing", str(entry), f"{query} means no case of the suite")

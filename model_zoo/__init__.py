@@ -12,8 +12,27 @@ Each file imports only from those before it:
     errors, process, values -> packages -> sampling, losses, weights -> definition -> families/* -> catalogue -> __main__
 """
 
-from model_zoo.catalogue import FAMILIES, entry, names
-from model_zoo.definition import Entry
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from model_zoo.errors import MissingPackageError, UnknownNameError
 
+if TYPE_CHECKING:
+    from model_zoo.catalogue import FAMILIES, entry, names
+    from model_zoo.definition import Entry
+
 __all__ = ["FAMILIES", "Entry", "MissingPackageError", "UnknownNameError", "entry", "names"]
+
+_HOMES = {
+    "FAMILIES": "catalogue",
+    "Entry": "definition",
+    "entry": "catalogue",
+    "names": "catalogue",
+}  # they bring torch
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'model_zoo' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"model_zoo.{_HOMES[name]}"), name)
+    return value

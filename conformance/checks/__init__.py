@@ -7,19 +7,17 @@ import traceback
 from collections.abc import Mapping
 from types import MappingProxyType
 
-import torch
-
 from conformance.bench import Bench
 from conformance.cases import Case
 from conformance.checks import autocast, debug, forward, guards, inputs, left, payload, rows, source, train, twice
 from conformance.checks.base import Check, refuses
+from conformance.oracle import is_out_of_memory
 from conformance.state import undisturbed
 from conformance.statuses import Finding, Status, Stop
 
 _MODULES = (autocast, debug, forward, guards, inputs, left, payload, rows, source, train, twice)
 CHECKS: Mapping[str, Check] = MappingProxyType({module.CHECK.name: module.CHECK for module in _MODULES})
 LAST_LINES = 12
-_FAILED = (Status.FAIL_STRUCTURE, Status.FAIL_ACCURACY, Status.FAIL_STATE, Status.FAIL_RNG)
 
 
 def run(case: Case, bench: Bench) -> Finding:
@@ -35,7 +33,7 @@ def run(case: Case, bench: Bench) -> Finding:
             found = CHECKS[case.check].run(bench, case)
         except Exception as error:
             found = finding(error)
-        if found.status in _FAILED:
+        if found.status.is_failure:
             found = _unless_nondeterministic(case, bench, found)
     return Finding(found.status, found.reason, {**bench.facts, **found.facts})
 
@@ -45,7 +43,7 @@ def finding(error: BaseException) -> Finding:
     if isinstance(error, Stop):
         return error.finding
     words = f"{type(error).__name__}: {error}"
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
+    if is_out_of_memory(error):
         return Finding(Status.OOM, words[:1000])
     if refuses(error):
         return Finding(Status.UNSUPPORTED, words[:1000])

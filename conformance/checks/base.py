@@ -12,7 +12,8 @@ from torch import nn
 import model_zoo
 from conformance.bench import Bench, Split
 from conformance.cases import Case
-from conformance.compare import difference, model_difference
+from conformance.compare import difference, frozen, model_difference, tensors
+from conformance.oracle import is_out_of_memory
 from conformance.state import rng_moved, rng_state, seed_all
 from conformance.statuses import Finding, Status, Stop
 
@@ -53,9 +54,9 @@ def outcome(run: Callable[[], Any], seed: int) -> Outcome:
     seed_all(seed)
     try:
         value, error = run(), None
-    except MemoryError:
-        raise
     except Exception as raised:
+        if is_out_of_memory(raised):
+            raise
         value, error = None, raised
     return Outcome(value, error, rng_state())
 
@@ -102,6 +103,36 @@ def hold_state(whole: nn.Module, split: Split, bench: Bench, where: str) -> None
     caches = bench.caches(whole.training)
     if caches:
         bench.facts["caches"] = len(caches)
+
+
+def left(model: nn.Module, inputs: Any, output: Any) -> dict[str, Any]:
+    """What a call leaves that has numbers: output, buffers, generators, inputs, and the gradients of parameters and inputs."""
+    own = [
+        (f"{at}.{name}", g)
+        for at, m in model.named_modules()
+        for name, g in vars(m).items()
+        if isinstance(g, torch.Generator)
+    ]
+    return frozen(
+        {
+            "output": output,
+            "gradients": {name: p.grad for name, p in model.named_parameters()},
+            "buffers": dict(model.named_buffers()),
+            "generators": {name: g.get_state() for name, g in own},
+            "inputs": inputs,
+            "input gradients": {where: t.grad for where, t in tensors(inputs) if t.is_leaf},
+        }
+    )
+
+
+def hold_counts(whole: dict[str, Any], split: dict[str, Any], where: str) -> None:
+    """Stop `fail_state` where, of what two calls `left`, integers differ that no rounding moves: counters, generators, inputs."""
+
+    def counts(found: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
+        held = tensors({name: found[name] for name in ("buffers", "generators", "inputs")})
+        return [(at, t) for at, t in held if not (t.is_floating_point() or t.is_complex())]
+
+    hold_moved(counts(whole), counts(split), where)
 
 
 def hold_moved(whole: Any, split: Any, where: str) -> None:

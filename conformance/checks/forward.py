@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from conformance.bench import Bench, Split
@@ -12,9 +14,11 @@ from conformance.checks.base import (
     Outcome,
     at,
     hold,
+    hold_counts,
     hold_outcomes,
     hold_rng,
     hold_state,
+    left,
     no_grad,
     outcome,
 )
@@ -27,14 +31,14 @@ BITWISE = ("generated", "debug")
 def run(bench: Bench, case: Case) -> Finding:
     """Outputs with their structure and strides, all that the model holds, and the generators."""
     bench.judge(case.training)
-    twin = bench.whole(case.training)
-    whole = outcome(lambda: no_grad(twin, bench.inputs(case.bs)), case.bs)
+    twin, inputs = bench.whole(case.training), bench.inputs(case.bs)
+    whole = outcome(lambda: no_grad(twin, inputs), case.bs)
     for split in bench.splits(case):
-        _hold(bench, case, split, twin, whole)
+        _hold(bench, case, split, twin, inputs, whole)
     return PASSED
 
 
-def _hold(bench: Bench, case: Case, split: Split, twin: nn.Module, whole: Outcome) -> None:
+def _hold(bench: Bench, case: Case, split: Split, twin: nn.Module, inputs: Any, whole: Outcome) -> None:
     args, kwargs = bench.inputs(case.bs)
     found = outcome(lambda: split.forward(*args, **kwargs), case.bs)
     hold_outcomes(whole, found)
@@ -42,9 +46,15 @@ def _hold(bench: Bench, case: Case, split: Split, twin: nn.Module, whole: Outcom
         hold("output", whole.value, found.value, at(split))
         hold_state(twin, split, bench, at(split))
     else:
-        reference = bench.whole(case.training), no_grad, bench.inputs(case.bs), case.bs
-        hold_near(bench, reference, whole.value, found.value, f"output, {at(split)}")
+        reference = bench.whole(case.training), _run, bench.inputs(case.bs), case.bs
+        expected, given = left(twin, inputs, whole.value), left(split.model, (args, kwargs), found.value)
+        hold_counts(expected, given, f"after a forward, {at(split)}")
+        hold_near(bench, reference, expected, given, f"after a forward, {at(split)}")
     hold_rng(whole, found, at(split))
+
+
+def _run(model: nn.Module, inputs: Any) -> Any:
+    return left(model, inputs, no_grad(model, inputs))
 
 
 CHECK = Check("forward", ("cut", "bs", "mode", "backend"), "prefix and suffix give what the model gives", run)

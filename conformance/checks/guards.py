@@ -14,7 +14,7 @@ from torch import nn
 from ariadne import SplitSpec
 from conformance.bench import CAPTURED, LARGEST, REFERENCE, Bench, Split
 from conformance.cases import Case
-from conformance.checks.base import PASSED, Check, no_grad
+from conformance.checks.base import PASSED, Check, Outcome, at, hold_moved, hold_outcomes, no_grad, outcome
 from conformance.compare import difference, frozen, mapped, tensors
 from conformance.state import seed_all
 from conformance.statuses import Finding, Status, Stop
@@ -77,18 +77,28 @@ def _probe(bench: Bench, case: Case, probe: Probe, trained: bool = False) -> str
     if given is None or ours is None or not (probe.change(split.model) and probe.change(twin)):
         return "not applicable"
     phase, found, error = _trained(bench, split, given) if trained else _run(split, given)
-    if error is not None:
+    if error is not None and phase != "backward":
         return _held(name, probe.expected, phase, error)
     if not probe.follows:
         raise Stop(Status.FAIL_STATE, f"{name}: no guard fired; expected {_wanted(probe.expected)}")
     seed_all(REFERENCE)
     try:
-        expected = frozen(twin(*ours[0], **ours[1])) if trained else no_grad(twin, ours)
+        output = twin(*ours[0], **ours[1]) if trained else no_grad(twin, ours)
+        expected = frozen(output)
     except Exception as raised:
         raise Stop(Status.FAIL_STATE, f"{name}: no guard fired, and the whole raises {raised!r}"[:600]) from raised
     wrong = difference(expected, found)
     if wrong:
         raise Stop(Status.FAIL_STATE, f"{name}: no guard fired, and the result is not the whole's: {wrong}")
+    if trained:
+        whole = outcome(lambda: bench.entry.loss(output).backward(), REFERENCE)
+        if error is not None and type(error) is type(whole.error):
+            return f"followed, to {type(error).__name__} in the backward pass of both"
+        hold_outcomes(whole, Outcome(None, error, whole.rng))
+        ours, theirs = ({"buffers": dict(m.named_buffers()), **dict(m.named_parameters())} for m in (twin, split.model))
+        hold_moved(
+            ours, theirs, f"{name}: {at(split)}"
+        )  # not all that modules hold: LSTMs put their own lists right as they run
     return "followed"
 
 
@@ -105,7 +115,7 @@ def _run(split: Split, inputs: Inputs) -> tuple[str, Any, Exception | None]:
 
 
 def _trained(bench: Bench, split: Split, inputs: Inputs) -> tuple[str, Any, Exception | None]:
-    """The same by the functions of training; the result is what the loss was given."""
+    """The same by the functions of training; the result is what the loss was given, and then the phase is "backward"."""
     seed_all(REFERENCE)
     phase, outputs = "prefix", []
 
@@ -116,11 +126,11 @@ def _trained(bench: Bench, split: Split, inputs: Inputs) -> tuple[str, Any, Exce
     try:
         boundary = split.runtime.run_training_prefix(*inputs[0], **inputs[1])
         phase = "suffix"
-        split.runtime.train_suffix(boundary, loss_fn=loss)
+        _, gradients = split.runtime.train_suffix(boundary, loss_fn=loss)
+        split.runtime.backward_prefix(boundary, gradients)
     except Exception as error:
-        if not outputs:
-            return phase, None, error
-    return phase, outputs[0], None
+        return ("backward", outputs[0], error) if outputs else (phase, None, error)
+    return "backward", outputs[0], None
 
 
 def _held(name: str, expected: dict[str, tuple[str, ...]], phase: str, error: Exception) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from conformance.bench import Bench, Split
+from conformance.bench import Bench, Split, wanting_gradient
 from conformance.cases import Case
 from conformance.checks.base import (
     PASSED,
@@ -15,14 +15,16 @@ from conformance.checks.base import (
     Outcome,
     at,
     hold,
+    hold_counts,
     hold_moved,
     hold_outcomes,
     hold_rng,
     hold_state,
+    left,
     outcome,
 )
 from conformance.checks.tolerance import hold_near
-from conformance.compare import frozen, tensors
+from conformance.compare import frozen, mapped, tensors
 from conformance.oracle import LIVE_SHARE
 from conformance.statuses import Finding, Status, Stop
 
@@ -41,8 +43,11 @@ def run(bench: Bench, case: Case) -> Finding:
 class Trained:
     """One of the twins, with its optimizer; `step` trains it once, whole or split, and keeps what came of it."""
 
-    def __init__(self, bench: Bench, model: nn.Module, runtime: Any = None, sides: bool = False) -> None:
+    def __init__(
+        self, bench: Bench, model: nn.Module, runtime: Any = None, sides: bool = False, compiled: bool = False
+    ) -> None:
         self.bench, self.model, self.runtime, self.rate = bench, model, runtime, bench.rate(model.training)
+        self.compiled = compiled  # then there is but one step
         self.prefix, self.suffix, self.rest = self._optimizers(sides)
         self.output: Any = None
         self.inputs: Any = None
@@ -59,8 +64,8 @@ class Trained:
         return tuple(torch.optim.SGD(side, lr=self.rate, momentum=MOMENTUM) if side else None for side in owned)
 
     def step(self, batch: int, step: int) -> Outcome:
-        """One step on the inputs of that number; every other step asks for the gradients of the inputs too."""
-        seed, wanting = 10 + step, step % 2 == 1
+        """One step on the inputs of that number; every other step, or the only one, asks for the gradients of the inputs too."""
+        seed, wanting = 10 + step, step % 2 == 1 or self.compiled
         self.inputs = self.bench.given(batch, seed, self.model.training) if wanting else self.bench.inputs(batch, seed)
         return outcome(self._step, step)
 
@@ -87,10 +92,6 @@ class Trained:
             self.rest.step()
         return loss.detach()
 
-    def left(self) -> dict[str, Any]:
-        """What the step left of numbers."""
-        return left_by(self.model, self.output)
-
     def moved(self) -> dict[str, Any]:
         """What a step moved outside of the model; gradients count with the tensors that hold them."""
         names = {id(p): name for name, p in self.model.named_parameters()}
@@ -100,7 +101,9 @@ class Trained:
 
 def _hold(bench: Bench, case: Case, split: Split) -> None:
     sides = case.bs % 2 == 0  # with an even batch each half has an optimizer of its own, and steps it itself
-    whole, mine = Trained(bench, bench.whole(case.training)), Trained(bench, split.model, split.runtime, sides)
+    compiled = case["backend"] not in BITWISE
+    whole = Trained(bench, bench.whole(case.training), compiled=compiled)
+    mine = Trained(bench, split.model, split.runtime, sides, compiled)
     losses = []
     for step in range(int(case["steps"])):
         where = f"step {step}, {at(split)}"
@@ -108,7 +111,7 @@ def _hold(bench: Bench, case: Case, split: Split) -> None:
         hold_outcomes(expected, found)
         if not bool(torch.isfinite(expected.value)):
             raise Stop(Status.DEGENERATE, f"the whole model's loss is {expected.value.item()} at step {step}")
-        if case["backend"] not in BITWISE:
+        if compiled:
             if int(case["steps"]) > 1:
                 raise ValueError("compiled training is held against float64 after one step: write steps=1")
             hold_near_step(bench, case, split, (whole, expected), (mine, found))
@@ -144,19 +147,18 @@ def hold_near_step(
     itself says little against float64: it is one number, on which eager's own error may be small by luck.
     """
     (whole, expected), (mine, found) = eager, compiled
-    ours, theirs = whole.left(), mine.left()
+    ours, theirs = (left(t.model, t.inputs, t.output) for t in (whole, mine))
     hold("loss", bench.entry.loss(mine.output).detach(), found.value, at(split))
     missing = [n for n, g in ours["gradients"].items() if (g is None) != (theirs["gradients"][n] is None)]
     if missing:
         raise Stop(Status.FAIL_STATE, f"{missing[0]}.grad: None against a tensor, {at(split)}")
 
     def call(model: nn.Module, inputs: Any) -> Any:
-        args, kwargs = inputs
-        output = model(*args, **kwargs)
+        inputs = mapped(wanting_gradient, inputs) if bench.takes_gradients(case.training) else inputs
+        output = model(*inputs[0], **inputs[1])
         bench.entry.loss(output).backward()
-        return left_by(model, output)
+        return left(model, inputs, output)
 
-    hold_near(bench, (bench.whole(case.training), call, whole.inputs, 0), ours, theirs, f"after a step, {at(split)}")
     stepped = frozen(bench.parameters())
     for name, p in mine.model.named_parameters():
         stepped[name].grad = p.grad
@@ -164,16 +166,12 @@ def hold_near_step(
     hold_moved(_bare(stepped), _bare(dict(mine.model.named_parameters())), f"parameters after a step, {at(split)}")
     if case["backend"] in KEEPING_DRAWS:
         hold_rng(expected, found, at(split))
+    hold_counts(ours, theirs, f"after a step, {at(split)}")
+    hold_near(bench, (bench.whole(case.training), call, whole.inputs, 0), ours, theirs, f"after a step, {at(split)}")
 
 
 def _bare(parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: p.detach() for name, p in parameters.items()}
-
-
-def left_by(model: nn.Module, output: Any) -> dict[str, Any]:
-    """What a step without an optimizer leaves: outputs, gradients by parameter, buffers."""
-    gradients = {name: p.grad for name, p in model.named_parameters()}
-    return frozen({"output": output, "gradients": gradients, "buffers": dict(model.named_buffers())})
 
 
 CHECK = Check(

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from typing import Any
 
+from conformance.environment import ROOT, sources
 from conformance.random_networks.counts import Counts
 
 VARIABLE = "ARIADNE_FUZZ_RESULTS"
@@ -37,7 +38,8 @@ class Tally:
         """The counts, each there even where it is zero."""
         names = "programs cuts unsafe replays steps raising refused uncut inexact invalid failures".split()
         seconds = round(time.monotonic() - self.start, 1)
-        line = {"kind": self.kind, "profile": self.profile, "seconds": seconds} | {n: self.counts[n] for n in names}
+        line = {"kind": self.kind, "profile": self.profile, "sources": sources(ROOT), "seconds": seconds}
+        line |= {n: self.counts[n] for n in names}
         return line | {"refusals": dict(sorted(self.refusals.items()))}
 
     def write(self) -> None:
