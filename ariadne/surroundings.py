@@ -165,7 +165,11 @@ def surroundings(
     try:
         yield found
     finally:
-        sys.setprofile(before)
+        if before is None or callable(before):
+            sys.setprofile(before)
+        else:  # one in C, such as cProfile's: only it can put itself back
+            sys.setprofile(None)
+            getattr(before, "enable", lambda: None)()
 
 
 def is_known(table: Mapping[str, Any]) -> bool:

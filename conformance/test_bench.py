@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Callable
@@ -65,18 +66,38 @@ def unbuildable() -> nn.Module:
     raise ValueError("no such configuration")
 
 
+def too_large(*_: Any) -> nn.Module:
+    raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 2**60 bytes")
+
+
+def picky(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    if x.requires_grad:
+        raise RuntimeError("not on such inputs")
+    return self.linear(x).relu() + 1
+
+
 @pytest.mark.parametrize(
     ("made", "status", "words"),
     [
         (model_of(broken), Status.ERROR_EAGER, "RuntimeError: this model is broken"),
         (entry(missing), Status.NOT_INSTALLED, "nosuchpackage"),
         (entry(unbuildable), Status.ERROR_BUILD, "ValueError: no such configuration"),
+        (entry(too_large), Status.OOM, "can't allocate memory"),
+        (model_of(too_large), Status.OOM, "can't allocate memory"),
     ],
 )
 def test_what_is_wrong_with_the_model_is_said_of_the_model(made: model_zoo.Entry, status: Status, words: str) -> None:
     found = run("forward", made=made)
     assert found.status is status
     assert words in found.reason
+
+
+def test_gradients_of_inputs_are_left_out_only_where_the_entry_says_why() -> None:
+    found = run("inputs", made=model_of(picky))
+    assert found.status is Status.ERROR_EAGER
+    assert "on inputs that require gradients: not on such inputs" in found.reason
+    made = model_of(picky)
+    assert run("inputs", made=dataclasses.replace(made, tags=made.tags | {"writes-input"})).status is Status.PASS
 
 
 def caching(self: nn.Module, x: torch.Tensor) -> torch.Tensor:

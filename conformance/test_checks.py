@@ -477,6 +477,10 @@ def says_it_otherwise(runtime: Any, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(str(error)) from error
 
 
+def breaks_off(runtime: Any, *args: Any, **options: Any) -> None:
+    raise OwnError("no gradient for this parameter")
+
+
 def hookless(runtime: Any, *args: Any, **kwargs: Any) -> Any:
     for m in runtime.model.modules():
         m._forward_hooks.clear()
@@ -501,6 +505,15 @@ GUARDS = {
 def test_guards_sees_what_is_not_refused(methods: Any) -> None:
     found = run("guards", target(**methods))
     assert found.status is Status.FAIL_STATE, found
+
+
+@pytest.mark.parametrize(
+    ("walk_back", "status"),
+    [(halved_gradients, Status.FAIL_STATE), (breaks_off, Status.CRASH)],
+    ids=["other", "raises"],
+)
+def test_guards_sees_gradients_of_what_it_let_pass(walk_back: Callable[..., Any], status: Status) -> None:
+    assert run("guards", target(backward_prefix=walk_back), mode="train").status is status
 
 
 def test_guards_sees_a_preparation_that_refuses_nothing() -> None:

@@ -83,6 +83,9 @@ FORMULAS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+AROUND = (1, 2, 3, 7, 8, 9, 15, 16)  # where the answers of these formulas change, and their neighbours
+
+
 @pytest.mark.parametrize("observed", [False, True], ids=["symbolic", "observed"])
 @pytest.mark.parametrize("name", FORMULAS)
 def test_what_forward_computes_from_its_batch_is_right_at_every_batch(name: str, observed: bool) -> None:
@@ -90,7 +93,7 @@ def test_what_forward_computes_from_its_batch_is_right_at_every_batch(name: str,
         return FORMULAS[name](x) if not observed or m.one.item() > 0 else x
 
     model, runtime = split(body)
-    for batch in range(1, 17):
+    for batch in AROUND:
         x = torch.randn(batch, 4)
         with torch.no_grad():
             assert difference(model(x), runtime.run_suffix(runtime.run_prefix(x))) is None, batch

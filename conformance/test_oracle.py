@@ -322,6 +322,34 @@ def test_the_comparator_tells_a_missing_gradient_from_a_zero_one() -> None:
     assert str(difference({"w": a}, {"w": b}, gradients=True)) == "['w'].grad: None against a tensor"
 
 
+class Average:
+    """A callable that keeps something."""
+
+    def __init__(self) -> None:
+        self.mean, self.calls = torch.zeros(2), 0
+
+    def __call__(self) -> torch.Tensor:
+        self.calls += 1
+        return self.mean.add_(1)
+
+
+def test_what_a_callable_object_keeps_is_compared_and_put_back() -> None:
+    model, twin = nn.Linear(2, 2), nn.Linear(2, 2)
+    twin.load_state_dict(model.state_dict())
+    for m in (model, twin):
+        m.average, m.act = Average(), torch.relu
+    snapshot = Snapshot(model)
+    assert model_difference(twin, model) is None
+    model.average()
+    assert str(model_difference(twin, model)).startswith("average.mean: values differ in 2 of 2 elements")
+    model.average.mean.zero_()
+    assert str(model_difference(twin, model)) == "average.calls: 0 against 1"
+    snapshot.restore()
+    assert model_difference(twin, model) is None
+    model.act = torch.tanh
+    assert model_difference(twin, model) is not None
+
+
 def test_values_that_hold_themselves_are_compared_to_an_end() -> None:
     loops: list[list[Any]] = [[1], [1]]
     for loop in loops:

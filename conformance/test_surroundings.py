@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import cProfile
 import dis
 import sys
 import types
@@ -186,6 +187,20 @@ def test_an_equal_value_in_its_place_is_no_change(monkeypatch: pytest.MonkeyPatc
     runtime = split_of(helper)
     monkeypatch.setitem(globals(), "SCALE", float("2.0"))
     agree(runtime)
+
+
+def test_what_prepares_can_be_profiled_by_cprofile() -> None:
+    def later() -> int:
+        return sum(range(3))
+
+    profiler = cProfile.Profile()
+    profiler.enable()
+    try:
+        split_of(helper)
+        later()
+    finally:
+        profiler.disable()
+    assert any(entry.code is later.__code__ for entry in profiler.getstats())
 
 
 def test_a_profiler_that_was_there_is_there_afterwards() -> None:
