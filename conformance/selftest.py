@@ -12,7 +12,9 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from conformance.statuses import Status
 
 ARIADNE = "ariadne:prepare_split"
 NO_BUG = "conformance.mutants:no_bug"  # what mutants are made of, with nothing planted
+FEW = 10  # mutants that one process hunts as fast as two do
 
 
 @dataclass(frozen=True)
@@ -80,12 +83,30 @@ def hunted(name: str) -> Outcome:
     return Outcome(name, mutant.breaks, mutant.piece, tried(mutant.target, must, says))
 
 
+def in_processes(names: list[str], processes: int) -> tuple[list[Trial], list[Outcome]]:
+    """What `sound` and `hunted` find of these mutants, spread over processes where there are many."""
+    if processes == 1 or len(names) < FEW:
+        return sound(names), [hunted(name) for name in names]
+    cases = sorted(_cases(names).items(), key=lambda case: Case.parse(case[0]).model)
+    shares = [dict(cases[i * len(cases) // processes : (i + 1) * len(cases) // processes]) for i in range(processes)]
+    # Forked, so that torch is imported once: nothing has run in this process that would have started a thread.
+    with ProcessPoolExecutor(processes, get_context("fork")) as pool:
+        return [t for found in pool.map(_unsound, shares) for t in found], list(pool.map(hunted, names))
+
+
 def sound(names: Iterable[str]) -> list[Trial]:
     """The cases of these mutants that fail where nothing is planted: a kill by one of them would prove nothing.
 
     Held against Ariadne as it is, and against what mutants are made of; there all but those that start a process of their own.
     """
-    cases = {case: notice.without for name in names for case, notice in MUTANTS[name].noticed.items()}
+    return _unsound(_cases(names))
+
+
+def _cases(names: Iterable[str]) -> dict[str, Status]:
+    return {case: notice.without for name in names for case, notice in MUTANTS[name].noticed.items()}
+
+
+def _unsound(cases: dict[str, Status]) -> list[Trial]:
     quick = {case: must for case, must in cases.items() if Case.parse(case).check != "source"}
     return [trial for trial in (*tried(ARIADNE, cases), *tried(NO_BUG, quick)) if not trial.as_it_must]
 
@@ -139,6 +160,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("python -m conformance.selftest", description=__doc__)
     parser.add_argument("mutants", nargs="*", metavar="MUTANT", help="only these; by default all")
     parser.add_argument("--results", type=Path, metavar="FILE", help="write what was found as one line of JSON")
+    parser.add_argument("-n", "--processes", type=int, default=2, help="processes to spread many mutants over (2)")
     parser.add_argument("--list", action="store_true", help="say what each mutant breaks, and run nothing")
     given = parser.parse_args(arguments)
     unknown = sorted(set(given.mutants) - MUTANTS.keys())
@@ -152,8 +174,7 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     names = given.mutants or list(MUTANTS)
-    unsound = sound(names)
-    outcomes = [hunted(name) for name in names]
+    unsound, outcomes = in_processes(names, given.processes)
     rules = {name: rule() for name, rule in RULES.items()}
     return said(outcomes, unsound, rules, time.perf_counter() - start, given.results, whole=not given.mutants)
 
