@@ -152,15 +152,20 @@ def measure(session: nox.Session, run: Path, device: str, *options: str) -> None
     ]
     profiles = ["python", "-m", "benchmarks.cut_profile", device, "--device", device]
     profiles += ["--output", str(run / "cuts.jsonl")]
-    failed = []
-    for what, line, env in (("speeds and costs", command, {}), ("profiles along the cut", profiles, ONE_THREAD)):
-        try:
-            session.run(*line, env=offline(session) | env)
-        except nox.command.CommandFailed:  # what failed is a result, and the page shows it
-            failed.append(what)
+    failed = attempt(session, "speeds and costs", *command)
+    failed += attempt(session, "profiles along the cut", *profiles, **ONE_THREAD)
     session.log(f"for a page: nox -s report -- {run} --output {run / 'report'}")
     if failed:
         session.error(f"not as expected: {'; '.join(failed)}")
+
+
+def attempt(session: nox.Session, what: str, *command: str, **variables: str) -> list[str]:
+    """Run a command, and go on if it fails, since the page shows it; returns what failed, for the session to end with."""
+    try:
+        session.run(*command, env=offline(session) | variables)
+    except nox.command.CommandFailed:
+        return [what]
+    return []
 
 
 @nox.session
@@ -182,10 +187,7 @@ def report(session: nox.Session) -> None:
     failed = []
     for number, (what, module, *options, file) in enumerate(commands, start=1):
         session.log(f"{number} of {len(commands)}: {what}")
-        try:
-            session.run("python", "-m", module, *options, str(run / file), env=offline(session) | ONE_THREAD)
-        except nox.command.CommandFailed:  # the page shows what failed, and so does this session in the end
-            failed.append(what)
+        failed += attempt(session, what, "python", "-m", module, *options, str(run / file), **ONE_THREAD)
     session.run("python", "-m", "reports", str(run), "--output", str(run / "report"))
     if failed:
         session.error(f"not as expected: {'; '.join(failed)}")

@@ -138,21 +138,23 @@ def says_nothing() -> str | None:
     )
 
 
+def refused(hold: Callable[[], None], words: str) -> str | None:
+    """None if `hold` refuses results for a reason with these words."""
+    try:
+        hold()
+    except ValueError as error:
+        return None if words in str(error) else f"refused with {error}"
+    return "not refused"
+
+
 def two_environments() -> str | None:
     """Results of one case from two environments are not taken for one, and one of them does not stand for the other."""
     both = Results({HERE.id: HERE, ELSEWHERE.id: ELSEWHERE})
     for one in (result(ONE), result(ONE, Status.CRASH, ELSEWHERE)):
         both.add(one)
-    try:
-        both.hold_single()
-    except ValueError as error:
-        if "two results" not in str(error):
-            return f"they are refused with {error}"
-    else:
-        return "they are taken for one"
     if both.of(HERE.id).by_case:
         return f"here it has {both.of(HERE.id).by_case}"
-    return None
+    return refused(both.hold_single, "two results")
 
 
 def now_this_now_that() -> str | None:
@@ -161,13 +163,9 @@ def now_this_now_that() -> str | None:
         found = Results({HERE.id: HERE})
         for status in statuses:
             found.add(result(ONE, status))
-        try:
-            found.hold_single()
-        except ValueError as error:
-            if "two results" not in str(error):
-                return f"it is refused with {error}"
-        else:
-            return f"{statuses[-1]} is taken for what it came to"
+        wrong = refused(found.hold_single, "two results")
+        if wrong:
+            return f"{statuses}: {wrong}"
     return None
 
 
@@ -177,11 +175,7 @@ def two_codes() -> str | None:
     both = Results({HERE.id: HERE, other.id: other})
     for one in (result(ONE), result(OTHER, environment=other)):
         both.add(one)
-    try:
-        both.hold_of_one_code()
-    except ValueError as error:
-        return None if "sources" in str(error) else f"they are refused with {error}"
-    return "they are judged as one"
+    return refused(both.hold_of_one_code, "sources")
 
 
 def resume() -> str | None:
