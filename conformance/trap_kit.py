@@ -14,6 +14,7 @@ from ariadne import BoundaryPayload, SplitRuntime, SplitSpec, prepare_split, tre
 from ariadne.boundary import gradients_from_bytes, gradients_to_bytes
 from ariadne.errors import GuardError
 from ariadne.verify import difference
+from conformance.state import seed_torch
 
 Modes = Callable[[], AbstractContextManager[Any]]
 
@@ -56,7 +57,7 @@ class Twins:
         batches: tuple[int, int] = (1, 8),
         **kwargs: Any,
     ) -> None:
-        torch.manual_seed(0)
+        seed_torch(0)
         self.whole = build().train(train)
         self.split = copy.deepcopy(self.whole)
         spec = SplitSpec(boundary, dynamic_batch=batches)
@@ -101,11 +102,11 @@ class Twins:
     ) -> Any:
         """Run both on the same inputs, at every safe cut (or one), and compare all that moved."""
         for cut in [runtime] if runtime else self.cuts():
-            torch.manual_seed(7)
+            seed_torch(7)
             with torch.no_grad(), mode():
                 expected = self.whole(*copies(args), **copies(kwargs))
             after = self.state(self.whole)
-            torch.manual_seed(7)
+            seed_torch(7)
             with mode():
                 boundary = cut.run_prefix(*copies(args), **copies(kwargs))
                 carried = over_the_wire(boundary) if wire else boundary
@@ -144,7 +145,7 @@ class Twins:
             whole_step = make_optimizer(optimizer, list(self.whole.parameters()))
             for step in range(steps):
                 at = f"{cut.split_id}, step {step}"
-                torch.manual_seed(step)
+                seed_torch(step)
                 mine, theirs = copies(args), copies(args)
                 for p in self.whole.parameters():
                     p.grad = None
@@ -157,7 +158,7 @@ class Twins:
                 if whole_step:
                     whole_step.step()
                 after = self.state(self.whole)
-                torch.manual_seed(step)
+                seed_torch(step)
                 if shared_step:
                     shared_step.zero_grad()
                 with mode():

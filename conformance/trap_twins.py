@@ -11,6 +11,7 @@ from torch import nn
 
 from ariadne import SplitRuntime, SplitSpec, prepare_split, tree
 from ariadne.verify import difference
+from conformance.state import seed_torch
 
 
 def seeded(shape: Sequence[int], seed: int = 1) -> torch.Tensor:
@@ -52,9 +53,9 @@ class Twins:
         prepare: Callable[..., SplitRuntime] = prepare_split,
         mode: str = "generated_eager",
     ) -> None:
-        torch.manual_seed(0)
+        seed_torch(0)
         self.whole = build().train(train)
-        torch.manual_seed(0)
+        seed_torch(0)
         self.split = build().train(train)
         self.runtime = prepare(self.split, example, split=SplitSpec("50%", dynamic_batch=batches), mode=mode)
         self.step_whole = torch.optim.SGD(self.whole.parameters(), lr=0.002, momentum=0.9)
@@ -69,11 +70,11 @@ class Twins:
     def replay(self, *inputs: torch.Tensor, cuts: list[SplitRuntime] | None = None) -> None:
         """The outputs and all that moves, at every safe cut."""
         for runtime in cuts or self.cuts():
-            torch.manual_seed(5)
+            seed_torch(5)
             with torch.no_grad():
                 want = self.whole(*[t.clone() for t in inputs])
             after = state(self.whole)
-            torch.manual_seed(5)
+            seed_torch(5)
             same(want, runtime.run_suffix(runtime.run_prefix(*[t.clone() for t in inputs])))
             same(after, state(self.split))
 
@@ -81,14 +82,14 @@ class Twins:
         """The loss, and everything that a step moves, at every safe cut, over some steps."""
         for runtime in cuts or self.cuts():
             for step in range(steps):
-                torch.manual_seed(step)
+                seed_torch(step)
                 self.step_whole.zero_grad()
                 loss = square_loss(self.whole(*[t.clone() for t in inputs]))
                 loss.backward()
                 assert torch.isfinite(loss), "training ran away, so equality means little"
                 self.step_whole.step()
                 after = state(self.whole, self.step_whole)
-                torch.manual_seed(step)
+                seed_torch(step)
                 self.step_split.zero_grad()
                 boundary = runtime.run_training_prefix(*[t.clone() for t in inputs])
                 found, gradients = runtime.train_suffix(boundary, loss_fn=square_loss)

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from conformance.state import seed_torch
+
 
 class Different(AssertionError):
     """Split and whole differ, or a promise is broken; the message says where."""
@@ -116,7 +118,7 @@ def aliases(value: Any) -> list[tuple[int, int]]:
 
 def seed_all(seed: int) -> None:
     """Set torch's, numpy's and Python's generators."""
-    torch.manual_seed(seed)
+    seed_torch(seed)
     np.random.seed(seed)
     random.seed(seed)
 
