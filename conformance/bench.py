@@ -157,30 +157,44 @@ class Bench:
             hold_informative(output, eager(lambda: run(batch + 1)))
 
     def _judge_step(self, training: bool, _: bool, batch: int) -> None:
-        """Two steps, since some models keep something of the first that breaks the second."""
+        """Two steps, since some models keep something of the first that breaks the second; then the first counts by itself."""
 
-        def run() -> Any:
+        def run() -> tuple[list[dict[str, Any]], str]:
             model = self.whole(training)
-            found = []
+            found: list[dict[str, Any]] = []
             for step in range(2):
                 args, kwargs = self.inputs(batch, step)
                 seed_all(step)
                 model.zero_grad()
-                loss = self.entry.loss(model(*args, **kwargs))
-                loss.backward()
+                try:
+                    self.entry.loss(model(*args, **kwargs)).backward()
+                except Exception as error:
+                    if not found or is_out_of_memory(error):
+                        raise
+                    return found, f"{type(error).__name__}: {error}"
                 found.append({name: p.grad for name, p in model.named_parameters()})
-            return found
+            return found, ""
 
         with undisturbed():
-            steps = eager(lambda: deterministic(run, "the whole model, trained"))
+            steps, error = eager(lambda: deterministic(run, "the whole model, trained"))
             for gradients in steps:
                 live_gradients(gradients)
         self._rates[training] = learning_rate(self.parameters(), steps[0])
+        if error:
+            raise Stop(Status.ERROR_EAGER, f"the whole model, in its second step, raises {error}"[:1000])
 
     def rate(self, training: bool) -> float:
         """The learning rate by which a step of SGD moves the whole model's parameters by a hundred-thousandth of their size."""
-        self.judge(training, gradients=True)
+        self.judge_first_step(training)
         return self._rates[training]
+
+    def judge_first_step(self, training: bool) -> None:
+        """Whether one step of training can be held against, whatever becomes of a second: raises the Stop that says why not."""
+        try:
+            self.judge(training, gradients=True)
+        except Stop:
+            if training not in self._rates:
+                raise
 
     def takes_gradients(self, training: bool) -> bool:
         """Whether the whole model runs on inputs that require a gradient; one that writes into its input need not."""

@@ -254,6 +254,24 @@ def test_train_sees_what_goes_wrong_in_a_later_step_only() -> None:
     assert "step 2" in found.reason
 
 
+def keeping(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """As LeViT in eval mode: what the first call made of a weight stays, with its graph, so a second backward pass fails."""
+    if "made" not in self.kept:
+        self.kept["made"] = self.linear.weight.sum(0).exp()
+    return self.linear(x) * self.kept["made"]
+
+
+def test_steps_before_the_one_in_which_the_whole_raises_are_held() -> None:
+    made = entry(lambda: Fn(keeping, linear=nn.Linear(6, 6), kept={}))
+    sound = run("train", made=made)
+    assert sound.status is Status.ERROR_EAGER
+    assert "in step 1, over what it keeps of the calls before: Trying to backward through the graph" in sound.reason
+    assert len(sound.facts["losses"]) == 1
+    wrong = run("train", target(backward_prefix=halved_gradients), made)
+    assert wrong.status is Status.FAIL_STATE
+    assert "step 0" in wrong.reason
+
+
 DEBUG = {
     "an output": (logits(ulp), Status.FAIL_ACCURACY),
     "statistics": (after_suffix(lambda m: m.norm.running_mean.add_(1)), Status.FAIL_STATE),

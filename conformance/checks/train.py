@@ -34,9 +34,17 @@ BITWISE, KEEPING_DRAWS = ("generated", "debug"), ("eager", "aot_eager")
 
 def run(bench: Bench, case: Case) -> Finding:
     """Outputs and loss, every gradient (None told from zero), parameters, buffers, optimizer state, generators."""
-    bench.judge(case.training, gradients=True)
+    bench.judge_first_step(case.training)
+    ended = None
     for split in bench.splits(case, trained=True):
-        _hold(bench, case, split)
+        try:
+            _hold(bench, case, split)
+        except Stop as stop:  # where the whole model raises in a later step, the steps before it are held, at every cut
+            if stop.finding.status is not Status.ERROR_EAGER:
+                raise
+            ended = stop
+    if ended:
+        raise ended
     return PASSED
 
 
@@ -104,10 +112,13 @@ def _hold(bench: Bench, case: Case, split: Split) -> None:
     compiled = case["backend"] not in BITWISE
     whole = Trained(bench, bench.whole(case.training), compiled=compiled)
     mine = Trained(bench, split.model, split.runtime, sides, compiled)
-    losses = []
+    bench.facts["losses"] = losses = []
     for step in range(int(case["steps"])):
         where = f"step {step}, {at(split)}"
         expected, found = whole.step(case.bs, step), mine.step(case.bs, step)
+        if step and expected.error and not found.error and bench.caches(case.training):
+            reason = f"{type(expected.error).__name__} in step {step}, over what it keeps of the calls before: {expected.error}"
+            raise Stop(Status.ERROR_EAGER, f"the whole model raises {reason}"[:1000])
         hold_outcomes(expected, found)
         if not bool(torch.isfinite(expected.value)):
             raise Stop(Status.DEGENERATE, f"the whole model's loss is {expected.value.item()} at step {step}")
@@ -123,7 +134,6 @@ def _hold(bench: Bench, case: Case, split: Split) -> None:
         hold_rng(expected, found, where)
         losses.append(expected.value.item())
     hold_steps(whole)
-    bench.facts["losses"] = losses
     bench.facts["input_gradients"] = any(t.grad is not None for _, t in tensors(whole.inputs))
 
 
