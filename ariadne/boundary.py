@@ -151,7 +151,7 @@ class BoundaryPayload:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview, *, device: str = "cpu") -> BoundaryPayload:
-        """The payload that `to_bytes` wrote, its tensors on `device`; raises `PayloadError` for bytes that are none."""
+        """The payload that `to_bytes` wrote, its tensors on `device`; raises `PayloadError` for bytes that are not one."""
         header, tensors, values = decode(data, device=device)
         wanted = {
             "split_id": str,
@@ -213,9 +213,14 @@ def gradients_to_bytes(gradients: Mapping[str, torch.Tensor | None]) -> bytes:
     return encode({"gradients": list(gradients)}, held, None)
 
 
-def gradients_from_bytes(data: bytes | bytearray | memoryview) -> dict[str, torch.Tensor | None]:
-    """The gradients that `gradients_to_bytes` wrote, on the CPU, None where there was none; else raises `PayloadError`."""
-    header, tensors, _ = decode(data)
+def gradients_from_bytes(
+    data: bytes | bytearray | memoryview, *, device: str = "cpu"
+) -> dict[str, torch.Tensor | None]:
+    """The gradients that `gradients_to_bytes` wrote, on `device`, None where there was none; else raises `PayloadError`.
+
+    `device` is where the prefix ran: `backward_prefix` takes gradients that lie where their boundary tensors do.
+    """
+    header, tensors, _ = decode(data, device=device)
     names = header.get("gradients")
     if not isinstance(names, (tuple, list)):
         raise PayloadError("the bytes hold no boundary gradients; pass what gradients_to_bytes wrote")

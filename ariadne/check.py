@@ -89,7 +89,7 @@ def check(
     left as found.
 
     Raises what `prepare_split` raises, save that a split which differs from the model is a failed check; `SpecError` for
-    arguments that can't be meant; and what the model itself raises on the example.
+    invalid arguments; and what the model itself raises on the example.
 
     >>> [r for r in check(model, (torch.randn(2, 16),), cuts=("every",)) if r.status == "fail"]
     []

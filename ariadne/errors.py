@@ -3,7 +3,7 @@
 The tree, most general first::
 
     AriadneError
-      SpecError            (ValueError)    an argument that can't be meant: mode, percentage, range, option
+      SpecError            (ValueError)    an invalid argument: mode, percentage, range, option
       CaptureError         (RuntimeError)  the forward can't be recorded as one plan
         UnsupportedError                   ... because it does something a plan can't hold
       FrontierError        (ValueError)    no such cut, or the cut is not safe
@@ -34,7 +34,7 @@ class AriadneError(Exception):
 
 
 class SpecError(AriadneError, ValueError):
-    """An argument that can't be meant: a misspelt mode, a percentage out of range, an empty batch range."""
+    """An invalid argument: a misspelt mode, a percentage out of range, an empty batch range."""
 
 
 class CaptureError(AriadneError, RuntimeError):

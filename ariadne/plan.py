@@ -311,34 +311,51 @@ class TracePlan:
 
     @cached_property
     def signature(self) -> str:
-        """A digest of everything that decides what the plan computes; the same in every process."""
+        """A digest of everything that decides what the plan computes; the same in every process, and on every device.
+
+        The device of the inputs is any: halves that are prepared on an edge's CPU and a server's GPU are halves of one split.
+        """
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON-able data, to be kept, read and compared; `signature` is its digest.
 
-        Nothing reads it back: constants appear by digest, Python callables and containers by name. Prepare again instead.
+        Nothing reads it back: constants appear by digest, Python callables and containers by name, and the device of the inputs is
+        "any". Prepare again instead.
         """
+        home = self.values[self.inputs[0][1]].device
+
+        def told(atom: Any) -> Any:
+            return encode(atom, home)
+
         return {
-            "version": 1,
+            "version": 2,
             "batch": [self.batch_symbol, [list(r) for r in self.batches.ranges]],
             "input_spec": str(self.input_spec),
             "inputs": [[i, n] for i, n in self.inputs],
-            "literals": [[i, encode(v)] for i, v in self.literals],
+            "literals": [[i, told(v)] for i, v in self.literals],
             "values": [
-                [v.name, v.kind, encode(v.shape), encode(v.dtype), v.device, v.requires_grad, encode(v.origin)]
+                [
+                    v.name,
+                    v.kind,
+                    told(v.shape),
+                    told(v.dtype),
+                    "any" if v.device == home else v.device,
+                    v.requires_grad,
+                    told(v.origin),
+                ]
                 for v in self.values.values()
             ],
             "nodes": [
                 [
-                    *(n.target, encode(n.args), encode(n.kwargs), list(n.outputs), n.unpack, n.module, n.call),
-                    *(encode(n.region.grad), encode(n.region.autocast), n.region.scope, encode(n.witness)),
+                    *(n.target, told(n.args), told(n.kwargs), list(n.outputs), n.unpack, n.module, n.call),
+                    *(told(n.region.grad), told(n.region.autocast), n.region.scope, told(n.witness)),
                 ]
                 for n in self.nodes
             ],
-            "stores": [[s.path, s.table, s.name, str(s.spec), encode(s.atoms)] for s in self.stores],
+            "stores": [[s.path, s.table, s.name, str(s.spec), told(s.atoms)] for s in self.stores],
             "output_spec": str(self.output_spec),
-            "output": encode(self.output),
+            "output": told(self.output),
             "constants": {k: _digest(v) for k, v in self.constants.items()},
             "grad": self.assumption.grad,
         }
@@ -402,8 +419,8 @@ def show_tree(spec: tree.Spec, leaves: list[str]) -> str:
     return walk(spec)
 
 
-def encode(atom: Any) -> Any:
-    """An argument as JSON-able data, told apart by type."""
+def encode(atom: Any, home: str = "") -> Any:
+    """An argument as JSON-able data, told apart by type; the device `home` as any."""
     if atom is None or isinstance(atom, (bool, str)):
         return atom
     if isinstance(atom, Ref):
@@ -411,13 +428,15 @@ def encode(atom: Any) -> Any:
     if isinstance(atom, Expr):
         return {"expr": atom.source}
     if isinstance(atom, (tuple, list)):
-        return [encode(a) for a in atom]
+        return [encode(a, home) for a in atom]
     if type(atom) is int:
         return atom
     if isinstance(atom, float):
         return {"float": atom.hex()}
     if isinstance(atom, slice):
         return {"slice": [encode(atom.start), encode(atom.stop), encode(atom.step)]}
+    if isinstance(atom, torch.device) and str(atom) == home:
+        return {"device": "any"}
     if isinstance(atom, (torch.dtype, torch.device, torch.layout, torch.memory_format, complex, int)):
         return {type(atom).__name__: str(atom)}
     if isinstance(atom, torch.Tensor):

@@ -45,7 +45,7 @@ def prepare_split(
     boundary_bytes, prefix_ops, suffix_ops (weights), max_boundary_bytes and min_share (limits), or a callable that takes a
     candidate. The model is left as found, training flags, buffers, gradients and RNG state included.
 
-    Raises `SpecError` and `InputError` for arguments that can't be meant, `CaptureError` where forward can't be held in a
+    Raises `SpecError` and `InputError` for invalid arguments, `CaptureError` where forward can't be held in a
     plan, `FrontierError` where there is no such cut, `VerificationError` where split and whole differ on the example.
 
     >>> runtime = prepare_split(model, (torch.randn(2, 3, 224, 224),), split="after:layer3")

@@ -516,7 +516,9 @@ class SplitRuntime:
         if not variants:
             raise BoundaryError(
                 f"this boundary was made by another split ({boundary.split_id} of plan {boundary.plan_signature}); this one is "
-                f"{self.split_id} of plan {self.plan.signature}. Run the prefix and the suffix of the same split"
+                f"{self.split_id} of plan {self.plan.signature}. Run the prefix and the suffix of the same split: in two "
+                "processes prepare both by the same function from the same model, with the same cut, inputs, batch range and "
+                "frozen parameters; and run a batch that gets a plan of its own on both"
             )
         variant = variants[-1]
         if len(variants) > 1:

@@ -106,16 +106,18 @@ def train_suffix(
     """Run the suffix, its loss and its backward pass; step `optimizer` if there is one.
 
     Returns the loss, detached, and the gradient of each boundary tensor by label, None where none arrived. Gradients of
-    parameters that the prefix uses too wait in the boundary until `backward_prefix` adds its own.
+    parameters that the prefix uses too wait in the boundary until `backward_prefix` adds its own; where the boundary came over a
+    wire they stay, as one share of two.
     """
-    shared = list(shared) if boundary._graph is not None else []
-    refuse_shared(shared, optimizer)
+    shared, here = list(shared), boundary._graph is not None
+    refuse_shared(shared, optimizer, here)
     autocast = any(torch.is_autocast_enabled(d) for d in ("cpu", "cuda"))
     if cast and shared and autocast and torch.is_autocast_cache_enabled():
         raise TrainingError(
             f"autocast casts the parameter {cast[0]!r} once for both sides of the cut, and the whole model adds their gradients "
             "before it casts back; two halves can't. Use torch.autocast(..., cache_enabled=False), or cut elsewhere"
         )
+    shared = shared if here else []  # over a wire each process keeps its own share
     boundary.consume("train_suffix")
     if optimizer is not None:
         optimizer.zero_grad(set_to_none=True)
@@ -237,17 +239,23 @@ def _step(optimizer: torch.optim.Optimizer, scaler: Any) -> None:
         scaler.step(optimizer)
 
 
-def refuse_shared(shared: Iterable[torch.nn.Parameter], optimizer: torch.optim.Optimizer | None) -> None:
+def refuse_shared(shared: Iterable[torch.nn.Parameter], optimizer: torch.optim.Optimizer | None, here: bool) -> None:
     """Raise `TrainingError` if the suffix's optimizer owns a parameter whose gradient the prefix has yet to complete."""
     if optimizer is None:
         return
     ids = {id(p) for p in shared}
     owned = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"] if id(p) in ids]
     if owned:
+        way_out = (
+            "Call train_suffix with optimizer=None, then backward_prefix, and step one optimizer that owns them; or leave them to "
+            "the optimizer of the prefix alone"
+            if here
+            else "This boundary came over a wire, so its gradient here is one share of two: leave these parameters "
+            "(runtime.shared_parameters()) out of the optimizer, add the shares of both processes, and step both copies by the sum"
+        )
         raise TrainingError(
             f"the optimizer of the suffix owns {len(owned)} parameter(s) that the prefix uses too (shape {owned[0]}), and would "
-            "step before the prefix has added its gradient. Call train_suffix with optimizer=None, then backward_prefix, and "
-            "step one optimizer that owns them; or leave them to the optimizer of the prefix alone"
+            f"step before the prefix has added its gradient. {way_out}"
         )
 
 

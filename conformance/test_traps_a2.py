@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne.errors import GuardError, ModuleError, TrainingError
+from ariadne import SplitRuntime
+from ariadne.boundary import BoundaryPayload
+from ariadne.errors import BoundaryError, GuardError, ModuleError, TrainingError
+from ariadne.plan import TracePlan
 from conformance.trap_kit import Fn, Twins, loss_of, numbers, over_the_wire, same
 
 X = numbers(2, 6)
@@ -71,17 +75,71 @@ def test_gradients_of_a_shared_parameter_accumulate_on_top_of_what_is_there() ->
             same(twins.state(twins.whole)["gradients"], twins.state(twins.split)["gradients"], runtime.split_id)
 
 
-def test_an_optimizer_of_the_suffix_that_owns_a_shared_parameter_is_refused() -> None:
+def counting(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = self.inner(x).relu()
+    return self.outer(x + torch.arange(x.shape[1], device=x.device))
+
+
+def split_counting() -> SplitRuntime:
+    return Twins(lambda: Fn(counting, inner=nn.Linear(6, 6), outer=nn.Linear(6, 2)), X).runtime
+
+
+def test_a_suffix_runs_where_its_process_moved_the_model_unless_it_makes_tensors_where_it_was() -> None:
+    edge, server = split_counting(), split_counting()
+    server.model.to("meta")  # stands for a GPU
+    first, last = "after:inner", edge.candidates[-1].split_id  # before that tensor is made, and after
+
+    def served(cut: str) -> torch.Tensor:
+        data = edge.resplit(cut).run_prefix(X).to_bytes()
+        output: torch.Tensor = server.resplit(cut).run_suffix(BoundaryPayload.from_bytes(data, device="meta"))
+        return output
+
+    assert served(last).device.type == "meta"
+    with pytest.raises(BoundaryError, match=r"boundary is on meta, .* makes tensors on cpu, .* Prepare this half on"):
+        served(first)
+
+
+def test_halves_prepared_on_two_devices_have_one_signature() -> None:
+    """As a plan captured on a GPU would be: each device of the plan another one."""
+    plan = split_counting().plan
+    gpu, cpu = torch.device("cuda:0"), torch.device("cpu")
+
+    def moved(plan: TracePlan, args: bool) -> TracePlan:
+        values = {name: replace(v, device=v.device and "cuda:0") for name, v in plan.values.items()}
+        nodes = [
+            replace(n, kwargs=tuple((k, gpu if v == cpu else v) for k, v in n.kwargs)) if args else n
+            for n in plan.nodes
+        ]
+        return replace(plan, values=values, nodes=tuple(nodes))
+
+    assert any(v == cpu for n in plan.nodes for _, v in n.kwargs)
+    assert moved(plan, True).signature == plan.signature
+    assert moved(plan, False).signature != plan.signature, "one makes a tensor beside its inputs, the other elsewhere"
+
+
+@pytest.mark.parametrize(("wire", "way_out"), [(False, "optimizer=None"), (True, "add the shares of both processes")])
+def test_an_optimizer_of_the_suffix_that_owns_a_shared_parameter_is_refused(wire: bool, way_out: str) -> None:
     twins = Twins(Tied, IDS)
     runtime = twins.runtime
     whole = torch.optim.SGD(runtime.suffix_parameters(), lr=0.1)
     boundary = runtime.run_training_prefix(IDS)
+    given = over_the_wire(boundary) if wire else boundary
     before = twins.state(twins.split)
-    with pytest.raises(TrainingError, match=r"owns 1 parameter\(s\) that the prefix uses too.*optimizer=None"):
-        runtime.train_suffix(boundary, loss_fn=loss_of, optimizer=whole)
+    with pytest.raises(TrainingError, match=rf"owns 1 parameter\(s\) that the prefix uses too.*{way_out}"):
+        runtime.train_suffix(given, loss_fn=loss_of, optimizer=whole)
     same(before, twins.state(twins.split))
-    _, gradients = runtime.train_suffix(boundary, loss_fn=loss_of)
+    _, gradients = runtime.train_suffix(given, loss_fn=loss_of)
     runtime.backward_prefix(boundary, gradients)
+
+
+def test_shares_of_a_shared_parameter_in_two_processes_add_up_to_its_gradient() -> None:
+    edge, server = Twins(Tied, IDS), Twins(Tied, IDS)
+    loss_of(edge.whole(IDS)).backward()
+    boundary = edge.runtime.run_training_prefix(IDS)
+    _, gradients = server.runtime.train_suffix(over_the_wire(boundary), loss_fn=loss_of)
+    edge.runtime.backward_prefix(boundary, gradients)
+    shares = [twins.runtime.shared_parameters()[0].grad for twins in (edge, server)]
+    torch.testing.assert_close(shares[0] + shares[1], edge.whole.embed.weight.grad)
 
 
 def test_a_shared_parameter_may_be_left_to_the_optimizer_of_the_prefix() -> None:

@@ -24,6 +24,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ariadne import wire
+from ariadne.boundary import BoundaryPayload, gradients_from_bytes, gradients_to_bytes
 from ariadne.errors import BoundaryError, PayloadError
 from ariadne.wire import TensorRef, decode, encode, register_boundary_serializer, unregister_boundary_serializer
 
@@ -307,6 +308,15 @@ def test_any_buffer_of_bytes_decodes() -> None:
     data = encode({"a": 1}, {"x": torch.arange(3)}, [1])
     for form in (data, bytearray(data), memoryview(data), memoryview(b"__" + data)[2:]):
         assert decode(form)[1]["x"].tolist() == [0, 1, 2]
+
+
+def test_boundaries_and_gradients_arrive_on_the_device_that_was_asked_for() -> None:
+    gradients = gradients_from_bytes(gradients_to_bytes({"x": torch.ones(3), "y": None}), device="meta")
+    assert gradients["y"] is None
+    assert gradients["x"] is not None
+    assert gradients["x"].device.type == "meta"
+    boundary = BoundaryPayload("cut:1", "0" * 16, 1, ("x",), (torch.ones(1, 3),))
+    assert BoundaryPayload.from_bytes(boundary.to_bytes(), device="meta").tensors["x"].device.type == "meta"
 
 
 @pytest.mark.gpu

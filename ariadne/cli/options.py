@@ -15,9 +15,9 @@ from ariadne.cli.subject import FORMS
 from ariadne.spec import MODES
 
 EXITS = """exit status:
-  0    done; of a check: every one passed
+  0    done; of a check: nothing failed, and something was compared
   1    a check failed, or could not show equality; something that `doctor` tried does not work
-  2    a command, option, input or model that can't be meant
+  2    an invalid command, option, input or model
   3    the model can't be made or run, or no plan, cut or picture of it can be made; the message says why
   130  interrupted;  141  the reader of the output closed it
 Errors are one line on stderr; --traceback shows where they came from."""

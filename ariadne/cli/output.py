@@ -17,7 +17,7 @@ _COLOURS = {"32": GOOD, "31": BAD, "33": [*DOUBTFUL, "nondeterministic"]}
 
 
 class UsageError(Exception):
-    """An option, an input or a name of a model that can't be meant; exit status 2."""
+    """An invalid option, input or name of a model; exit status 2."""
 
 
 class ModelError(Exception):
