@@ -117,13 +117,9 @@ class _Writer:
         return Source(self.side, "\n".join(lines) + "\n", self.namespace, parameters, candidate.live if prefix else ())
 
     def _stores(self, nodes: Sequence[TraceNode], prefix: bool) -> list[Store]:
-        """The stores of this side: the prefix does those for which it has everything, the suffix the others."""
-        first = len(self.plan.nodes) - len(nodes) if not prefix else len(nodes)
-
-        def in_prefix(store: Store) -> bool:
-            return all(self.plan.definitions.get(n, -1) < first for n in uses(store.atoms))
-
-        return [s for s in self.plan.stores if in_prefix(s) == prefix]
+        """The stores of this side."""
+        cut = len(nodes) if prefix else len(self.plan.nodes) - len(nodes)
+        return [s for s in self.plan.stores if self.plan.stored_before(cut, s) == prefix]
 
     def _regions(self, body: Sequence[tuple[Region, str]]) -> list[str]:
         lines, current = [], PLAIN

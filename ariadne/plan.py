@@ -309,6 +309,10 @@ class TracePlan:
         """The op that makes the value `name`."""
         return self.nodes[self.definitions[name]]
 
+    def stored_before(self, cut: int, store: Store) -> bool:
+        """Whether a prefix of so many ops has everything that a store needs; it does it then, and else the suffix does."""
+        return all(self.definitions.get(n, -1) < cut for n in uses(store.atoms))
+
     @cached_property
     def signature(self) -> str:
         """A digest of everything that decides what the plan computes; the same in every process, and on every device.

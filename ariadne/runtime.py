@@ -232,7 +232,7 @@ class SplitRuntime:
         variant = self._accept(boundary)
         if variant.reachable:
             boundary.refuse_if_written()
-        variant.check_suffix()
+        variant.check_suffix(boundary)
         enabled = _is_grad_enabled()
         _set_grad_enabled(False)
         try:
@@ -332,7 +332,7 @@ class SplitRuntime:
         """
         variant = self._accept(boundary, training=True)
         boundary.refuse_if_written()
-        variant.check_suffix()
+        variant.check_suffix(boundary)
         return training.train_suffix(
             variant.suffix,
             boundary,
@@ -522,7 +522,7 @@ class SplitRuntime:
             )
         variant = variants[-1]
         if len(variants) > 1:
-            variant = next((v for v in reversed(variants) if v.suffix_state()), variant)
-        if boundary.labels is not variant.candidate.live:
+            variant = next((v for v in reversed(variants) if v.suffix_state(v.made(boundary))), variant)
+        if not variant.made(boundary):
             check_values(boundary, variant)
         return variant

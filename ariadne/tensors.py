@@ -83,40 +83,47 @@ class StateGuard:
     """That the tensors which a suffix reads are tied as they were, and of the sizes that forward asked for.
 
     For a suffix whose prefix runs elsewhere: what enters a prefix is checked for the whole model, and calls for a new plan. The
-    dtypes and devices of a suffix may be others than the prefix's.
+    dtypes and devices of a suffix may be others than the prefix's. What the plan itself stores does not count: the prefix's stores
+    never, the suffix's where the prefix ran here, in the state that it found. A suffix whose prefix runs elsewhere must find what
+    it stored to be of the size of capture: that prefix can't see it, and would go on as in the first call.
     """
 
-    def __init__(
-        self, plan: TracePlan, nodes: Iterable[TraceNode], model: nn.Module, baseline: Baseline, paths: Collection[str]
-    ) -> None:
+    def __init__(self, plan: TracePlan, cut: int, nodes: Iterable[TraceNode], model: nn.Module, baseline: Baseline,
+                 paths: Collection[str]) -> None:  # fmt: skip
+        stored = {(s.path, s.name): plan.stored_before(cut, s) for s in plan.stores}
         read = {name for node in nodes for name in node.reads}
         origins = {(v.origin[0], _steps(v)): name in read for name, v in plan.values.items() if v.is_state}
         sizes = known_facts(plan, model, baseline) if asks_sizes(plan, baseline) else []
-        self._sizes = [
+        counting = [
             (slot, shape)
             for slot, (_, _, shape) in sizes
             if origins.get(
                 (slot.path, slot.steps), slot.path in paths
-            )  # or read by none, and in modules that are looked at
+            )  # or read by none, in modules that are looked at
         ]
+        self._sizes = [(slot, shape) for slot, shape in counting if (slot.path, slot.steps[0]) not in stored]
+        self._own = [(slot, shape) for slot, shape in counting if stored.get((slot.path, slot.steps[0])) is False]
         pairs = tied(plan, model, baseline)
         self._pairs = [(one, other) for one, other in pairs if origins[one.path, one.steps] or other.path in paths]
         self._facts = Facts(("shape",), [(slot.table, slot.key, (shape,)) for slot, shape in self._sizes])
 
-    def __call__(self) -> bool:
+    def __call__(self, here: bool) -> bool:
+        """Whether all of it holds, for a boundary whose prefix ran `here`, or elsewhere."""
         for one, other in self._pairs:
             if one.now() is not other.now():
                 return False
+        if not here and any(getattr(slot.now(), "shape", None) != shape for slot, shape in self._own):
+            return False
         return not self._sizes or self._facts.hold()
 
-    def explain(self) -> None:
+    def explain(self, here: bool) -> None:
         """Raise `ModuleError` with the first difference."""
         again = "; undo that, or call prepare_split again"
         for one, other in self._pairs:
             if one.now() is not other.now():
                 first, second = (repr(".".join(filter(None, (s.path, s.key)))) for s in (one, other))
                 raise ModuleError(f"{first} and {second} were one tensor at capture, and are two now{again}")
-        for slot, shape in self._sizes:
+        for slot, shape in self._sizes if here else (*self._sizes, *self._own):
             now = getattr(slot.now(), "shape", None)
             if now != shape:
                 found = "gone" if now is None else list(now)

@@ -47,7 +47,7 @@ class Variant:
         self.suffix_guard = ModuleGuard(plan, range(candidate.cut, len(plan.nodes)), baseline)
         try:
             nodes = nodes_of(plan, candidate, "suffix")
-            self.suffix_state = StateGuard(plan, nodes, model, baseline, self.suffix_guard.modules)
+            self.suffix_state = StateGuard(plan, candidate.cut, nodes, model, baseline, self.suffix_guard.modules)
             self.enter = entrance(plan, model, baseline)
             self.prefix_source = emit(plan, candidate, "prefix", model)
             self.suffix_source = emit(plan, candidate, "suffix", model)
@@ -87,12 +87,17 @@ class Variant:
             return False
         return self.plan.assumption.grad is None or self.plan.assumption.grad == training
 
-    def check_suffix(self) -> None:
+    def check_suffix(self, boundary: BoundaryPayload) -> None:
         """Raise `ModuleError` where the model is not what the suffix relies on."""
         if not self.suffix_guard():
             self.suffix_guard.explain()
-        if not self.suffix_state():
-            self.suffix_state.explain()
+        here = self.made(boundary)
+        if not self.suffix_state(here):
+            self.suffix_state.explain(here)
+
+    def made(self, boundary: BoundaryPayload) -> bool:
+        """Whether the prefix of this very variant made a boundary; it may have come over a wire otherwise."""
+        return boundary.labels is self.candidate.live
 
     def parameters(self, side: str) -> list[nn.Parameter]:
         """The parameters that the ops of one side read now, each once."""
@@ -196,7 +201,7 @@ def _check_devices(boundary: BoundaryPayload, variant: Variant) -> None:
     if any(device.type in there - here for device in written):
         raise BoundaryError(
             f"the boundary is on {', '.join(sorted(here))}, and this suffix makes tensors on {', '.join(sorted(there))}, where it "
-            "was prepared. Prepare this half on the device that it runs on, from the same model; the other half may be anywhere"
+            f"was prepared. Read it there, from_bytes(data, device={min(there)!r}); or, where this half was moved, prepare it anew"
         )
 
 

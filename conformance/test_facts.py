@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import ariadne.facts
-from ariadne import prepare_split
+from ariadne import BoundaryPayload, SplitRuntime, prepare_split
 from ariadne.errors import ModuleError
 from ariadne.facts import Facts, alike
+from conformance.trap_kit import Twins
 
 NAMES = ("dtype", "device.type", "shape")
 
@@ -365,3 +366,44 @@ def test_every_way_to_ask_counts(ask, change):
     halves_agree(model, split)
     model.aux.weight = torch.ones(change) if isinstance(change, tuple) else model.aux.weight.to(change)
     halves_agree(model, split)
+
+
+class Remembers(nn.Module):
+    """As timm's ConViT: a table is made when another size than the kept one is asked for, and kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(6, 6), nn.Linear(6, 2)
+        self.register_buffer("table", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.before(x)
+        if self.table.shape[0] != x.shape[1]:
+            self.table = torch.arange(x.shape[1]).float().exp()
+        return self.after(x.relu() * self.table)
+
+
+def remembering(cut: int) -> SplitRuntime:
+    return Twins(Remembers, torch.randn(2, 6)).runtime.resplit(f"cut:{cut}")
+
+
+@pytest.mark.parametrize("cut", range(1, 6))
+def test_what_the_plan_itself_stores_is_no_change_of_the_model(cut: int) -> None:
+    split = remembering(cut)
+    whole = copy.deepcopy(split.model)
+    x, y = torch.randn(3, 6), torch.randn(5, 6)
+    first, second = split.run_prefix(x), split.run_prefix(y)
+    with torch.no_grad():
+        wanted = whole(x), whole(y)
+    for boundary, output in ((first, wanted[0]), (first, wanted[0]), (second, wanted[1])):
+        assert torch.equal(split.run_suffix(boundary), output)
+    assert torch.equal(split.model.table, whole.table)
+    assert torch.equal(split.run_suffix(split.run_prefix(x)), wanted[0]), "the next call, which makes no table"
+
+
+def test_a_suffix_whose_prefix_is_elsewhere_refuses_a_second_call_that_would_take_another_branch() -> None:
+    edge, server = remembering(1), remembering(1)
+    sent = [edge.run_prefix(torch.randn(3, 6)).to_bytes() for _ in range(2)]
+    server.run_suffix(BoundaryPayload.from_bytes(sent[0]))
+    with pytest.raises(ModuleError, match=r"the shape of 'table' of the model, which forward asked for, was \[1\] at"):
+        server.run_suffix(BoundaryPayload.from_bytes(sent[1]))
