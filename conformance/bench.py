@@ -197,7 +197,7 @@ class Bench:
                 raise
 
     def takes_gradients(self, training: bool) -> bool:
-        """Whether the whole model runs on inputs that require a gradient; one that writes into its input need not."""
+        """Whether the whole model runs on inputs that require a gradient; it need not where its tags say so."""
         if training not in self._takes_gradients:
             model, (args, kwargs) = self.whole(training), mapped(wanting_gradient, self.inputs(CAPTURED))
             with undisturbed():
@@ -205,7 +205,7 @@ class Bench:
                     model(*args, **kwargs)
                     self._takes_gradients[training] = True
                 except RuntimeError as error:
-                    if "writes-input" not in self.entry.tags:
+                    if not self.entry.tags & {"writes-input", "no-input-gradients"}:
                         raise Stop(Status.ERROR_EAGER, f"on inputs that require gradients: {error}"[:1000]) from error
                     self._takes_gradients[training] = False
         return self._takes_gradients[training]

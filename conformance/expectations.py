@@ -35,8 +35,8 @@ from conformance.statuses import Status
 
 FOLDER = Path(__file__).with_name("expectations")
 VERSIONS = (*PACKAGES, "python")
-WORDS = ("target", "platform", "machine")
-_TERM = re.compile(r"\s*([a-z]\w*)\s*(=|==|!=|<=|>=|<|>|~=)\s*([\w.:+-]+)\s*")
+WORDS = ("target", "platform", "machine", "cpu")
+_TERM = re.compile(r"\s*([a-z]\w*)\s*(=|==|!=|<=|>=|<|>|~=)\s*([\w.:+()-]+(?: [\w.:+()-]+)*)\s*")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import random
@@ -513,6 +514,12 @@ def test_tags_about_inputs_and_outputs_tell_the_truth(name: str) -> None:
         output = model(*args, **kwargs)
     written = not all(torch.equal(a, b) for a, b in zip(tensors_of((args, kwargs)), fresh, strict=True))
     assert ("writes-input" in entry.tags) == written
+    args, kwargs = entry.inputs(3)
+    for t in tensors_of((args, kwargs)):
+        t.requires_grad_(t.is_floating_point())
+    with contextlib.nullcontext() if "no-input-gradients" not in entry.tags else pytest.raises(RuntimeError):
+        if not written:
+            built(name).train()(*args, **kwargs)
     assert ("int-output" in entry.tags) == any(not t.is_floating_point() for t in tensors_of(output))
 
 

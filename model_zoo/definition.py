@@ -32,12 +32,14 @@ class Entry:
       About the rows: "rows-mixed" (in eval mode, what comes out for a row depends on which rows are with it).
       About state: "batchnorm" (keeps running statistics), "state" (a forward moves other buffers or attributes), "draws"
       (a training forward draws from a global generator), "draws-in-eval" (so does one in eval mode), "own-generator"
-      (draws from a generator that the model holds), "writes-input" (writes into an input of its caller's).
+      (draws from a generator that the model holds), "writes-input" (writes into an input of its caller's),
+      "no-input-gradients" (in training mode, forward raises where an input wants gradients).
       About parameters: "tied" (one stands in two places), "frozen" (some need no gradient), "unused" (in a training
       step, some that need a gradient get None or zeros).
       About control: "data-dependent" (Python reads values out of tensors, or a size depends on them), "grad-mode" (in
       eval mode, a forward that records no gradients gives other bits), "caches-graph" (in eval mode, the first forward
       keeps part of its graph for the next: a second backward pass fails), "no-double" (does not run in float64),
+      "no-autocast" (in bfloat16, a kernel of torch's reads memory that nobody wrote: a training step may differ from itself),
       "nondeterministic" (two equal runs differ).
       About what is tried: "compiled" (its training step is compiled by inductor, too, which takes a minute).
       Toys are tagged with what they isolate, too: "inplace", "views", "complex".

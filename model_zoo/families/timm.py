@@ -56,7 +56,7 @@ ENTRIES = (
     _entry("hiera_tiny_224", "cheap", 64, img_size=(64, 64), stages=(1, 1, 2, 1), embed_dim=48),
     _entry("hrnet_w18_small", "cheap batchnorm", 64),
     _entry("inception_next_atto", "cheap batchnorm", 64),
-    _entry("lambda_resnet26t", "cheap batchnorm", 64),
+    _entry("lambda_resnet26t", "cheap batchnorm no-autocast", 64),
     _entry("lcnet_035", "cheap batchnorm", 64),
     _entry("legacy_seresnet18", "cheap batchnorm draws", 64),
     _entry("levit_128s", "cheap batchnorm caches-graph", 224),

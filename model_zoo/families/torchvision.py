@@ -116,7 +116,7 @@ ENTRIES = (
         dense(3, 8, 64, 64),
     ),
     _entry("r2plus1d_18", "classification video medium batchnorm", dense(3, 4, 48, 48)),
-    _entry("r3d_18", "classification video medium batchnorm", dense(3, 8, 48, 48)),
+    _entry("r3d_18", "classification video medium batchnorm no-autocast", dense(3, 8, 48, 48)),
     # 128 is the least that its four-level correlation pyramid takes; it returns a list of 12 refined flows.
     _entry("raft_small", "flow medium no-double", dense(3, 128, 128, count=2)),
     _entry("regnet_x_400mf", "classification cheap batchnorm", dense(3, 64, 64)),
