@@ -313,11 +313,30 @@ class TracePlan:
         """Whether a prefix of so many ops has everything that a store needs; it does it then, and else the suffix does."""
         return all(self.definitions.get(n, -1) < cut for n in uses(store.atoms))
 
+    def follows_from_sizes(self, store: Store) -> bool:
+        """Whether what is stored is the same in every call of these sizes: no input, state or random number is in it."""
+        pending, seen = [*uses(store.atoms)], set[str]()
+        while pending:
+            name = pending.pop()
+            value = self.values.get(name)
+            if name in seen or value is None or value.kind == "constant":
+                continue
+            seen.add(name)
+            if name not in self.definitions:
+                return False
+            held = {n for n, v in self.values.items() if v.storage == value.storage and v.storage >= 0}
+            for node in (self.node(name), *(n for n in self.nodes if held & {*n.writes})):
+                if node.seeded or node.witness is not None:
+                    return False
+                pending += node.reads
+        return True
+
     @cached_property
     def signature(self) -> str:
         """A digest of everything that decides what the plan computes; the same in every process, and on every device.
 
-        The device of the inputs is any: halves that are prepared on an edge's CPU and a server's GPU are halves of one split.
+        The device of the inputs is any: halves that are prepared on an edge's CPU and a server's GPU are halves of one split,
+        unless forward runs other ops there, or makes tensors on the CPU wherever its inputs are.
         """
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
 
@@ -331,6 +350,9 @@ class TracePlan:
 
         def told(atom: Any) -> Any:
             return encode(atom, home)
+
+        def switched(region: Region) -> Any:
+            return [["any" if kind == home.partition(":")[0] else kind, *told(rest)] for kind, *rest in region.autocast]
 
         return {
             "version": 2,
@@ -353,7 +375,7 @@ class TracePlan:
             "nodes": [
                 [
                     *(n.target, told(n.args), told(n.kwargs), list(n.outputs), n.unpack, n.module, n.call),
-                    *(told(n.region.grad), told(n.region.autocast), n.region.scope, told(n.witness)),
+                    *(told(n.region.grad), switched(n.region), n.region.scope, told(n.witness)),
                 ]
                 for n in self.nodes
             ],
@@ -439,7 +461,7 @@ def encode(atom: Any, home: str = "") -> Any:
         return {"float": atom.hex()}
     if isinstance(atom, slice):
         return {"slice": [encode(atom.start), encode(atom.stop), encode(atom.step)]}
-    if isinstance(atom, torch.device) and str(atom) == home:
+    if isinstance(atom, torch.device) and str(atom) in (home, home.partition(":")[0]):
         return {"device": "any"}
     if isinstance(atom, (torch.dtype, torch.device, torch.layout, torch.memory_format, complex, int)):
         return {type(atom).__name__: str(atom)}

@@ -6,7 +6,7 @@ import copy
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from ariadne.plan import TracePlan, Value, short_dtype
 from ariadne.select import select
 from ariadne.spec import Boundary, parse_boundary
 from ariadne.state import Snapshot
-from ariadne.variant import Nobody, Settings, Variant, check_values, keeps_sides
+from ariadne.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device
 from ariadne.visualization import Depth, Detail, View
 
 MOST_PLANS = 16
@@ -373,6 +373,7 @@ class SplitRuntime:
             optimizer=optimizer,
             scaler=scaler,
             suffix_parameters=variant.parameters("suffix") if optimizer is not None else (),
+            shared=[p for p in variant.shared() if p.requires_grad] if optimizer is not None else (),
         )
 
     # --- cutting elsewhere ----------------------------------------------------------------------------------------
@@ -413,8 +414,12 @@ class SplitRuntime:
         model = copy.deepcopy(self.model, memo)
         again = getattr(self._recapture, "of", None)
         recapture = again(model) if again is not None else self._recapture
-        plans = {p: (c, b.of_copy(model, memo)) for p, (c, b) in self._plans.items()}
-        return SplitRuntime(model, self.settings, plans, recapture, self._main.candidate)
+        place = self.candidates.index(self._main.candidate)
+        plans = {  # tuples of its own tell the boundaries of the copy's prefix from those of this one's
+            p: (tuple(replace(c, live=(*c.live,)) for c in candidates), b.of_copy(model, memo))
+            for p, (candidates, b) in self._plans.items()
+        }
+        return SplitRuntime(model, self.settings, plans, recapture, plans[self.plan][0][place])
 
     # --- plans and guards -----------------------------------------------------------------------------------------
 
@@ -522,7 +527,9 @@ class SplitRuntime:
             )
         variant = variants[-1]
         if len(variants) > 1:
-            variant = next((v for v in reversed(variants) if v.suffix_state(v.made(boundary))), variant)
+            variant = next((v for v in variants if v.made(boundary)), None) or next(
+                (v for v in reversed(variants) if v.suffix_state(False) and not other_device(boundary, v)), variant
+            )
         if not variant.made(boundary):
             check_values(boundary, variant)
         return variant

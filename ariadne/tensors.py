@@ -27,6 +27,11 @@ class Slot(NamedTuple):
         """The last step."""
         return self.steps[-1]
 
+    @property
+    def place(self) -> tuple[str, Any]:
+        """The module, and its attribute in which the tensor is."""
+        return self.path, self.steps[0]
+
     def now(self) -> Any:
         """What stands there; None where nothing does."""
         try:
@@ -83,14 +88,14 @@ class StateGuard:
     """That the tensors which a suffix reads are tied as they were, and of the sizes that forward asked for.
 
     For a suffix whose prefix runs elsewhere: what enters a prefix is checked for the whole model, and calls for a new plan. The
-    dtypes and devices of a suffix may be others than the prefix's. What the plan itself stores does not count: the prefix's stores
-    never, the suffix's where the prefix ran here, in the state that it found. A suffix whose prefix runs elsewhere must find what
-    it stored to be of the size of capture: that prefix can't see it, and would go on as in the first call.
+    dtypes and devices of a suffix may be others than the prefix's. What the prefix itself stores does not count. Nor does what the
+    suffix stores, if it follows from sizes, where the prefix ran here, in the state that it found. A suffix whose prefix runs
+    elsewhere must find what it stored to be of the size of capture: that prefix can't see it, and would go on as in the first call.
     """
 
     def __init__(self, plan: TracePlan, cut: int, nodes: Iterable[TraceNode], model: nn.Module, baseline: Baseline,
                  paths: Collection[str]) -> None:  # fmt: skip
-        stored = {(s.path, s.name): plan.stored_before(cut, s) for s in plan.stores}
+        before = {(s.path, s.name) for s in plan.stores if plan.stored_before(cut, s)}
         read = {name for node in nodes for name in node.reads}
         origins = {(v.origin[0], _steps(v)): name in read for name, v in plan.values.items() if v.is_state}
         sizes = known_facts(plan, model, baseline) if asks_sizes(plan, baseline) else []
@@ -101,10 +106,15 @@ class StateGuard:
                 (slot.path, slot.steps), slot.path in paths
             )  # or read by none, in modules that are looked at
         ]
-        self._sizes = [(slot, shape) for slot, shape in counting if (slot.path, slot.steps[0]) not in stored]
-        self._own = [(slot, shape) for slot, shape in counting if stored.get((slot.path, slot.steps[0])) is False]
+        alike = {(s.path, s.name) for s in plan.stores if plan.follows_from_sizes(s)} - before if counting else set()
+        self._sizes = [(slot, shape) for slot, shape in counting if slot.place not in before | alike]
+        self._own = [(slot, shape) for slot, shape in counting if slot.place in alike]
         pairs = tied(plan, model, baseline)
-        self._pairs = [(one, other) for one, other in pairs if origins[one.path, one.steps] or other.path in paths]
+        self._pairs = [
+            (one, other)
+            for one, other in pairs
+            if (origins[one.path, one.steps] or other.path in paths) and not before & {one.place, other.place}
+        ]
         self._facts = Facts(("shape",), [(slot.table, slot.key, (shape,)) for slot, shape in self._sizes])
 
     def __call__(self, here: bool) -> bool:

@@ -110,7 +110,7 @@ def train_suffix(
     wire they stay, as one share of two.
     """
     shared, here = list(shared), boundary._graph is not None
-    refuse_shared(shared, optimizer, here)
+    refuse_shared(shared, optimizer, "suffix", here)
     autocast = any(torch.is_autocast_enabled(d) for d in ("cpu", "cuda"))
     if cast and shared and autocast and torch.is_autocast_cache_enabled():
         raise TrainingError(
@@ -157,6 +157,7 @@ def backward_prefix(
     optimizer: torch.optim.Optimizer | None,
     scaler: Any,
     suffix_parameters: Iterable[torch.nn.Parameter],
+    shared: Iterable[torch.nn.Parameter],
 ) -> None:
     """Walk back through the prefix's graph from the boundary gradients; step `optimizer` if there is one."""
     if boundary._graph is None:
@@ -182,6 +183,8 @@ def backward_prefix(
             if _leads_on(t):
                 roots.append(t)
                 given.append(gradient)
+    if "train_suffix" not in boundary._consumed:  # the suffix was trained elsewhere
+        refuse_shared(shared, optimizer, "prefix", False)
     boundary.consume("backward_prefix")
     if optimizer is not None:
         keep = {id(p) for p in suffix_parameters} - {id(p) for p, _ in boundary._shared}
@@ -239,23 +242,25 @@ def _step(optimizer: torch.optim.Optimizer, scaler: Any) -> None:
         scaler.step(optimizer)
 
 
-def refuse_shared(shared: Iterable[torch.nn.Parameter], optimizer: torch.optim.Optimizer | None, here: bool) -> None:
-    """Raise `TrainingError` if the suffix's optimizer owns a parameter whose gradient the prefix has yet to complete."""
+def refuse_shared(
+    shared: Iterable[torch.nn.Parameter], optimizer: torch.optim.Optimizer | None, side: str, here: bool
+) -> None:
+    """Raise `TrainingError` if a side's optimizer owns a parameter whose gradient the other side has yet to complete."""
     if optimizer is None:
         return
     ids = {id(p) for p in shared}
     owned = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"] if id(p) in ids]
-    if owned:
-        way_out = (
-            "Call train_suffix with optimizer=None, then backward_prefix, and step one optimizer that owns them; or leave them to "
-            "the optimizer of the prefix alone"
-            if here
-            else "This boundary came over a wire, so its gradient here is one share of two: leave these parameters "
-            "(runtime.shared_parameters()) out of the optimizer, add the shares of both processes, and step both copies by the sum"
-        )
+    if owned and here:
         raise TrainingError(
             f"the optimizer of the suffix owns {len(owned)} parameter(s) that the prefix uses too (shape {owned[0]}), and would "
-            f"step before the prefix has added its gradient. {way_out}"
+            "step before the prefix has added its gradient. Call train_suffix with optimizer=None, then backward_prefix, and "
+            "step one optimizer that owns them; or leave them to the optimizer of the prefix alone"
+        )
+    if owned:
+        raise TrainingError(
+            f"the optimizer of the {side} owns {len(owned)} parameter(s) that both sides use (shape {owned[0]}). Prefix and suffix "
+            "are trained in two processes, so the gradient here is one share of two: leave runtime.shared_parameters() out of the "
+            "optimizers, add the shares of both processes, step both copies by the sum, then clear both gradients"
         )
 
 

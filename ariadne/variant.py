@@ -187,22 +187,27 @@ def check_values(boundary: BoundaryPayload, variant: Variant) -> None:
     floats |= {p.dtype for p in variant.model.parameters() if p.is_floating_point()}
     for label, value in zip(live, boundary.raw, strict=True):
         _check_value(label, value, variant.plan.values[label], env, floats, variant.plan.captured_by == "symbolic")
-    _check_devices(boundary, variant)
+    wrong = other_device(boundary, variant)
+    if wrong:
+        raise BoundaryError(wrong)
 
 
-def _check_devices(boundary: BoundaryPayload, variant: Variant) -> None:
-    """Raise `BoundaryError` where the boundary left the device of capture, and the suffix makes tensors of its own there."""
+def other_device(boundary: BoundaryPayload, variant: Variant) -> str:
+    """Where a boundary left the device of capture and its suffix is written for that one, what to do; else nothing."""
     there = {torch.device(v.device).type for label in boundary.labels if (v := variant.plan.values[label]).device}
     here = {t.device.type for t in boundary.tensors.values()}
     if here <= there:
-        return
+        return ""
     suffix = variant.plan.nodes[variant.candidate.cut :]
     written = {a for n in suffix for a in (*n.args, *(v for _, v in n.kwargs)) if isinstance(a, torch.device)}
-    if any(device.type in there - here for device in written):
-        raise BoundaryError(
-            f"the boundary is on {', '.join(sorted(here))}, and this suffix makes tensors on {', '.join(sorted(there))}, where it "
-            f"was prepared. Read it there, from_bytes(data, device={min(there)!r}); or, where this half was moved, prepare it anew"
-        )
+    types = {device.type for device in written} | {kind for n in suffix for kind, *_ in n.region.autocast}
+    if not types & (there - here):
+        return ""
+    return (
+        f"the boundary is on {', '.join(sorted(here))}, and this suffix makes tensors or switches autocast on "
+        f"{', '.join(sorted(there))}, where it was prepared. Read it there, from_bytes(data, device={min(there)!r}); or, where "
+        "this half was moved, prepare it anew"
+    )
 
 
 def _check_value(

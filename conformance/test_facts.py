@@ -401,9 +401,65 @@ def test_what_the_plan_itself_stores_is_no_change_of_the_model(cut: int) -> None
     assert torch.equal(split.run_suffix(split.run_prefix(x)), wanted[0]), "the next call, which makes no table"
 
 
+class Flag(nn.Module):
+    """Its second call is another: it adds what the first one kept of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(6, 6), nn.Linear(6, 2)
+        self.register_buffer("seen", torch.zeros(0, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.before(x)
+        if self.seen.shape[0] == 0:
+            self.seen = x.mean(0, keepdim=True)
+        else:
+            x = x + self.seen
+        return self.after(x.relu())
+
+
+def test_a_second_boundary_is_refused_where_the_first_one_stored_what_it_computed() -> None:
+    split = Twins(Flag, torch.randn(2, 6)).runtime.resplit("cut:1")
+    first, second = split.run_prefix(torch.randn(3, 6)), split.run_prefix(torch.randn(3, 6))
+    split.run_suffix(first)
+    with pytest.raises(ModuleError, match="the shape of 'seen'"):
+        split.run_suffix(second)
+
+
+class Untied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 2)
+        start = torch.ones(6)
+        self.register_buffer("start", start)
+        self.register_buffer("now", start)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        self.now = self.now * 0.9 + h.mean(0)
+        return self.b(h * self.now + self.start)
+
+
+def test_a_store_of_the_prefix_that_unties_two_buffers_is_no_change_of_the_model() -> None:
+    runtime = Twins(Untied, torch.randn(2, 6)).runtime
+    for candidate in [c for c in runtime.candidates if c.safe]:
+        split = copy.deepcopy(runtime.resplit(candidate))
+        whole = copy.deepcopy(split.model)
+        for batch in (2, 3):
+            x = torch.randn(batch, 6)
+            with torch.no_grad():
+                wanted = whole(x)
+            assert torch.equal(split.run_suffix(split.run_prefix(x)), wanted)
+
+
 def test_a_suffix_whose_prefix_is_elsewhere_refuses_a_second_call_that_would_take_another_branch() -> None:
     edge, server = remembering(1), remembering(1)
     sent = [edge.run_prefix(torch.randn(3, 6)).to_bytes() for _ in range(2)]
     server.run_suffix(BoundaryPayload.from_bytes(sent[0]))
     with pytest.raises(ModuleError, match=r"the shape of 'table' of the model, which forward asked for, was \[1\] at"):
         server.run_suffix(BoundaryPayload.from_bytes(sent[1]))
+    edge = remembering(1)
+    server = copy.deepcopy(edge)
+    server.run_suffix(edge.run_prefix(torch.randn(3, 6)))
+    with pytest.raises(ModuleError, match="the shape of 'table'"):
+        server.run_suffix(edge.run_prefix(torch.randn(3, 6)))
