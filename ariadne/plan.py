@@ -313,7 +313,12 @@ class TracePlan:
         """Whether a prefix of so many ops has everything that a store needs; it does it then, and else the suffix does."""
         return all(self.definitions.get(n, -1) < cut for n in uses(store.atoms))
 
-    def follows_from_sizes(self, store: Store) -> bool:
+    @cached_property
+    def stored_from_sizes(self) -> frozenset[tuple[str, str]]:
+        """The path and name of each attribute in which forward stores what follows from sizes alone."""
+        return frozenset((s.path, s.name) for s in self.stores if self._follows_from_sizes(s))
+
+    def _follows_from_sizes(self, store: Store) -> bool:
         """Whether what is stored is the same in every call of these sizes: no input, state or random number is in it."""
         pending, seen = [*uses(store.atoms)], set[str]()
         while pending:

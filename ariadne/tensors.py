@@ -106,7 +106,7 @@ class StateGuard:
                 (slot.path, slot.steps), slot.path in paths
             )  # or read by none, in modules that are looked at
         ]
-        alike = {(s.path, s.name) for s in plan.stores if plan.follows_from_sizes(s)} - before if counting else set()
+        alike = plan.stored_from_sizes - before if counting else frozenset()
         self._sizes = [(slot, shape) for slot, shape in counting if slot.place not in before | alike]
         self._own = [(slot, shape) for slot, shape in counting if slot.place in alike]
         pairs = tied(plan, model, baseline)

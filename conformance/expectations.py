@@ -13,7 +13,7 @@ A file of `expectations/*.toml` holds entries, and conditions that all of them s
     until = 2027-06-30
 
 A condition is a list, parted by commas, of `name operator value`: versions (`torch`, `python`, `timm` …) take any operator
-of a version specifier, words (`target`, `platform`, `machine`) take `=` and `!=`.
+of a version specifier, words (`target`, `platform`, `machine`, `cpu`) take `=` and `!=`.
 """
 
 from __future__ import annotations
