@@ -105,6 +105,7 @@ class TraceNode:
     `args` and `kwargs` are trees of tuples over `Ref`, `Expr` and constants. Where `unpack` is false the op has one
     output; else it returns a sequence of known length, unpacked into `outputs`.
     `writes`: values whose memory it writes. `witness`: what it returned at capture, where Python looked at that.
+    `reads`: the names of the values and symbols that it uses, each once, in order.
     """
 
     target: str
@@ -120,6 +121,11 @@ class TraceNode:
     seeded: bool = False
     witness: Any = None
     is_witness: bool = False
+    reads: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        found = dict.fromkeys(uses((self.args, tuple(v for _, v in self.kwargs))))
+        object.__setattr__(self, "reads", tuple(found))
 
     @property
     def name(self) -> str:
@@ -131,11 +137,6 @@ class TraceNode:
         space, _, rest = self.target.partition(".")
         name = f"{space}::{rest.removesuffix('.default')}"
         return space != "python" and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The names of the values and symbols that it uses, each once, in order."""
-        return tuple(dict.fromkeys(uses((self.args, tuple(v for _, v in self.kwargs)))))
 
 
 def uses(atoms: Any) -> Iterator[str]:

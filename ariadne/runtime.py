@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -395,20 +396,12 @@ class SplitRuntime:
             boundary = boundary.split_id
         parsed = parse_boundary(boundary)
         old = self.settings
-        plans = {p: (with_trainable(p, c, self._trains), b) for p, (c, b) in self._plans.items()}
+        trains = partial(_trains, cache(self.model.get_submodule))
+        plans = {p: (with_trainable(p, c, trains), b) for p, (c, b) in self._plans.items()}
         settings = Settings(old.spec, parsed, old.mode, old.objective, old.compile_options)
         candidates = plans[self.plan][0]
         chosen = select(self.plan, candidates, parsed, trainable=old.spec.trainable, objective=old.objective)
         return SplitRuntime(self.model, settings, plans, self._recapture, chosen)
-
-    def _trains(self, value: Value) -> bool:
-        """Whether a parameter of the plan requires grad now."""
-        path, name = value.origin
-        try:
-            p = self.model.get_submodule(path)._parameters.get(name)
-        except AttributeError:  # its module is gone, which the guards of the new cut say
-            return False
-        return p is not None and p.requires_grad
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SplitRuntime:
         model = copy.deepcopy(self.model, memo)
@@ -533,3 +526,13 @@ class SplitRuntime:
         if not variant.made(boundary):
             check_values(boundary, variant)
         return variant
+
+
+def _trains(module: Callable[[str], nn.Module], value: Value) -> bool:
+    """Whether a parameter of the plan, whose module is found by its path, requires grad now."""
+    path, name = value.origin
+    try:
+        p = module(path)._parameters.get(name)
+    except AttributeError:  # the module is gone, which the guards of the new cut say
+        return False
+    return p is not None and p.requires_grad

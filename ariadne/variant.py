@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -52,9 +53,9 @@ class Variant:
             self.prefix_source = emit(plan, candidate, "prefix", model)
             self.suffix_source = emit(plan, candidate, "suffix", model)
             self.reads = reads = {side: reads_of(plan, candidate, side) for side in ("prefix", "suffix")}
+            module = cache(model.get_submodule)
             self._slots = {
-                side: [(model.get_submodule(path)._parameters, key) for path, key in found]
-                for side, found in reads.items()
+                side: [(module(path)._parameters, key) for path, key in found] for side, found in reads.items()
             }
         except (AttributeError, LookupError, TypeError):  # a module or a tensor of the plan is gone: say which
             self.prefix_guard.explain()

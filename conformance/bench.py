@@ -84,6 +84,7 @@ class Bench:
         self._caches: dict[bool, dict[tuple[str, str], Any]] = {}
         self._rates: dict[bool, float] = {}
         self._verdicts: dict[tuple[bool, bool, int], Stop | None] = {}
+        self._last: tuple[Any, Any] = (None, None)
 
     # --- the whole model --------------------------------------------------------------------------------------------
 
@@ -263,6 +264,13 @@ class Bench:
                     results.append(output)
             self._order[training] = difference(*results) is not None
         return self._order[training]
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` gives, kept until another key is asked for: for cases in a row that look at the same, and leave it so."""
+        if self._last[0] != key:
+            self._last = (None, None)  # it may be large, and so may be the next
+            self._last = (key, make())
+        return self._last[1]
 
     # --- the split --------------------------------------------------------------------------------------------------
 

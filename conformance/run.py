@@ -94,7 +94,7 @@ def run(options: Options) -> int:
         options.resume or options.results or ROOT / "results" / f"{now:%Y%m%d-%H%M%S}-{options.tier or 'cases'}.jsonl"
     )
     done = started(path, environment, resumed=options.resume is not None)
-    todo = tuple(costly_first([name for name in selected if name not in done]))
+    todo = tuple(running_order([name for name in selected if name not in done]))
     plan = Plan(
         todo, short(options.target), str(path.resolve()), environment.id, environment.facts, limits,
         str(options.expectations.resolve()), start + 60 * minutes if minutes else None, options.runner,
@@ -152,16 +152,22 @@ def started(path: Path, environment: Environment, *, resumed: bool) -> set[str]:
     return done
 
 
-def costly_first(cases: Sequence[str]) -> list[str]:
-    """The cases with those of heavy models first: the last model to be run keeps one process busy, and leaves the others idle."""
+def running_order(cases: Sequence[str]) -> list[str]:
+    """The cases with those of heavy models first: the last model to be run keeps one process busy, and leaves the others idle.
+
+    Of one check of a model, those that differ in the cut alone come together: the whole model is the same for all of them.
+    """
     known = set(model_zoo.names())
+    places: dict[tuple[str, str], int] = {}
 
-    def cost(case: str) -> int:
-        model = Case.parse(case).model
-        tags = model_zoo.entry(model).tags if model in known else frozenset[str]()
-        return next((i for i, tag in enumerate(("heavy", "medium")) if tag in tags), 2)
+    def place(name: str) -> tuple[int, int, list[tuple[str, str]]]:
+        case = Case.parse(name)
+        tags = model_zoo.entry(case.model).tags if case.model in known else frozenset[str]()
+        cost = next((i for i, tag in enumerate(("heavy", "medium")) if tag in tags), 2)
+        first = places.setdefault((case.model, case.check), len(places))
+        return cost, first, [pair for pair in case.parameters if pair[0] != "cut"]
 
-    return sorted(cases, key=cost)
+    return sorted(cases, key=place)
 
 
 def execute(plan: Plan, processes: int) -> int:

@@ -193,6 +193,26 @@ def test_every_case_starts_from_one_state_whatever_ran_before() -> None:
     assert len(set(first.facts["losses"])) == 3
 
 
+def test_the_whole_model_runs_once_for_all_cuts_in_a_row_and_each_of_them_is_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, calls = [], itertools.count(1)
+    spoiled = after_suffix(lambda m: m.last.bias.data.add_(next(calls) == 3))
+    bench = Bench(entry(), target(**spoiled))
+    bench.judge(True)
+    whole = bench.whole
+    monkeypatch.setattr(bench, "whole", lambda training: made.append(training) or whole(training))
+    cases = [
+        Case.parse(f"forward/tests/small/cut={cut},bs={bs},mode=train,backend=generated")
+        for bs in (3, 5)
+        for cut in ("q25", "q50", "q75")
+    ]
+    found = [checks.run(case, bench) for case in cases[:4]]
+    assert [f.status for f in found] == [Status.PASS, Status.PASS, Status.FAIL_STATE, Status.PASS]
+    assert len({f.facts["op"] for f in found}) == 3
+    assert len(made) == 3  # one for each of the two batches, and the model that is split
+
+
 def test_a_run_leaves_the_generators_of_the_process_alone_and_says_which_case_is_not_the_benchs() -> None:
     bench = Bench(entry())
     state = torch.get_rng_state()

@@ -15,7 +15,7 @@ from conformance.__main__ import main
 from conformance.cases import Case
 from conformance.engine_kit import RUNNER
 from conformance.environment import ROOT, Environment, sources
-from conformance.run import Options, costly_first, select
+from conformance.run import Options, running_order, select
 from conformance.statuses import Status
 
 Run = Callable[..., tuple[int, str]]
@@ -228,8 +228,25 @@ def test_heavy_models_come_first_and_the_rest_stays_in_order() -> None:
     cases = [
         f"left/{model}/mode=eval" for model in ("nn/mlp10x64", "torchvision/vgg11", "rfdetr/nano", "nn/lstm_classifier")
     ]
-    first = [case.partition("/")[2].rpartition("/")[0] for case in costly_first([*cases, "left/else/where/mode=eval"])]
+    first = [case.partition("/")[2].rpartition("/")[0] for case in running_order([*cases, "left/else/where/mode=eval"])]
     assert first == ["rfdetr/nano", "torchvision/vgg11", "nn/mlp10x64", "nn/lstm_classifier", "else/where"]
+
+
+def test_cases_that_differ_in_the_cut_alone_run_one_after_another() -> None:
+    cases = [
+        f"{check}/nn/{model}/cut={cut},bs={bs},mode=eval"
+        for model in ("b", "a")
+        for check in ("forward", "train")
+        for cut in ("q25", "q50")
+        for bs in (1, 3)
+    ]
+    ordered = running_order(cases)
+    assert sorted(ordered) == sorted(cases)
+    assert [case.partition(",")[0] for case in ordered[:4]] == [
+        "forward/nn/b/cut=q25", "forward/nn/b/cut=q50", "forward/nn/b/cut=q25", "forward/nn/b/cut=q50"
+    ]  # fmt: skip
+    parts = [(model, check) for model in ("b", "a") for check in ("forward", "train")]
+    assert [tuple(case.split("/")[2::-2]) for case in ordered[::4]] == parts
 
 
 def test_a_group_stands_for_its_models_and_an_unknown_one_is_refused(folder: Path) -> None:

@@ -31,11 +31,16 @@ BITWISE = ("generated", "debug")
 def run(bench: Bench, case: Case) -> Finding:
     """Outputs with their structure and strides, all that the model holds, and the generators."""
     bench.judge(case.training)
-    twin, inputs = bench.whole(case.training), bench.inputs(case.bs)
-    whole = outcome(lambda: no_grad(twin, inputs), case.bs)
+    twin, inputs, whole = bench.once((case.training, case.bs), lambda: _whole(bench, case))
     for split in bench.splits(case):
         _hold(bench, case, split, twin, inputs, whole)
     return PASSED
+
+
+def _whole(bench: Bench, case: Case) -> tuple[nn.Module, Any, Outcome]:
+    """The whole model after a call, the inputs that it was given, and how the call ended: one for all cuts, since none is there."""
+    twin, inputs = bench.whole(case.training), bench.inputs(case.bs)
+    return twin, inputs, outcome(lambda: no_grad(twin, inputs), case.bs)
 
 
 def _hold(bench: Bench, case: Case, split: Split, twin: nn.Module, inputs: Any, whole: Outcome) -> None:
