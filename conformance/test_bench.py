@@ -200,6 +200,7 @@ def test_the_whole_model_runs_once_for_all_cuts_in_a_row_and_each_of_them_is_com
     spoiled = after_suffix(lambda m: m.last.bias.data.add_(next(calls) == 3))
     bench = Bench(entry(), target(**spoiled))
     bench.judge(True)
+    bench.caches(True)  # both make copies of the model, too
     whole = bench.whole
     monkeypatch.setattr(bench, "whole", lambda training: made.append(training) or whole(training))
     cases = [
