@@ -272,7 +272,7 @@ class Ahead:
             "machine": [platform.system(), *_processor(), torch.backends.cpu.get_cpu_capability(), *cuda],
             "threads": torch.get_num_threads(),
             "settings": [
-                torch._inductor.config.get_hash().hex(),
+                _inductor_settings(),
                 torch.are_deterministic_algorithms_enabled(),
                 *_precision(),
             ],
@@ -315,6 +315,12 @@ def _processor() -> tuple[str, ...]:
     lines = told.read_text().partition("\n\n")[0].splitlines() if told.exists() else []
     wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part")
     return platform.machine(), platform.processor(), *(line for line in lines if line.startswith(wanted))
+
+
+def _inductor_settings() -> str:
+    """A digest of inductor's settings, but for what torch 2.11 writes into them itself as it compiles a package."""
+    with torch._inductor.config.patch({"aot_inductor.metadata": {}}):
+        return torch._inductor.config.get_hash().hex()
 
 
 def _precision() -> tuple[str, ...]:

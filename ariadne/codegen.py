@@ -94,7 +94,10 @@ class _Writer:
         body: list[tuple[Region, str]] = []
         if not prefix:
             for name in candidate.written:
-                body.append((PLAIN, f"{name} = own({name})  # the suffix writes into it; the boundary keeps its own"))
+                # Of a view, a view: autograd adds up what comes of writes into views at the tensor that they are views of.
+                view = "[...]" if self.plan.values[name].is_view else ""
+                why = "the suffix writes into it; the boundary keeps its own"
+                body.append((PLAIN, f"{name} = own({name}){view}  # {why}"))
         dead = [n for n in parameters if n not in last and n not in kept]
         if dead and nodes:
             body.append((PLAIN, f"del {', '.join(dead)}"))

@@ -105,11 +105,14 @@ def _gradients(node: TraceNode) -> int:
 
 
 class Stale:
-    """The cuts at which a view crosses together with other values of its memory, into which something wrote since it was made.
+    """The cuts at which gradients of a view would be added up in another order, since something writes into its memory.
 
-    autograd gives such a view its place in the graph anew when it is next used: in the whole model, among the suffix's ops. It
-    shows where three gradients or more are added up: each view brings one, and the tensor that it is a view of, one for each of
-    its uses.
+    Where it crosses together with other values of that memory, and was made before the write, autograd gives it its place in
+    the graph anew when it is next used: in the whole model, among the suffix's ops. It shows where three gradients or more are
+    added up: each view brings one, and the tensor that it is a view of, one for each of its uses.
+
+    Where it crosses alone and the suffix writes, the whole model takes the gradient of what was written to the tensor that it is
+    a view of, and the split to the view, where that of other uses before the write is added to it.
     """
 
     def __init__(self, plan: TracePlan, groups: Groups) -> None:
@@ -122,7 +125,9 @@ class Stale:
         self.bases: dict[str, str] = {}  # of each group, what was made first
         for name in plan.values if self.writes else ():
             if groups.find(name) in self.writes:
-                self.bases.setdefault(groups.find(name), name)
+                hidden = plan.values[name].is_view  # of a tensor that no value of the plan is
+                self.bases.setdefault(groups.find(name), "" if hidden else name)
+        self.branches = self._branches()
         self.tensor: dict[str, str] = {}  # values that are or may be one tensor, by the first of them
         self.uses: dict[str, list[int]] = {}  # of the bases, the ops; one may take several gradients back
         bases = {*self.bases.values()}
@@ -135,8 +140,37 @@ class Stale:
                 source = next((r for r in node.reads if r in plan.values and groups.find(r) == root), name)
                 self.tensor[name] = self.tensor.get(source, source)
 
+    def _branches(self) -> dict[str, list[int]]:
+        """Of each memory that is written, the ops that bring gradients to it, once for each; those that make views bring none."""
+        found: dict[str, list[int]] = {}
+        for i, node in enumerate(self.plan.nodes if self.writes else ()):
+            made = {self.groups.find(n) for n in node.outputs}
+            for name in uses((node.args, tuple(v for _, v in node.kwargs))):
+                root = self.groups.find(name) if name in self.plan.values else ""
+                if root in self.writes and root not in made:
+                    found.setdefault(root, []).extend([i] * _gradients(node))
+        return found
+
     def at(self, cut: int, live: Iterable[str]) -> str:
         """Why gradients across a cut may be added in another order; empty where there is no such view."""
+        return self._written_before(cut, live) or self._written_after(cut, live)
+
+    def _written_after(self, cut: int, live: Iterable[str]) -> str:
+        for name in live if self.writes else ():
+            value, root = self.plan.values[name], self.groups.find(name)
+            first = next((i for i in self.writes.get(root, ()) if i >= cut), None)
+            if first is None or not value.is_view or value.dtype is None:
+                continue
+            branches = self.branches.get(root, [])
+            before = bisect_left(branches, cut)
+            if before and bisect_left(branches, first) >= 2:
+                return (
+                    f"{name!r} is a view of memory that {self.plan.nodes[first].name!r} writes into after the cut, and other ops "
+                    "used it before: the whole model adds up their gradients in another order"
+                )
+        return ""
+
+    def _written_before(self, cut: int, live: Iterable[str]) -> str:
         members: dict[str, list[str]] = {}
         for name in live if self.writes else ():
             root, dtype = self.groups.find(name), self.plan.values[name].dtype

@@ -177,7 +177,10 @@ class Lowering:
             isinstance(d, torch.SymInt) and d.node.expr.free_symbols - self.symbols.keys() for d in seen.shape
         )
         shape = () if unknown else self._dims(seen)  # what depends on data is filled in once its sizes have names
-        self.values[name] = Value(name, kind, shape, seen.dtype, str(seen.device), t.requires_grad, storage, origin)
+        is_view = kind == "tensor" and t._is_view()
+        self.values[name] = Value(
+            name, kind, shape, seen.dtype, str(seen.device), t.requires_grad, storage, origin, is_view
+        )
         self.ids[id(t)] = name
         self.keep.append(t)
         self.by_storage.setdefault(storage, []).append(seen)

@@ -1,8 +1,9 @@
-"""A view whose memory was written into after it was made: autograd places it anew where it is next used."""
+"""Views whose memory is written into: autograd gives them another place, and adds up gradients in another order."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import ariadne.lower
 from ariadne import SplitSpec, prepare_split
 from ariadne.errors import FrontierError, TrainingError
 from ariadne.frontier import Stale
+from ariadne.plan import Value
 
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(7))
 
@@ -128,6 +131,72 @@ def test_every_cut_that_trains_does_so_as_the_whole(way: Any, frozen: bool) -> N
 def test_without_the_rule_gradients_differ(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stale, "at", lambda self, cut, live: "")
     assert differing(way)
+
+
+# --- written into after the cut -----------------------------------------------------------------------------------------
+
+MADE: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "no_view": lambda m, x: x @ m.weight,
+    "of_a_tensor_that_einsum_keeps_to_itself": lambda m, x: torch.einsum("bi,io->ob", x, m.weight),
+    "of_what_linear_keeps_in_older_torch": lambda m, x: m.first(x.view(2, 2, 2).repeat(1, 1, 2)).flatten(0, 1),
+    "part_of_another": lambda m, x: m.first(x)[:, :3],
+    "transposed": lambda m, x: m.first(x).t(),
+}
+USES = [u for n in range(3) for u in itertools.combinations(("twice", "plus", "view", "view_used", "again"), n)]
+
+
+def writing(made: str, how: tuple[str, ...]) -> Callable[[Any, torch.Tensor], Any]:
+    """A way in which a tensor is used, and viewed, before relu_ writes into it and after."""
+
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        y = MADE[made](m, x)
+        outputs = [use for name, use in (("twice", y * 2), ("plus", y + 3)) if name in how]
+        view = y.t() if "view" in how else y
+        if "view_used" in how:
+            outputs.append(view * 5)
+        y.relu_()
+        if "again" in how:
+            outputs.append(y.unsqueeze(0) * 2)
+        return *outputs, y * 0.3, y * 0.7, view * 2
+
+    return forward
+
+
+@pytest.mark.parametrize("made", sorted(MADE))
+def test_every_cut_before_a_write_trains_as_the_whole_or_refuses_to(made: str) -> None:
+    assert {how: found for how in USES if (found := differing(writing(made, how)))} == {}
+
+
+@pytest.mark.parametrize("made", sorted(set(MADE) - {"no_view", "of_what_linear_keeps_in_older_torch"}))
+def test_if_views_were_not_told_gradients_would_differ(made: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ariadne.lower, "Value", lambda *fields: Value(*fields[:8]))
+    assert differing(writing(made, ("view",)))
+    assert differing(writing(made, ("twice", "plus")))
+
+
+def test_a_copy_that_the_suffix_writes_into_is_a_view_where_the_whole_models_tensor_was() -> None:
+    sources = {
+        made: prepare_split(Net(writing(made, ("view",))), (X,), split="cut:1").suffix_source for made in sorted(MADE)
+    }
+    assert "einsum_1 = own(einsum_1)[...]" in sources["of_a_tensor_that_einsum_keeps_to_itself"]
+    assert "= own(matmul_1)  #" in sources["no_view"]
+
+
+def test_a_cut_where_other_ops_used_the_view_before_the_write_does_not_train() -> None:
+    split = prepare_split(Net(writing("transposed", ("twice", "plus"))), (X,), split="auto")
+    with torch.no_grad():
+        whole = split.model(X)
+    refused = [c for c in split.candidates if "writes into after the cut, and other ops used it" in c.inexact]
+    assert refused
+    for cut in refused:
+        runtime = split.resplit(cut)
+        with torch.no_grad():
+            assert all(map(torch.equal, whole, runtime.run_suffix(runtime.run_prefix(X))))
+        with pytest.raises(TrainingError, match=r"'t_1' is a view of memory that 'relu__1' writes into after the cut"):
+            runtime.run_training_prefix(X)
+
+
+# --- such cuts ----------------------------------------------------------------------------------------------------------
 
 
 def test_such_a_cut_replays_and_does_not_train() -> None:
