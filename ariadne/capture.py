@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ariadne import tree
 from ariadne.baseline import GLOBAL_HOOKS, Baseline
 from ariadne.errors import CaptureError, UnsupportedError, named
-from ariadne.generalize import Disagreement, at_batch, disagreement, generalize, size_sources
+from ariadne.generalize import Disagreement, at_batch, disagreement, generalize, size_sources, with_views_of
 from ariadne.lower import Lowering, state_tensors
 from ariadne.plan import Batches, TracePlan, check
 from ariadne.recorder import Recording, recording, simple, tensors_in
@@ -138,6 +138,8 @@ def capture(
         if differs:
             reasons.append(("symbolic", f"not what a real run does: {differs}"))
             plan, others = None, []
+        else:
+            plan = with_views_of(plan, real.plan)
     if plan is None or _above_1(batches) - plan.batches:
         ran: list[Recording] = []
         seen = _observed(model, example, batch_symbol, batches, grad, real, reasons, ran)

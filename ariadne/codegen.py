@@ -95,7 +95,7 @@ class _Writer:
         if not prefix:
             for name in candidate.written:
                 # Of a view, a view: autograd adds up what comes of writes into views at the tensor that they are views of.
-                view = "[...]" if self.plan.values[name].is_view else ""
+                view = "[...]" if (name, True) in candidate.views else ""
                 why = "the suffix writes into it; the boundary keeps its own"
                 body.append((PLAIN, f"{name} = own({name}){view}  # {why}"))
         dead = [n for n in parameters if n not in last and n not in kept]

@@ -82,6 +82,14 @@ def disagreement(plan: TracePlan, seen: TracePlan) -> str | None:
     return None if len(plan.stores) == len(seen.stores) else "what forward assigns to attributes differs"
 
 
+def with_views_of(plan: TracePlan, seen: TracePlan) -> TracePlan:
+    """The plan with what were views in a real run that it agrees with: composite ops run otherwise on fake tensors."""
+    runs = [[n for n in p.nodes if n.target != "aten.sym_size.int"] for p in (plan, seen)]
+    pairs = [(a, b) for x, y in zip(*runs, strict=True) for a, b in zip(x.outputs, y.outputs, strict=True)]
+    told = {a: replace(plan.values[a], is_view=seen.values[b].is_view) for a, b in pairs}
+    return replace(plan, values={**plan.values, **told})
+
+
 def _same_number(a: Any, b: Any) -> bool:
     """Whether two constants are one and the same; sizes that remember where they came from count as the ints that they are."""
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):

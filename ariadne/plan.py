@@ -37,8 +37,8 @@ class Value:
     `kind`: input, parameter, buffer, attribute (a tensor in a plain attribute), constant (made in forward from no
     tensor), tensor, sequence (a list whose length may depend on the batch), scalar (a Python number) or object.
     `origin`: the position among the input leaves; or the module's path, then the keys that lead to the tensor; or empty.
-    `storage`: values with the same number shared memory when the forward ran. `is_view`: to autograd it was a view, of a
-    value of the plan or of a tensor that an op made of several, such as einsum, keeps to itself.
+    `storage`: values with the same number shared memory when the forward ran. `is_view`: to autograd it was a view at
+    capture, of a value of the plan or of a tensor that a composite op, such as einsum, keeps to itself.
     """
 
     name: str

@@ -40,9 +40,14 @@ def _lasting(value: Value) -> bool:
 def prune(plan: TracePlan) -> TracePlan:
     """The plan without ops whose results reach no output, write nothing that lasts, draw no random numbers and guard nothing.
 
-    A number that Python read out of constants alone guards nothing: it can't change.
+    A number that Python read out of constants alone guards nothing: it can't change. What reads memory that was written into
+    stays: there it is the first use of a view that gives it its place in the graph, whatever becomes of the result.
     """
     groups = Groups(plan)
+    written: dict[str, int] = {}
+    for i, node in enumerate(plan.nodes):
+        for name in node.writes:
+            written.setdefault(groups.find(name), i)
     lasting = {groups.find(n) for n, v in plan.values.items() if _lasting(v)}
     varies = {n for n, v in plan.values.items() if v.is_state or v.kind == "input"}
     for node in plan.nodes:
@@ -59,6 +64,11 @@ def prune(plan: TracePlan) -> TracePlan:
             or any(n in needed for n in node.outputs)
             or (node.is_witness and any(r in varies for r in node.reads))
             or any(groups.find(w) in lasting or groups.find(w) in needed_groups for w in node.writes)
+            or any(
+                written.get(groups.find(r), i) < i and groups.find(r) in needed_groups
+                for r in node.reads
+                if r in groups.parent
+            )
         ):
             kept.append(i)
             needed.update(node.reads)

@@ -300,6 +300,8 @@ class SplitRuntime:
                     f"{variant.candidate.inexact}. Cut elsewhere; SplitSpec(trainable=True) takes only cuts that train exactly"
                 )
             raw = variant.prefix(*entered)
+            if variant.told:
+                variant.hold_views(raw)
         carried, requires_grad = training.carried(variant.candidate.live, raw)
         live = variant.candidate.live
         boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], live, carried, requires_grad, raw)

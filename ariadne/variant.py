@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,7 +14,7 @@ from ariadne.baseline import Baseline
 from ariadne.boundary import BoundaryPayload
 from ariadne.codegen import emit
 from ariadne.compiled import SegmentReport, compiled
-from ariadne.errors import BoundaryError
+from ariadne.errors import BoundaryError, TrainingError
 from ariadne.frontier import SplitCandidate
 from ariadne.guards import ModuleGuard, entrance
 from ariadne.plan import TraceNode, TracePlan, Value, short_dtype, uses
@@ -61,6 +61,9 @@ class Variant:
             self.prefix_guard.explain()
             self.suffix_guard.explain()
             raise
+        # A compiler makes views of its own; what it computes is near the whole model's, and not the same.
+        told = candidate.views if settings.mode != "compiled" else ()
+        self.told = tuple((candidate.live.index(name), name, was) for name, was in told)
         self.cast = tuple(_cast_twice(plan, candidate))
         self.reachable = tuple(_reachable(plan, candidate))
         label = f"{candidate.split_id} of {type(model).__name__}"
@@ -99,6 +102,17 @@ class Variant:
     def made(self, boundary: BoundaryPayload) -> bool:
         """Whether the prefix of this very variant made a boundary; it may have come over a wire otherwise."""
         return boundary.labels is self.candidate.live
+
+    def hold_views(self, raw: Sequence[Any]) -> None:
+        """Raise `TrainingError` where a value that the suffix writes into is a view and was none at capture, or the reverse."""
+        for i, name, was in self.told:
+            if raw[i]._is_view() != was:
+                now, then = ("is no view", "was one") if was else ("is a view of another tensor", "was none")
+                raise TrainingError(
+                    f"a training step across {self.candidate.split_id} may differ in the last bits from the whole: {name!r}, "
+                    f"into which the suffix writes, {now}, and {then} at capture, as the layout of the input or the batch has it. "
+                    "Cut elsewhere; or prepare with such inputs"
+                )
 
     def parameters(self, side: str) -> list[nn.Parameter]:
         """The parameters that the ops of one side read now, each once."""

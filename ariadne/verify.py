@@ -33,7 +33,7 @@ class Interpreter:
         if not prefix:
             for name in self.candidate.written:
                 copy = own(env[name])
-                env[name] = copy[...] if plan.values[name].is_view else copy
+                env[name] = copy[...] if (name, True) in self.candidate.views else copy
         nodes = plan.nodes[: self.candidate.cut] if prefix else plan.nodes[self.candidate.cut :]
         for node in nodes:
             args = substitute(node.args, lambda a: self._value(a, env))

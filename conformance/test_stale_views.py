@@ -12,11 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import ariadne.lower
 from ariadne import SplitSpec, prepare_split
 from ariadne.errors import FrontierError, TrainingError
-from ariadne.frontier import Stale
-from ariadne.plan import Value
+from ariadne.frontier import GradientOrder
+from conformance.test_views_and_writes import without_what_is_a_view
 
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(7))
 
@@ -129,7 +128,7 @@ def test_every_cut_that_trains_does_so_as_the_whole(way: Any, frozen: bool) -> N
 
 @pytest.mark.parametrize("way", [w for w in WAYS if w is not used_again], ids=lambda f: f.__name__)
 def test_without_the_rule_gradients_differ(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Stale, "at", lambda self, cut, live: "")
+    monkeypatch.setattr(GradientOrder, "at", lambda self, cut, live: ("", ()))
     assert differing(way)
 
 
@@ -169,7 +168,7 @@ def test_every_cut_before_a_write_trains_as_the_whole_or_refuses_to(made: str) -
 
 @pytest.mark.parametrize("made", sorted(set(MADE) - {"no_view", "of_what_linear_keeps_in_older_torch"}))
 def test_if_views_were_not_told_gradients_would_differ(made: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ariadne.lower, "Value", lambda *fields: Value(*fields[:8]))
+    without_what_is_a_view(monkeypatch)
     assert differing(writing(made, ("view",)))
     assert differing(writing(made, ("twice", "plus")))
 
@@ -178,15 +177,58 @@ def test_a_copy_that_the_suffix_writes_into_is_a_view_where_the_whole_models_ten
     sources = {
         made: prepare_split(Net(writing(made, ("view",))), (X,), split="cut:1").suffix_source for made in sorted(MADE)
     }
-    assert "einsum_1 = own(einsum_1)[...]" in sources["of_a_tensor_that_einsum_keeps_to_itself"]
+    assert "einsum_1 = own(einsum_1)[...]  #" in sources["of_a_tensor_that_einsum_keeps_to_itself"]
     assert "= own(matmul_1)  #" in sources["no_view"]
+
+
+def test_what_is_a_view_is_what_was_one_in_a_real_run() -> None:
+    class Attention(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x @ x.transpose(-1, -2)).mul_(2)  # torch's Python version, which fake tensors run, ends in a view
+
+    split = prepare_split(Attention(), (torch.randn(2, 3, 4, 4),), split="auto")
+    assert split.plan.captured_by == "symbolic"
+    assert {n: v.is_view for n, v in split.plan.values.items()} == {
+        "x": False, "transpose_1": True, "matmul_1": False, "mul__1": False
+    }  # fmt: skip
+
+
+def test_a_batch_at_which_what_is_written_into_is_a_view_as_it_was_not_does_not_train() -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        y = m.first(x).t().reshape(-1)  # of one sample a view, of two a copy
+        early = y * 5
+        y.relu_()
+        return early, y * 0.3, y * 0.7
+
+    model = Net(forward)
+    split = prepare_split(model, (X,), split=SplitSpec("auto", dynamic_batch=(1, 4)))
+    cut = next(c for c in split.candidates if c.live == ("reshape_1",))
+    runtime = split.resplit(cut)
+    loss_of(runtime.run_suffix(runtime.run_training_prefix(X)))
+    with pytest.raises(
+        TrainingError, match="into which the suffix writes, is a view of another tensor, and was none at capture"
+    ):
+        runtime.run_training_prefix(X[:1])
+    with torch.no_grad():
+        assert all(map(torch.equal, model(X[:1]), runtime.run_suffix(runtime.run_prefix(X[:1]))))
+
+
+def test_numbers_without_gradients_may_be_written_into_at_any_cut() -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        mask = (m.first(x) > 0).t()
+        twice = mask | (x.t() > 1), mask & (x.t() < 1)
+        mask.logical_not_()
+        return m.chain(x * mask.t()), *twice
+
+    split = prepare_split(Net(forward), (X,), split="auto")
+    assert not [c for c in split.candidates if c.inexact or c.views]
 
 
 def test_a_cut_where_other_ops_used_the_view_before_the_write_does_not_train() -> None:
     split = prepare_split(Net(writing("transposed", ("twice", "plus"))), (X,), split="auto")
     with torch.no_grad():
         whole = split.model(X)
-    refused = [c for c in split.candidates if "writes into after the cut, and other ops used it" in c.inexact]
+    refused = [c for c in split.candidates if "writes into after the cut" in c.inexact]
     assert refused
     for cut in refused:
         runtime = split.resplit(cut)
@@ -194,6 +236,26 @@ def test_a_cut_where_other_ops_used_the_view_before_the_write_does_not_train() -
             assert all(map(torch.equal, whole, runtime.run_suffix(runtime.run_prefix(X))))
         with pytest.raises(TrainingError, match=r"'t_1' is a view of memory that 'relu__1' writes into after the cut"):
             runtime.run_training_prefix(X)
+
+
+def test_what_forward_keeps_is_not_written_into_on_the_other_side_of_the_cut() -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        m.kept = y = m.first(x)
+        y[:, 0].relu_()
+        return y.sin()
+
+    model = Net(forward)
+    whole, split = copy.deepcopy(model), prepare_split(model, (X,), split="auto")
+    assert [
+        c.split_id for c in split.candidates if "forward keeps 'first' as 'kept' of the model before" in c.reason
+    ] == [
+        "cut:1",
+        "cut:2",
+    ]
+    with torch.no_grad():
+        whole(X)
+        split.run_suffix(split.run_prefix(X))
+    assert torch.equal(model.kept, whole.kept)
 
 
 # --- such cuts ----------------------------------------------------------------------------------------------------------
