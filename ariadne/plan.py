@@ -344,7 +344,8 @@ class TracePlan:
         """A digest of everything that decides what the plan computes; the same in every process, and on every device.
 
         The device of the inputs is any: halves that are prepared on an edge's CPU and a server's GPU are halves of one split,
-        unless forward runs other ops there, or makes tensors on the CPU wherever its inputs are.
+        unless forward runs other ops there, or makes tensors on the CPU wherever its inputs are. Which values were views is left
+        out, too: it decides how gradients are added up, and not what the ops are.
         """
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
 

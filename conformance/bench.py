@@ -63,7 +63,7 @@ def load(target: str) -> Target:
 class Bench:
     """One model, of the zoo by its name or any other as an entry, against one target.
 
-    `facts` collects what the checks of the current case find out on their way; `conformance.checks.run` clears it first
+    `facts` collects what the checks of the current case find out on their way; `conformance.checks.run` has it cleared first
     and puts it into the finding.
 
     >>> bench = Bench("nn/mlp10x64")
@@ -85,6 +85,7 @@ class Bench:
         self._rates: dict[bool, float] = {}
         self._verdicts: dict[tuple[bool, bool, int], Stop | None] = {}
         self._last: tuple[Any, Any] = (None, None)
+        self._check = ""
 
     # --- the whole model --------------------------------------------------------------------------------------------
 
@@ -265,8 +266,14 @@ class Bench:
             self._order[training] = difference(*results) is not None
         return self._order[training]
 
+    def begin(self, check: str) -> None:
+        """Forget the facts of the case before, and what `once` kept if it was for another check."""
+        self.facts.clear()
+        if check != self._check:
+            self._check, self._last = check, (None, None)
+
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` gives, kept until another key is asked for: for cases in a row that look at the same, and leave it so."""
+        """What `make` gives, kept until another key or check comes: for cases in a row that look at the same, and leave it so."""
         if self._last[0] != key:
             self._last = (None, None)  # it may be large, and so may be the next
             self._last = (key, make())

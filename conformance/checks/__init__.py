@@ -25,7 +25,7 @@ def run(case: Case, bench: Bench) -> Finding:
 
     The bench's facts are added to those of the finding. The process's random generators are left as they were.
     """
-    bench.facts.clear()
+    bench.begin(case.check)
     with undisturbed():
         try:
             if case.model != bench.model_name:
