@@ -314,7 +314,7 @@ def observe(
         plan = low.plan(example.spec, batch, Batches(((batch, batch),)), "observed", grad)
         output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, found.output)
         shapes = tuple(tuple(tuple(t.shape) for t in tensors_in(e.out)) for e in found.events)
-        found.events.clear()
+        found.forget_tensors()
         if twice:
             found.output = None
             snapshot.again()
@@ -389,7 +389,7 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
         )
         plan = low.plan(example.spec, size, _above_1(batches), "symbolic", grad)
         if recordings is not None:
-            found.events.clear()
+            found.forget_tensors()
             found.read_attributes = {k: read for k, read in found.read_attributes.items() if simple(read[1])}
             recordings.append(found)
     finally:

@@ -94,10 +94,7 @@ class _Writer:
         body: list[tuple[Region, str]] = []
         if not prefix:
             for name in candidate.written:
-                # Of a view, a view: autograd adds up what comes of writes into views at the tensor that they are views of.
-                view = "[...]" if (name, True) in candidate.views else ""
-                why = "the suffix writes into it; the boundary keeps its own"
-                body.append((PLAIN, f"{name} = own({name}){view}  # {why}"))
+                body.append((PLAIN, f"{name} = own({name})  # the suffix writes into it; the boundary keeps its own"))
         dead = [n for n in parameters if n not in last and n not in kept]
         if dead and nodes:
             body.append((PLAIN, f"del {', '.join(dead)}"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -21,8 +21,7 @@ class SplitCandidate:
     into, and so copies first. `boundary_bytes`: bytes per sample. `trainable`: the suffix reads a parameter that requires
     grad; `trainable_prefix`: the prefix does. `after`: the outermost module that ends here, if one does.
     `reason` says why a cut is not `safe`, and is empty where it is; `inexact` says why gradients across it may differ from the
-    whole's in the last bits, and is empty where they don't. `views`: of which of `written` it matters to gradients whether they
-    are views, and whether they were at capture; where they were, the suffix's copies are.
+    whole's in the last bits, and is empty where they don't.
     """
 
     cut: int
@@ -36,7 +35,6 @@ class SplitCandidate:
     after: str
     reason: str
     inexact: str = ""
-    views: tuple[tuple[str, bool], ...] = ()
 
     @property
     def split_id(self) -> str:
@@ -96,7 +94,6 @@ _NEW_VIEWS = frozenset(
     "as_strided chunk diagonal expand expand_as narrow permute select slice split split_with_sizes t transpose unbind unfold "
     "unsqueeze view view_as view_as_complex view_as_real".split()
 )
-_SPREADING = frozenset("as_strided broadcast_to expand expand_as unfold".split())
 _SINGLE = frozenset(
     "batch_norm conv1d conv2d conv3d dropout flatten group_norm layer_norm linear matmul reshape".split()
 )  # composites of ops, of which one takes the input
@@ -109,14 +106,14 @@ def _gradients(node: TraceNode) -> int:
 
 
 class GradientOrder:
-    """What autograd makes of writes into views, which at some cuts adds up gradients in another order than the whole model.
+    """What autograd makes of writes into views, by which a cut may add up gradients in another order or layout than the whole.
 
     A view that crosses together with other values of its memory, and was made before a write into that: autograd gives it its
     place in the graph anew when it is next used, in the whole model among the suffix's ops. It shows where three gradients or
     more are added up: each view brings one, and the tensor that it is a view of, one for each of its uses.
 
-    A view that crosses alone, into which the suffix writes: the whole model takes the gradient of what was written to the tensor
-    that it is a view of. The split takes it to the view, where those of other uses before the write are added to it.
+    A view into which the suffix writes: the whole model takes the gradient of what was written to the tensor that it is a view
+    of, and lays it out as that; the split takes it to the view.
     """
 
     def __init__(self, plan: TracePlan, groups: Groups) -> None:
@@ -145,77 +142,27 @@ class GradientOrder:
                 root = groups.find(name)
                 source = next((r for r in node.reads if r in plan.values and groups.find(r) == root), name)
                 self.tensor[name] = self.tensor.get(source, source)
-        self.branches: dict[str, list[int]] = {}  # of each memory that is written, the ops that bring gradients to it
-        self.views: dict[str, list[int]] = {}  # of each, the ops that make further tensors of it
-        self.spread: dict[str, int] = {}  # of each, the first op that shows an element of it in several places
-        for i, node in enumerate(plan.nodes if self.writes else ()):
-            self._learn(i, node)
 
-    def _learn(self, i: int, node: TraceNode) -> None:
-        each, spreads = _gradients(node), node.target.split(".")[1] in _SPREADING
-        taken = Counter(
-            self.groups.find(n)
-            for n in uses((node.args, tuple(v for _, v in node.kwargs)))
-            if n in self.plan.values and node.region.grad is not False
-        )
-        written = {self.groups.find(n) for n in node.writes}
-        for name in node.outputs:
-            root = self.groups.find(name)
-            if root in self.writes and root not in written:
-                self.views.setdefault(root, []).append(i)
-                if spreads:
-                    self.spread.setdefault(root, i)
-                if self.plan.values[name].is_view:
-                    del taken[root]  # what uses the view brings gradients
-        for root in taken.keys() & self.writes.keys():
-            others = taken[root] - (root in written)  # what is written into goes on, and is no branch
-            self.branches.setdefault(root, []).extend([i] * (each * others))
+    def at(self, cut: int, live: Iterable[str]) -> str:
+        """Why gradients across a cut may differ from the whole model's in the last bits; empty where they don't."""
+        return (self._written_before(cut, live) or self._written_after(cut, live)) if self.writes else ""
 
-    def at(self, cut: int, live: Iterable[str]) -> tuple[str, tuple[tuple[str, bool], ...]]:
-        """Of a cut: why gradients across it may be added in another order, empty where they are not; and of which values that the
-        suffix writes into it matters whether they are views, with whether they were.
-        """
-        if not self.writes:
-            return "", ()
-        told: list[tuple[str, bool]] = []
-        reason = self._written_before(cut, live)
+    def _written_after(self, cut: int, live: Iterable[str]) -> str:
         for name in live:
-            reason = reason or self._written_after(cut, name, told)
-        return reason, tuple(told)
-
-    def _written_after(self, cut: int, name: str, told: list[tuple[str, bool]]) -> str:
-        value, root = self.plan.values[name], self.groups.find(name)
-        first = next((i for i in self.writes.get(root, ()) if i >= cut), None)
-        if first is None or not _differentiable(value):
-            return ""
-        branches = self.branches.get(root, [])
-        before, early = bisect_left(branches, cut), bisect_right(branches, first)
-        after = (
-            len(branches) - before + 2 * sum(self.groups.find(n) == root for n in self.given if n in self.plan.values)
-        )
-        last = self.writes[root][-1]
-        apart = any(i >= cut for i in self.views.get(root, ())) or before < bisect_right(branches, last)
-        several = apart and after >= 3
-        writers = [self.plan.nodes[i] for i in self.writes[root] if i >= cut]
-        made = self.plan.definitions.get(name)
-        silent = made is not None and self.plan.nodes[made].region.grad is False
-        loud = several and any(node.region.grad for node in writers)
-        spread = self.spread.get(root, cut) < cut
-        split = before >= 1 and early >= 2
-        if value.is_view and (spread or split or silent or loud):
-            return (
-                f"{name!r} is a view of memory that {self.plan.nodes[first].name!r} writes into after the cut: the whole takes "
-                "what comes of that to the tensor that it is a view of, and may add up gradients in another order"
-            )
-        if several or split:
-            told.append((name, value.is_view))
+            value, writes = self.plan.values[name], self.writes.get(self.groups.find(name), ())
+            if writes and writes[-1] >= cut and value.is_view and value.differentiable:
+                first = self.plan.nodes[writes[bisect_left(writes, cut)]]
+                return (
+                    f"{name!r} is a view of memory that {first.name!r} writes into after the cut: the whole takes the gradient of "
+                    "what is written to the tensor that it is a view of, and adds it up and lays it out there"
+                )
         return ""
 
     def _written_before(self, cut: int, live: Iterable[str]) -> str:
         members: dict[str, list[str]] = {}
         for name in live:
             root = self.groups.find(name)
-            if root in self.writes and _differentiable(self.plan.values[name]):
+            if root in self.writes and self.plan.values[name].differentiable:
                 members.setdefault(root, []).append(name)
         for root, names in members.items():
             at = bisect_left(self.writes[root], cut) - 1
@@ -237,10 +184,6 @@ class GradientOrder:
                         "order"
                     )
         return ""
-
-
-def _differentiable(value: Value) -> bool:
-    return value.dtype is not None and (value.dtype.is_floating_point or value.dtype.is_complex)
 
 
 def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
@@ -277,10 +220,11 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
             if len(origin) == 2 and origin in stored:
                 old_reads[stored[origin]] = i
 
+    state = {groups.find(n) for n, v in plan.values.items() if v.is_state}  # of which the suffix has no copy
     written_stores = [
         (s, max(last_write[groups.find(n)][0] for n in written))
         for s in plan.stores
-        if (written := [n for n in uses(s.atoms) if n in groups.parent and groups.find(n) in last_write])
+        if (written := [n for n in uses(s.atoms) if n in groups.parent and groups.find(n) in last_write.keys() - state])
     ]
     order_of_gradients = GradientOrder(plan, groups)
     casts: dict[str, tuple[int, int]] = {}
@@ -341,7 +285,7 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
             first_trainable < cut,
             ends.get(cut, ""),
             reason,
-            *order_of_gradients.at(cut, live),
+            order_of_gradients.at(cut, live),
         )
 
     return tuple(weigh(cut, live) for cut, live in _sweep(plan))[::-1]

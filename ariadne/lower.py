@@ -131,6 +131,13 @@ class Lowering:
         leaves_out, _ = tree.flatten(recorded.output)
         self.readers = Counter(id(t) for e in recorded.events for t in tensors_in(e.args))
         self.readers.update(id(t) for t in tensors_in(leaves_out))
+        self.written = {
+            self._storage_key(t)
+            for e in recorded.events
+            if isinstance(e.target, OpOverload)
+            for i in written_arguments(e.target, e.args)
+            for t in tensors_in(e.args[i])
+        }
         for i, leaf in enumerate(leaves):
             self._input(i, leaf)
 
@@ -157,11 +164,14 @@ class Lowering:
     # --- values ---------------------------------------------------------------------------------------------------
 
     def _storage(self, t: torch.Tensor) -> int:
+        return self.storages.setdefault(self._storage_key(t), len(self.storages))
+
+    @staticmethod
+    def _storage_key(t: torch.Tensor) -> int:
         try:
-            key = t.untyped_storage()._cdata
+            return int(t.untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):  # sparse and other tensors without a storage of their own
-            key = -id(t)
-        return self.storages.setdefault(key, len(self.storages))
+            return -id(t)
 
     def _dims(self, t: torch.Tensor) -> tuple[int | Expr, ...]:
         return tuple(d if isinstance(d, int) else self.atom(d) for d in t.shape)
@@ -177,7 +187,7 @@ class Lowering:
             isinstance(d, torch.SymInt) and d.node.expr.free_symbols - self.symbols.keys() for d in seen.shape
         )
         shape = () if unknown else self._dims(seen)  # what depends on data is filled in once its sizes have names
-        is_view = kind == "tensor" and t._is_view()
+        is_view = kind == "tensor" and self.recorded.again.get(id(t), t)._is_view()
         self.values[name] = Value(
             name, kind, shape, seen.dtype, str(seen.device), t.requires_grad, storage, origin, is_view
         )
@@ -330,11 +340,11 @@ class Lowering:
     def _changes_nothing(self, event: Event) -> bool:
         """Dropout that returned its own input; and a view of all of a tensor that nothing else reads.
 
-        Where something else does, the view stays: gradients that arrive at it are added up before they go on to the tensor,
-        and a sum in another order has other bits.
+        Where something else does, or something writes into it, the view stays: gradients that arrive at it are added up before
+        they go on to the tensor, and a sum in another order has other bits.
         """
         if _is_of_all(event):
-            return self.readers[id(event.args[0])] == 1
+            return self.readers[id(event.args[0])] == 1 and self._storage_key(event.args[0]) not in self.written
         seeded = torch.Tag.nondeterministic_seeded in event.target.tags
         writes = next(written_arguments(event.target, event.args), None) is not None
         return seeded and not writes and isinstance(event.out, torch.Tensor) and event.out is event.args[0]

@@ -56,6 +56,11 @@ class Value:
         """Whether it is read from the model."""
         return self.kind in ("parameter", "buffer", "attribute")
 
+    @property
+    def differentiable(self) -> bool:
+        """Whether it is a tensor of a type that can have gradients."""
+        return self.dtype is not None and (self.dtype.is_floating_point or self.dtype.is_complex)
+
     def describe(self) -> str:
         """Its type as the printed plan shows it: `f32[B, 64]`."""
         if self.dtype is None:

@@ -41,13 +41,25 @@ def prune(plan: TracePlan) -> TracePlan:
     """The plan without ops whose results reach no output, write nothing that lasts, draw no random numbers and guard nothing.
 
     A number that Python read out of constants alone guards nothing: it can't change. What reads memory that was written into
-    stays: there it is the first use of a view that gives it its place in the graph, whatever becomes of the result.
+    stays, if it was made before and has gradients: the first use of a view after a write gives it its place in the graph, whatever
+    becomes of the result. Without gradients, too, so that one plan serves both.
     """
     groups = Groups(plan)
-    written: dict[str, int] = {}
+    written: dict[str, list[int]] = {}
     for i, node in enumerate(plan.nodes):
         for name in node.writes:
-            written.setdefault(groups.find(name), i)
+            written.setdefault(groups.find(name), []).append(i)
+
+    def stale(i: int, name: str) -> bool:
+        """Whether an op reads a value that was made before a write into its memory, which is needed."""
+        root, made = groups.find(name), plan.definitions.get(name, -1)
+        return (
+            root in needed_groups
+            and plan.values[name].differentiable
+            and any(made < w < i for w in written.get(root, ()))
+            and plan.nodes[i].region.grad is not False
+        )
+
     lasting = {groups.find(n) for n, v in plan.values.items() if _lasting(v)}
     varies = {n for n, v in plan.values.items() if v.is_state or v.kind == "input"}
     for node in plan.nodes:
@@ -64,11 +76,7 @@ def prune(plan: TracePlan) -> TracePlan:
             or any(n in needed for n in node.outputs)
             or (node.is_witness and any(r in varies for r in node.reads))
             or any(groups.find(w) in lasting or groups.find(w) in needed_groups for w in node.writes)
-            or any(
-                written.get(groups.find(r), i) < i and groups.find(r) in needed_groups
-                for r in node.reads
-                if r in groups.parent
-            )
+            or (written and any(stale(i, r) for r in node.reads if r in groups.parent))
         ):
             kept.append(i)
             needed.update(node.reads)

@@ -71,6 +71,12 @@ class Recording:
     used: set[str] = field(default_factory=set)  # modules of which anything was read
     names: set[str] = field(default_factory=set)  # of a real run: those in the code that ran
     whole: dict[int, Any] = field(default_factory=dict)  # objects of which it may have read any
+    again: dict[int, torch.Tensor] = field(default_factory=dict)  # by an alias of it, what an op gave back as it was
+
+    def forget_tensors(self) -> None:
+        """Let go of what the ops took and gave."""
+        self.events.clear()
+        self.again.clear()
 
 
 def bind(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -174,6 +180,7 @@ class Recorder(ProxyTorchDispatchMode):
                 out = torch.ops.aten.alias.default(out)
             finally:
                 self.depth -= 1
+            self.recording.again[id(out)] = self.recording.again.get(id(bound[0]), bound[0])
         self.add(func, bound, out)
         return out
 

@@ -283,7 +283,8 @@ class SplitRuntime:
     def run_training_prefix(self, *args: Any, **kwargs: Any) -> BoundaryPayload:
         """Run the prefix with gradients; the boundary keeps the prefix's graph for `backward_prefix`.
 
-        Raises what `run_prefix` raises, and `TrainingError` under `torch.inference_mode()` or where the cut is `inexact`.
+        Raises what `run_prefix` raises, and `TrainingError` under `torch.inference_mode()` or where the cut is `inexact`;
+        and, after the prefix has run, where at this batch or layout a value that the suffix writes into is a view, but was none.
         """
         if torch.is_inference_mode_enabled():
             raise TrainingError(
@@ -300,8 +301,8 @@ class SplitRuntime:
                     f"{variant.candidate.inexact}. Cut elsewhere; SplitSpec(trainable=True) takes only cuts that train exactly"
                 )
             raw = variant.prefix(*entered)
-            if variant.told:
-                variant.hold_views(raw)
+            if variant.copied:
+                variant.refuse_views(raw)
         carried, requires_grad = training.carried(variant.candidate.live, raw)
         live = variant.candidate.live
         boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], live, carried, requires_grad, raw)

@@ -62,8 +62,8 @@ class Variant:
             self.suffix_guard.explain()
             raise
         # A compiler makes views of its own; what it computes is near the whole model's, and not the same.
-        told = candidate.views if settings.mode != "compiled" else ()
-        self.told = tuple((candidate.live.index(name), name, was) for name, was in told)
+        copied = candidate.written if settings.mode != "compiled" else ()
+        self.copied = tuple((candidate.live.index(name), name) for name in copied if plan.values[name].differentiable)
         self.cast = tuple(_cast_twice(plan, candidate))
         self.reachable = tuple(_reachable(plan, candidate))
         label = f"{candidate.split_id} of {type(model).__name__}"
@@ -103,15 +103,14 @@ class Variant:
         """Whether the prefix of this very variant made a boundary; it may have come over a wire otherwise."""
         return boundary.labels is self.candidate.live
 
-    def hold_views(self, raw: Sequence[Any]) -> None:
-        """Raise `TrainingError` where a value that the suffix writes into is a view and was none at capture, or the reverse."""
-        for i, name, was in self.told:
-            if raw[i]._is_view() != was:
-                now, then = ("is no view", "was one") if was else ("is a view of another tensor", "was none")
+    def refuse_views(self, raw: Sequence[Any]) -> None:
+        """Raise `TrainingError` where a value that the suffix writes into is a view, and was none at capture."""
+        for i, name in self.copied:
+            if raw[i]._is_view():
                 raise TrainingError(
-                    f"a training step across {self.candidate.split_id} may differ in the last bits from the whole: {name!r}, "
-                    f"into which the suffix writes, {now}, and {then} at capture, as the layout of the input or the batch has it. "
-                    "Cut elsewhere; or prepare with such inputs"
+                    f"a training step across {self.candidate.split_id} may differ from the whole model's in the last bits: at this "
+                    f"batch, or with inputs laid out so, {name!r} is a view of another tensor, which it was not at capture, and "
+                    "the suffix writes into it. Cut elsewhere. The prefix has run: what it moves in the model has moved"
                 )
 
     def parameters(self, side: str) -> list[nn.Parameter]:

@@ -31,9 +31,7 @@ class Interpreter:
         names = [n for _, n in plan.inputs] if prefix else list(self.candidate.live)
         env: dict[str, Any] = {plan.batch_symbol: batch, **dict(zip(names, given, strict=True))}
         if not prefix:
-            for name in self.candidate.written:
-                copy = own(env[name])
-                env[name] = copy[...] if (name, True) in self.candidate.views else copy
+            env.update({n: own(env[n]) for n in self.candidate.written})
         nodes = plan.nodes[: self.candidate.cut] if prefix else plan.nodes[self.candidate.cut :]
         for node in nodes:
             args = substitute(node.args, lambda a: self._value(a, env))

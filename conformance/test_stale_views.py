@@ -128,7 +128,7 @@ def test_every_cut_that_trains_does_so_as_the_whole(way: Any, frozen: bool) -> N
 
 @pytest.mark.parametrize("way", [w for w in WAYS if w is not used_again], ids=lambda f: f.__name__)
 def test_without_the_rule_gradients_differ(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GradientOrder, "at", lambda self, cut, live: ("", ()))
+    monkeypatch.setattr(GradientOrder, "at", lambda self, cut, live: "")
     assert differing(way)
 
 
@@ -139,6 +139,8 @@ MADE: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "of_a_tensor_that_einsum_keeps_to_itself": lambda m, x: torch.einsum("bi,io->ob", x, m.weight),
     "of_what_linear_keeps_in_older_torch": lambda m, x: m.first(x.view(2, 2, 2).repeat(1, 1, 2)).flatten(0, 1),
     "part_of_another": lambda m, x: m.first(x)[:, :3],
+    "the_same_by_an_alias": lambda m, x: m.first(x)[...],
+    "the_same_by_an_op_with_nothing_to_do": lambda m, x: m.first(x).contiguous(),
     "transposed": lambda m, x: m.first(x).t(),
 }
 USES = [u for n in range(3) for u in itertools.combinations(("twice", "plus", "view", "view_used", "again"), n)]
@@ -166,31 +168,25 @@ def test_every_cut_before_a_write_trains_as_the_whole_or_refuses_to(made: str) -
     assert {how: found for how in USES if (found := differing(writing(made, how)))} == {}
 
 
-@pytest.mark.parametrize("made", sorted(set(MADE) - {"no_view", "of_what_linear_keeps_in_older_torch"}))
+@pytest.mark.parametrize("made", sorted(m for m in MADE if m.startswith(("of_a_tensor", "part", "transposed"))))
 def test_if_views_were_not_told_gradients_would_differ(made: str, monkeypatch: pytest.MonkeyPatch) -> None:
     without_what_is_a_view(monkeypatch)
-    assert differing(writing(made, ("view",)))
-    assert differing(writing(made, ("twice", "plus")))
-
-
-def test_a_copy_that_the_suffix_writes_into_is_a_view_where_the_whole_models_tensor_was() -> None:
-    sources = {
-        made: prepare_split(Net(writing(made, ("view",))), (X,), split="cut:1").suffix_source for made in sorted(MADE)
-    }
-    assert "einsum_1 = own(einsum_1)[...]  #" in sources["of_a_tensor_that_einsum_keeps_to_itself"]
-    assert "= own(matmul_1)  #" in sources["no_view"]
+    assert any(differing(writing(made, how)) for how in USES)
 
 
 def test_what_is_a_view_is_what_was_one_in_a_real_run() -> None:
     class Attention(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (x @ x.transpose(-1, -2)).mul_(2)  # torch's Python version, which fake tensors run, ends in a view
+            scores = x @ x.transpose(-1, -2)  # torch's Python version, which fake tensors run, ends in a view
+            return scores.float().contiguous().mul_(2)  # these two give back what they got
 
-    split = prepare_split(Attention(), (torch.randn(2, 3, 4, 4),), split="auto")
+    x = torch.randn(2, 3, 4, 4, requires_grad=True)
+    split = prepare_split(Attention(), (x,), split="auto")
     assert split.plan.captured_by == "symbolic"
-    assert {n: v.is_view for n, v in split.plan.values.items()} == {
-        "x": False, "transpose_1": True, "matmul_1": False, "mul__1": False
-    }  # fmt: skip
+    assert [n for n, v in split.plan.values.items() if v.is_view] == ["transpose_1"]
+    assert not [c for c in split.candidates if c.inexact]
+    for cut in split.candidates:
+        split.resplit(cut).run_training_prefix(x)
 
 
 def test_a_batch_at_which_what_is_written_into_is_a_view_as_it_was_not_does_not_train() -> None:
@@ -205,9 +201,7 @@ def test_a_batch_at_which_what_is_written_into_is_a_view_as_it_was_not_does_not_
     cut = next(c for c in split.candidates if c.live == ("reshape_1",))
     runtime = split.resplit(cut)
     loss_of(runtime.run_suffix(runtime.run_training_prefix(X)))
-    with pytest.raises(
-        TrainingError, match="into which the suffix writes, is a view of another tensor, and was none at capture"
-    ):
+    with pytest.raises(TrainingError, match="'reshape_1' is a view of another tensor, which it was not at capture"):
         runtime.run_training_prefix(X[:1])
     with torch.no_grad():
         assert all(map(torch.equal, model(X[:1]), runtime.run_suffix(runtime.run_prefix(X[:1]))))
@@ -221,21 +215,36 @@ def test_numbers_without_gradients_may_be_written_into_at_any_cut() -> None:
         return m.chain(x * mask.t()), *twice
 
     split = prepare_split(Net(forward), (X,), split="auto")
-    assert not [c for c in split.candidates if c.inexact or c.views]
+    assert not [c for c in split.candidates if c.inexact]
 
 
-def test_a_cut_where_other_ops_used_the_view_before_the_write_does_not_train() -> None:
-    split = prepare_split(Net(writing("transposed", ("twice", "plus"))), (X,), split="auto")
+def test_a_cut_before_a_write_into_a_view_replays_and_does_not_train() -> None:
+    split = prepare_split(Net(writing("transposed", ())), (X,), split="auto")
     with torch.no_grad():
         whole = split.model(X)
-    refused = [c for c in split.candidates if "writes into after the cut" in c.inexact]
-    assert refused
-    for cut in refused:
-        runtime = split.resplit(cut)
-        with torch.no_grad():
-            assert all(map(torch.equal, whole, runtime.run_suffix(runtime.run_prefix(X))))
-        with pytest.raises(TrainingError, match=r"'t_1' is a view of memory that 'relu__1' writes into after the cut"):
-            runtime.run_training_prefix(X)
+    (refused,) = [c for c in split.candidates if c.inexact]
+    runtime = split.resplit(refused)
+    with torch.no_grad():
+        assert all(map(torch.equal, whole, runtime.run_suffix(runtime.run_prefix(X))))
+    with pytest.raises(TrainingError, match=r"'t_1' is a view of memory that 'relu__1' writes into after the cut"):
+        runtime.run_training_prefix(X)
+
+
+def test_a_use_whose_result_nobody_wants_stays_where_it_gives_a_view_its_place() -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        y = m.first(x)
+        view = y.t()
+        y.relu_()
+        view.clone()
+        y.clone()  # no view: this one goes
+        return y * 0.3, y * 0.7, view * 2
+
+    assert differing(forward) == []
+    split = prepare_split(Net(forward), (X,), split="auto")
+    plan = split.plan
+    assert [node.args[0].name for node in plan.nodes if node.target == "aten.clone.default"] == ["t_1"]
+    boundary = split.run_training_prefix(X)
+    assert boundary.plan_signature == plan.signature
 
 
 def test_what_forward_keeps_is_not_written_into_on_the_other_side_of_the_cut() -> None:
