@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ def same_data(a: torch.Tensor, b: torch.Tensor) -> bool:
 class _Writer:
     def __init__(self, plan: TracePlan, model: nn.Module, side: str) -> None:
         self.plan, self.side = plan, side
-        self.module = cache(model.get_submodule)
+        self.submodule = functools.cache(model.get_submodule)
         self.namespace: dict[str, Any] = {}
         self.names = Namespace(set(plan.values) | {plan.batch_symbol} | HELPERS)
         self.binder = Binder(plan)
@@ -105,7 +105,7 @@ class _Writer:
             if gone:
                 body.append((node.region, f"del {', '.join(gone)}"))
         for store in stores:
-            module, letter = self.module(store.path), "b" if store.table == "_buffers" else "a"
+            module, letter = self.submodule(store.path), "b" if store.table == "_buffers" else "a"
             holder = module.__dict__ if letter == "a" else module._buffers
             table = self.use(holder, f"{letter}_{store.path or 'model'}", (letter, store.path))
             body.append((PLAIN, f"{table}[{store.name!r}] = {self._nested(store.spec, store.atoms)}"))
@@ -203,7 +203,7 @@ class _Writer:
         if value.kind == "constant":
             return self.use(self.plan.constants[value.name], value.name, ("constant", value.name))
         path, *keys = value.origin
-        module = self.module(path)
+        module = self.submodule(path)
         table, letter = {
             "parameter": (module._parameters, "p"),
             "buffer": (module._buffers, "b"),

@@ -123,9 +123,8 @@ class GradientOrder:
         for i, node in enumerate(plan.nodes):
             for root in {groups.find(name) for name in node.writes}:
                 self.writes.setdefault(root, []).append(i)
-        self.bases: dict[
-            str, str | None
-        ] = {}  # of each group, what was made first; None where no value of the plan is it
+        # Of each group the tensor that its views are views of, which was made first; None where no value of the plan is it.
+        self.bases: dict[str, str | None] = {}
         for name in plan.values if self.writes else ():
             if groups.find(name) in self.writes:
                 self.bases.setdefault(groups.find(name), None if plan.values[name].is_view else name)
