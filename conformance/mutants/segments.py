@@ -73,7 +73,7 @@ class EveryCutSafe(Planted):
 
     @classmethod
     def in_candidates(cls, candidates: tuple[SplitCandidate, ...]) -> tuple[SplitCandidate, ...]:
-        return tuple(replace(c, reason="", written=()) if c.live else c for c in candidates)
+        return tuple(replace(c, reason="", written=(), inexact="") if c.live else c for c in candidates)
 
 
 class LostOp(Planted):
