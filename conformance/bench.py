@@ -19,7 +19,7 @@ import model_zoo
 from ariadne import SplitSpec
 from conformance.cases import Case
 from conformance.compare import ABSENT, difference, mapped, moved_attributes
-from conformance.cuts import cut_facts, resolve
+from conformance.cuts import cut_facts, resolve, usable
 from conformance.oracle import deterministic, hold_informative, is_out_of_memory, live_gradients
 from conformance.state import Snapshot, seed_all, undisturbed
 from conformance.statuses import Status, Stop
@@ -307,13 +307,14 @@ class Bench:
             side.before.restore()
         return side.prepared[backend]
 
-    def split(self, cut: str, training: bool, backend: str = "generated") -> Split:
+    def split(self, cut: str, training: bool, backend: str = "generated", *, trained: bool = True) -> Split:
         """A new runtime at one cut, its model as every case finds it; the cut's facts go into the finding.
 
+        The cut is one across which it may be `trained`, or any that is safe.
         No case meets what another one made a runtime capture: what was prepared is never run itself.
         """
         runtime = self.runtime(training, backend)
-        made = runtime.resplit(resolve(runtime, cut))
+        made = runtime.resplit(resolve(runtime, cut, trained=trained))
         facts = cut_facts(made)
         self.facts.update(facts)
         return Split(made, self._sides[training].model, facts)
@@ -325,15 +326,13 @@ class Bench:
         """
         backend = case.get("backend", "generated") or "generated"
         if case.get("cut") != "every":
-            yield self.split(case.get("cut", "q50") or "q50", case.training, backend)
+            yield self.split(case.get("cut", "q50") or "q50", case.training, backend, trained=trained)
             return
         runtime = self.runtime(case.training, backend)
-        safe = [c for c in runtime.candidates if c.safe]
-        cuts = [c for c in safe if not (trained and getattr(c, "inexact", ""))]
-        if not cuts:
-            raise Stop(Status.UNSUPPORTED, f"none of its {len(runtime.candidates)} cuts is safe")
-        if len(cuts) < len(safe):
-            self.facts["inexact"] = len(safe) - len(cuts)
+        cuts = usable(runtime, trained)
+        inexact = len(usable(runtime, False)) - len(cuts)
+        if inexact:
+            self.facts["inexact"] = inexact
         for candidate in cuts:
             side = self.side(case.training)
             made = runtime.resplit(candidate)

@@ -17,7 +17,7 @@ from conformance import checks, matrix
 from conformance.bench import Bench, load
 from conformance.cases import BACKENDS, CUTS, MODES, Case
 from conformance.checks import CHECKS
-from conformance.cuts import resolve
+from conformance.cuts import resolve, usable
 from conformance.faults import PARAMETERS, Small, after_suffix, entry, run, target
 from conformance.statuses import Status
 from conformance.trap_kit import Fn
@@ -158,6 +158,22 @@ def test_cuts_by_meaning() -> None:
     assert resolve(runtime, "q75") == "percent:75"
     assert resolve(runtime, "mod:first") == "after:first"
     assert resolve(runtime, "rand:4") == random.Random(4).choice(safe)
+
+
+def test_a_cut_that_is_to_be_trained_is_the_nearest_that_trains_exactly() -> None:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        view = self.linear(x)[:, :2]
+        view.relu_()
+        return view * 2
+
+    bench = Bench(model_of(forward))
+    runtime = bench.runtime(False)
+    inexact = [c for c in runtime.candidates if c.inexact]
+    assert [c.cut for c in inexact] == [2]
+    assert len(runtime.plan.nodes) == 4
+    assert bench.split("q50", False, trained=False).facts["op"] == 2
+    assert bench.split("q50", False).facts["op"] == 1
+    assert [c.cut for c in usable(runtime, True)] == [1, 3]
 
 
 def test_an_unsafe_cut_is_unsupported_with_the_reason() -> None:
