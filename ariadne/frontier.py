@@ -110,7 +110,8 @@ class GradientOrder:
 
     A view that crosses together with other values of its memory, and was made before a write into that: autograd gives it its
     place in the graph anew when it is next used, in the whole model among the suffix's ops. It shows where three gradients or
-    more are added up: each view brings one, and the tensor that it is a view of, one for each of its uses.
+    more are added up: each view brings one, and the tensor that it is a view of, one for each of its uses. It may show where two
+    are, since their sum lies in memory as the one that comes first, unless both lie as that tensor does.
 
     A view into which the suffix writes: the whole model takes the gradient of what was written to the tensor that it is a view
     of, and lays it out as that; the split takes it to the view.
@@ -167,9 +168,10 @@ class GradientOrder:
             at = bisect_left(self.writes[root], cut) - 1
             base = self.bases[root]
             found = self.uses.get(root, [])
-            gradients = len(found) - bisect_left(found, cut)
+            later = found[bisect_left(found, cut) :]
+            gradients = len(later)
             gradients += sum(2 * (name in self.given) if self.tensor.get(name, name) == base else 1 for name in names)
-            if at < 0 or gradients < 3:
+            if at < 0 or gradients < 2 or (gradients == 2 and self._lie_alike(base, later)):
                 continue
             last = self.writes[root][at]
             writer = self.plan.nodes[last]
@@ -180,9 +182,19 @@ class GradientOrder:
                     return (
                         f"{name!r} is a view of memory that {writer.name!r} wrote into, and crosses with another value of it: the "
                         "whole model takes up such a view where it is next used, after the cut, and adds up gradients in another "
-                        "order"
+                        "order or layout"
                     )
         return ""
+
+    def _lie_alike(self, base: str | None, later: list[int]) -> bool:
+        """Whether the gradients that a base gets from its views and from `later` uses lie in memory as it does.
+
+        Those of its views do, by `as_strided`; those of its own uses, where it stands between linear layers.
+        """
+        if base is None or not later:
+            return True
+        ops = [self.plan.nodes[i] for i in (self.plan.definitions.get(base, later[0]), *later)]
+        return all(node.target.split(".")[1] == "linear" for node in ops)
 
 
 def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:

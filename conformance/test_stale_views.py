@@ -132,6 +132,25 @@ def test_without_the_rule_gradients_differ(way: Any, monkeypatch: pytest.MonkeyP
     assert differing(way)
 
 
+@pytest.mark.parametrize(
+    ("use", "exact"),
+    [(lambda m, y: m.first(y), True), (lambda m, y: y * 2, False), (lambda m, y: y.t() * 2, False)],
+    ids=["linear", "elementwise", "transposed"],
+)
+def test_two_gradients_may_meet_where_both_lie_as_the_base_does(use: Callable[..., torch.Tensor], exact: bool) -> None:
+    """Else their sum lies as the first of them, and a bias of 64, with a batch of 256, was seen to differ in its last bit."""
+
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        y = m.first(x)
+        view = y.t()
+        y.mul_(2)
+        return use(m, y), view * 3
+
+    candidates = prepare_split(Net(forward), (X,), split="auto").candidates
+    (crossed,) = [c for c in candidates if len(c.live) == 2 and "t_1" in c.live and c.safe and c.cut == 3]
+    assert (not crossed.inexact) == exact
+
+
 # --- written into after the cut -----------------------------------------------------------------------------------------
 
 MADE: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
