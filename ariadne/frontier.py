@@ -189,12 +189,13 @@ class GradientOrder:
     def _lie_alike(self, base: str | None, later: list[int]) -> bool:
         """Whether the gradients that a base gets from its views and from `later` uses lie in memory as it does.
 
-        Those of its views do, by `as_strided`; those of its own uses, where it stands between linear layers.
+        Those of its views do, by `as_strided`; those of its own uses, where it stands between linear layers. No kernel takes
+        the gradient of a parameter.
         """
-        if base is None or not later:
+        if base is None or not later or self.plan.values[base].kind == "parameter":
             return True
-        ops = [self.plan.nodes[i] for i in (self.plan.definitions.get(base, later[0]), *later)]
-        return all(node.target.split(".")[1] == "linear" for node in ops)
+        made = self.plan.definitions.get(base)
+        return made is not None and all(self.plan.nodes[i].target.split(".")[1] == "linear" for i in (made, *later))
 
 
 def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
