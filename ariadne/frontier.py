@@ -126,9 +126,13 @@ class GradientOrder:
                 self.writes.setdefault(root, []).append(i)
         # Of each group the tensor that its views are views of, which was made first; None where no value of the plan is it.
         self.bases: dict[str, str | None] = {}
-        for name in plan.values if self.writes else ():
-            if groups.find(name) in self.writes:
-                self.bases.setdefault(groups.find(name), None if plan.values[name].is_view else name)
+        storages: dict[str, set[int]] = {}  # more than one where an op that may copy did: at another batch it may not
+        for name, value in plan.values.items() if self.writes else ():
+            root = groups.find(name)
+            if root in self.writes:
+                self.bases.setdefault(root, None if value.is_view else name)
+                storages.setdefault(root, set()).update([value.storage] if value.storage >= 0 else ())
+        self.mixed = {root for root, found in storages.items() if len(found) > 1}
         self.tensor: dict[str, str] = {}  # values that are or may be one tensor, by the first of them
         self.uses: dict[str, list[int]] = {}  # of the bases, the ops; one may take several gradients back
         bases = {*self.bases.values()}
@@ -139,8 +143,9 @@ class GradientOrder:
             for name in () if node.target.split(".")[1] in _NEW_VIEWS else node.outputs:
                 if plan.values[name].is_view and not node.writes:
                     continue  # an op that may copy, and did not
-                root = groups.find(name)
-                source = next((r for r in node.reads if r in plan.values and groups.find(r) == root), name)
+                memory = groups.find(name), plan.values[name].storage
+                known = (r for r in node.reads if r in plan.values)
+                source = next((r for r in known if (groups.find(r), plan.values[r].storage) == memory), name)
                 self.tensor[name] = self.tensor.get(source, source)
 
     def at(self, cut: int, live: Iterable[str]) -> str:
@@ -171,7 +176,7 @@ class GradientOrder:
             later = found[bisect_left(found, cut) :]
             gradients = len(later)
             gradients += sum(2 * (name in self.given) if self.tensor.get(name, name) == base else 1 for name in names)
-            if at < 0 or gradients < 2 or (gradients == 2 and self._lie_alike(base, later)):
+            if at < 0 or gradients < 2 or (gradients == 2 and root not in self.mixed and self._lie_alike(base, later)):
                 continue
             last = self.writes[root][at]
             writer = self.plan.nodes[last]
@@ -195,7 +200,13 @@ class GradientOrder:
         if base is None or not later or self.plan.values[base].kind == "parameter":
             return True
         made = self.plan.definitions.get(base)
-        return made is not None and all(self.plan.nodes[i].target.split(".")[1] == "linear" for i in (made, *later))
+        if made is None or not self.plan.nodes[made].target.startswith("aten.linear."):
+            return False
+        ops = [self.plan.nodes[i] for i in later]
+        return all(
+            op.target.startswith("aten.linear.") and base in (self.tensor.get(n, n) for n in uses(op.args[0]))
+            for op in ops
+        )
 
 
 def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:

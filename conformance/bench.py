@@ -307,15 +307,20 @@ class Bench:
             side.before.restore()
         return side.prepared[backend]
 
-    def split(self, cut: str, training: bool, backend: str = "generated", *, trained: bool = True) -> Split:
+    def split(self, cut: str, training: bool, backend: str = "generated", *, trained: bool = False) -> Split:
         """A new runtime at one cut, its model as every case finds it; the cut's facts go into the finding.
 
-        The cut is one across which it may be `trained`, or any that is safe.
+        Where the runtime refuses to be `trained` across that cut, it is the nearest across which it does not; a fact says so.
         No case meets what another one made a runtime capture: what was prepared is never run itself.
         """
         runtime = self.runtime(training, backend)
-        made = runtime.resplit(resolve(runtime, cut, trained=trained))
+        made = runtime.resplit(resolve(runtime, cut))
         facts = cut_facts(made)
+        if trained and getattr(made.candidate, "inexact", ""):
+            asked = made.candidate.cut
+            made = runtime.resplit(min(usable(runtime, True), key=lambda c: (abs(c.cut - asked), c.cut)))
+            self.facts["trained_elsewhere"] = f"{cut} is op {asked}, trained was op {made.candidate.cut}"
+            facts = cut_facts(made)
         self.facts.update(facts)
         return Split(made, self._sides[training].model, facts)
 
@@ -330,7 +335,7 @@ class Bench:
             return
         runtime = self.runtime(case.training, backend)
         cuts = usable(runtime, trained)
-        inexact = len(usable(runtime, False)) - len(cuts)
+        inexact = len(usable(runtime)) - len(cuts)
         if inexact:
             self.facts["inexact"] = inexact
         for candidate in cuts:

@@ -10,7 +10,7 @@ from conformance.statuses import Status, Stop
 _PERCENT = {"q25": "percent:25", "q50": "percent:50", "q75": "percent:75"}
 
 
-def usable(runtime: Any, trained: bool) -> list[Any]:
+def usable(runtime: Any, trained: bool = False) -> list[Any]:
     """The safe cuts of a runtime; where they are to be `trained`, those that it trains across. Stop where there is none."""
     safe = [c for c in runtime.candidates if c.safe and not (trained and getattr(c, "inexact", ""))]
     if not safe:
@@ -19,17 +19,13 @@ def usable(runtime: Any, trained: bool) -> list[Any]:
     return safe
 
 
-def resolve(runtime: Any, cut: str, *, trained: bool = False) -> Any:
-    """What to hand to `resplit` for a cut by meaning, among the `usable` cuts of a runtime; see `cases.CUTS`."""
+def resolve(runtime: Any, cut: str) -> Any:
+    """What to hand to `resplit` for a cut by meaning, among the safe cuts of a runtime; see `cases.CUTS`."""
+    if cut in _PERCENT:
+        return _PERCENT[cut]
     if cut.startswith("mod:"):
         return f"after:{cut.removeprefix('mod:')}"
-    safe = usable(runtime, trained)
-    if cut in _PERCENT:
-        meant = _PERCENT[cut]
-        if len(safe) == len(usable(runtime, False)):
-            return meant
-        wanted = int(meant.removeprefix("percent:")) / 100 * len(runtime.plan.nodes)
-        return min(safe, key=lambda c: (abs(c.cut - wanted), c.cut))
+    safe = usable(runtime)
     if cut == "first":
         return safe[0]
     if cut == "last":

@@ -24,6 +24,7 @@ PARTS = {
     "tied_unchecked": "gradients of tied parameters over the wire",
     "whole_takes_no_two_in_flight": "two steps in flight",
     "inexact": "training at so many cuts, which the runtime refuses",
+    "trained_elsewhere": "training across the cut that was asked for, which the runtime refuses",
 }
 
 

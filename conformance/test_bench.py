@@ -171,8 +171,10 @@ def test_a_cut_that_is_to_be_trained_is_the_nearest_that_trains_exactly() -> Non
     inexact = [c for c in runtime.candidates if c.inexact]
     assert [c.cut for c in inexact] == [2]
     assert len(runtime.plan.nodes) == 4
-    assert bench.split("q50", False, trained=False).facts["op"] == 2
-    assert bench.split("q50", False).facts["op"] == 1
+    assert bench.split("q50", False).facts["op"] == 2
+    assert "trained_elsewhere" not in bench.facts
+    assert bench.split("q50", False, trained=True).facts["op"] == 1
+    assert bench.facts["trained_elsewhere"] == "q50 is op 2, trained was op 1"
     assert [c.cut for c in usable(runtime, True)] == [1, 3]
 
 

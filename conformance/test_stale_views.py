@@ -15,6 +15,7 @@ from torch import nn
 from ariadne import SplitSpec, prepare_split
 from ariadne.errors import FrontierError, TrainingError
 from ariadne.frontier import GradientOrder
+from conformance.compare import difference
 from conformance.test_views_and_writes import without_what_is_a_view
 
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(7))
@@ -132,13 +133,11 @@ def test_without_the_rule_gradients_differ(way: Any, monkeypatch: pytest.MonkeyP
     assert differing(way)
 
 
-@pytest.mark.parametrize(
-    ("use", "exact"),
-    [(lambda m, y: m.first(y), True), (lambda m, y: y * 2, False), (lambda m, y: y.t() * 2, False)],
-    ids=["linear", "elementwise", "transposed"],
-)
-def test_two_gradients_may_meet_where_both_lie_as_the_base_does(use: Callable[..., torch.Tensor], exact: bool) -> None:
-    """Else their sum lies as the first of them, and a bias of 64, with a batch of 256, was seen to differ in its last bit."""
+# --- two gradients: their sum lies in memory as the first of them ---------------------------------------------------------
+
+
+def beside(use: Callable[[Any, torch.Tensor], torch.Tensor]) -> Callable[[Any, torch.Tensor], Any]:
+    """A view of a linear layer's output, which is written into, and one use of the output itself."""
 
     def forward(m: Any, x: torch.Tensor) -> Any:
         y = m.first(x)
@@ -146,9 +145,100 @@ def test_two_gradients_may_meet_where_both_lie_as_the_base_does(use: Callable[..
         y.mul_(2)
         return use(m, y), view * 3
 
-    candidates = prepare_split(Net(forward), (X,), split="auto").candidates
-    (crossed,) = [c for c in candidates if len(c.live) == 2 and "t_1" in c.live and c.safe and c.cut == 3]
-    assert (not crossed.inexact) == exact
+    return forward
+
+
+def copied(m: Any, x: torch.Tensor) -> Any:
+    base = m.first(x).t().contiguous()
+    view = base.t()
+    base.mul_(2)
+    return base.t() * 2, view.t() * 3
+
+
+def copied_flat(m: Any, x: torch.Tensor) -> Any:
+    base = m.first(x).t().reshape(-1)
+    view = base.view(2, -1)
+    base.mul_(2)
+    return base * 0.3, base * 0.7, view * 1.1
+
+
+def given(m: Any, x: torch.Tensor) -> Any:
+    y = x * 1.0
+    view = y.t()
+    y.mul_(2)
+    return m.first(y), view * 3
+
+
+@torch.library.custom_op("ariadne_test_stale_views::linear", mutates_args=())
+def turning_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A matmul whose gradient lies transposed."""
+    return x @ weight.t()
+
+
+turning_linear.register_fake(lambda x, weight: x.new_empty(x.shape[0], weight.shape[0]))
+turning_linear.register_autograd(
+    lambda ctx, g: ((ctx.saved_tensors[1].t() @ g.t()).t(), g.t() @ ctx.saved_tensors[0]),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+# Each with whether it trains at the cut that the view crosses together with its base, once that is written into.
+MEETINGS: dict[str, tuple[Callable[[Any, torch.Tensor], Any], bool]] = {
+    "linear": (beside(lambda m, y: m.second(y)), True),
+    "linear, then transposed": (beside(lambda m, y: m.second(y).t() * 2), True),
+    "elementwise": (beside(lambda m, y: y * 2), False),
+    "transposed": (beside(lambda m, y: y.t() * 2), False),
+    "bias": (beside(lambda m, y: F.linear(y.detach(), m.second.weight, y).t() * 2), False),
+    "another linear": (beside(lambda m, y: turning_linear(y, m.second.weight)), False),
+    "copied": (copied, False),
+    "copied flat": (copied_flat, False),
+    "of an elementwise op": (given, False),
+}
+
+
+class Wide(nn.Module):
+    """Wide enough that the layout of a gradient shows in the sum of a bias's."""
+
+    def __init__(self, way: Callable[[Any, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.way, self.before = way, nn.Linear(64, 64)
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.way(self, self.before(x))
+
+
+def wide(way: Callable[[Any, torch.Tensor], Any]) -> tuple[list[str], bool]:
+    """The cuts at which a gradient is not the whole model's, and whether any cut after the write refuses to train."""
+    torch.manual_seed(0)
+    model, x = Wide(way), torch.randn(256, 64)
+    split, whole = prepare_split(model, (x,), split=SplitSpec("auto", dynamic_batch=(2, 512))), copy.deepcopy(model)
+    loss_of(whole(x)).backward()
+    expected = {name: p.grad for name, p in whole.named_parameters()}
+    different = []
+    written = next(i for i, node in enumerate(split.plan.nodes) if node.writes)
+    for cut in split.candidates:
+        if not cut.safe or cut.inexact:
+            continue
+        runtime = split.resplit(cut)
+        model.zero_grad()
+        boundary = runtime.run_training_prefix(x)
+        _, gradients = runtime.train_suffix(boundary, loss_fn=loss_of)
+        runtime.backward_prefix(boundary, gradients)
+        if difference(expected, {name: p.grad for name, p in model.named_parameters()}):
+            different.append(cut.split_id)
+    return different, any(c.inexact for c in split.candidates if c.safe and c.cut > written)
+
+
+@pytest.mark.parametrize("case", sorted(MEETINGS))
+def test_two_gradients_meet_where_both_lie_as_the_base_does_or_not_at_all(case: str) -> None:
+    way, exact = MEETINGS[case]
+    assert wide(way) == ([], not exact)
+
+
+@pytest.mark.parametrize("case", ["bias", "copied", "transposed"])
+def test_where_two_gradients_lie_otherwise_they_differ(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GradientOrder, "_written_before", lambda self, cut, live: "")
+    assert wide(MEETINGS[case][0])[0]
 
 
 # --- written into after the cut -----------------------------------------------------------------------------------------

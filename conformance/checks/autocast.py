@@ -72,7 +72,7 @@ def _forward(bench: Bench, case: Case) -> None:
 
 
 def _train(bench: Bench, case: Case, *, cached: bool) -> None:
-    split = bench.split(case["cut"], case.training)
+    split = bench.split(case["cut"], case.training, trained=True)
     twin = bench.whole(case.training)
 
     def whole() -> torch.Tensor:

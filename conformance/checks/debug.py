@@ -26,14 +26,12 @@ def run(bench: Bench, case: Case) -> Finding:
     """Outputs, what crosses the cut, and one training step with all its gradients, by both."""
     bench.judge(case.training)
     generated = bench.split(case["cut"], case.training)
-    where, op = at(generated), generated.facts["op"]
+    where = at(generated)
     trains = bench.trainable(case.training)
-    forward, crossing, trained = _observed(bench, case, "generated", trains)
-    found, crossed, stepped = _observed(bench, case, "debug", trains)
-    if bench.facts["op"] != op:
-        raise Stop(
-            Status.FAIL_STRUCTURE, f"{case['cut']} is op {op} in generated mode and {bench.facts['op']} in debug mode"
-        )
+    forward, crossing, trained, ops = _observed(bench, case, "generated", trains)
+    found, crossed, stepped, others = _observed(bench, case, "debug", trains)
+    if ops != others:
+        raise Stop(Status.FAIL_STRUCTURE, f"{case['cut']} is op {ops} in generated mode and {others} in debug mode")
     _hold_both(forward, found)
     hold("boundary", crossing, crossed, where)
     hold("output", forward.value, found.value, where)
@@ -61,11 +59,12 @@ def _form(raw: object) -> list[tuple[object, ...]]:
 
 def _observed(
     bench: Bench, case: Case, backend: str, trains: bool
-) -> tuple[Outcome, object, tuple[Outcome, object] | None]:
-    """A forward, the values that crossed, and, if it `trains`, a training step with copies of what it moved."""
+) -> tuple[Outcome, object, tuple[Outcome, object] | None, list[object]]:
+    """A forward, the values that crossed, if it `trains` a training step with copies of what it moved, and the ops cut at."""
     split = bench.split(case["cut"], case.training, backend)
     args, kwargs = bench.inputs(case.bs)
     crossing: list[object] = []
+    ops = [split.facts["op"]]
 
     def forward() -> object:
         boundary = split.runtime.run_prefix(*args, **kwargs)
@@ -75,8 +74,9 @@ def _observed(
     ran = outcome(forward, case.bs)
     buffers = frozen(dict(split.model.named_buffers()))
     if not trains:
-        return ran, crossing, None
-    split = bench.split(case["cut"], case.training, backend)
+        return ran, crossing, None, ops
+    split = bench.split(case["cut"], case.training, backend, trained=True)
+    ops.append(split.facts["op"])
     step = Trained(bench, split.model, split.runtime)
     done = step.step(case.bs, 1)
     moved = {
@@ -86,7 +86,7 @@ def _observed(
         "buffers": frozen(dict(split.model.named_buffers())),
         **step.moved(),
     }
-    return ran, crossing, (done, moved)
+    return ran, crossing, (done, moved), ops
 
 
 CHECK = Check("debug", ("cut", "bs", "mode"), "the debug interpreter and generated code do the same", run)

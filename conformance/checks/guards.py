@@ -71,7 +71,7 @@ def _probe(bench: Bench, case: Case, probe: Probe, trained: bool = False) -> str
     Without gradients, or `trained`: then by the functions of training.
     """
     name = f"{probe.name}, in training" if trained else probe.name
-    split = bench.split("q50", case.training)
+    split = bench.split("q50", case.training, trained=trained)
     twin = bench.whole(case.training)
     given, ours = probe.inputs(bench.inputs(REFERENCE)), probe.inputs(bench.inputs(REFERENCE))
     if given is None or ours is None or not (probe.change(split.model) and probe.change(twin)):
@@ -314,7 +314,7 @@ def _other_split(bench: Bench, case: Case) -> str:
 def _consumed(bench: Bench, case: Case) -> str:
     if not bench.trainable(case.training):
         return "not applicable"
-    split = bench.split("q50", case.training)
+    split = bench.split("q50", case.training, trained=True)
     args, kwargs = bench.inputs(REFERENCE)
     seed_all(REFERENCE)
     boundary = split.runtime.run_training_prefix(*args, **kwargs)

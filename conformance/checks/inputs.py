@@ -75,7 +75,7 @@ def _hold_sharing(
 
 def _hold_accumulation(bench: Bench, case: Case, batch: int) -> None:
     """Gradients on parameters and inputs are added to."""
-    split = bench.split(case["cut"], case.training)
+    split = bench.split(case["cut"], case.training, trained=True)
     twin = bench.whole(case.training)
     given = []
     for model in (twin, split.model):

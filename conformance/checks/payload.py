@@ -32,7 +32,7 @@ def run(bench: Bench, case: Case) -> Finding:
     bench.facts["bytes"] = len(boundary.to_bytes())
     hold("output over the wire", expected, split.runtime.run_suffix(received), at(split))
     if bench.trainable(False):
-        _train(bench, case, split)
+        _train(bench, case)
     return PASSED
 
 
@@ -61,9 +61,9 @@ def _detached(raw: Any) -> list[Any]:
     return [(where, t.detach()) for where, t in tensors(raw)]
 
 
-def _train(bench: Bench, case: Case, split: Split) -> None:
+def _train(bench: Bench, case: Case) -> None:
     """A step whose boundary and whose gradients travel as bytes, against the whole model's."""
-    split = bench.split(case["cut"], False)
+    split = bench.split(case["cut"], False, trained=True)
     twin = bench.whole(False)
     args, kwargs = bench.inputs(case.bs)
     seed_all(case.bs)

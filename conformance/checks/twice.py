@@ -86,7 +86,7 @@ def _two_payloads(bench: Bench, case: Case) -> None:
 
 
 def _two_steps(bench: Bench, case: Case) -> None:
-    split = bench.split(case["cut"], case.training)
+    split = bench.split(case["cut"], case.training, trained=True)
     twin = bench.whole(case.training)
     losses = {}
     try:

@@ -67,13 +67,23 @@ class SwappedFrontier(Planted):
 
 
 class EveryCutSafe(Planted):
-    """Cuts across which memory is written are offered as safe, with nothing copied."""
+    """Cuts across which shared memory is written are offered as safe; what crosses is copied, each tensor by itself."""
 
     piece = "frontier"
 
     @classmethod
     def in_candidates(cls, candidates: tuple[SplitCandidate, ...]) -> tuple[SplitCandidate, ...]:
-        return tuple(replace(c, reason="", written=(), inexact="") if c.live else c for c in candidates)
+        return tuple(replace(c, reason="") if c.live else c for c in candidates)
+
+
+class EveryCutTrained(Planted):
+    """Training is not refused where gradients are added up in another order than in the whole model."""
+
+    piece = "frontier"
+
+    @classmethod
+    def in_candidates(cls, candidates: tuple[SplitCandidate, ...]) -> tuple[SplitCandidate, ...]:
+        return tuple(replace(c, inexact="") for c in candidates)
 
 
 class LostOp(Planted):

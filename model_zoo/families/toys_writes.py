@@ -52,6 +52,21 @@ class ViewAndBaseWritten(nn.Module):
         return found
 
 
+@toy("stale_view", "inplace views")
+class StaleView(nn.Module):
+    """A view of what is then written into is used after that, and so is its base: autograd takes up the view where it is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        base = self.enter(x)
+        view = base.unsqueeze(1).expand(-1, 3, -1)
+        base.relu_()
+        return self.leave(base), view * 0.5, base * 0.25
+
+
 @toy("view_crosses", "views", dense(4, 6))
 class ViewCrosses(nn.Module):
     """Views of one base, transposed, expanded and viewed again, with nothing written: any of them may cross."""
