@@ -16,6 +16,7 @@ from ariadne.errors import CaptureError, UnsupportedError, named
 from ariadne.generalize import Disagreement, at_batch, disagreement, generalize, size_sources, with_views_of
 from ariadne.lower import Lowering, state_tensors
 from ariadne.plan import Batches, TracePlan, check
+from ariadne.prune import prune
 from ariadne.recorder import Recording, recording, simple, tensors_in
 from ariadne.refusals import refuse_scripted
 from ariadne.shapes import Sizes, symbolic_batch, within_questions, within_shapes
@@ -311,7 +312,7 @@ def observe(
             found.output = model(*args, **kwargs)
         _refuse_python_state(found, snapshot)
         low = Lowering(model, found, snapshot, state, leaves, example.batched, None, batch_symbol, {})
-        plan = low.plan(example.spec, batch, Batches(((batch, batch),)), "observed", grad)
+        plan = check(prune(low.plan(example.spec, batch, Batches(((batch, batch),)), "observed", grad)))
         output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, found.output)
         shapes = tuple(tuple(tuple(t.shape) for t in tensors_in(e.out)) for e in found.events)
         found.forget_tensors()
@@ -395,4 +396,7 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
     finally:
         snapshot.restore()
     plan = within_questions(plan, shapes.asked("forward", symbol, batch_symbol))
-    return within_shapes(plan, Batches.of([size]), shapes.asked("op", symbol, batch_symbol))
+    plan = within_shapes(plan, Batches.of([size]), shapes.asked("op", symbol, batch_symbol))
+    return check(
+        prune(plan)
+    )  # only now: at a batch at which an op can't run, forward raises, even if nothing uses its result

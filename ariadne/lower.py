@@ -32,7 +32,6 @@ from ariadne.plan import (
     check,
     layout,
 )
-from ariadne.prune import prune
 from ariadne.recorder import WHOLE, Event, Recording, bind, simple, tensors_in, written_arguments
 from ariadne.state import Snapshot
 
@@ -511,7 +510,7 @@ class Lowering:
     def plan(
         self, input_spec: tree.Spec, traced_batch: int, batches: Batches, captured_by: str, grad_enabled: bool
     ) -> TracePlan:
-        """The plan of the whole recording."""
+        """The plan of the whole recording, with the ops whose results nothing uses."""
         starts = []
         backward = {i: where for start, end, where in self.recorded.backwards for i in range(start, end)}
         for i, event in enumerate(self.recorded.events):
@@ -528,7 +527,7 @@ class Lowering:
         leaves, output_spec = tree.flatten(self.recorded.output)
         output = tuple(self._output(leaf) for leaf in leaves)
         stores = (*self._buffer_stores(), *self._attribute_stores())
-        plan = check(
+        return check(
             TracePlan(
                 self.batch_symbol,
                 traced_batch,
@@ -557,7 +556,6 @@ class Lowering:
                 ),
             )
         )
-        return check(prune(plan))
 
     def _buffer_stores(self) -> Iterator[Store]:
         for path, name, t in self.recorded.stores:

@@ -125,11 +125,12 @@ def within_shapes(plan: TracePlan, known: Batches, answers: Mapping[str, bool] |
     kept, excluded = plan.batches & known, list(plan.excluded)
     rest = plan.batches - kept
     blind: set[int] = set()
+    looked = answers is None
     if answers is not None:
         same = _cell(plan, answers, rest)
         kept, rest = kept | same, rest - same
     elif rest:
-        run = _Run(plan, plan.traced_batch, blind)
+        run = _Run(plan, plan.traced_batch, blind, first=True)
         if run.wrong:
             raise UnsupportedError(f"on fake tensors, {run.wrong}")
         lengths = [i for i in blind if _gives_sequence(plan.nodes[i])]
@@ -145,6 +146,10 @@ def within_shapes(plan: TracePlan, known: Batches, answers: Mapping[str, bool] |
             break
         at = rest.ranges[0][0]
         run = _Run(plan, at, blind)
+        if run.wrong and not looked:  # is it the batch, or an op that never runs on fake tensors?
+            looked = True
+            _Run(plan, plan.traced_batch, blind, first=True)
+            run = _Run(plan, at, blind) if blind else run
         same = _cell(plan, run.asked, rest) | Batches(((at, at),))
         rest -= same
         if run.wrong:
@@ -187,11 +192,11 @@ class _Run:
     """The ops of a plan, each kind once, on fake tensors of the plan's shapes at one batch.
 
     `wrong` says which op makes other shapes than the plan says, `asked` what was asked about sizes. The ops in `blind` are
-    left out; where `blind` is empty, it takes up those that can't run so.
+    left out; the `first` run, at the batch of the plan, takes up those that can't run so.
     """
 
-    def __init__(self, plan: TracePlan, batch: int, blind: set[int]) -> None:
-        self.plan, self.blind, self.first = plan, blind, not blind
+    def __init__(self, plan: TracePlan, batch: int, blind: set[int], *, first: bool = False) -> None:
+        self.plan, self.blind, self.first = plan, blind, first
         self.sizes = sizes = Sizes()
         self.fake = FakeTensorMode(shape_env=sizes, allow_non_fake_inputs=True)
         size: Any = symbolic_batch(self.fake, torch.empty(batch, 0), "batch", True).shape[0]

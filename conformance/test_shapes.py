@@ -50,9 +50,9 @@ def test_what_a_convolution_asks_of_its_batch_makes_no_cells(monkeypatch: pytest
     runs: list[int] = []
     first = ariadne.shapes._Run.__init__
 
-    def counted(self: ariadne.shapes._Run, plan: TracePlan, batch: int, blind: set[int]) -> None:
+    def counted(self: ariadne.shapes._Run, plan: TracePlan, batch: int, blind: set[int], **named: bool) -> None:
         runs.append(batch)
-        first(self, plan, batch, blind)
+        first(self, plan, batch, blind, **named)
 
     monkeypatch.setattr(ariadne.shapes._Run, "__init__", counted)
     holds(Upsampled("bilinear"), torch.randn(2, 3, 8, 8))
@@ -85,3 +85,31 @@ def test_a_convolution_along_the_batch_equals_the_model_or_raises_where_the_mode
                 runtime.run_suffix(runtime.run_prefix(x))
         else:
             assert difference(model(x), runtime.run_suffix(runtime.run_prefix(x))) is None
+
+
+class Fitting(nn.Module):
+    """Twelve numbers in rows, one for each sample: at batches that don't divide twelve, forward raises."""
+
+    def __init__(self, wanted: bool) -> None:
+        super().__init__()
+        self.wanted, self.linear = wanted, nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = x.sum(0)  # (3, 4)
+        rows = total.reshape(x.shape[0], -1)
+        return self.linear(total) * (rows.sum() if self.wanted else 1.0)
+
+
+@pytest.mark.parametrize("wanted", [False, True], ids=["nothing_uses_it", "used"])
+def test_a_batch_at_which_an_op_cannot_run_is_left_out_though_nothing_uses_its_result(wanted: bool) -> None:
+    model = Fitting(wanted).eval()
+    runtime = prepare_split(model, (torch.randn(2, 3, 4),), split=SplitSpec("percent:50", dynamic_batch=(1, 8)))
+    assert runtime.plan.captured_by == "symbolic"
+    assert any("reshape" in node.target for node in runtime.plan.nodes) == wanted
+    assert [b for b in range(2, 9) if b in runtime.plan.batches] == [2, 3, 4, 6]
+    for batch in (5, 7, 8):
+        x = torch.randn(batch, 3, 4)
+        with pytest.raises(RuntimeError, match=rf"shape '\[{batch}, -1\]' is invalid for input of size 12"):
+            model(x)
+        with pytest.raises(RuntimeError, match=rf"shape '\[{batch}, -1\]' is invalid for input of size 12"):
+            runtime.run_prefix(x)

@@ -19,7 +19,7 @@ from conformance.random_networks.draw import programs
 from conformance.random_networks.program import Program
 from conformance.random_networks.search import FIRST_FAILURE, QUIET, SMALLEST_FAILURE
 from conformance.random_networks.session import ACTIONS, Session
-from conformance.random_networks.tally import Tally
+from conformance.random_networks.tally import VARIABLE, Tally
 from conformance.random_networks.trial import trial
 
 logging.getLogger("torch.__trace").addFilter(lambda record: False)
@@ -155,7 +155,8 @@ def test_a_session_that_does_everything(name: str) -> None:
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
-    """Put a bug into what follows the model over time."""
+    """Put a bug into what follows the model over time; what is found is no result."""
+    monkeypatch.delenv(VARIABLE, raising=False)
     if bug == "a guard that never fires":
         monkeypatch.setattr(ariadne.guards.ModuleGuard, "__call__", lambda self: True)
     elif bug == "parameters as they were":
