@@ -117,7 +117,7 @@ def fuzz(session: nox.Session) -> None:
     profile, options = "full", [*session.posargs]
     if options and options[0] in ("smoke", "full", "nightly"):
         profile, options = options[0], options[1:]
-    files = ["conformance/test_random_networks.py", "conformance/test_state_machine.py"]
+    files = [f"conformance/test_{name}.py" for name in ("random_networks", "state_machine", "views_and_writes")]
     env = {"ARIADNE_HYPOTHESIS_PROFILE": profile, "ARIADNE_FUZZ_RESULTS": str(Path("results/fuzz.jsonl").resolve())}
     Path("results").mkdir(exist_ok=True)
     session.run("pytest", *files, *options, env=offline(session) | ONE_THREAD | env)

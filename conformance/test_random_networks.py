@@ -137,6 +137,7 @@ def test_a_failure_is_kept_and_replayed_from_its_file(
     assert counted["profile"] == "test"
 
 
+@pytest.mark.planted
 def test_programs_shrink() -> None:
     few = settings(
         max_examples=200, derandomize=True, database=None, phases=SMALLEST_FAILURE, suppress_health_check=QUIET

@@ -6,6 +6,7 @@ Those of `random_networks` have a wide vocabulary, and seldom meet three gradien
 from __future__ import annotations
 
 import copy
+import os
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from ariadne.frontier import GradientOrder
 from ariadne.variant import Variant
 from conformance.compare import difference
 
+PROFILE = os.environ.get("ARIADNE_HYPOTHESIS_PROFILE", "smoke")
 SIZE = 8
 SOURCES: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "batched_matmul": lambda m, x: (q := m.linear(x).view(-1, SIZE, 2, 4).transpose(1, 2)) @ q.transpose(-1, -2),
@@ -132,7 +134,7 @@ def train(seed: int) -> Counter[str]:
     return count
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", range({"smoke": 2, "nightly": 80}.get(PROFILE, 8)))
 def test_every_cut_trains_as_the_whole_or_refuses_to(block: int) -> None:
     found = {seed: train(seed) for seed in range(10 * block, 10 * block + 10)}
     assert not {seed: count for seed, count in found.items() if count["differs"]}
@@ -154,6 +156,7 @@ def without_what_is_a_view(patch: pytest.MonkeyPatch) -> None:
 PLANTED = [without_the_rules, without_what_is_a_view]
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda f: f.__name__)
 def test_they_would_tell(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)

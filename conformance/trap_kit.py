@@ -118,7 +118,7 @@ class Twins:
     def train(
         self,
         *args: Any,
-        steps: int = 3,
+        steps: int = 2,
         runtime: SplitRuntime | None = None,
         wire: bool = False,
         mode: Modes = nullcontext,
