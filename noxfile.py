@@ -66,7 +66,7 @@ def suite(session: nox.Session, *options: str) -> None:
 def tests(session: nox.Session) -> None:
     """Run the unit tests, the suite's selftest and its smoke tier; with options, only pytest with these."""
     install(session, "-e", ".[zoo]", groups=("test", "report"))
-    unit(session, *(session.posargs or ["-m", "not compiler and not planted"]))
+    unit(session, *(session.posargs or ["-m", "not compiler and not planted and not variants"]))
     if not session.posargs:
         selftest = ["python", "-m", "conformance.selftest", "--results", "results/selftest.jsonl"]
         session.run(*selftest, env=offline(session) | ONE_THREAD)
@@ -78,6 +78,13 @@ def compilers(session: nox.Session) -> None:
     """Run the unit tests that compile with inductor, ahead of time too; they need a C++ compiler."""
     install(session, "-e", ".[zoo]", groups=("test", "report"))
     unit(session, "-m", "compiler", *session.posargs)
+
+
+@nox.session
+def variants(session: nox.Session) -> None:
+    """Run the traps in all the spellings that the session `tests` has no time for."""
+    install(session, "-e", ".[zoo]", groups=("test", "report"))
+    unit(session, "-m", "variants", *session.posargs)
 
 
 @nox.session

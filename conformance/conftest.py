@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import conformance.offline  # noqa: F401 - before torch and the model libraries, which read their settings as they are imported
 
 # isort: split
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase
@@ -19,4 +21,19 @@ for _name, _examples in {"smoke": 25, "full": 200, "nightly": 5000}.items():
     _new = {"derandomize": False, "database": DirectoryBasedExampleDatabase(".hypothesis/examples")}
     _same = {"derandomize": True, "database": None} if _name == "smoke" else _new
     settings.register_profile(_name, max_examples=_examples, deadline=None, print_blob=True, **_same)
+SPELLINGS = 3
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of each trap, the spellings beyond the first three are `variants`: CI has no time for all of them."""
+    met: Counter[tuple[str, str]] = Counter()
+    for item in items:
+        if item.path.name.startswith(("test_traps_", "test_changed_models")) and hasattr(item, "callspec"):
+            key = item.path.name, item.name.partition("[")[0]
+            met[key] += 1
+            if met[key] > SPELLINGS:
+                item.add_marker("variants")
+
+
 settings.load_profile(os.environ.get("ARIADNE_HYPOTHESIS_PROFILE", "smoke"))
