@@ -397,6 +397,5 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
         snapshot.restore()
     plan = within_questions(plan, shapes.asked("forward", symbol, batch_symbol))
     plan = within_shapes(plan, Batches.of([size]), shapes.asked("op", symbol, batch_symbol))
-    return check(
-        prune(plan)
-    )  # only now: at a batch at which an op can't run, forward raises, even if nothing uses its result
+    # Only now: at a batch at which an op can't run, forward raises, even if nothing uses its result.
+    return check(prune(plan))
