@@ -16,7 +16,7 @@ from ariadne.errors import BatchError, InputError, SpecError, VerificationError,
 from ariadne.frontier import frontiers
 from ariadne.held import is_a
 from ariadne.runtime import SplitRuntime
-from ariadne.spec import MODES, ExecutionMode, Objective, SplitSpec, parse_boundary
+from ariadne.spec import ExecutionMode, Objective, SplitSpec, parse_boundary
 from ariadne.state import Snapshot
 from ariadne.variant import Settings
 from ariadne.verify import difference
@@ -81,12 +81,6 @@ def _settings(
     split: SplitSpec | str, mode: ExecutionMode, objective: Objective | None, compile_options: Mapping[str, Any] | None
 ) -> Settings:
     spec = split if isinstance(split, SplitSpec) else SplitSpec(boundary=split)
-    if mode not in MODES:
-        raise SpecError(f"mode must be one of {', '.join(map(repr, MODES))}; found {mode!r}")
-    if compile_options is not None and not isinstance(compile_options, Mapping):
-        raise SpecError(f"compile_options is a mapping of options of torch.compile; found {compile_options!r}")
-    if compile_options and mode != "compiled":
-        raise SpecError(f"compile_options go with mode='compiled'; the mode here is {mode!r}")
     return Settings(spec, parse_boundary(spec.boundary), mode, objective, compile_options)
 
 

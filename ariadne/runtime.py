@@ -25,7 +25,7 @@ from ariadne.frontier import SplitCandidate, frontiers, with_trainable
 from ariadne.guards import explain
 from ariadne.plan import TracePlan, Value, short_dtype
 from ariadne.select import select
-from ariadne.spec import Boundary, parse_boundary
+from ariadne.spec import Boundary, ExecutionMode, parse_boundary
 from ariadne.state import Snapshot
 from ariadne.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device
 from ariadne.visualization import Depth, Detail, View
@@ -382,28 +382,44 @@ class SplitRuntime:
 
     # --- cutting elsewhere ----------------------------------------------------------------------------------------
 
-    def resplit(self, boundary: str | SplitCandidate) -> SplitRuntime:
-        """The same plan, cut elsewhere, as a new runtime; nothing is captured again.
+    def resplit(
+        self,
+        boundary: str | SplitCandidate | None = None,
+        *,
+        mode: ExecutionMode | None = None,
+        compile_options: Mapping[str, Any] | None = None,
+    ) -> SplitRuntime:
+        """The same plan, cut elsewhere or run in another way, as a new runtime; nothing is captured again.
 
-        `boundary` is any boundary string, a candidate of this plan, or its `split_id`. Raises `SpecError` for a string without
-        meaning or a candidate of another plan, `FrontierError` where there is no such cut or it is not safe.
+        `boundary` is any boundary string, a candidate of this plan, or its `split_id`; None stays at the cut in use. `mode` and
+        `compile_options` are those of `prepare_split`; without them they stay as they are. Raises `SpecError` for a string without
+        meaning, a candidate of another plan or options that don't go with the mode, `FrontierError` where there is no such cut or
+        it is not safe.
 
         >>> [runtime.resplit(c).split_id for c in runtime.candidates if c.safe][:2]
         ['cut:1', 'cut:2']
+        >>> runtime.resplit(mode="debug_interpreter").run_suffix(runtime.run_prefix(torch.randn(7, 3, 224, 224))).shape
+        torch.Size([7, 1000])
         """
+        old = self.settings
+        mode = old.mode if mode is None else mode
+        if compile_options is None and mode == old.mode:
+            compile_options = old.compile_options
         if isinstance(boundary, SplitCandidate):
             if boundary.cut > len(self.candidates) or boundary.live != self.candidates[boundary.cut - 1].live:
                 raise SpecError(
                     f"{boundary.split_id} is not a candidate of this plan; take one from runtime.candidates"
                 )
             boundary = boundary.split_id
-        parsed = parse_boundary(boundary)
-        old = self.settings
+        parsed = old.boundary if boundary is None else parse_boundary(boundary)
         trains = partial(_trains, cache(self.model.get_submodule))
         plans = {p: (with_trainable(p, c, trains), b) for p, (c, b) in self._plans.items()}
-        settings = Settings(old.spec, parsed, old.mode, old.objective, old.compile_options)
+        settings = Settings(old.spec, parsed, mode, old.objective, compile_options)
         candidates = plans[self.plan][0]
-        chosen = select(self.plan, candidates, parsed, trainable=old.spec.trainable, objective=old.objective)
+        if boundary is None:
+            chosen = candidates[self.candidate.cut - 1]
+        else:
+            chosen = select(self.plan, candidates, parsed, trainable=old.spec.trainable, objective=old.objective)
         return SplitRuntime(self.model, settings, plans, self._recapture, chosen)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SplitRuntime:

@@ -75,15 +75,21 @@ class Snapshot:
         todo, seen = [thing], self._seen
         while todo:
             value = todo.pop()
-            if type(value) in LEAVES or self._draws(value) or id(value) in seen or is_opaque(value):
+            kind = type(value)
+            if kind in LEAVES:
+                continue
+            if kind in (dict, OrderedDict):  # most of all that a model keeps: its registries
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    self._dicts.append((value, dict(value)))
+                    todo += value.values()
+                continue
+            if self._draws(value) or id(value) in seen or is_opaque(value):
                 continue
             seen.add(id(value))
-            kind, own = type(value), own_of(value)
+            own = own_of(value)
             if issubclass(kind, dict):
                 self._dicts.append((value, dict(dict.items(value))))
-                if kind in (dict, OrderedDict):  # most of all that a model keeps: its registries
-                    todo += value.values()
-                    continue
             elif issubclass(kind, (list, deque)):
                 self._lists.append((value, _items(value)))
             elif issubclass(kind, set):

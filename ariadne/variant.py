@@ -14,13 +14,13 @@ from ariadne.baseline import Baseline
 from ariadne.boundary import BoundaryPayload
 from ariadne.codegen import emit
 from ariadne.compiled import SegmentReport, compiled
-from ariadne.errors import BoundaryError, TrainingError
+from ariadne.errors import BoundaryError, SpecError, TrainingError
 from ariadne.frontier import SplitCandidate
 from ariadne.guards import ModuleGuard, entrance
 from ariadne.plan import TraceNode, TracePlan, Value, short_dtype, uses
 from ariadne.prune import Groups
 from ariadne.segment import load
-from ariadne.spec import Boundary, ExecutionMode, Objective, SplitSpec
+from ariadne.spec import MODES, Boundary, ExecutionMode, Objective, SplitSpec
 from ariadne.tensors import StateGuard
 from ariadne.verify import Interpreter
 
@@ -34,6 +34,14 @@ class Settings:
     mode: ExecutionMode
     objective: Objective | None
     compile_options: Mapping[str, Any] | None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise SpecError(f"mode must be one of {', '.join(map(repr, MODES))}; found {self.mode!r}")
+        if self.compile_options is not None and not isinstance(self.compile_options, Mapping):
+            raise SpecError(f"compile_options is a mapping of options of torch.compile; found {self.compile_options!r}")
+        if self.compile_options and self.mode != "compiled":
+            raise SpecError(f"compile_options go with mode='compiled'; the mode here is {self.mode!r}")
 
 
 class Variant:

@@ -26,7 +26,6 @@ from conformance.statuses import Status, Stop
 
 Target = Callable[..., Any]
 CAPTURED, REFERENCE, LARGEST = 2, 3, 8  # batches: of the example, of the oracle's verdict, the largest served
-_COMPILED = ("eager", "aot_eager", "inductor")
 
 
 @dataclass
@@ -291,20 +290,23 @@ class Bench:
         return side
 
     def runtime(self, training: bool, backend: str = "generated") -> Any:
-        """What the target prepared on the split's model, cut in the middle; it is there to be resplit, and is not run."""
+        """What the target prepared on the split's model, cut in the middle; it is there to be resplit, and is not run.
+
+        In generated mode, whose preparing is held against the model; every other backend runs the same plan.
+        """
         side = self.side(training)
-        if backend not in side.prepared:
+        if not side.prepared:
             args, kwargs = self.inputs(CAPTURED)
             seed_all(0)
-            side.prepared[backend] = self.target(
-                side.model,
-                args,
-                split=SplitSpec("percent:50", dynamic_batch=(1, LARGEST)),
-                mode=_mode(backend),
-                compile_options={"backend": backend} if backend in _COMPILED else None,
-                example_kwargs=kwargs,
+            side.prepared["generated"] = self.target(
+                side.model, args, split=SplitSpec("percent:50", dynamic_batch=(1, LARGEST)), example_kwargs=kwargs
             )
             side.before.restore()
+        if backend not in side.prepared:
+            side.prepared[backend] = side.prepared["generated"].resplit(
+                mode="debug_interpreter" if backend == "debug" else "compiled",
+                compile_options=None if backend == "debug" else {"backend": backend},
+            )
         return side.prepared[backend]
 
     def split(self, cut: str, training: bool, backend: str = "generated", *, trained: bool = False) -> Split:
@@ -378,7 +380,3 @@ def eager(run: Callable[[], Any]) -> Any:
         if is_out_of_memory(error):
             raise
         raise Stop(Status.ERROR_EAGER, f"the whole model raises {type(error).__name__}: {error}"[:1000]) from error
-
-
-def _mode(backend: str) -> str:
-    return {"generated": "generated_eager", "debug": "debug_interpreter"}.get(backend, "compiled")

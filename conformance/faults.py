@@ -55,17 +55,17 @@ def entry(make: Callable[[], nn.Module] = Small, sample: Sampler | None = None) 
 class Faulty:
     """A runtime with some of its methods replaced by functions that get the real runtime first."""
 
-    def __init__(self, runtime: Any, methods: dict[str, Callable[..., Any]]) -> None:
-        self._runtime, self._methods = runtime, methods
+    def __init__(self, runtime: Any, methods: dict[str, Callable[..., Any]], mode: str | None = None) -> None:
+        self._runtime, self._methods, self._mode = runtime, methods, mode
 
     def __getattr__(self, name: str) -> Any:
-        if name in self._methods:
+        if name in self._methods and self._mode in (None, self._runtime.cache_key.mode):
             return lambda *args, **kwargs: self._methods[name](self._runtime, *args, **kwargs)
         return getattr(self._runtime, name)
 
-    def resplit(self, cut: Any) -> Faulty:
-        """The same fault at another cut."""
-        return Faulty(self._runtime.resplit(cut), self._methods)
+    def resplit(self, *cut: Any, **options: Any) -> Faulty:
+        """The same fault at another cut, or in another mode."""
+        return type(self)(self._runtime.resplit(*cut, **options), self._methods, self._mode)
 
 
 def target(
@@ -77,26 +77,18 @@ def target(
         runtime = prepare_split(model, example_inputs, **options)
         if preparing is not None:
             preparing(model)
-        return Faulty(runtime, methods if mode in (None, options["mode"]) else {})
+        return Faulty(runtime, methods, mode)
 
     return prepare
 
 
 def salted(model: nn.Module, example_inputs: Any, **options: Any) -> Any:
     """Ariadne, but a name in its suffix depends on the process's hashes."""
-    runtime = prepare_split(model, example_inputs, **options)
-    return Salted(runtime)
+    return Salted(prepare_split(model, example_inputs, **options), {})
 
 
 class Salted(Faulty):
     """A runtime whose suffix source differs from process to process."""
-
-    def __init__(self, runtime: Any) -> None:
-        super().__init__(runtime, {})
-
-    def resplit(self, cut: Any) -> Salted:
-        """The same fault at another cut."""
-        return Salted(self._runtime.resplit(cut))
 
     @property
     def suffix_source(self) -> str:

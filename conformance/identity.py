@@ -98,8 +98,8 @@ class Identity:
     ) -> None:
         """Nothing is left to do."""
 
-    def resplit(self, cut: Any) -> Identity:
-        """The same: there is one cut."""
+    def resplit(self, cut: Any = None, **_: Any) -> Identity:
+        """The same: there is one cut, and one mode."""
         return self
 
     @property

@@ -310,6 +310,37 @@ def test_resplit_keeps_the_mode_and_the_batch_range() -> None:
     assert split.settings.spec.batch_range == (2, 6)
 
 
+def test_resplit_runs_the_same_cut_of_the_same_plan_in_another_mode() -> None:
+    split = prepare_split(Net().eval(), (X,), split="after:left")
+    debug = split.resplit(mode="debug_interpreter")
+    assert (debug.plan, debug.split_id, debug.settings.boundary) == (split.plan, "cut:4", split.settings.boundary)
+    assert (debug.cache_key.mode, split.cache_key.mode) == ("debug_interpreter", "generated_eager")
+    assert "Interpreter" in repr(debug._now[False].prefix)
+    assert equals_the_model(debug)
+    crossing = split.run_prefix(X)
+    assert difference(split.run_suffix(crossing), debug.run_suffix(crossing)) is None
+    elsewhere = debug.resplit("80%")
+    assert (elsewhere.cache_key.mode, elsewhere.split_id) == ("debug_interpreter", split.resplit("80%").split_id)
+
+
+@pytest.mark.compiler
+def test_resplit_compiles_what_was_prepared_and_keeps_the_options() -> None:
+    split = prepare_split(Net().eval(), (X,), split="after:left")
+    compiled = split.resplit(mode="compiled", compile_options={"backend": "aot_eager"})
+    assert difference(split.run_suffix(split.run_prefix(X)), compiled.run_suffix(compiled.run_prefix(X))) is None
+    assert (compiled.report().mode, compiled.report().backend) == ("compiled", "aot_eager")
+    assert len(compiled.report().segments) == 2
+    assert compiled.resplit("80%").settings.compile_options == {"backend": "aot_eager"}
+    assert compiled.resplit(mode="generated_eager").settings.compile_options is None
+
+
+def test_resplit_refuses_a_mode_that_there_is_not_and_options_that_do_not_go_with_it(runtime: SplitRuntime) -> None:
+    with pytest.raises(SpecError, match=r"mode must be one of .*; found 'fast'"):
+        runtime.resplit(mode="fast")  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="compile_options go with mode='compiled'; the mode here is 'generated_eager'"):
+        runtime.resplit("50%", compile_options={"backend": "eager"})
+
+
 def test_a_boundary_string_may_stand_in_place_of_a_split_spec() -> None:
     model = Net().eval()
     assert prepare_split(model, (X,), split="after:left").split_id == "cut:4"

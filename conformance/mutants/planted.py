@@ -91,8 +91,8 @@ class Planted(SplitRuntime):
     def run_training_prefix(self, *args: Any, **kwargs: Any) -> BoundaryPayload:
         return self.in_payload(super().run_training_prefix(*args, **kwargs))
 
-    def resplit(self, boundary: str | SplitCandidate) -> Planted:
-        return self._again(super().resplit(boundary))
+    def resplit(self, *boundary: str | SplitCandidate | None, **options: Any) -> Planted:
+        return self._again(super().resplit(*boundary, **options))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Planted:
         return self._again(super().__deepcopy__(memo))
