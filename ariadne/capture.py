@@ -129,7 +129,7 @@ def capture(
     plan: TracePlan | None = None
     others: list[Recording] = []  # what the plan rests on besides the run at the example's batch
     try:
-        plan = symbolic(model, example, batch_symbol, batches, grad, others, quick=not real.recorded.backwards)
+        plan = symbolic(model, example, batch_symbol, batches, grad, others)
     except UnsupportedError as error:
         reasons.append(("symbolic", str(error)))
     except Exception as error:  # whatever torch's fake tensors raise: the next way runs real ones
@@ -361,11 +361,10 @@ def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
 
 
 def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: range, grad: bool,
-             recordings: list[Recording] | None = None, quick: bool = False) -> TracePlan:  # fmt: skip
+             recordings: list[Recording] | None = None) -> TracePlan:  # fmt: skip
     """Run the forward on fake tensors whose batch is a symbol; the plan holds for batches that meet every guard.
 
-    What it read of the model's Python state is added to `recordings`, as far as that can't be something fake. `quick` is for a
-    forward without a backward pass in it.
+    What it read of the model's Python state is added to `recordings`, as far as that can't be something fake.
     """
     shapes = Sizes()
     fake = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
@@ -382,7 +381,7 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
     symbol = inputs[example.batched[0]].shape[0].node.expr
     args, kwargs = tree.unflatten(inputs, example.spec)
     try:
-        with torch.set_grad_enabled(grad), recording(model, fake, snapshot, quick=quick) as (found, recorder):
+        with torch.set_grad_enabled(grad), recording(model, fake, snapshot) as (found, recorder):
             shapes.recorder = recorder
             found.output = model(*args, **kwargs)
         shapes.recorder = None

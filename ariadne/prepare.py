@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -111,11 +111,13 @@ def _prepare(model: nn.Module, example: Example, settings: Settings, training: b
         if not settings.spec.trainable:
             captures.reverse()
     plans = {c.plan: (frontiers(c.plan), c.baseline) for c in captures}
-    runtime = SplitRuntime(model, settings, plans, recapture)
+    compiles = settings.mode == "compiled"  # in its own rounding: what it is made from is held against the model
+    plain = replace(settings, mode="generated_eager", compile_options=None) if compiles else settings
+    runtime = SplitRuntime(model, plain, plans, recapture)
     _verify(runtime, example, captures)
-    if settings.spec.trainable and training and settings.mode != "compiled":
+    if settings.spec.trainable and training:
         _verify_gradients(runtime, example)
-    return runtime
+    return runtime.resplit(mode="compiled", compile_options=settings.compile_options) if compiles else runtime
 
 
 def _verify_gradients(runtime: SplitRuntime, example: Example) -> None:
@@ -154,8 +156,6 @@ def _capture(recapture: _Recapture, example: Example, grad: bool) -> Captured:
 
 def _verify(runtime: SplitRuntime, example: Example, captures: Sequence[Captured]) -> None:
     """Hold the split against the model's own outputs, seen while capturing, bit for bit."""
-    if runtime.settings.mode == "compiled":
-        return
     for captured in captures:
         for seen in captured.evidence:
             if seen.batch not in captured.plan.batches:

@@ -29,7 +29,6 @@ from ariadne.held import BOOKKEEPING, SIMPLE, is_a
 from ariadne.plan import PLAIN, Region
 from ariadne.refusals import Patches, called_by_torch, refuse, refuse_transforms
 from ariadne.sizes import Size, Watch
-from ariadne.standins import stand_in
 from ariadne.state import Snapshot
 from ariadne.surroundings import Outside, surroundings
 
@@ -96,12 +95,7 @@ class Recorder(ProxyTorchDispatchMode):
     """The dispatch mode that records; torch lets only its own kinds of mode stand at the pre-dispatch key."""
 
     def __init__(
-        self,
-        recording: Recording,
-        fake: FakeTensorMode | None,
-        snapshot: Snapshot,
-        watch: Watch | None = None,
-        quick: bool = False,
+        self, recording: Recording, fake: FakeTensorMode | None, snapshot: Snapshot, watch: Watch | None = None
     ) -> None:
         super().__init__(None, "symbolic" if fake else "real", pre_dispatch=True)  # type: ignore[arg-type]
         self.recording, self.fake, self.snapshot, self.watch = recording, fake, snapshot, watch
@@ -114,7 +108,6 @@ class Recorder(ProxyTorchDispatchMode):
         self.state: set[int] = set()  # the storages of the model's tensors
         self.autocast: list[str] = []
         self.scope = 0
-        self.quick = quick
 
     def is_mine(self) -> bool:
         """Whether it is forward's own Python that runs: in the thread that records, and outside of any op."""
@@ -174,11 +167,7 @@ class Recorder(ProxyTorchDispatchMode):
             self.depth += 1
             self.running = func, run_args
             try:
-                if self.quick and not run_kwargs:
-                    run, on = stand_in(func, run_args)
-                    out = run(*on)
-                else:
-                    out = func(*run_args, **run_kwargs)
+                out = func(*run_args, **run_kwargs)
             finally:
                 self.depth -= 1
                 self.running = None
@@ -552,22 +541,17 @@ def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: Patches) -> No
 
 @contextmanager
 def recording(
-    model: nn.Module,
-    fake: FakeTensorMode | None,
-    snapshot: Snapshot,
-    watch: Watch | None = None,
-    quick: bool = False,
+    model: nn.Module, fake: FakeTensorMode | None, snapshot: Snapshot, watch: Watch | None = None
 ) -> Iterator[tuple[Recording, Recorder]]:
     """Record everything that runs in the block; one thread of the process records at a time.
 
-    `quick`: fake tensors may go through stand-ins, whose gradients are others'. The model is not restored: that is for the
-    `snapshot`, which holds the data of all that was written.
+    The model is not restored: that is for the `snapshot`, which holds the data of all that was written.
     """
     paths: dict[int, str] = {}
     for path, module in (*snapshot.modules.items(), *snapshot.strays.items()):
         paths.setdefault(id(module), path)
     found = Recording()
-    recorder = Recorder(found, fake, snapshot, watch, quick)
+    recorder = Recorder(found, fake, snapshot, watch)
     recorder.state = snapshot.storages()
     patches = Patches()
     with PATCHING, ExitStack() as stack:

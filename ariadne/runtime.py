@@ -416,10 +416,8 @@ class SplitRuntime:
         plans = {p: (with_trainable(p, c, trains), b) for p, (c, b) in self._plans.items()}
         settings = Settings(old.spec, parsed, mode, old.objective, compile_options)
         candidates = plans[self.plan][0]
-        if boundary is None:
-            chosen = candidates[self.candidate.cut - 1]
-        else:
-            chosen = select(self.plan, candidates, parsed, trainable=old.spec.trainable, objective=old.objective)
+        here = parse_boundary(self.candidate.split_id) if boundary is None else parsed
+        chosen = select(self.plan, candidates, here, trainable=old.spec.trainable, objective=old.objective)
         return SplitRuntime(self.model, settings, plans, self._recapture, chosen)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SplitRuntime:

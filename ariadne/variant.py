@@ -20,7 +20,7 @@ from ariadne.guards import ModuleGuard, entrance
 from ariadne.plan import TraceNode, TracePlan, Value, short_dtype, uses
 from ariadne.prune import Groups
 from ariadne.segment import load
-from ariadne.spec import MODES, Boundary, ExecutionMode, Objective, SplitSpec
+from ariadne.spec import MODES, Boundary, CompileOptions, ExecutionMode, Objective, SplitSpec
 from ariadne.tensors import StateGuard
 from ariadne.verify import Interpreter
 
@@ -36,12 +36,17 @@ class Settings:
     compile_options: Mapping[str, Any] | None
 
     def __post_init__(self) -> None:
+        """Raises `SpecError` for a mode that there is not, and for options that don't go with it; they are copied."""
         if self.mode not in MODES:
             raise SpecError(f"mode must be one of {', '.join(map(repr, MODES))}; found {self.mode!r}")
         if self.compile_options is not None and not isinstance(self.compile_options, Mapping):
             raise SpecError(f"compile_options is a mapping of options of torch.compile; found {self.compile_options!r}")
         if self.compile_options and self.mode != "compiled":
             raise SpecError(f"compile_options go with mode='compiled'; the mode here is {self.mode!r}")
+        if self.mode == "compiled":
+            CompileOptions.parse(self.compile_options)
+        if self.compile_options is not None:
+            object.__setattr__(self, "compile_options", dict(self.compile_options))
 
 
 class Variant:

@@ -341,6 +341,35 @@ def test_resplit_refuses_a_mode_that_there_is_not_and_options_that_do_not_go_wit
         runtime.resplit("50%", compile_options={"backend": "eager"})
 
 
+def test_resplit_in_another_mode_refuses_a_cut_that_the_spec_refuses_by_now() -> None:
+    model = Net().eval()
+    split = prepare_split(model, (X,), split=SplitSpec("50%", trainable=True))
+    model.requires_grad_(False)
+    with pytest.raises(FrontierError, match="no parameter after it requires grad"):
+        split.resplit(mode="debug_interpreter")
+
+
+def test_what_is_compiled_was_held_against_the_model_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = []
+    monkeypatch.setattr("ariadne.prepare._verify", lambda runtime, *_: held.append(runtime.cache_key.mode))
+    split = prepare_split(Net().eval(), (X,), split="50%", mode="compiled", compile_options={"backend": "eager"})
+    assert (held, split.cache_key.mode) == (["generated_eager"], "compiled")
+
+
+def test_options_are_kept_as_they_were_given_and_looked_at_before_anything_runs() -> None:
+    options = {"backend": "eager"}
+    split = prepare_split(Net().eval(), (X,), split="50%", mode="compiled", compile_options=options)
+    options["backend"] = "nonsense"
+    assert split.resplit("80%").report().backend == "eager"
+
+    class Silent(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise AssertionError("it ran")
+
+    with pytest.raises(SpecError, match="'speed'"):
+        prepare_split(Silent().eval(), (X,), split="50%", mode="compiled", compile_options={"speed": 1})
+
+
 def test_a_boundary_string_may_stand_in_place_of_a_split_spec() -> None:
     model = Net().eval()
     assert prepare_split(model, (X,), split="after:left").split_id == "cut:4"

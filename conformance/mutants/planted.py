@@ -24,7 +24,7 @@ from ariadne.frontier import SplitCandidate, frontiers
 from ariadne.plan import TraceNode, TracePlan, Value
 from ariadne.runtime import SplitRuntime
 from ariadne.segment import load
-from ariadne.variant import Variant
+from ariadne.variant import Variant, nodes_of
 
 Segment = Callable[..., Any]
 
@@ -113,8 +113,8 @@ class Planted(SplitRuntime):
             split_id = variant.candidate.split_id
             label = f"{split_id} of {type(self.model).__name__}"
             if self.settings.mode == "compiled":
-                report = SegmentReport(side, split_id)
-                segment = compiled(source, variant.plan, label, self.settings.compile_options, report)
+                report, nodes = SegmentReport(side, split_id), nodes_of(variant.plan, variant.candidate, side)
+                segment = compiled(source, variant.plan, nodes, label, self.settings.compile_options, report)
             else:
                 segment = load(source, label)
             setattr(variant, side, segment)
