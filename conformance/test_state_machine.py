@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import reject, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
@@ -20,12 +21,23 @@ from conformance.random_networks.program import Program
 from conformance.random_networks.search import FIRST_FAILURE, QUIET, SMALLEST_FAILURE
 from conformance.random_networks.session import ACTIONS, Session
 from conformance.random_networks.tally import VARIABLE, Tally
-from conformance.random_networks.trial import trial
+from conformance.random_networks.trial import trial, whole_runs
+from conformance.random_networks.twins import Invalid
 
 logging.getLogger("torch.__trace").addFilter(lambda record: False)
 PROFILE = os.environ.get("ARIADNE_HYPOTHESIS_PROFILE", "smoke")
 ACTIONS_PER_SESSION = 16
 NUMBERS = st.integers(0, 30)
+
+
+def runs(program: Program) -> bool:
+    """Whether the whole model can run at all, in both modes."""
+    try:
+        for training in (False, True):
+            whole_runs(program, training)
+    except Invalid:
+        return False
+    return True
 
 
 class Machine(RuleBasedStateMachine):
@@ -40,6 +52,9 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(program=programs(most=8, refusable=False), training=st.booleans())
     def begin(self, program: Program, training: bool) -> None:
+        if not runs(program):  # it was drawn on meta tensors, which autocast leaves as they are
+            self.tally.counts["invalid"] += 1
+            reject()
         self.session = Session(program)
         if training:
             self.do("flip")
@@ -127,6 +142,19 @@ def explore(chosen: settings, tally: Tally, keep: Path | None) -> Tally:
     finally:
         tally.write()
     return tally
+
+
+def test_a_program_whose_whole_can_not_run_makes_no_session() -> None:
+    linear = {"kind": "linear", "args": [4, 4, True]}
+    steps = (
+        {"do": "call", "of": ["x"], "with": {"module": "m0"}, "to": ["v0"], "under": "autocast"},
+        {"do": "call", "of": ["v0"], "with": {"module": "m1"}, "to": ["v1"]},
+    )
+    program = Program(
+        ({"name": "x", "shape": ["B", 4], "dtype": "float32"},), {"m0": linear, "m1": linear}, steps, "v1"
+    )
+    assert not runs(program)
+    assert runs(replace(program, steps=steps[:1], output="v0"))
 
 
 def test_every_action_is_a_rule() -> None:

@@ -27,12 +27,12 @@ def trial(program: Program) -> Counts:
         return Session(program).replay()
     counts = Counts()
     for training in (False, True):
-        trains = _whole_runs(program, training)
+        trains = whole_runs(program, training)
         _hold(program, training, trains, counts)
     return counts
 
 
-def _whole_runs(program: Program, training: bool) -> bool:
+def whole_runs(program: Program, training: bool) -> bool:
     """Whether there is anything to train; `Invalid` where the whole model can't run, or its backward pass can't."""
     trains = False
     twins = Twins(program, training)
