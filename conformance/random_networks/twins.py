@@ -146,8 +146,9 @@ class Twins:
         raise Different(f"{where}: the whole model raises {error!r}, the split does not")
 
 
-def _gradients(inputs: Inputs) -> list[Tensor | None]:
-    return [t.grad for t in tensors(list(inputs))]
+def _gradients(inputs: Inputs) -> list[tuple[bool, Tensor | None]]:
+    """Of each input, whether it is a leaf, and its gradient if so: one that was written into may be none."""
+    return [(t.is_leaf, t.grad if t.is_leaf else None) for t in tensors(list(inputs))]
 
 
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
