@@ -93,9 +93,13 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Observation:
-    """One recorded real run: its plan, its output, and the shapes of what each recorded op made."""
+    """One recorded real run: its plan, its output, and the shapes of what each recorded op made.
+
+    `unpruned`: the plan with the ops whose results nothing uses, which may be unable to run at another batch.
+    """
 
     plan: TracePlan
+    unpruned: TracePlan
     evidence: Evidence
     shapes: tuple[tuple[tuple[int, ...], ...], ...]
     recorded: Recording
@@ -239,8 +243,8 @@ def _observed(
             if not sizes:
                 raise Disagreement("the range holds no batch above 1 to compare runs at")
             runs = [real if b == here else observe(model, example, b, batch_symbol, grad) for b in sizes]
-            plan = generalize([r.plan for r in runs], Batches.of(sizes))
-            plan = _as_far_as_shown(model, example, plan, runs, batches)
+            plan = generalize([r.unpruned for r in runs], Batches.of(sizes))
+            plan = check(prune(_as_far_as_shown(model, example, plan, runs, batches)))
             if here in plan.batches or here == 1:
                 recordings += [r.recorded for r in runs if r is not real]
                 return plan
@@ -265,7 +269,7 @@ def _as_far_as_shown(
     if sources is not None:
         watch = Watch(sources)
         again = observe(model, example, shown.ranges[0][0], plan.batch_symbol, plan.grad_enabled, watch)
-        differs = disagreement(plan, again.plan)
+        differs = disagreement(plan, again.unpruned)
         if differs:
             raise Disagreement(f"the same batch run twice differs: {differs}")
         lost = watch.lost
@@ -312,7 +316,8 @@ def observe(
             found.output = model(*args, **kwargs)
         _refuse_python_state(found, snapshot)
         low = Lowering(model, found, snapshot, state, leaves, example.batched, None, batch_symbol, {})
-        plan = check(prune(low.plan(example.spec, batch, Batches(((batch, batch),)), "observed", grad)))
+        unpruned = low.plan(example.spec, batch, Batches(((batch, batch),)), "observed", grad)
+        plan = check(prune(unpruned))
         output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, found.output)
         shapes = tuple(tuple(tuple(t.shape) for t in tensors_in(e.out)) for e in found.events)
         found.forget_tensors()
@@ -328,7 +333,7 @@ def observe(
                     "it keeps state in Python, draws from a generator of its own, or is not deterministic. Keep state in buffers, "
                     "and draw from torch's RNG"
                 )
-        return Observation(plan, Evidence(batch, output), shapes, found)
+        return Observation(plan, unpruned, Evidence(batch, output), shapes, found)
     finally:
         snapshot.restore()
 

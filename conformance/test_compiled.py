@@ -22,7 +22,7 @@ from torch._dynamo.backends.common import aot_autograd
 from ariadne import SplitRuntime, SplitSpec, prepare_split
 from ariadne.ahead import Ahead, Layout, _admitted
 from ariadne.ahead import _keep as keep
-from ariadne.errors import CompileError, SpecError, WitnessError
+from ariadne.errors import CompileError, SpecError, VerificationError, WitnessError
 from ariadne.expr import Expr
 from ariadne.lift import lift
 from ariadne.plan import Batches
@@ -687,3 +687,32 @@ def test_inductor_compiles_attention_once_for_every_batch(crosses: str) -> None:
         x = numbers(batch, 6, 8, seed=batch)
         near(runtime.model, x, halves(runtime, x))
     assert runtime.report().recompiles == 0
+
+
+UNSEEN = torch.Tensor.register_hook  # taken before anything records, as a library may
+
+
+class Hooked(nn.Module):
+    """A hook on a tensor, put there past all that is watched: it changes gradients, and no op shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, 4) -> (B, 2)."""
+        y = self.first(x)
+        if y.requires_grad:
+            UNSEEN(y, lambda g: g * 3)
+        return self.last(y.relu())
+
+
+def test_gradients_are_held_against_the_models_before_anything_is_compiled() -> None:
+    with pytest.raises(VerificationError, match="the gradients through the split at cut:1 differ"):
+        prepare_split(
+            Hooked(),
+            (torch.randn(3, 4),),
+            split=SplitSpec("50%", trainable=True),
+            mode="compiled",
+            compile_options={"backend": "eager"},
+        )

@@ -87,6 +87,35 @@ def test_a_convolution_along_the_batch_equals_the_model_or_raises_where_the_mode
             assert difference(model(x), runtime.run_suffix(runtime.run_prefix(x))) is None
 
 
+class Rows(nn.Module):
+    """Rows for each sample that nothing uses, and a path that fake tensors don't take: only real runs tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, 4) -> (3, 4)."""
+        total = torch.arange(12.0).reshape(3, 4) * self.linear(x).sum()
+        total[: min(x.shape[0], 3)].unflatten(0, (x.shape[0], 1))
+        y = self.linear(total)
+        return y if type(y) is torch.Tensor else y.relu()
+
+
+def test_real_runs_too_leave_out_a_batch_at_which_an_op_cannot_run_though_nothing_uses_its_result() -> None:
+    model = Rows().eval()
+    runtime = prepare_split(model, (torch.randn(2, 4),), split=SplitSpec("percent:50", dynamic_batch=(1, 8)))
+    for batch in range(1, 9):
+        x = torch.randn(batch, 4)
+        if batch <= 3:
+            with torch.no_grad():
+                assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
+        else:
+            for run in (model, runtime.run_prefix):
+                with pytest.raises(RuntimeError, match="unflatten"):
+                    run(x)
+
+
 class Fitting(nn.Module):
     """Twelve numbers in rows, one for each sample: at batches that don't divide twelve, forward raises."""
 
