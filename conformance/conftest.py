@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 import conformance.offline  # noqa: F401 - before torch and the model libraries, which read their settings as they are imported
@@ -12,6 +11,8 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase
+
+from conformance.random_networks.tally import PROFILE
 
 torch.set_num_threads(1)
 
@@ -36,4 +37,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker("variants")
 
 
-settings.load_profile(os.environ.get("ARIADNE_HYPOTHESIS_PROFILE", "smoke"))
+settings.load_profile(PROFILE)

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,12 @@ from conformance.random_networks.parts import KINDS
 from conformance.random_networks.program import Program, build
 from conformance.random_networks.search import FIRST_FAILURE, QUIET, SMALLEST_FAILURE, Found, search
 from conformance.random_networks.steps import STEPS
-from conformance.random_networks.tally import VARIABLE, Tally
+from conformance.random_networks.tally import PROFILE, VARIABLE, Tally
 from conformance.random_networks.trial import trial
 from conformance.random_networks.twins import Invalid
 
 # Without this every test keeps thousands of lines that torch writes about its own tracing.
 logging.getLogger("torch.__trace").addFilter(lambda record: False)
-PROFILE = os.environ.get("ARIADNE_HYPOTHESIS_PROFILE", "smoke")
 FILES = corpus.files()
 
 

@@ -16,7 +16,7 @@ from ariadne import SplitSpec, prepare_split
 from ariadne.errors import FrontierError, TrainingError
 from ariadne.frontier import GradientOrder
 from conformance.compare import difference
-from conformance.test_views_and_writes import without_what_is_a_view
+from conformance.trap_kit import without_what_is_a_view
 
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(7))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,12 +19,11 @@ from conformance.random_networks.draw import programs
 from conformance.random_networks.program import Program
 from conformance.random_networks.search import FIRST_FAILURE, QUIET, SMALLEST_FAILURE
 from conformance.random_networks.session import ACTIONS, Session
-from conformance.random_networks.tally import VARIABLE, Tally
+from conformance.random_networks.tally import PROFILE, VARIABLE, Tally
 from conformance.random_networks.trial import trial, whole_runs
 from conformance.random_networks.twins import Invalid
 
 logging.getLogger("torch.__trace").addFilter(lambda record: False)
-PROFILE = os.environ.get("ARIADNE_HYPOTHESIS_PROFILE", "smoke")
 ACTIONS_PER_SESSION = 16
 NUMBERS = st.integers(0, 30)
 

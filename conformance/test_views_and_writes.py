@@ -6,25 +6,22 @@ Those of `random_networks` have a wide vocabulary, and seldom meet three gradien
 from __future__ import annotations
 
 import copy
-import os
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-import ariadne.lower
 from ariadne import SplitSpec, prepare_split
 from ariadne.errors import AriadneError, TrainingError
 from ariadne.frontier import GradientOrder
-from ariadne.variant import Variant
 from conformance.compare import difference
+from conformance.random_networks.tally import PROFILE
+from conformance.trap_kit import without_what_is_a_view
 
-PROFILE = os.environ.get("ARIADNE_HYPOTHESIS_PROFILE", "smoke")
 SIZE = 8
 SOURCES: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "batched_matmul": lambda m, x: (q := m.linear(x).view(-1, SIZE, 2, 4).transpose(1, 2)) @ q.transpose(-1, -2),
@@ -145,12 +142,6 @@ def test_every_cut_trains_as_the_whole_or_refuses_to(block: int) -> None:
 
 def without_the_rules(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GradientOrder, "at", lambda self, cut, live: "")
-
-
-def without_what_is_a_view(patch: pytest.MonkeyPatch) -> None:
-    made = ariadne.lower.Value
-    patch.setattr(ariadne.lower, "Value", lambda *fields, **named: replace(made(*fields, **named), is_view=False))
-    patch.setattr(Variant, "refuse_views", lambda self, raw: None)
 
 
 PLANTED = [without_the_rules, without_what_is_a_view]

@@ -5,14 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
+import ariadne.lower
 from ariadne import BoundaryPayload, SplitRuntime, SplitSpec, prepare_split, tree
 from ariadne.boundary import gradients_from_bytes, gradients_to_bytes
 from ariadne.errors import GuardError
+from ariadne.variant import Variant
 from ariadne.verify import difference
 from conformance.state import seed_torch
 
@@ -225,3 +229,10 @@ class Fn(nn.Module):
 
 
 __all__ = ["Fn", "Modes", "Twins", "copies", "loss_of", "numbers", "over_the_wire", "same"]
+
+
+def without_what_is_a_view(patch: pytest.MonkeyPatch) -> None:
+    """Plant a bug: nothing knows any more which values are views."""
+    made = ariadne.lower.Value
+    patch.setattr(ariadne.lower, "Value", lambda *fields, **named: replace(made(*fields, **named), is_view=False))
+    patch.setattr(Variant, "refuse_views", lambda self, raw: None)

@@ -12,6 +12,7 @@ from conformance.environment import ROOT, sources
 from conformance.random_networks.counts import Counts
 
 VARIABLE = "ARIADNE_FUZZ_RESULTS"
+PROFILE = os.environ.get("ARIADNE_HYPOTHESIS_PROFILE", "smoke")  # how many programs are drawn: smoke, full or nightly
 
 
 class Tally:
