@@ -243,8 +243,7 @@ def _observed(
             if not sizes:
                 raise Disagreement("the range holds no batch above 1 to compare runs at")
             runs = [real if b == here else observe(model, example, b, batch_symbol, grad) for b in sizes]
-            plan = generalize([r.unpruned for r in runs], Batches.of(sizes))
-            plan = check(prune(_as_far_as_shown(model, example, plan, runs, batches)))
+            plan = check(prune(_as_far_as_shown(model, example, _of_runs(runs), runs, batches)))
             if here in plan.batches or here == 1:
                 recordings += [r.recorded for r in runs if r is not real]
                 return plan
@@ -253,6 +252,19 @@ def _observed(
         except Exception as error:  # the model may refuse a size that nobody asked it to run
             reasons.append(("observed", _first_line(error)))
     return at_batch(real.plan, here)
+
+
+def _of_runs(runs: Sequence[Observation]) -> TracePlan:
+    """The plan of these runs, if it can be with the ops whose results nothing uses: at another batch they may be unable to run.
+
+    It can't where there are more of them at one batch than at another.
+    """
+    sizes = Batches.of(r.plan.traced_batch for r in runs)
+    loose = runs[0].unpruned.definitions.keys() - runs[0].plan.definitions.keys()
+    try:
+        return generalize([r.unpruned for r in runs], sizes, loose)
+    except Disagreement:
+        return generalize([r.plan for r in runs], sizes)
 
 
 def _as_far_as_shown(
@@ -269,7 +281,7 @@ def _as_far_as_shown(
     if sources is not None:
         watch = Watch(sources)
         again = observe(model, example, shown.ranges[0][0], plan.batch_symbol, plan.grad_enabled, watch)
-        differs = disagreement(plan, again.unpruned)
+        differs = disagreement(prune(plan), again.plan)
         if differs:
             raise Disagreement(f"the same batch run twice differs: {differs}")
         lost = watch.lost

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -110,12 +110,13 @@ def _same_source(plan: TracePlan, a: Value, seen: TracePlan, b: Value) -> bool:
     return a.origin == b.origin
 
 
-def generalize(plans: Sequence[TracePlan], batches: Batches) -> TracePlan:
+def generalize(plans: Sequence[TracePlan], batches: Batches, loose: Collection[str] = ()) -> TracePlan:
     """One plan that agrees with every plan in `plans` at its batch, for the batches given.
 
     Numbers that are the same throughout stay constants; those that differ are fitted as expressions in the batch, from the
     first two plans where two decide, and every other plan must agree. Raises `Disagreement` where ops differ in kind or
-    number, or where no expression fits.
+    number, or where no expression fits; but if that is a size of one of the `loose` values, which nothing uses, the value is left
+    without a dtype, which is to say that nothing is known of it.
     """
     first, *others = plans
     for other in others:
@@ -174,9 +175,13 @@ def generalize(plans: Sequence[TracePlan], batches: Batches) -> TracePlan:
         for j, name in enumerate(head.outputs):
             for k, other_node in enumerate(group):
                 names[k][other_node.outputs[j]] = name
-            values[name] = _merge_value(
-                [p.values[n.outputs[j]] for p, n in zip(plans, group, strict=True)], values[name], fit
-            )
+            merged = [p.values[n.outputs[j]] for p, n in zip(plans, group, strict=True)]
+            try:
+                values[name] = _merge_value(merged, values[name], fit)
+            except Disagreement:
+                if name not in loose:
+                    raise
+                values[name] = replace(values[name], dtype=None)
     for _, name in first.inputs:
         group_of = [p.values[next(n for n in p.values if names[k].get(n) == name)] for k, p in enumerate(plans)]
         values[name] = _merge_value(group_of, values[name], fit)

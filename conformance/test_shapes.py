@@ -88,32 +88,52 @@ def test_a_convolution_along_the_batch_equals_the_model_or_raises_where_the_mode
 
 
 class Rows(nn.Module):
-    """Rows for each sample that nothing uses, and a path that fake tensors don't take: only real runs tell."""
+    """Thirty numbers in rows, one for each sample, that nothing uses; fake tensors take another path, so only real runs tell."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(4, 4)
+        self.linear = nn.Linear(5, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, 4) -> (3, 4)."""
-        total = torch.arange(12.0).reshape(3, 4) * self.linear(x).sum()
-        total[: min(x.shape[0], 3)].unflatten(0, (x.shape[0], 1))
+        """(B, 6, 5) -> (6, 5)."""
+        total = x.sum(0)
+        total.reshape(x.shape[0], -1)
         y = self.linear(total)
         return y if type(y) is torch.Tensor else y.relu()
 
 
 def test_real_runs_too_leave_out_a_batch_at_which_an_op_cannot_run_though_nothing_uses_its_result() -> None:
     model = Rows().eval()
-    runtime = prepare_split(model, (torch.randn(2, 4),), split=SplitSpec("percent:50", dynamic_batch=(1, 8)))
-    for batch in range(1, 9):
-        x = torch.randn(batch, 4)
-        if batch <= 3:
-            with torch.no_grad():
-                assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
-        else:
-            for run in (model, runtime.run_prefix):
-                with pytest.raises(RuntimeError, match="unflatten"):
-                    run(x)
+    runtime = prepare_split(model, (torch.randn(2, 6, 5),), split=SplitSpec("percent:50", dynamic_batch=(1, 8)))
+    assert runtime.plan.captured_by == "observed"
+    assert not any("reshape" in node.target for node in runtime.plan.nodes)
+    assert [b for b in range(1, 9) if b in runtime.plan.batches] == [1, 2, 3, 5, 6]
+    for batch in (4, 7, 8):
+        x = torch.randn(batch, 6, 5)
+        for run in (model, runtime.run_prefix):
+            with pytest.raises(RuntimeError, match=rf"shape '\[{batch}, -1\]' is invalid for input of size 30"):
+                run(x)
+
+
+class Images(nn.Module):
+    """As many ops that nothing uses as there are samples, on the path of real runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, 4) -> (B, 4)."""
+        for sample in x:
+            sample.sum()
+        y = self.linear(x.tanh())
+        return y if type(y) is torch.Tensor else y.relu()
+
+
+def test_real_runs_make_one_plan_though_they_differ_in_ops_that_nothing_uses() -> None:
+    runtime = prepare_split(Images().eval(), (torch.randn(2, 4),), split=SplitSpec("cut:1", dynamic_batch=(1, 8)))
+    assert runtime.plan.captured_by == "observed"
+    assert [b for b in range(1, 9) if b in runtime.plan.batches] == [1, 2, 3, 5]  # those that were run
 
 
 class Fitting(nn.Module):
