@@ -82,7 +82,7 @@ def compilers(session: nox.Session) -> None:
 
 @nox.session
 def variants(session: nox.Session) -> None:
-    """Run the traps in all the spellings that the session `tests` has no time for."""
+    """Run traps, changes and planted faults in all the spellings that the session `tests` has no time for."""
     install(session, "-e", ".[zoo]", groups=("test", "report"))
     unit(session, "-m", "variants", *session.posargs)
 

@@ -414,7 +414,7 @@ class SplitRuntime:
         parsed = old.boundary if boundary is None else parse_boundary(boundary)
         trains = partial(_trains, cache(self.model.get_submodule))
         plans = {p: (with_trainable(p, c, trains), b) for p, (c, b) in self._plans.items()}
-        settings = Settings(old.spec, parsed, mode, old.objective, compile_options)
+        settings = replace(old, boundary=parsed, mode=mode, compile_options=compile_options)
         candidates = plans[self.plan][0]
         here = parse_boundary(self.candidate.split_id) if boundary is None else parsed
         chosen = select(self.plan, candidates, here, trainable=old.spec.trainable, objective=old.objective)

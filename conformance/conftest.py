@@ -22,6 +22,8 @@ for _name, _examples in {"smoke": 25, "full": 200, "nightly": 5000}.items():
     _new = {"derandomize": False, "database": DirectoryBasedExampleDatabase(".hypothesis/examples")}
     _same = {"derandomize": True, "database": None} if _name == "smoke" else _new
     settings.register_profile(_name, max_examples=_examples, deadline=None, print_blob=True, **_same)
+settings.load_profile(PROFILE)
+
 SPELLINGS = 2
 OF_MANY = (  # files whose tests say one thing of many models, changes or planted faults
     "test_buckets",
@@ -40,7 +42,7 @@ OF_MANY = (  # files whose tests say one thing of many models, changes or plante
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of each trap, the spellings beyond the first two are `variants`: CI has no time for all of them."""
+    """Of each such test, the spellings beyond the first two are `variants`: CI has no time for all of them."""
     met: Counter[tuple[str, str]] = Counter()
     for item in items:
         if item.path.name.startswith(OF_MANY) and hasattr(item, "callspec"):
@@ -48,6 +50,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             met[key] += 1
             if met[key] > SPELLINGS:
                 item.add_marker("variants")
-
-
-settings.load_profile(PROFILE)

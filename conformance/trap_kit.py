@@ -228,11 +228,11 @@ class Fn(nn.Module):
         return self.function(self, *args, **kwargs)
 
 
-__all__ = ["Fn", "Modes", "Twins", "copies", "loss_of", "numbers", "over_the_wire", "same"]
-
-
 def without_what_is_a_view(patch: pytest.MonkeyPatch) -> None:
     """Plant a bug: nothing knows any more which values are views."""
     made = ariadne.lower.Value
     patch.setattr(ariadne.lower, "Value", lambda *fields, **named: replace(made(*fields, **named), is_view=False))
     patch.setattr(Variant, "refuse_views", lambda self, raw: None)
+
+
+__all__ = ["Fn", "Modes", "Twins", "copies", "loss_of", "numbers", "over_the_wire", "same", "without_what_is_a_view"]
