@@ -140,6 +140,7 @@ def benchmarks(session: nox.Session) -> None:
 def benchmarks_cuda(session: nox.Session) -> None:
     """The same on CUDA, replay and training at batch 1, 4, 32 and 256; refuses where there is no CUDA device."""
     options = ["--require-cuda", "--batches", "1", "4", "32", "256", "--tasks", "inference", "training"]
+    options += ["--start-batches", "1"]  # each start is a process of its own, and half of them compile from nothing
     measure(session, Path("results/benchmarks-cuda"), "cuda", *options)
 
 
@@ -177,7 +178,7 @@ def attempt(session: nox.Session, what: str, *command: str, **variables: str) ->
 
 @nox.session
 def report(session: nox.Session) -> None:
-    """Write a report of runs, `-- RUN… [--baseline RUN] --output FOLDER`; or, without options, check and measure a little first."""
+    """Write a report of runs, `-- RUN… [--baseline RUN] [--output FOLDER]`; or, without options, check and measure a little."""
     install(session, "-e", ".[zoo]", groups=("test", "report"))
     if session.posargs:
         session.run("python", "-m", "reports", *session.posargs)

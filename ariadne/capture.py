@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ariadne import tree
 from ariadne.baseline import GLOBAL_HOOKS, Baseline
 from ariadne.errors import CaptureError, UnsupportedError, named
+from ariadne.expr import Expr
 from ariadne.generalize import Disagreement, at_batch, disagreement, generalize, size_sources, with_views_of
 from ariadne.lower import Lowering, state_tensors
 from ariadne.plan import Batches, TracePlan, check
@@ -115,13 +116,15 @@ class Captured:
 
 
 def capture(
-    model: nn.Module, example: Example, *, batch_symbol: str, batches: range, grad: bool, needed: bool = False
-) -> Captured:
+    model: nn.Module, example: Example, *, batch_symbol: str, batches: range, grad: bool, needed: bool = False,
+    like: TracePlan | None = None,
+) -> Captured:  # fmt: skip
     """The plan of the model's forward on inputs like `example`, for as many of `batches` as it can be shown to hold for.
 
     Tried in this order: symbolic; observed at several batch sizes; observed at the example's batch alone. Whatever made
     the plan, real runs at the example's batch and at batch 1 are held against it, op by op. `grad`: gradients enabled.
-    `needed`: the plan must serve the example's own batch, be it that batch alone.
+    `needed`: the plan must serve the example's own batch, be it that batch alone. `like`: a plan of other batches; where a real
+    run does what it says, it is the plan of the example's batch, and nothing else is tried.
 
     Raises `UnsupportedError` where forward does something that no plan can hold, and what the model raises itself.
     """
@@ -132,13 +135,20 @@ def capture(
     real = observe(model, example, size, batch_symbol, grad, twice=True)
     plan: TracePlan | None = None
     others: list[Recording] = []  # what the plan rests on besides the run at the example's batch
-    try:
-        plan = symbolic(model, example, batch_symbol, batches, grad, others)
-    except UnsupportedError as error:
-        reasons.append(("symbolic", str(error)))
-    except Exception as error:  # whatever torch's fake tensors raise: the next way runs real ones
-        reasons.append(("symbolic", _first_line(error)))
-    if plan is not None:
+    if like is not None and size == example.batch and not disagreement(like, real.plan):
+        plan, batches = (
+            with_views_of(replace(like, batches=Batches.of([size]), excluded=()), real.plan),
+            range(size, size + 1),
+        )
+        reasons = [*like.not_captured_by]
+    else:
+        try:
+            plan = symbolic(model, example, batch_symbol, batches, grad, others)
+        except UnsupportedError as error:
+            reasons.append(("symbolic", str(error)))
+        except Exception as error:  # whatever torch's fake tensors raise: the next way runs real ones
+            reasons.append(("symbolic", _first_line(error)))
+    if plan is not None and plan.captured_by == "symbolic":
         differs = disagreement(plan, real.plan) if size in plan.batches else f"batch {size} is not covered"
         if differs:
             reasons.append(("symbolic", f"not what a real run does: {differs}"))
@@ -243,7 +253,7 @@ def _observed(
             if not sizes:
                 raise Disagreement("the range holds no batch above 1 to compare runs at")
             runs = [real if b == here else observe(model, example, b, batch_symbol, grad) for b in sizes]
-            plan = check(prune(_as_far_as_shown(model, example, _of_runs(runs), runs, batches)))
+            plan = check(prune(_as_far_as_shown(model, example, runs, batches)))
             if here in plan.batches or here == 1:
                 recordings += [r.recorded for r in runs if r is not real]
                 return plan
@@ -254,26 +264,46 @@ def _observed(
     return at_batch(real.plan, here)
 
 
-def _of_runs(runs: Sequence[Observation]) -> TracePlan:
-    """The plan of these runs, if it can be with the ops whose results nothing uses: at another batch they may be unable to run.
+def _of_runs(runs: Sequence[Observation]) -> tuple[TracePlan, str]:
+    """The plan of these runs, and where forward may have learnt of its batch what it will not be asked again, in words.
 
-    It can't where there are more of them at one batch than at another.
+    It has the ops whose results nothing uses, since at another batch they may be unable to run, if they are alike in all runs.
+    Sizes lead to questions, which are followed elsewhere. A number that Python read out of a tensor leads to none: at another
+    batch it may be another, and so may what is then done.
     """
     sizes = Batches.of(r.plan.traced_batch for r in runs)
     loose = runs[0].unpruned.definitions.keys() - runs[0].plan.definitions.keys()
+    read = [[n.witness for n in r.unpruned.nodes if n.is_witness] for r in runs]
+    if any(not tree.identical(read[0], others) for others in read[1:]):
+        return generalize([r.plan for r in runs], sizes), "a number that it reads out of a tensor follows the batch"
     try:
-        return generalize([r.unpruned for r in runs], sizes, loose)
-    except Disagreement:
-        return generalize([r.plan for r in runs], sizes)
+        plan = generalize([r.unpruned for r in runs], sizes, loose)
+    except Disagreement as error:
+        return generalize([r.plan for r in runs], sizes), f"ops whose results nothing uses differ: {error}"
+    kept = {*prune(plan).definitions}
+    follows: set[str] = set()
+    for node in plan.nodes:
+        unknown = [n for n in node.reads if n in loose and plan.values[n].dtype is not runs[0].unpruned.values[n].dtype]
+        if unknown:
+            return plan, f"an op reads {unknown[0]!r}, whose sizes follow the batch in no way that is known"
+        sizes_made = (d for n in node.outputs for d in plan.values[n].shape)
+        if (
+            plan.batch_symbol in node.reads
+            or follows.intersection(node.reads)
+            or any(isinstance(d, Expr) for d in sizes_made)
+        ):
+            follows.update(node.outputs, node.writes)
+            if node.is_witness and not kept.issuperset(node.outputs):
+                return plan, f"a number that it reads ({node.target}) is made from the batch"
+    return plan, ""
 
 
-def _as_far_as_shown(
-    model: nn.Module, example: Example, plan: TracePlan, runs: Sequence[Observation], batches: range
-) -> TracePlan:
+def _as_far_as_shown(model: nn.Module, example: Example, runs: Sequence[Observation], batches: range) -> TracePlan:
     """The observed plan for all batches at which forward would have branched as it did, read from what it asks of sizes.
 
     Where that can't be followed, only for the batches that were run.
     """
+    plan, why = _of_runs(runs)
     wanted, shown = _above_1(batches), Batches.of(r.plan.traced_batch for r in runs)
     sources = size_sources([r.shapes for r in runs], list(shown), plan.batch_symbol)
     excluded: list[str] = []
@@ -284,12 +314,14 @@ def _as_far_as_shown(
         differs = disagreement(prune(plan), again.plan)
         if differs:
             raise Disagreement(f"the same batch run twice differs: {differs}")
-        lost = watch.lost
+        lost = watch.lost or bool(why)
         wanted, excluded = holding(watch, plan.batch_symbol, wanted)
     if lost:
         others = wanted - shown
         if others:
-            excluded.append(f"batch {others}: forward computes with its batch in a way that can't be followed")
+            unlike = "how many tensors or dims an op makes follows it" if sources is None else ""
+            told = why or unlike or "forward computes with its batch in a way that can't be followed"
+            excluded.append(f"batch {others}: {told}")
         wanted &= shown
     if shown - wanted:
         raise Disagreement(f"forward branches on its batch: {'; '.join(excluded)}")

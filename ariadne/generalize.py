@@ -12,7 +12,7 @@ from ariadne import tree
 from ariadne.errors import CaptureError, named
 from ariadne.expr import Expr
 from ariadne.plan import Batches, Ref, TraceNode, TracePlan, Value
-from ariadne.sizes import Size, Sources
+from ariadne.sizes import UNKNOWN, Size, Sources
 
 
 class Disagreement(CaptureError):
@@ -167,7 +167,11 @@ def generalize(plans: Sequence[TracePlan], batches: Batches, loose: Collection[s
             if (head.target, head.region, head.unpack, len(head.outputs), [k for k, _ in head.kwargs]) != (
                 other_node.target, other_node.region, other_node.unpack, len(other_node.outputs), [k for k, _ in other_node.kwargs],
             ):  # fmt: skip
-                raise Disagreement(f"{where()} is {other_node.target} at another batch")
+                tensors = f"gives {len(head.outputs)} tensors at one batch, {len(other_node.outputs)}"
+                other_op = f"is {other_node.target}"
+                raise Disagreement(
+                    f"{where()} {tensors if head.target == other_node.target else other_op} at another batch"
+                )
         args = merge([n.args for n in group], where)
         kwargs = tuple((k, merge([n.kwargs[j][1] for n in group], where)) for j, (k, _) in enumerate(head.kwargs))
         witness = merge([n.witness for n in group], where) if head.is_witness else None
@@ -264,23 +268,18 @@ def size_sources(
 ) -> list[list[Sources]] | None:
     """For every tensor that the recorded ops made, its dims as expressions in the batch, None where constant.
 
-    `shapes[k]` are the shapes seen at batch `sizes[k]`, event by event. None if the runs had other numbers of ops or tensors;
-    a dim that no expression fits counts as constant.
+    `shapes[k]` are the shapes seen at batch `sizes[k]`, event by event. None if the runs had other numbers of ops, or of tensors
+    or dims of any, for Python can learn these and is not asked about them. A dim that no expression fits is `UNKNOWN`.
     """
-    if len({len(s) for s in shapes}) > 1:
+    alike = {tuple(tuple(len(t) for t in event) for event in events) for events in shapes}
+    if len(alike) > 1:
         return None
     fit = _Fit(sizes, symbol)
     found: list[list[Sources]] = []
     for events in zip(*shapes, strict=True):
-        if len({len(e) for e in events}) > 1:
-            found.append([])
-            continue
         tensors: list[Sources] = []
         for tensor in zip(*events, strict=True):
-            if len({len(t) for t in tensor}) > 1:
-                tensors.append(())
-                continue
-            dims = [None if len(set(d)) == 1 else fit(d) for d in zip(*tensor, strict=True)]
-            tensors.append(tuple(None if d is None else d.source for d in dims))
+            dims = [(None if len(set(d)) == 1 else (fit(d) or UNKNOWN)) for d in zip(*tensor, strict=True)]
+            tensors.append(tuple(d.source if isinstance(d, Expr) else d for d in dims))
         found.append(tensors)
     return found

@@ -15,6 +15,7 @@ from ariadne.capture import Captured, Example, capture
 from ariadne.errors import BatchError, InputError, SpecError, VerificationError, named
 from ariadne.frontier import frontiers
 from ariadne.held import is_a
+from ariadne.plan import TracePlan
 from ariadne.runtime import SplitRuntime
 from ariadne.spec import ExecutionMode, Objective, SplitSpec, parse_boundary
 from ariadne.state import Snapshot
@@ -92,9 +93,10 @@ class _Recapture:
     batch_symbol: str
     batches: range
 
-    def __call__(self, example: Example, training: bool) -> Captured:
+    def __call__(self, example: Example, training: bool, like: TracePlan | None = None) -> Captured:
+        grad = training if like is None else like.grad_enabled
         return capture(
-            self.model, example, batch_symbol=self.batch_symbol, batches=self.batches, grad=training, needed=True
+            self.model, example, batch_symbol=self.batch_symbol, batches=self.batches, grad=grad, needed=True, like=like
         )
 
     def of(self, model: nn.Module) -> _Recapture:
@@ -126,7 +128,7 @@ def _verify_gradients(runtime: SplitRuntime, example: Example) -> None:
     for run in (runtime.model, runtime.joined):
         snapshot = Snapshot(runtime.model)
         runtime.save_written(snapshot)
-        args, kwargs = tree.unflatten(example.resized(max(2, example.batch)), example.spec)
+        args, kwargs = tree.unflatten(example.resized(_trained_at(runtime, example)), example.spec)
         parameters = [p for p in runtime.model.parameters() if p.requires_grad]
         try:
             with torch.enable_grad():
@@ -148,6 +150,12 @@ def _verify_gradients(runtime: SplitRuntime, example: Example) -> None:
             "in a way that ops don't show (hooks on tensors or graph nodes): move it outside, or pass trainable=False if "
             "it need not train"
         )
+
+
+def _trained_at(runtime: SplitRuntime, example: Example) -> int:
+    """The batch at which gradients are compared: the example's, but above 1 where the plan serves more."""
+    served = runtime.plan.batches
+    return next(b for b in (max(2, example.batch), example.batch, *reversed(served.ranges[-1])) if b in served)
 
 
 def _capture(recapture: _Recapture, example: Example, grad: bool) -> Captured:

@@ -69,7 +69,7 @@ class SplitRuntime:
         model: nn.Module,
         settings: Settings,
         plans: Mapping[TracePlan, tuple[tuple[SplitCandidate, ...], Baseline]],
-        recapture: Callable[[Example, bool], Captured],
+        recapture: Callable[[Example, bool, TracePlan | None], Captured],
         chosen: SplitCandidate | None = None,
     ) -> None:
         self.model, self.settings, self._recapture = model, settings, recapture
@@ -500,7 +500,9 @@ class SplitRuntime:
             lo, hi = self.settings.spec.batch_range
             if state_types(self.model) == base.moved:
                 explain(base.plan, self.model, args, kwargs, range(lo, hi + 1))
-            captured = self._recapture(self._example(args, kwargs, base.plan, range(lo, hi + 1)), training)
+            mine = (v.plan for v in self._variants if v.serves(training) and v.plan.captured_by == "observed")
+            example = self._example(args, kwargs, base.plan, range(lo, hi + 1))
+            captured = self._recapture(example, training, next(mine, None))
             plan, candidates = captured.plan, frontiers(captured.plan)
             variant = self._add(plan, candidates, captured.baseline)
             self._plans[plan] = candidates, captured.baseline

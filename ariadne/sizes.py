@@ -19,6 +19,7 @@ from ariadne.plan import Batches
 from ariadne.solve import where
 
 Sources = tuple[str | None, ...]
+UNKNOWN = "?"  # the source of a size that is another at each batch, in no way that is known
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Watch:
 
     def _size(self, value: int, source: str) -> int:
         line = _LINE.fullmatch(source)
-        if line is None:  # a size that is no multiple of the batch: what is done with it can't be followed
+        if line is None:  # unknown, or no multiple of the batch: what is done with it can't be followed
             self.lost = True
             return value
         offset = int(line["sign"] + line["offset"]) if line["offset"] else 0

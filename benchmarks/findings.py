@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ from benchmarks.statistics import (
 from benchmarks.variants import EAGER, NOISE, REFERENCE
 
 APART = f"not measured in the same process as the {EAGER}"
+STRAYED = 1e-3  # off by more than this share of the largest value, an output is no more taken for the model's
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class Speed:
     """A variant at steady state, side by side with the model; `failure` says why there is no value.
 
     `ratios` holds one number for each process, by its number; `p90` and `p99` pool the samples of all, None where too few.
-    `strayed`: the largest difference from the model's output, over its largest value.
+    `strayed`: the largest difference from the model's output, over its largest value; `off`: that is more than `STRAYED`, and the
+    model's own from call to call is not.
     """
 
     place: Place
@@ -54,13 +57,16 @@ class Speed:
     against_model: Comparison | None = None
     recompilations: int = 0
     strayed: float | None = None
+    off: bool = False
 
 
 @dataclass(frozen=True)
 class Start:
     """What a variant costs at the start, with a cold cache, a warm one or none ("none"), and when that is paid back.
 
-    `cost` is X, `saving` what a steady call saves, `pace` what a steady call of the model takes, all in seconds.
+    `cost` is X, `saving` what a steady call saves, `pace` what a steady call of the model takes, all in seconds. X has what the
+    variant imports beside torch, and is beyond the model's own: without a start of the model in a process of the same number it
+    is None, and so are `calls` and `seconds`.
     """
 
     place: Place
@@ -86,11 +92,15 @@ class Start:
 
 @dataclass(frozen=True)
 class Mean:
-    """A variant against the model over the fixed set of all models that were measured at this batch."""
+    """A variant against the model over the fixed set of all models that were measured at this batch.
+
+    `off`: the models on which its outputs are not the model's.
+    """
 
     place: Place
     variant: str
     geomean: Geomean
+    off: tuple[str, ...] = ()
 
 
 def _place(sample: Record, model: bool = True) -> Place:
@@ -128,9 +138,21 @@ def _speed(place: Place, name: str, samples: list[Record], beside: dict[str, lis
     ratios, noise = _ratios(samples, model), _ratios(beside.get(NOISE, []), model)
     if not ratios:
         return Speed(place, name, APART)
+    lone = len(ratios.keys() - noise.keys())
+    if lone:
+        return Speed(
+            place, name, f"no eager-against-eager pair in {lone} of {len(ratios)} processes to hold it against"
+        )
     times = [s["seconds"] for s in samples]
     pooled = [t for process in times for t in process]
-    strayed = [float(s["strayed"]) for s in samples]
+    strayed = _strayed(samples)
+    own = _strayed(beside.get(NOISE, []))
+    if math.isinf(strayed) and math.isfinite(own):
+        return Speed(
+            place,
+            name,
+            "its outputs are unlike the model's: of other shapes or types, or not finite where the model's are",
+        )
     return Speed(
         place,
         name,
@@ -138,10 +160,21 @@ def _speed(place: Place, name: str, samples: list[Record], beside: dict[str, lis
         p90=_tail(pooled, 0.9),
         p99=_tail(pooled, 0.99),
         ratios=ratios,
-        against_model=compare([*ratios.values()], [*noise.values()]) if noise and name != EAGER else None,
+        against_model=compare([*ratios.values()], [*noise.values()]) if name != EAGER else None,
         recompilations=max(s["graphs_in_rounds"] for s in samples),
-        strayed=max(strayed),
+        strayed=strayed,
+        off=_off(samples, beside.get(NOISE, [])),
     )
+
+
+def _strayed(samples: list[Record]) -> float:
+    """How far the outputs of these samples were off from the model's, at most."""
+    return max((float(s["strayed"]) for s in samples if s["status"] == "ok"), default=0.0)
+
+
+def _off(samples: list[Record], noise: list[Record]) -> bool:
+    """Whether the outputs are not the model's, though the model's own are the same from call to call."""
+    return _strayed(samples) > STRAYED >= _strayed(noise)
 
 
 def _ratios(above: list[Record], below: list[Record]) -> dict[int, float]:
@@ -178,7 +211,8 @@ def means(found: list[Speed]) -> list[Mean]:
             for model in models:
                 speed = by_model.get(model, Speed(place, name, "not measured"))
                 values[model] = speed.failure or speed.ratios
-            result.append(Mean(place, name, geometric_mean(values)))
+            off = tuple(m for m in models if m in by_model and by_model[m].off)
+            result.append(Mean(place, name, geometric_mean(values), off))
     return result
 
 
@@ -188,12 +222,16 @@ def versus(records: Records, name: str, other: str) -> list[Mean]:
         lambda: defaultdict(lambda: defaultdict(list))
     )
     for sample in records.of("rounds"):
-        if sample["variant"] in (name, other):
+        if sample["variant"] in (name, other, NOISE):
             groups[_place(sample, model=False)][sample["model"]][sample["variant"]].append(sample)
-    return [
-        Mean(place, f"{name} over {other}", geometric_mean({m: _against(v, name, other) for m, v in models.items()}))
-        for place, models in groups.items()
-    ]
+    found = []
+    for place, models in groups.items():
+        tried = {m: v for m, v in models.items() if v[name] or v[other]}
+        if tried:
+            geomean = geometric_mean({m: _against(v, name, other) for m, v in tried.items()})
+            off = tuple(m for m, v in tried.items() if _off(v[name] + v[other], v[NOISE]))
+            found.append(Mean(place, f"{name} over {other}", geomean, off))
+    return found
 
 
 def _against(variants: dict[str, list[Record]], name: str, other: str) -> Mapping[int, float] | str:
@@ -202,6 +240,8 @@ def _against(variants: dict[str, list[Record]], name: str, other: str) -> Mappin
         failure = _failure(variants[one]) if variants[one] else "not measured"
         if failure is not None:
             return f"{one}: {failure}"
+        if math.isinf(_strayed(variants[one])) and math.isfinite(_strayed(variants[NOISE])):
+            return f"{one}: its outputs are unlike the model's"
     return _ratios(variants[name], variants[other]) or f"{name}: not measured in the same process as {other}"
 
 
@@ -254,7 +294,10 @@ def _start(
     }
     if name == EAGER:
         return Start(place, name, cache, **shared)
-    costs = [_excess(s) - eager.get(s["process"], 0.0) for s in samples]
+    samples = [s for s in samples if s["process"] in eager]
+    if not samples:
+        return Start(place, name, cache, **shared)
+    costs = [_excess(s) - eager[s["process"]] for s in samples]
     savings = [
         statistics.median(a - b for a, b in zip(s["seconds"][EAGER], s["seconds"][name], strict=True)) for s in samples
     ]
@@ -281,6 +324,10 @@ def _start(
 
 
 def _excess(sample: Record) -> float:
-    """X of one process, over the median of its steady calls."""
+    """X of one process, over the median of its steady calls.
+
+    What the variant imports counts as preparation: torch.compile imports its own parts when it is called, within the clock.
+    """
     steady = statistics.median(sample["seconds"][sample["variant"]])
-    return excess(sample["prepare_seconds"], sample["calls_seconds"], steady)
+    imports = math.fsum(seconds for name, seconds in sample["imports"].items() if name != "torch")
+    return excess(imports + sample["prepare_seconds"], sample["calls_seconds"], steady)

@@ -90,7 +90,8 @@ def side_by_side(job: Job, process: Record) -> Iterator[Record]:
     """All variants and the model twice, in rounds of random order, at each batch; one record per batch and variant.
 
     They are built in an order of the process, since where a variant lies in memory has its price. Outputs are compared with the
-    model's at first, and once more after the rounds.
+    model's at first, and once more after the rounds. What raises at one batch, in the rounds too, is tried again at the next, and
+    leaves the others as they are.
     """
     subject = _subject(job)
     names = [EAGER, NOISE, *(v for v in job["variants"] if v not in (EAGER, NOISE))]
@@ -104,8 +105,6 @@ def side_by_side(job: Job, process: Record) -> Iterator[Record]:
             first: dict[str, Any] = {}
             for name in shuffled:
                 variant = _variant(name)
-                if name in failed and not variant.each_batch:
-                    continue
                 failed.pop(name, None)
                 before = _graphs()
                 try:
@@ -121,12 +120,16 @@ def side_by_side(job: Job, process: Record) -> Iterator[Record]:
             first.clear()
             before = _graphs()
             times: dict[str, list[float]] = {}
-            if EAGER in runs:
-                times = timing.rounds(runs, job["pairs"], _order(job, batch), subject.device)
+            while EAGER in runs and not times:
+                try:
+                    times = timing.rounds(runs, job["pairs"], _order(job, batch), subject.device)
+                    expected = kept(runs[EAGER]())
+                    apart |= {name: max(apart[name], _last(name, run, expected)) for name, run in runs.items()}
+                except timing.RoundError as error:
+                    times = {}
+                    failed[error.name] = failure(error)
+                    del runs[error.name]
             in_rounds = _graphs() - before
-            if EAGER in runs:
-                expected = kept(runs[EAGER]())
-                apart |= {name: max(apart[name], strayed(expected, runs[name]())) for name in runs if name != EAGER}
             for name in names:
                 record = {**_key(job), "variant": name, "batch": batch, "seed": _seed(job, batch)}
                 if name in times:
@@ -137,11 +140,23 @@ def side_by_side(job: Job, process: Record) -> Iterator[Record]:
                 yield record
 
 
+def _last(name: str, run: Callable[[], Any], expected: Any) -> float:
+    """How far the result of one more call has strayed from the model's; raises `RoundError` from what it raises."""
+    if name == EAGER:
+        return 0.0
+    try:
+        return strayed(expected, run())
+    except Exception as error:
+        raise timing.RoundError(name) from error
+
+
 JOBS = {"start": start, "rounds": side_by_side, "reference": side_by_side}
 
 
 def failure(error: Exception) -> Record:
     """What a record holds of an exception: a failure is a result, and is published as one."""
+    if isinstance(error, timing.RoundError) and isinstance(error.__cause__, Exception):
+        return failure(error.__cause__)
     words = str(error).strip().split("\n")[0][:300]
     kind = "not applicable" if isinstance(error, NotApplicableError) else "failed"
     if isinstance(error, model_zoo.MissingPackageError):

@@ -96,6 +96,8 @@ def _starts(options: Options, chosen: Sequence[Variant], task: str, model: str, 
     able = [v for v in chosen if v.start and v.refusal(task, options.device) is None]
     if options.reference is None:
         able = [v for v in able if v.name != REFERENCE]
+    if able and find(EAGER) not in able:
+        able.append(find(EAGER))  # cost X is beyond that of the model itself
     random.Random(f"{model} {process}").shuffle(able)
     for batch in options.start_batches or options.batches:
         for variant in able:
@@ -176,8 +178,13 @@ class Runner:
             )
 
     def _is_done(self, unit: Unit, here: Environment) -> bool:
-        owed = (s for cache in unit.caches for s in unit.samples(self.options.device, cache))
-        return all(key({"environment": here.id, **s}) in self.done for s in owed)
+        """Whether all of its samples are there; those of a process that died are asked for anew."""
+        owed = [
+            key({"environment": here.id, **s})
+            for cache in unit.caches
+            for s in unit.samples(self.options.device, cache)
+        ]
+        return all(k in self.done and self.done[k]["status"] not in DIED for k in owed)
 
     def _widened(self, unit: Unit) -> Unit:
         """The unit with all variants that were measured in its place, which can't be held against another process's model."""
@@ -198,7 +205,7 @@ class Runner:
             for sample in unit.samples(self.options.device, None):
                 yield sample | {"status": status, "reason": unit.refusal}
             return
-        left_out = self._died(unit)
+        left_out = self._died(unit) if unit.job != "start" else {}
         if unit.job == "start":
             kept = Path(tempfile.mkdtemp(dir=folder))  # cold: nobody has used it; warm: only the cold one has
         else:
@@ -215,16 +222,19 @@ class Runner:
         if unit.job == "start":
             shutil.rmtree(kept, ignore_errors=True)
 
-    def _died(self, unit: Unit) -> dict[str, str]:
-        """The variants whose own process died, which would take the others with them."""
-        found = {}
+    def _died(self, unit: Unit) -> dict[str, dict[int, str]]:
+        """The variants whose own process died, which would take the others with them, and the words for each such batch."""
+        found: dict[str, dict[int, str]] = {}
         for sample in self.done.values():
             same = (sample["task"], sample["model"]) == (unit.task, unit.model)
-            if same and sample["job"] == "start" and sample["status"] in DIED and unit.job != "start":
-                found[sample["variant"]] = f"left out: its own process {sample['status']}: {sample['reason']}"
+            if same and sample["job"] == "start" and sample["status"] in DIED:
+                words = f"left out: its own process {sample['status']}: {sample['reason']}"
+                found.setdefault(sample["variant"], {})[sample["batch"]] = words
         return found
 
-    def _child(self, unit: Unit, cache: str | None, kept: Path, left_out: Mapping[str, str]) -> Iterator[Record]:
+    def _child(
+        self, unit: Unit, cache: str | None, kept: Path, left_out: Mapping[str, Mapping[int, str]]
+    ) -> Iterator[Record]:
         names = [name for name in unit.variants if name not in left_out]
         job: dict[str, Any] = {"job": unit.job, "task": unit.task, "device": self.options.device}
         job |= {"model": unit.model, "batches": unit.batches, "process": unit.process, "cache": cache}
@@ -238,7 +248,7 @@ class Runner:
         by_key = {key(s): s for s in found}
         for sample in unit.samples(self.options.device, cache):
             if sample["variant"] in left_out:
-                yield sample | {"status": "failed", "reason": left_out[sample["variant"]]}
+                yield sample | _left_out(left_out[sample["variant"]], sample["batch"])
             else:
                 yield by_key.get(key(sample)) or sample | {"status": status, "reason": reason}
 
@@ -275,6 +285,14 @@ class Runner:
         """What all processes get, wherever they look for code and caches."""
         threads = str(self.options.threads)
         return {**os.environ, **OFFLINE, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+
+
+def _left_out(died: Mapping[int, str], batch: int) -> Record:
+    """Status and reason of a variant whose own process died at these batches: failed there, not tried elsewhere."""
+    if batch in died:
+        return {"status": "failed", "reason": died[batch]}
+    at, words = next(iter(died.items()))
+    return {"status": "absent", "reason": f"not tried at this batch, for at batch {at} it was {words}"}
 
 
 def _refused(cache: str | None, sample: Record) -> tuple[str, str]:

@@ -11,8 +11,6 @@ from benchmarks.statistics import Interval
 from benchmarks.tables import table
 from benchmarks.variants import NOISE
 
-NOTED = 1e-3
-
 
 def text(records: Records) -> str:
     """All tables, as Markdown."""
@@ -66,9 +64,9 @@ def _parts(records: Records) -> Iterator[str]:
         yield table("Costs at the start, and break-even against model(x)", head, [_start(s) for s in costs])
         head = ["task", "model", "batch", "variant", "cache", "imports s", "most memory MiB", "tensors of a call MiB"]
         yield table("Imports and memory", head, [_memory(s) for s in costs if s.failure is None])
-    notes = [s for s in found if s.strayed is not None and s.strayed > NOTED]
-    for s in notes:
-        yield f"\n{s.variant} on {s.place.model} at batch {s.place.batch} is off from the model by {s.strayed:.1e}"
+    for s in found:
+        if s.off:
+            yield f"\n{s.variant} on {s.place.model} at batch {s.place.batch} is off from the model by {s.strayed:.1e}"
 
 
 def _where(place: Place) -> list[str]:

@@ -13,6 +13,14 @@ import torch
 Run = Callable[[], Any]
 
 
+class RoundError(RuntimeError):
+    """A callable raised in the middle of rounds; `name` says which, and the cause is what it raised."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} raised in the rounds")
+        self.name = name
+
+
 def synchroniser(device: str) -> Callable[[], None]:
     """What waits until a device has done all that was queued; nothing to wait for on the CPU."""
     return torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
@@ -31,6 +39,7 @@ def rounds(runs: Mapping[str, Run], count: int, order: random.Random, device: st
     """The seconds of each callable in `count` rounds; a round runs each once, in an order of its own.
 
     The k-th samples of two callables were taken in the same round and make a pair. The garbage collector waits outside.
+    Raises `RoundError` from what one of them raises.
     """
     synchronise, names = synchroniser(device), list(runs)
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -41,7 +50,10 @@ def rounds(runs: Mapping[str, Run], count: int, order: random.Random, device: st
         for _ in range(count):
             order.shuffle(names)
             for name in names:
-                times[name].append(seconds(runs[name], synchronise))
+                try:
+                    times[name].append(seconds(runs[name], synchronise))
+                except Exception as error:
+                    raise RoundError(name) from error
     finally:
         if enabled:
             gc.enable()

@@ -5,6 +5,10 @@ Imports neither torch nor ariadne: the runner needs the names only. The builders
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +41,20 @@ class Variant:
             return f"{self.name} is not for {task}"
         if self.cuda and not device.startswith("cuda"):
             return f"{self.name} is for CUDA; the device is {device}"
+        if self.caches and not has_compiler():
+            return f"{self.name} takes a C++ compiler; there is no {_compiler()}"
         return None
+
+
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler where torch's inductor looks for one."""
+    return shutil.which(_compiler()) is not None
+
+
+def _compiler() -> str:
+    """The command that torch's inductor compiles C++ with."""
+    given = shlex.split(os.environ.get("CXX", ""))
+    return given[0] if given else "clang++" if sys.platform == "darwin" else "g++"
 
 
 OURS = ("torch", "ariadne")

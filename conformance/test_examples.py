@@ -211,6 +211,7 @@ def test_the_compile_overhead_of_replay_and_retain_and_of_one_batch_after_anothe
     rows = [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()[3:]]
     assert [row[1:3] for row in rows] == [[mode, batch] for mode in ("replay", "retain") for batch in "45"]
     assert [float(row[3]) > 0 for row in rows] == [True, False] * 2  # the first batch bears the preparation
+    assert [row[-1] for row in rows[1::2]] == ["see batch 4, which bore the cost"] * 2
 
 
 @pytest.mark.parametrize(

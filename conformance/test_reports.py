@@ -124,7 +124,7 @@ def test_break_even_has_three_verdicts_also_in_seconds(report: tuple[Report, Pat
     low, high = map(
         int, re.fullmatch(r"between ([\d,]+) and ([\d,]+) calls", cold["paid back after"].replace(",", "")).groups()
     )  # type: ignore[union-attr]
-    assert low < 10.0 / 0.004 < high  # 10 s of cost, 4 ms saved per call
+    assert low < 12.0 / 0.004 < high  # 10 s of cost, 2 of importing ariadne, 4 ms saved per call
     assert re.fullmatch(r"between .* and .* s", cold["in eager seconds"])
     assert warm["paid back after"] == "never"
     assert none["paid back after"].startswith("not shown (the interval of the saving holds zero)")

@@ -17,17 +17,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=f"folders with any of {names}")
     parser.add_argument("--baseline", type=Path, metavar="RUN", help="an earlier run to compare with")
     parser.add_argument(
-        "--output", type=Path, required=True, metavar="FOLDER", help="for index.html, summary.md, data/"
+        "--output", type=Path, metavar="FOLDER", help="for index.html, summary.md, data/ (the first RUN's report/)"
     )
     given = parser.parse_args(argv)
+    output = given.output or given.runs[0] / "report"
     try:
-        report = build(given.runs, given.baseline, given.output)
+        report = build(given.runs, given.baseline, output)
     except ValueError as error:
         print(f"reports: {error}", file=sys.stderr)
         return 2
     for card in report.cards:
         print(f"{card.title}: {card.value}")
-    print(f"the report is at {(given.output / 'index.html').resolve()}")
+    print(f"the report is at {(output / 'index.html').resolve()}")
     return 0
 
 

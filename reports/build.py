@@ -40,6 +40,8 @@ def build(folders: Sequence[Path], baseline: Path | None, output: Path) -> Repor
     _refuse(output, [*folders, *([baseline] if baseline else [])])
     run = runs.read(folders)
     before = runs.read([baseline]) if baseline is not None else None
+    if before is not None and not any(before.folders):
+        raise ValueError(f"{baseline}: expected an earlier run to compare with, found a folder without raw results")
     report, files = made(run, before)
     _write(output, files, {"index.html": page.html(report), "summary.md": markdown.text(report)})
     return report
@@ -56,15 +58,18 @@ def made(run: Run, baseline: Run | None) -> tuple[Report, Mapping[str, RawFile]]
     tables = frames.tables(found, speeds, means + against, starts, boundary.cuts(run.records), pairs or [])
     files = raw.kept(run, baseline, tables)
     places = {one.place for one in (*speeds, *starts)}
+    graphs = [
+        (told_apart_place(p, places), name, by_batch) for p, name, by_batch in findings.recompilations(run.records)
+    ]
     against = told_apart([m for m in against if speed.tried(m)], places)
     speeds, means, starts = (told_apart(some, places) for some in (speeds, means, starts))
     sections = (
         equality.section(run, found),
-        speed.section("inference", speeds, means, against),
+        speed.section("inference", speeds, means, against, graphs),
         startup.section(starts),
         payback.section(starts),
         boundary.section(run.records),
-        speed.section("training", speeds, means, against),
+        speed.section("training", speeds, means, against, graphs),
         earlier.section(pairs, cases),
         methods.section(run, baseline, raw.downloads(files)),
     )
@@ -77,15 +82,14 @@ Found = TypeVar("Found", Speed, Mean, Start)
 
 def told_apart(found: Sequence[Found], places: Iterable[Place]) -> list[Found]:
     """The findings, with the environment's id beside the device where among the places several environments have that."""
-    environments: dict[str, set[str]] = {}
-    for place in places:
-        environments.setdefault(place.device, set()).add(place.environment)
+    known = {*places}
+    return [replace(one, place=told_apart_place(one.place, known)) for one in found]
 
-    def named(place: Place) -> Place:
-        several = len(environments[place.device]) > 1
-        return replace(place, device=f"{place.device} in {place.environment}") if several else place
 
-    return [replace(one, place=named(one.place)) for one in found]
+def told_apart_place(place: Place, places: Iterable[Place]) -> Place:
+    """The place, with the environment's id beside the device where several of the places' environments have that device."""
+    several = len({p.environment for p in places if p.device == place.device} | {place.environment}) > 1
+    return replace(place, device=f"{place.device} in {place.environment}") if several else place
 
 
 def facts(run: Run) -> tuple[tuple[str, str], ...]:

@@ -71,8 +71,12 @@ def pairs(run: Run, baseline: Run) -> list[Pair]:
 
 
 def _by_key(run: Run) -> dict[tuple[str, ...], list[Speed | Start]]:
+    """What was measured by what it is; of several environments, that of the newest samples last."""
+    newest: dict[str, str] = {}
+    for sample in run.records.samples.values():
+        newest[sample["environment"]] = max(newest.get(sample["environment"], ""), sample.get("date") or "")
     found: dict[tuple[str, ...], list[Speed | Start]] = {}
-    for one in _all(run):
+    for one in sorted(_all(run), key=lambda one: newest[one.place.environment]):
         found.setdefault(_key(one), []).append(one)
     return found
 

@@ -77,6 +77,8 @@ def _speed(s: Speed) -> dict[str, Any]:
         **numbers,
         **verdict,
         "reason": c.reason if c else None,
+        "strayed": s.strayed,
+        "graphs_in_rounds": s.recompilations,
         "failure": s.failure,
     }
 

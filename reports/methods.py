@@ -40,7 +40,8 @@ RULES = (
     ),
     (
         "break-even",
-        "Cost X is the excess of preparation and first calls over as many steady ones, less the same for the model. The "
+        "Cost X is the excess of preparation and first calls over as many steady ones, less the same for the model. What a "
+        "variant imports beside torch counts as preparation, for torch.compile imports its own parts when it is called. The "
         "payback rate, saving per call over X, has Fieller's interval over processes: above zero it is 'between', below it "
         "'never', else 'not shown'; so too where a steady call differs from the model's by no more than {least:.0%} or the noise "
         "floor of the same processes; at least {processes} processes.",

@@ -78,6 +78,12 @@ def read(folders: Sequence[Path]) -> Run:
         if not folder.is_dir():
             raise ValueError(f"{folder}: expected a folder with raw results, found {_what(folder)}")
         mine, others = _files(folder, paths)
+        if not mine and (folder / "index.html").exists() and (folder / "data").is_dir():
+            inside = [str(path) for path in sorted((folder / "data").iterdir()) if path.name.isdecimal()]
+            raise ValueError(
+                f"{folder}: expected a folder with raw results, found a report; what it was made from lies in "
+                f"{' and '.join(inside) or 'no folder there'}"
+            )
         files.append(mine)
         unread += [f"{number}/{name}" for name in others]
     suite = next((f / "suite" for f in folders if (f / "suite").is_dir()), None)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 
-from benchmarks.findings import Mean, Place, Speed
+from benchmarks.findings import STRAYED, Mean, Place, Speed
 from benchmarks.statistics import LEAST_DIFFERENCE, doubt
 from benchmarks.variants import EAGER, NOISE
 from reports import charts
@@ -18,12 +19,15 @@ LEGEND = (
     ("○ no difference shown", "quiet"),
     ("shaded: the noise floor", "band"),
 )
-STRAYED = 1e-3
+Graphs = list[tuple[Place, str, dict[int, int]]]
 NOT_TRIED = ("not applicable", "absent", "not measured")
 
 
-def section(task: str, speeds: list[Speed], means: list[Mean], against: list[Mean]) -> Section:
-    """The section of one task: means first, over the model and of two variants, then charts for each batch, then the numbers."""
+def section(task: str, speeds: list[Speed], means: list[Mean], against: list[Mean], graphs: Graphs) -> Section:
+    """The section of one task: means first, over the model and of two variants, then charts for each batch, then the numbers.
+
+    `graphs`: for each place and variant that compiled, how many graphs at each batch, in the order of batches.
+    """
     name, title = (
         ("speed", "How fast is it at steady state?") if task == "inference" else ("training", "How fast does it train?")
     )
@@ -32,17 +36,27 @@ def section(task: str, speeds: list[Speed], means: list[Mean], against: list[Mea
         what = "training steps, split against whole" if task == "training" else "speeds"
         return Section(name, title, not_measured(f"the runs hold no {what}."))
     means, against = ([m for m in some if m.place.task == task] for some in (means, against))
-    return Section(name, title, tuple(_blocks(task, mine, means, against)))
+    graphs = [g for g in graphs if g[0].task == task]
+    return Section(name, title, tuple(_blocks(task, mine, means, against, graphs)))
 
 
 def floor_of(speeds: list[Speed], place: Place) -> float:
-    """The largest noise floor among the models of a place."""
+    """The largest noise floor among the models of a place; without any, there is none that a difference lies beyond."""
     floors = [s.against_model.floor for s in speeds if s.against_model and _overall(s.place) == _overall(place)]
-    return max(floors, default=0.0)
+    return max(floors, default=math.inf)
 
 
 def mean_tone(mean: Mean, floor: float) -> str:
-    """Faster or slower only by the rule for a single model, held against the largest floor of all; else quiet."""
+    """Faster or slower only by the rule for a single model, held against the largest floor of all; else quiet.
+
+    What is faster, but failed on a model or is not what the model computes, is a warning.
+    """
+    tone = _paced(mean, floor)
+    return "warn" if tone == "good" and (mean.off or tried(mean) > mean.geomean.n) else tone
+
+
+def _paced(mean: Mean, floor: float) -> str:
+    """The tone of the figure alone, whatever else there is to say."""
     found = mean.geomean.ratio
     if found is None or doubt(found, mean.geomean.processes, floor):
         return "quiet"
@@ -50,12 +64,15 @@ def mean_tone(mean: Mean, floor: float) -> str:
 
 
 def mean_words(mean: Mean, floor: float) -> str:
-    """What may be said about a mean, in the words of a verdict."""
-    found = mean.geomean.ratio
+    """What may be said about a mean, in the words of a verdict; where it failed or is off on some models, that too."""
+    found, n = mean.geomean.ratio, mean.geomean.n
     if found is None:
         return "no value"
     why = doubt(found, mean.geomean.processes, floor)
-    return f"no difference shown ({why})" if why else "faster" if found.estimate < 1 else "slower"
+    words = f"no difference shown ({why})" if why else "faster" if found.estimate < 1 else "slower"
+    if tried(mean) > n:
+        words += f", but failed on {plural(tried(mean) - n, 'model')}"
+    return f"{words}, but off from the model on {', '.join(mean.off)}" if mean.off else words
 
 
 def tried(mean: Mean) -> int:
@@ -68,7 +85,7 @@ def _overall(place: Place) -> tuple[str, str, str, int]:
     return place.environment, place.device, place.task, place.batch
 
 
-def _blocks(task: str, speeds: list[Speed], means: list[Mean], against: list[Mean]) -> Iterator[Block]:
+def _blocks(task: str, speeds: list[Speed], means: list[Mean], against: list[Mean], graphs: Graphs) -> Iterator[Block]:
     what = "a whole step: forward, loss, backward, optimizer" if task == "training" else "prefix, payload and suffix"
     yield Prose(
         "Time over that of the model itself, eager, in the same processes and rounds; below 1 is faster. A split's call is "
@@ -84,7 +101,36 @@ def _blocks(task: str, speeds: list[Speed], means: list[Mean], against: list[Mea
         here_means = [m for m in means if _overall(m.place) == key]
         yield Figures(where(here[0].place), tuple(_figures(f"{task}-{number}", here, here_means)), LEGEND)
     yield _table(task, speeds)
+    yield from _recompiled(task, speeds, graphs)
     yield from _strayed(speeds)
+
+
+def _recompiled(task: str, speeds: list[Speed], graphs: Graphs) -> Iterator[Block]:
+    """How many graphs were compiled at each batch, and whether any was compiled in the rounds."""
+    if not graphs:
+        return
+    batches = list(dict.fromkeys(batch for _, _, by_batch in graphs for batch in by_batch))
+    rows = [
+        cells(
+            str(p.model),
+            p.device,
+            name,
+            *(Cell(str(n), "warn" if n and i else "") for i, n in enumerate(by_batch.get(b, "") for b in batches)),
+        )
+        for p, name, by_batch in graphs
+    ]
+    head = tuple(f"batch {b}" for b in batches)
+    title = f"Graphs compiled, batch after batch, {task}"
+    yield Table(title, ("model", "device", "variant", *head), tuple(rows), head)
+    again = [s for s in speeds if s.variant == EAGER and s.recompilations]
+    yield Prose(
+        "The most that Dynamo compiled in any process, one batch after the other; what comes after the first batch is compiled "
+        "again. AOTInductor's builds are no graphs of Dynamo, and are not counted. "
+        + ("" if again else "In the rounds no process compiled any.")
+    )
+    for s in again:
+        told = f"up to {plural(s.recompilations, 'graph')} in the rounds of a process, by one of the variants there"
+        yield Prose(f"{s.place.model}, {where(s.place)}: compiled {told}; times of these rounds hold that.", "warn")
 
 
 def _strayed(speeds: list[Speed]) -> Iterator[Prose]:
@@ -94,7 +140,7 @@ def _strayed(speeds: list[Speed]) -> Iterator[Prose]:
         if s.variant == NOISE and own > STRAYED:
             off = f"is off from itself by {own:.1e}, for it draws at random; of variants nothing can be said"
             yield Prose(f"{s.place.model}, {where(s.place)}, {off}.", "quiet")
-        elif s.strayed is not None and s.strayed > STRAYED >= own:
+        elif s.off:
             yield Prose(
                 f"{s.variant} on {s.place.model}, {where(s.place)}, is off from the model by {s.strayed:.1e}.", "warn"
             )
@@ -111,7 +157,7 @@ def _means_table(title: str, of: str, speeds: list[Speed], means: list[Mean]) ->
         value = ratio(g.ratio) if g.ratio else ""
         tone = mean_tone(m, floor)
         verdict = Cell(mean_words(m, floor), tone)
-        batch, noise = str(m.place.batch), f"{floor:.1%}"
+        batch, noise = str(m.place.batch), "" if math.isinf(floor) else f"{floor:.1%}"
         rows.append(
             cells(batch, m.place.device, m.variant, Cell(value, tone), noise, verdict, f"{g.n} of {g.total}", failures)
         )
@@ -127,7 +173,7 @@ def _figures(name: str, speeds: list[Speed], means: list[Mean]) -> Iterator[Figu
     estimates = [s.against_model.ratio.estimate for s in speeds if s.against_model]
     domain = charts.domain_of([*estimates, *(b for s in speeds for b in _bounds(s))], 1.0)
     if means and any(m.geomean.ratio for m in means):
-        floor = floor_of(speeds, means[0].place)
+        floor = floor_of(speeds, means[0].place)  # finite: a mean is of speeds that have one
         rows = [_mean_dot(m, floor) for m in means if not inapplicable(m)]
         svg = charts.dots(rows, domain, "geometric mean over model(x)", band=floor)
         yield _figure(f"{name}-mean", "All models, geometric mean", svg, rows)
@@ -161,7 +207,7 @@ def _mean_dot(m: Mean, floor: float) -> charts.Dot:
     r = m.geomean.ratio
     if r is None:
         return charts.Dot(m.variant, words="no value")
-    return charts.Dot(m.variant, r.estimate, r.low, r.high, mean_tone(m, floor))
+    return charts.Dot(m.variant, r.estimate, r.low, r.high, _paced(m, floor))
 
 
 def _dot(s: Speed) -> charts.Dot:

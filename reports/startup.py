@@ -53,7 +53,8 @@ def _blocks(starts: list[Start]) -> Iterator[Block]:
     starts = [s for some in groups(starts).values() for s in some]
     yield Prose(
         "Each figure is from a process of its own. Cost X is what preparation and the first calls took beyond as many steady "
-        "calls, less the same for the model itself. Cold: an empty compile cache; warm: the one that the cold process left."
+        "calls, less the same for the model itself; what a variant imports beside torch counts as preparation. Cold: an empty "
+        "compile cache; warm: the one that the cold process left."
     )
     measured = [s for s in starts if s.cost is not None]
     if measured:
@@ -103,7 +104,9 @@ def _where(s: Start) -> tuple[str, ...]:
 def _row(s: Start) -> tuple[Cell, ...]:
     if s.failure is not None:
         return cells(*_where(s), Cell(one_line(s.failure), "bad"), "", "", "", "", "")
-    cost = "" if s.variant == EAGER else seconds_interval(s.cost)
+    cost = (
+        "" if s.variant == EAGER else "not known: no start of the model" if s.cost is None else seconds_interval(s.cost)
+    )
     times = (seconds_interval(s.prepare), seconds_interval(s.first_call), cost)
     again = Cell(str(s.recompilations), "warn" if s.recompilations else "")
     return cells(*_where(s), *times, str(s.compilations), again, str(s.processes))
