@@ -340,10 +340,14 @@ class Lowering:
         """Dropout that returned its own input; and a view of all of a tensor that nothing else reads.
 
         Where something else does, or something writes into it, the view stays: gradients that arrive at it are added up before
-        they go on to the tensor, and a sum in another order has other bits.
+        they go on to the tensor, and a sum in another order has other bits. Under `no_grad` it stays as well: it cuts the graph.
         """
         if _is_of_all(event):
-            return self.readers[id(event.args[0])] == 1 and self._storage_key(event.args[0]) not in self.written
+            return (
+                event.region.grad is not False
+                and self.readers[id(event.args[0])] == 1
+                and self._storage_key(event.args[0]) not in self.written
+            )
         seeded = torch.Tag.nondeterministic_seeded in event.target.tags
         writes = next(written_arguments(event.target, event.args), None) is not None
         return seeded and not writes and isinstance(event.out, torch.Tensor) and event.out is event.args[0]
