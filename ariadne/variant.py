@@ -79,6 +79,11 @@ class Variant:
         self.copied = tuple((candidate.live.index(name), name) for name in copied if plan.values[name].differentiable)
         self.cast = tuple(_cast_twice(plan, candidate))
         self.reachable = tuple(_reachable(plan, candidate))
+        self.sized_by_data = frozenset(
+            (node.args[0].name, node.args[1])
+            for node in plan.nodes
+            if node.is_witness and node.target == "aten.sym_size.int"
+        )
         label = f"{candidate.split_id} of {type(model).__name__}"
         self.reports: list[SegmentReport] = []
         if settings.mode == "debug_interpreter":
@@ -213,7 +218,10 @@ def check_values(boundary: BoundaryPayload, variant: Variant) -> None:
     floats = {torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)}
     floats |= {p.dtype for p in variant.model.parameters() if p.is_floating_point()}
     for label, value in zip(live, boundary.raw, strict=True):
-        _check_value(label, value, variant.plan.values[label], env, floats, variant.plan.captured_by == "symbolic")
+        expected = variant.plan.values[label]
+        # The suffix itself says where a size that follows data is another than at capture.
+        free = {d for name, d in variant.sized_by_data if name == label}
+        _check_value(label, value, expected, env, floats, variant.plan.captured_by == "symbolic", free)
     wrong = other_device(boundary, variant)
     if wrong:
         raise BoundaryError(wrong)
@@ -238,7 +246,13 @@ def other_device(boundary: BoundaryPayload, variant: Variant) -> str:
 
 
 def _check_value(
-    label: str, value: Any, expected: Value, env: Mapping[str, Any], floats: set[torch.dtype], proven: bool
+    label: str,
+    value: Any,
+    expected: Value,
+    env: Mapping[str, Any],
+    floats: set[torch.dtype],
+    proven: bool,
+    free: set[int],
 ) -> None:
     if expected.kind == "sequence":
         if not (isinstance(value, (list, tuple)) and all(isinstance(v, torch.Tensor) for v in value)):
@@ -257,6 +271,7 @@ def _check_value(
             kinds |= floats
         if not proven:  # what a real run showed may follow its data, as the steps of a packed sequence do
             sizes = [None if isinstance(d, int) else size for d, size in zip(expected.shape, sizes, strict=True)]
+        sizes = [None if i in free else size for i, size in enumerate(sizes)]
         wrong = len(sizes) != value.dim() or any(
             s is not None and s != n for s, n in zip(sizes, value.shape, strict=False)
         )
