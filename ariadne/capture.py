@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -16,11 +16,11 @@ from ariadne.errors import CaptureError, UnsupportedError, named
 from ariadne.expr import Expr
 from ariadne.generalize import Disagreement, at_batch, disagreement, generalize, size_sources, with_views_of
 from ariadne.lower import Lowering, state_tensors
-from ariadne.plan import Batches, TracePlan, check
-from ariadne.prune import prune
+from ariadne.plan import Assumption, Batches, TraceNode, TracePlan, check
+from ariadne.prune import Groups, prune, reached
 from ariadne.recorder import Recording, recording, simple, tensors_in
 from ariadne.refusals import refuse_scripted
-from ariadne.shapes import Sizes, symbolic_batch, within_questions, within_shapes
+from ariadne.shapes import PlainNumberError, Sizes, symbolic_batch, within_questions, within_shapes
 from ariadne.sizes import Watch, holding
 from ariadne.state import Snapshot
 from ariadne.strided import own
@@ -124,7 +124,7 @@ def capture(
     Tried in this order: symbolic; observed at several batch sizes; observed at the example's batch alone. Whatever made
     the plan, real runs at the example's batch and at batch 1 are held against it, op by op. `grad`: gradients enabled.
     `needed`: the plan must serve the example's own batch, be it that batch alone. `like`: a plan of other batches; where a real
-    run does what it says, it is the plan of the example's batch, and nothing else is tried.
+    run does what it says, that run is the plan of the example's batch, and nothing else is tried.
 
     Raises `UnsupportedError` where forward does something that no plan can hold, and what the model raises itself.
     """
@@ -134,17 +134,16 @@ def capture(
     refuse_scripted(model)
     real = observe(model, example, size, batch_symbol, grad, twice=True)
     plan: TracePlan | None = None
+    plain = False  # of a size, forward was seen to make a plain number
     others: list[Recording] = []  # what the plan rests on besides the run at the example's batch
     if like is not None and size == example.batch and not disagreement(like, real.plan):
-        plan, batches = (
-            with_views_of(replace(like, batches=Batches.of([size]), excluded=()), real.plan),
-            range(size, size + 1),
-        )
+        plan, batches = at_batch(real.plan, size), range(size, size + 1)
         reasons = [*like.not_captured_by]
     else:
         try:
             plan = symbolic(model, example, batch_symbol, batches, grad, others)
         except UnsupportedError as error:
+            plain = isinstance(error, PlainNumberError)
             reasons.append(("symbolic", str(error)))
         except Exception as error:  # whatever torch's fake tensors raise: the next way runs real ones
             reasons.append(("symbolic", _first_line(error)))
@@ -157,7 +156,7 @@ def capture(
             plan = with_views_of(plan, real.plan)
     if plan is None or _above_1(batches) - plan.batches:
         ran: list[Recording] = []
-        seen = _observed(model, example, batch_symbol, batches, grad, real, reasons, ran)
+        seen = _observed(model, example, batch_symbol, batches, grad, real, reasons, ran, plain)
         if plan is None or len(seen.batches) > len(plan.batches):
             if plan is not None:
                 reasons.insert(0, ("symbolic", "; ".join(plan.excluded)))
@@ -228,7 +227,21 @@ def _at_batch_1(
     if differs:
         return replace(plan, batches=plan.batches - one, excluded=(*plan.excluded, f"batch 1: {differs}")), []
     recordings.append(seen.recorded)
+    plan = _assuming(plan, seen.plan.assumption)
     return replace(plan, batches=plan.batches | one), [seen.evidence]
+
+
+def _assuming(plan: TracePlan, *others: Assumption) -> TracePlan:
+    """The plan with what forward looked at in further runs that it rests on."""
+    found = plan.assumption
+    for other in others:
+        changes = {
+            field.name: getattr(other, field.name)
+            for field in fields(Assumption)
+            if getattr(found, field.name) in (None, False) and getattr(other, field.name) is not None
+        }
+        found = replace(found, **changes)
+    return replace(plan, assumption=found)
 
 
 def _observed(
@@ -240,6 +253,7 @@ def _observed(
     real: Observation,
     reasons: list[tuple[str, str]],
     recordings: list[Recording],
+    plain: bool,
 ) -> TracePlan:
     here = real.plan.traced_batch
     above = range(max(2, batches.start), batches.stop)
@@ -253,7 +267,8 @@ def _observed(
             if not sizes:
                 raise Disagreement("the range holds no batch above 1 to compare runs at")
             runs = [real if b == here else observe(model, example, b, batch_symbol, grad) for b in sizes]
-            plan = check(prune(_as_far_as_shown(model, example, runs, batches)))
+            plan = check(prune(_as_far_as_shown(model, example, runs, batches, plain)))
+            plan = _assuming(plan, *(r.plan.assumption for r in runs))
             if here in plan.batches or here == 1:
                 recordings += [r.recorded for r in runs if r is not real]
                 return plan
@@ -280,30 +295,34 @@ def _of_runs(runs: Sequence[Observation]) -> tuple[TracePlan, str]:
         plan = generalize([r.unpruned for r in runs], sizes, loose)
     except Disagreement as error:
         return generalize([r.plan for r in runs], sizes), f"ops whose results nothing uses differ: {error}"
-    kept = {*prune(plan).definitions}
-    follows: set[str] = set()
+    if any(r.recorded.raised for r in runs):
+        return plan, "it goes on after an op has raised, which may follow the batch"
     for node in plan.nodes:
         unknown = [n for n in node.reads if n in loose and plan.values[n].dtype is not runs[0].unpruned.values[n].dtype]
         if unknown:
             return plan, f"an op reads {unknown[0]!r}, whose sizes follow the batch in no way that is known"
-        sizes_made = (d for n in node.outputs for d in plan.values[n].shape)
-        if (
-            plan.batch_symbol in node.reads
-            or follows.intersection(node.reads)
-            or any(isinstance(d, Expr) for d in sizes_made)
-        ):
-            follows.update(node.outputs, node.writes)
-            if node.is_witness and not kept.issuperset(node.outputs):
-                return plan, f"a number that it reads ({node.target}) is made from the batch"
+
+    def made_from_the_batch(node: TraceNode) -> bool:
+        sizes = (d for n in node.outputs for d in plan.values[n].shape)
+        return plan.batch_symbol in node.reads or any(isinstance(d, Expr) for d in sizes)
+
+    kept = {id(node) for node in prune(plan).nodes}
+    for i in sorted(reached(plan, Groups(plan), (), made_from_the_batch)):
+        node = plan.nodes[i]
+        if node.is_witness and id(node) not in kept:
+            return plan, f"a number that it reads ({node.target}) is made from the batch"
     return plan, ""
 
 
-def _as_far_as_shown(model: nn.Module, example: Example, runs: Sequence[Observation], batches: range) -> TracePlan:
+def _as_far_as_shown(
+    model: nn.Module, example: Example, runs: Sequence[Observation], batches: range, plain: bool
+) -> TracePlan:
     """The observed plan for all batches at which forward would have branched as it did, read from what it asks of sizes.
 
-    Where that can't be followed, only for the batches that were run.
+    Where that can't be followed, only for the batches that were run. `plain`: it was seen to make a plain number of one.
     """
     plan, why = _of_runs(runs)
+    why = why or ("it makes a plain number of its batch" if plain else "")
     wanted, shown = _above_1(batches), Batches.of(r.plan.traced_batch for r in runs)
     sources = size_sources([r.shapes for r in runs], list(shown), plan.batch_symbol)
     excluded: list[str] = []
@@ -444,7 +463,10 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
             recordings.append(found)
     finally:
         snapshot.restore()
+    of_ops = shapes.asked("op", symbol, batch_symbol)
     plan = within_questions(plan, shapes.asked("forward", symbol, batch_symbol))
-    plan = within_shapes(plan, Batches.of([size]), shapes.asked("op", symbol, batch_symbol))
+    if found.raised:  # forward went on: with another answer the op may not raise
+        plan = within_questions(plan, of_ops)
+    plan = within_shapes(plan, Batches.of([size]), of_ops)
     # Only now: at a batch at which an op can't run, forward raises, even if nothing uses its result.
     return check(prune(plan))

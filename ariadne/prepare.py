@@ -94,10 +94,8 @@ class _Recapture:
     batches: range
 
     def __call__(self, example: Example, training: bool, like: TracePlan | None = None) -> Captured:
-        grad = training if like is None else like.grad_enabled
-        return capture(
-            self.model, example, batch_symbol=self.batch_symbol, batches=self.batches, grad=grad, needed=True, like=like
-        )
+        symbol, batches = self.batch_symbol, self.batches
+        return capture(self.model, example, batch_symbol=symbol, batches=batches, grad=training, needed=True, like=like)
 
     def of(self, model: nn.Module) -> _Recapture:
         """The same for another model."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from ariadne.plan import TracePlan, Value, uses
+from ariadne.plan import TraceNode, TracePlan, Value, uses
 
 
 class Groups:
@@ -31,6 +32,19 @@ class Groups:
     def join(self, a: str, b: str) -> None:
         """Note that two values may share memory."""
         self.parent[self.find(a)] = self.find(b)
+
+
+def reached(plan: TracePlan, groups: Groups, starts: Iterable[str], begins: Callable[[TraceNode], bool]) -> set[int]:
+    """The ops that read what follows from these values, or from what the ops that `begins` names make, by any memory they share."""
+    roots = {groups.find(name) for name in starts}
+    found: set[int] = set()
+    for i, node in enumerate(plan.nodes):
+        reads = any(groups.find(name) in roots for name in node.reads if name in groups.parent)
+        if reads:
+            found.add(i)
+        if reads or begins(node):
+            roots.update(groups.find(name) for name in (*node.outputs, *node.writes) if name in groups.parent)
+    return found
 
 
 def _lasting(value: Value) -> bool:
@@ -61,11 +75,8 @@ def prune(plan: TracePlan) -> TracePlan:
         )
 
     lasting = {groups.find(n) for n, v in plan.values.items() if _lasting(v)}
-    varies = {n for n, v in plan.values.items() if v.is_state or v.kind == "input"}
-    for node in plan.nodes:
-        if node.seeded or any(r in varies for r in node.reads):
-            varies.update(node.outputs)
-            varies.update(node.writes)
+    given = (n for n, v in plan.values.items() if v.is_state or v.kind == "input")
+    varies = reached(plan, groups, given, lambda node: node.seeded)
     needed = {*uses(plan.output), *(n for store in plan.stores for n in uses(store.atoms))}
     needed_groups = {groups.find(n) for n in needed if n in groups.parent}
     kept: list[int] = []
@@ -74,7 +85,7 @@ def prune(plan: TracePlan) -> TracePlan:
         if (
             node.seeded
             or any(n in needed for n in node.outputs)
-            or (node.is_witness and any(r in varies for r in node.reads))
+            or (node.is_witness and i in varies)
             or any(groups.find(w) in lasting or groups.find(w) in needed_groups for w in node.writes)
             or (written and any(stale(i, r) for r in node.reads if r in groups.parent))
         ):

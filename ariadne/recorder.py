@@ -28,7 +28,7 @@ from ariadne.errors import UnsupportedError
 from ariadne.held import BOOKKEEPING, SIMPLE, is_a
 from ariadne.plan import PLAIN, Region
 from ariadne.refusals import Patches, called_by_torch, refuse, refuse_transforms
-from ariadne.sizes import Size, Watch
+from ariadne.sizes import Shape, Size, Watch
 from ariadne.state import Snapshot
 from ariadne.surroundings import Outside, surroundings
 
@@ -60,6 +60,7 @@ class Recording:
     missing: set[tuple[str, str]] = field(default_factory=set)
     looked: set[str] = field(default_factory=set)
     asked: set[int | None] = field(default_factory=set)  # storages of the model's tensors whose type it asked
+    raised: bool = False  # an op has, and forward may have gone on
     output: Any = None
     stores: list[tuple[str, str, torch.Tensor]] = field(default_factory=list)
     changed: list[tuple[str, str, Any, Any]] = field(default_factory=list)
@@ -159,6 +160,9 @@ class Recorder(ProxyTorchDispatchMode):
                     torch._C._DisablePythonDispatcher()
                 ):  # else composite ops such as lstm run as Python decompositions
                     out = func(*args, **kwargs)
+            except Exception:
+                self.recording.raised = True
+                raise
             finally:
                 self.depth -= 1
         else:
@@ -168,6 +172,9 @@ class Recorder(ProxyTorchDispatchMode):
             self.running = func, run_args
             try:
                 out = func(*run_args, **run_kwargs)
+            except Exception:
+                self.recording.raised = True
+                raise
             finally:
                 self.depth -= 1
                 self.running = None
@@ -231,7 +238,11 @@ class Recorder(ProxyTorchDispatchMode):
 
 def storage_of(t: torch.Tensor) -> int | None:
     """What tells the memory of a dense tensor from that of others."""
-    return t.untyped_storage()._cdata if t.layout is torch.strided and not isinstance(t, FakeTensor) else None
+    return (
+        torch._C.TensorBase.untyped_storage(t)._cdata
+        if t.layout is torch.strided and not isinstance(t, FakeTensor)
+        else None
+    )
 
 
 def written_arguments(func: OpOverload, bound: tuple[Any, ...]) -> Iterator[int]:
@@ -384,10 +395,21 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
         def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if mine() and not called_by_torch():
                 recording.looked.add(fact)
+                if recorder.watch is not None and fact == "layout" and name != "is_contiguous":
+                    recorder.watch.lost = True  # strides follow the batch in ways of their own
             return base(self, *args, **kwargs)
 
         return method
 
+    def item(self: torch.Tensor, index: Any) -> torch.Tensor:
+        try:
+            found: torch.Tensor = plain_item(self, index)
+            return found
+        except Exception:  # of an index that is none, no op hears
+            recording.raised = recording.raised or mine()
+            raise
+
+    plain_item: Any = torch.Tensor.__getitem__
     read_shape = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
     state: Collection[int | None] = recorder.state
     measured: set[int | None] = set()
@@ -487,6 +509,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     patches.set(torch.Tensor, "shape", property(shape))
     for name in ("size", "numel", "nelement", "dim", "ndim", "__len__", "__iter__"):
         patches.set(torch.Tensor, name, sized(name))
+    patches.set(torch.Tensor, "__getitem__", item)
     for name in ("tolist", "numpy", "__array__"):
         patches.set(torch.Tensor, name, taken_out(name))
     if recorder.watch is not None:
@@ -513,7 +536,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
 def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: Patches) -> None:
     read_shape = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
 
-    def shape(self: torch.Tensor) -> torch.Size:
+    def shape(self: torch.Tensor) -> torch.Size | Shape:
         return watch.shape(self, read_shape(self)) if mine() else read_shape(self)
 
     def size(self: torch.Tensor, dim: int | None = None) -> Any:
@@ -529,6 +552,29 @@ def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: Patches) -> No
             watch.lost = True  # len() makes a plain int of whatever it gets
         return int(plain_length(self))
 
+    def told_of(name: str) -> Callable[..., Any]:
+        base = getattr(torch.Tensor, name)
+
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if mine() and not called_by_torch():
+                watch.lost = True  # they follow the batch in ways of their own, as strides do
+            return base(self, *args, **kwargs)
+
+        return method
+
+    plain_data: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+
+    def data(self: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = plain_data(self)
+        if mine():
+            watch.same(self, found)
+        return found
+
+    patches.set(torch.Tensor, "data", property(data, torch.Tensor.data.__set__))  # type: ignore[attr-defined]
+    for name in ("storage_offset", "untyped_storage", "storage"):
+        patches.set(torch.Tensor, name, told_of(name))
+    patches.set(torch, "numel", numel)
+    patches.set(builtins, "range", watch.range())
     patches.set(torch.Tensor, "shape", property(shape))
     patches.set(torch.Tensor, "__len__", length)
     patches.set(torch.Tensor, "size", size)

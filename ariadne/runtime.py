@@ -83,6 +83,7 @@ class SplitRuntime:
         self._now = {
             flag: next((v for v in self._variants if v.serves(flag)), Nobody(self._main)) for flag in (False, True)
         }
+        self._prepared = [v for v in self._variants if v is self._main or v in self._now.values()]  # these stay
 
     # --- what it is -----------------------------------------------------------------------------------------------
 
@@ -447,7 +448,8 @@ class SplitRuntime:
         self._variants.append(variant)
         self._by_key.setdefault(variant.key, []).append(variant)
         if len(self._variants) > MOST_PLANS:
-            oldest = self._variants.pop(1)
+            oldest = next(v for v in self._variants if v not in self._prepared and v not in self._now.values())
+            self._variants.remove(oldest)
             self._by_key[oldest.key].remove(oldest)
             self._plans.pop(oldest.plan, None)
         return variant
@@ -491,6 +493,9 @@ class SplitRuntime:
                 if entered is not None:
                     if not variant.prefix_guard():
                         variant.prefix_guard.explain()
+                    if variant not in self._prepared:  # of the others, the one used last goes last
+                        self._variants.remove(variant)
+                        self._variants.append(variant)
                     self._now[training] = variant
                     return variant, entered
             base = self._now[training]

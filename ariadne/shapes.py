@@ -29,6 +29,10 @@ from ariadne.solve import where
 MOST_CELLS = 6
 
 
+class PlainNumberError(UnsupportedError):
+    """Forward made a plain number of a size that follows the batch, and nobody sees what it does with it."""
+
+
 class Sizes(ShapeEnv):
     """A shape environment that keeps what was asked about sizes, apart by whether forward's Python or an op asked."""
 
@@ -44,7 +48,7 @@ class Sizes(ShapeEnv):
         in_forward = self.recorder is not None and not self.recorder.depth
         if in_forward and orig_expr.free_symbols and not (orig_expr.is_Relational or orig_expr.is_Boolean):
             # The plan would hold for one batch; and what forward makes of the number, it may keep outside of the model.
-            raise UnsupportedError(
+            raise PlainNumberError(
                 f"forward makes a plain number of a size that follows the batch ({orig_expr}), so that a symbolic plan would hold "
                 "for one batch"
             )

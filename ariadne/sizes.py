@@ -6,6 +6,7 @@ compute like any other, and note every comparison: which then can be asked again
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +36,7 @@ class Watch:
     questions: dict[str, bool] = field(default_factory=dict)
     lost: bool = False
     known: dict[int, Sources] = field(default_factory=dict)
+    kept: list[torch.Tensor] = field(default_factory=list)
 
     def learn(self, event: int, tensors: Iterable[torch.Tensor]) -> None:
         """Tell it which tensors the event made."""
@@ -42,12 +44,35 @@ class Watch:
             for t, source in zip(tensors, self.sources[event], strict=False):
                 self.known[id(t)] = source
 
-    def shape(self, t: torch.Tensor, shape: torch.Size) -> torch.Size:
+    def same(self, t: torch.Tensor, again: torch.Tensor) -> None:
+        """Tell it of another tensor with the same sizes, which no op made."""
+        if id(t) in self.known:
+            self.known[id(again)] = self.known[id(t)]
+            self.kept.append(again)
+
+    def shape(self, t: torch.Tensor, shape: torch.Size) -> torch.Size | Shape:
         """The shape with its sizes made to remember."""
         found = self.known.get(id(t))
-        if found is None or len(found) != len(shape):
+        if found is None or len(found) != len(shape) or not any(found):
             return shape
-        return torch.Size([n if s is None else self._size(n, s) for n, s in zip(shape, found, strict=True)])
+        made = Shape(n if s is None else self._size(n, s) for n, s in zip(shape, found, strict=True))
+        made.watch = self
+        return made
+
+    def range(self) -> Any:
+        """What stands for `range`, and notes that a size went into it: it makes plain numbers of them."""
+        plain, watch = range, self
+
+        class Meta(type):
+            def __instancecheck__(cls, thing: Any) -> bool:
+                return isinstance(thing, plain)
+
+        class Range(metaclass=Meta):
+            def __new__(cls, *args: Any) -> Any:
+                watch.lost = watch.lost or any(isinstance(a, Size) for a in args)
+                return plain(*args)
+
+        return Range
 
     def _size(self, value: int, source: str) -> int:
         line = _LINE.fullmatch(source)
@@ -66,6 +91,20 @@ class Watch:
             return function(*args)
 
         return call
+
+
+class Shape(tuple[int, ...]):
+    """A shape whose sizes remember; `torch.Size` takes no heirs, and would compute and print with plain numbers."""
+
+    watch: Watch
+
+    def numel(self) -> int:
+        """The product of the sizes, which remembers as they do."""
+        return math.prod(self)
+
+    def __repr__(self) -> str:
+        self.watch.lost = True
+        return f"torch.Size([{', '.join(map(int.__repr__, self))}])"
 
 
 _LINE = re.compile(r"(?:(?P<slope>-?\d+)\*)?(?P<symbol>[A-Za-z_]\w*)(?: (?P<sign>[+-]) (?P<offset>\d+))?")

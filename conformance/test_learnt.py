@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from ariadne import SplitSpec, prepare_split
+from ariadne.errors import WitnessError
+from ariadne.runtime import MOST_PLANS
 from ariadne.verify import difference
 
 BATCHES = range(1, 17)
@@ -59,6 +61,47 @@ READ = {
     "the number of samples, counted": lambda x, mask: sum(1 for _ in x) > 6,
     "the number of rows that are not zero": lambda x, mask: len(mask.nonzero()) > 24,
 }
+
+
+def written(x: torch.Tensor, mask: torch.Tensor) -> bool:
+    kept = torch.zeros(16)
+    kept[: x.shape[0]] = 1
+    return bool(kept[7].item())
+
+
+def caught(x: torch.Tensor, mask: torch.Tensor) -> bool:
+    try:
+        return x[6] is not None
+    except IndexError:
+        return False
+
+
+def fitting(x: torch.Tensor, mask: torch.Tensor) -> bool:
+    try:
+        return x.reshape(7, 4) is not None
+    except RuntimeError:
+        return False
+
+
+LATER = [False] * 7 + [True] * 10
+READ |= {
+    "what was written into a part": written,
+    "an index that is none": caught,
+    "a shape that does not fit": fitting,
+    "numpy of arange": lambda x, mask: (torch.arange(x.shape[0]) > 6).any().numpy(),
+    "a list of one": lambda x, mask: (torch.arange(x.shape[0]) > 6).any().tolist(),
+    "an entry of a list": lambda x, mask: LATER[x.shape[0]],
+}
+TAKEN = {  # where fake tensors stop at a question about the data, so that real runs alone tell
+    "the product of a shape": lambda x: x.shape.numel() > 28,
+    "torch.numel": lambda x: torch.numel(x) > 28,
+    "a range": lambda x: len(range(x.shape[0])) > 7,
+    "the shape of data": lambda x: x.data.shape[0] > 7,
+    "a stride": lambda x: x.t().contiguous().stride(0) > 7,
+    "bytes": lambda x: (x * 1).untyped_storage().nbytes() > 112,
+    "an offset": lambda x: (x * 1)[-1].storage_offset() > 24,
+    "a shape in words": lambda x: "[8," in str(x.shape),
+}
 ROWS = {
     "the size of a row": lambda total, n: total.reshape(n, -1).shape[1] > 4,
     "the size of a part of a row": lambda total, n: total.reshape(n, -1)[:, :5].shape[1] == 5,
@@ -85,6 +128,77 @@ def held(model: nn.Module, *inputs: torch.Tensor) -> None:
 def test_what_is_read_out_of_the_batch_decides_only_where_it_was_shown(what: str) -> None:
     model = Branch(READ[what]).eval()
     held(model, torch.randn(16, 4), torch.ones(16, 4, dtype=torch.long))
+
+
+@pytest.mark.parametrize("what", sorted(TAKEN))
+def test_what_is_computed_of_sizes_out_of_sight_decides_only_where_it_was_shown(what: str) -> None:
+    model = Branch(lambda x, mask: bool((mask >= 0).all()) and TAKEN[what](x)).eval()
+    held(model, torch.randn(16, 4), torch.ones(16, 4, dtype=torch.long))
+
+
+def test_a_branch_on_data_that_were_written_into_a_part_is_guarded() -> None:
+    def asks(x: torch.Tensor) -> torch.Tensor:
+        kept = torch.zeros(4)
+        kept[:2] = x[0, :2]
+        return kept.sum() > 0
+
+    model, x = Branch(asks).eval(), torch.ones(2, 4)
+    runtime = prepare_split(model, (x,), split=SplitSpec("cut:1", dynamic_batch=(1, 16)))
+    assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
+    with pytest.raises(WitnessError):
+        runtime.run_suffix(runtime.run_prefix(-x))
+
+
+@pytest.mark.parametrize("what", ["a flag of the input", "the grad mode"])
+@pytest.mark.parametrize("at", [1, 3])
+def test_what_forward_looks_at_in_one_of_the_runs_is_a_condition_of_the_plan(what: str, at: int) -> None:
+    def asks(x: torch.Tensor) -> bool:
+        looks = x.shape[0] == 1 if at == 1 else sum(1 for _ in x) == at  # the second way, in real runs alone
+        return looks and (x.requires_grad if what == "a flag of the input" else not torch.is_grad_enabled())
+
+    model = Branch(asks).eval()
+    runtime = prepare_split(model, (torch.randn(2, 4),), split=SplitSpec("cut:1", dynamic_batch=(1, 16)))
+    x = torch.randn(at, 4, requires_grad=what == "a flag of the input")
+    with torch.no_grad():
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
+
+
+def test_what_forward_looks_at_from_a_further_batch_on_is_a_condition_there() -> None:
+    def asks(x: torch.Tensor) -> bool:
+        return sum(1 for _ in x) == 7 and x.requires_grad
+
+    model = Branch(asks).eval()
+    runtime = prepare_split(model, (torch.randn(2, 4),), split=SplitSpec("cut:1", dynamic_batch=(1, 16)))
+    for flag in (False, True, False):
+        x = torch.randn(7, 4, requires_grad=flag)
+        with torch.no_grad():
+            assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x)), flag
+
+
+def test_a_frozen_parameter_calls_for_a_new_plan_and_gets_one() -> None:
+    model = Branch(lambda x: sum(1 for _ in x) > 99).eval()
+    model.asks = lambda x: sum(1 for _ in x) > 99 or not model.a.weight.requires_grad
+    x = torch.randn(2, 4)
+    runtime = prepare_split(model, (x,), split=SplitSpec("cut:1", dynamic_batch=(1, 16)))
+    assert runtime.plan.captured_by == "observed"
+    model.a.weight.requires_grad_(False)
+    with torch.no_grad():
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
+
+
+def test_a_plan_in_use_is_never_put_aside_for_others() -> None:
+    model = Branch(lambda x: sum(1 for _ in x) > 99).eval()
+    runtime = prepare_split(model, (torch.randn(2, 4),), split=SplitSpec("cut:1", dynamic_batch=(1, 64)))
+    x = torch.randn(4, 4)
+
+    def step() -> torch.Tensor:
+        return runtime.train_suffix(runtime.run_training_prefix(x), loss_fn=lambda out, _: out.sum())[0]
+
+    first = step()
+    for batch in range(6, 6 + MOST_PLANS + 2):
+        runtime.run_prefix(torch.randn(batch, 4))
+    assert torch.equal(step(), first)
+    assert len(runtime._variants) <= MOST_PLANS
 
 
 @pytest.mark.parametrize("what", sorted(ROWS))
