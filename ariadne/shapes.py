@@ -48,7 +48,8 @@ class Sizes(ShapeEnv):
         in_forward = self.recorder is not None and not self.recorder.depth
         if in_forward and orig_expr.free_symbols and not (orig_expr.is_Relational or orig_expr.is_Boolean):
             # The plan would hold for one batch; and what forward makes of the number, it may keep outside of the model.
-            raise PlainNumberError(
+            kind = PlainNumberError if orig_expr.free_symbols & self.backed_var_to_val.keys() else UnsupportedError
+            raise kind(
                 f"forward makes a plain number of a size that follows the batch ({orig_expr}), so that a symbolic plan would hold "
                 "for one batch"
             )
