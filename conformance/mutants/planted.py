@@ -36,8 +36,8 @@ class _Recapture:
     kind: type[Planted]
     inner: Any
 
-    def __call__(self, example: Example, training: bool) -> Captured:
-        captured: Captured = self.inner(example, training)
+    def __call__(self, example: Example, training: bool, like: TracePlan | None = None) -> Captured:
+        captured: Captured = self.inner(example, training, like)
         return replace(captured, plan=self.kind.in_plan(captured.plan))
 
     def of(self, model: nn.Module) -> _Recapture:
