@@ -219,7 +219,10 @@ class Runner:
             samples = list(self._child(unit, cache, kept, left_out))
             yield from samples
             refused = next((_refused(cache, s) for s in samples if unit.job == "start" and s["status"] != "ok"), None)
-        if unit.job == "start":
+        if unit.job == "start":  # what it compiled serves the rounds, in which compiling is not measured
+            shutil.copytree(
+                kept, folder / "kept-rounds", dirs_exist_ok=True, ignore=shutil.ignore_patterns("records-*")
+            )
             shutil.rmtree(kept, ignore_errors=True)
 
     def _died(self, unit: Unit) -> dict[str, dict[int, str]]:
