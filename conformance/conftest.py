@@ -33,6 +33,7 @@ OF_MANY = (  # files whose tests say one thing of many models, changes or plante
     "test_facts",
     "test_held_objects",
     "test_hidden_paths",
+    "test_learnt",
     "test_surroundings",
     "test_training_flags",
     "test_traps_",
