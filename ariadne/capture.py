@@ -306,11 +306,12 @@ def _of_runs(runs: Sequence[Observation]) -> tuple[TracePlan, str]:
         sizes = (d for n in node.outputs for d in plan.values[n].shape)
         return plan.batch_symbol in node.reads or any(isinstance(d, Expr) for d in sizes)
 
-    kept = {id(node) for node in prune(plan).nodes}
-    for i in sorted(reached(plan, Groups(plan), (), made_from_the_batch)):
-        node = plan.nodes[i]
-        if node.is_witness and id(node) not in kept:
-            return plan, f"a number that it reads ({node.target}) is made from the batch"
+    if any(node.is_witness for node in plan.nodes):
+        kept = {id(node) for node in prune(plan).nodes}
+        for i in sorted(reached(plan, Groups(plan), (), made_from_the_batch)):
+            node = plan.nodes[i]
+            if node.is_witness and id(node) not in kept:
+                return plan, f"a number that it reads ({node.target}) is made from the batch"
     return plan, ""
 
 

@@ -167,11 +167,10 @@ def generalize(plans: Sequence[TracePlan], batches: Batches, loose: Collection[s
             if (head.target, head.region, head.unpack, len(head.outputs), [k for k, _ in head.kwargs]) != (
                 other_node.target, other_node.region, other_node.unpack, len(other_node.outputs), [k for k, _ in other_node.kwargs],
             ):  # fmt: skip
-                tensors = f"gives {len(head.outputs)} tensors at one batch, {len(other_node.outputs)}"
-                other_op = f"is {other_node.target}"
-                raise Disagreement(
-                    f"{where()} {tensors if head.target == other_node.target else other_op} at another batch"
-                )
+                told = f"is {other_node.target}"
+                if head.target == other_node.target and len(head.outputs) != len(other_node.outputs):
+                    told = f"gives {len(head.outputs)} tensors at one batch, {len(other_node.outputs)}"
+                raise Disagreement(f"{where()} {told} at another batch")
         args = merge([n.args for n in group], where)
         kwargs = tuple((k, merge([n.kwargs[j][1] for n in group], where)) for j, (k, _) in enumerate(head.kwargs))
         witness = merge([n.witness for n in group], where) if head.is_witness else None

@@ -238,11 +238,10 @@ class Recorder(ProxyTorchDispatchMode):
 
 def storage_of(t: torch.Tensor) -> int | None:
     """What tells the memory of a dense tensor from that of others."""
-    return (
-        torch._C.TensorBase.untyped_storage(t)._cdata
-        if t.layout is torch.strided and not isinstance(t, FakeTensor)
-        else None
-    )
+    if t.layout is not torch.strided or isinstance(t, FakeTensor):
+        return None
+    found: int = torch._C.TensorBase.untyped_storage(t)._cdata  # not the method, whose use in forward is noted
+    return found
 
 
 def written_arguments(func: OpOverload, bound: tuple[Any, ...]) -> Iterator[int]:

@@ -145,9 +145,8 @@ def _speed(place: Place, name: str, samples: list[Record], beside: dict[str, lis
         )
     times = [s["seconds"] for s in samples]
     pooled = [t for process in times for t in process]
-    strayed = _strayed(samples)
-    own = _strayed(beside.get(NOISE, []))
-    if math.isinf(strayed) and math.isfinite(own):
+    again = beside.get(NOISE, [])
+    if _unlike(samples, again):
         return Speed(
             place,
             name,
@@ -162,14 +161,19 @@ def _speed(place: Place, name: str, samples: list[Record], beside: dict[str, lis
         ratios=ratios,
         against_model=compare([*ratios.values()], [*noise.values()]) if name != EAGER else None,
         recompilations=max(s["graphs_in_rounds"] for s in samples),
-        strayed=strayed,
-        off=_off(samples, beside.get(NOISE, [])),
+        strayed=_strayed(samples),
+        off=_off(samples, again),
     )
 
 
 def _strayed(samples: list[Record]) -> float:
     """How far the outputs of these samples were off from the model's, at most."""
     return max((float(s["strayed"]) for s in samples if s["status"] == "ok"), default=0.0)
+
+
+def _unlike(samples: list[Record], noise: list[Record]) -> bool:
+    """Whether the outputs are of other shapes or types, or not finite, though the model's own are alike from call to call."""
+    return math.isinf(_strayed(samples)) and math.isfinite(_strayed(noise))
 
 
 def _off(samples: list[Record], noise: list[Record]) -> bool:
@@ -240,7 +244,7 @@ def _against(variants: dict[str, list[Record]], name: str, other: str) -> Mappin
         failure = _failure(variants[one]) if variants[one] else "not measured"
         if failure is not None:
             return f"{one}: {failure}"
-        if math.isinf(_strayed(variants[one])) and math.isfinite(_strayed(variants[NOISE])):
+        if _unlike(variants[one], variants[NOISE]):
             return f"{one}: its outputs are unlike the model's"
     return _ratios(variants[name], variants[other]) or f"{name}: not measured in the same process as {other}"
 

@@ -57,12 +57,10 @@ def made(run: Run, baseline: Run | None) -> tuple[Report, Mapping[str, RawFile]]
     cases = earlier.case_pairs(run, baseline) if baseline else []
     tables = frames.tables(found, speeds, means + against, starts, boundary.cuts(run.records), pairs or [])
     files = raw.kept(run, baseline, tables)
-    places = {one.place for one in (*speeds, *starts)}
-    graphs = [
-        (told_apart_place(p, places), name, by_batch) for p, name, by_batch in findings.recompilations(run.records)
-    ]
-    against = told_apart([m for m in against if speed.tried(m)], places)
-    speeds, means, starts = (told_apart(some, places) for some in (speeds, means, starts))
+    named = naming(one.place for one in (*speeds, *starts))
+    graphs = [(named(p), name, by_batch) for p, name, by_batch in findings.recompilations(run.records)]
+    against = told_apart([m for m in against if speed.tried(m)], named)
+    speeds, means, starts = (told_apart(some, named) for some in (speeds, means, starts))
     sections = (
         equality.section(run, found),
         speed.section("inference", speeds, means, against, graphs),
@@ -80,16 +78,22 @@ def made(run: Run, baseline: Run | None) -> tuple[Report, Mapping[str, RawFile]]
 Found = TypeVar("Found", Speed, Mean, Start)
 
 
-def told_apart(found: Sequence[Found], places: Iterable[Place]) -> list[Found]:
-    """The findings, with the environment's id beside the device where among the places several environments have that."""
-    known = {*places}
-    return [replace(one, place=told_apart_place(one.place, known)) for one in found]
+def told_apart(found: Sequence[Found], named: Callable[[Place], Place]) -> list[Found]:
+    """The findings, at places as `named` names them."""
+    return [replace(one, place=named(one.place)) for one in found]
 
 
-def told_apart_place(place: Place, places: Iterable[Place]) -> Place:
-    """The place, with the environment's id beside the device where several of the places' environments have that device."""
-    several = len({p.environment for p in places if p.device == place.device} | {place.environment}) > 1
-    return replace(place, device=f"{place.device} in {place.environment}") if several else place
+def naming(places: Iterable[Place]) -> Callable[[Place], Place]:
+    """What puts the environment's id beside a place's device where among these places several environments have that."""
+    environments: dict[str, set[str]] = {}
+    for place in places:
+        environments.setdefault(place.device, set()).add(place.environment)
+
+    def named(place: Place) -> Place:
+        several = len(environments[place.device]) > 1
+        return replace(place, device=f"{place.device} in {place.environment}") if several else place
+
+    return named
 
 
 def facts(run: Run) -> tuple[tuple[str, str], ...]:
