@@ -37,17 +37,26 @@ MOST_BATCHES = 4096  # one package serves a range of at most so many batches
 
 @dataclass(frozen=True)
 class Layout:
-    """What a package relies on for one tensor: its type, and the order of its dims in memory, where it lies dense."""
+    """What a package relies on for one input: its type, its sizes, and the order of its dims in memory, where it lies dense.
+
+    A size that follows data is None, and at least 2.
+    """
 
     dtype: torch.dtype
     device: torch.device
     order: tuple[int, ...]
+    sizes: tuple[int | Expr | None, ...]
 
     @classmethod
-    def of(cls, t: torch.Tensor) -> Layout:
+    def of(cls, t: torch.Tensor, sizes: Sequence[int | Expr | None]) -> Layout:
         """The layout nearest to how a tensor lies."""
         strides = t.stride()
-        return cls(t.dtype, t.device, tuple(sorted(range(t.dim()), key=lambda d: (-strides[d], d))))
+        order = sorted(range(t.dim()), key=lambda d: (-strides[d], d))
+        return cls(t.dtype, t.device, tuple(order), tuple(sizes))
+
+    def at(self, env: Mapping[str, int]) -> tuple[int | None, ...]:
+        """The sizes at a batch."""
+        return tuple(n.evaluate(env) if isinstance(n, Expr) else n for n in self.sizes)
 
     def strides(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """The strides of a tensor of these sizes."""
@@ -56,52 +65,84 @@ class Layout:
             found[d], step = step, step * max(1, sizes[d])
         return tuple(found)
 
-    def takes(self, t: torch.Tensor) -> bool:
-        """Whether a tensor is of this type; `lay` sees to the rest."""
-        return t.dtype == self.dtype and t.device == self.device and t.dim() == len(self.order)
+    def takes(self, t: torch.Tensor, sizes: tuple[int | None, ...]) -> bool:
+        """Whether a tensor is of this type and these sizes, which are those of `at`; `lay` sees to the rest."""
+        if t.dtype != self.dtype or t.device != self.device:
+            return False
+        if t.shape == sizes or None not in sizes:
+            return t.shape == sizes
+        return t.dim() == len(sizes) and all(
+            a >= 2 if n is None else a == n for a, n in zip(t.shape, sizes, strict=True)
+        )
 
     def lay(self, t: torch.Tensor) -> torch.Tensor:
         """The tensor, or a copy that lies as it should."""
         strides = self.strides(t.shape)
-        if all(n == 1 or a == b for n, a, b in zip(t.shape, t.stride(), strides, strict=True)) and (
-            not t.is_cuda or t.data_ptr() % 16 == 0
-        ):
+        if all(n == 1 or a == b for n, a, b in zip(t.shape, t.stride(), strides, strict=True)) and _aligned(t):
             return t
         return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)
 
     def to_json(self) -> list[Any]:
         """As JSON-able data."""
-        return [str(self.dtype), str(self.device), list(self.order)]
+        return [str(self.dtype), str(self.device), list(self.order), [str(n) for n in self.sizes]]
+
+
+def _aligned(t: torch.Tensor) -> bool:
+    """Whether a tensor begins where native code takes it to."""
+    return not t.is_cuda or t.data_ptr() % 16 == 0
+
+
+def _moved(t: torch.Tensor) -> torch.Tensor:
+    """A copy that lies as the tensor does, overlaps included, and begins where native code takes it to."""
+    extent = 1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
+    return t.as_strided((extent,), (1,)).clone().as_strided(t.shape, t.stride()) if t.numel() else t.clone()
+
+
+def _lies(t: torch.Tensor) -> tuple[Any, ...]:
+    """What a package relies on for a tensor of the model's: it is compiled for how this one lies."""
+    return t.dtype, t.device, t.shape, t.stride()
 
 
 class Package:
     """Native code for one kernel, the batches that it serves, and what it relies on."""
 
-    def __init__(self, run: Callable[[list[torch.Tensor]], Any], batches: Batches, inputs: tuple[Layout, ...],
+    def __init__(self, run: Callable[[list[torch.Tensor]], Any], batches: Batches, symbol: str, inputs: tuple[Layout, ...],
                  state: Sequence[torch.Tensor], ambient: Any) -> None:  # fmt: skip
-        self.run, self.batches, self.inputs, self.ambient = run, batches, inputs, ambient
-        self.state = [(Layout.of(t), t.shape) for t in state]
+        self.run, self.batches, self.symbol, self.inputs, self.ambient = run, batches, symbol, inputs, ambient
+        self.sizes: dict[int, list[tuple[int | None, ...]]] = {}
+        self.state = [_lies(t) for t in state]
         self.plain = tuple(layout.order == tuple(range(len(layout.order))) for layout in inputs)
-        self.unchanged = alike(state)
+        self._know(state)
 
-    def takes(self, inputs: Sequence[torch.Tensor], state: Sequence[torch.Tensor]) -> bool:
-        """Whether tensors are of the types, and the state of the sizes, that it was compiled for."""
-        if not all(layout.takes(t) for layout, t in zip(self.inputs, inputs, strict=True)):
-            return False
-        if not all(layout.takes(t) and t.shape == shape for (layout, shape), t in zip(self.state, state, strict=True)):
-            return False
-        if all(layout.lay(t) is t for (layout, _), t in zip(self.state, state, strict=True)) and state:
-            self.unchanged = alike(state)
-        return True
+    def _know(self, state: Sequence[torch.Tensor]) -> None:
+        """Take these tensors at their word while they stay what they are: all else is looked at in each call."""
+        self.unchanged = alike(state)
+        self.aligned = all(map(_aligned, state))
+
+    def fits(self, batch: int, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether it serves this batch, with inputs of these types and sizes."""
+        sizes = self.sizes.get(batch)
+        if sizes is None:
+            if batch not in self.batches:
+                return False
+            sizes = self.sizes[batch] = [layout.at({self.symbol: batch}) for layout in self.inputs]
+        return all(map(Layout.takes, self.inputs, inputs, sizes))
+
+    def follows(self, state: Sequence[torch.Tensor]) -> bool:
+        """Whether the model's tensors, where they are others by now, lie as those that it was compiled for."""
+        if self.unchanged(*state):
+            return True
+        same = [_lies(t) for t in state] == self.state
+        if same:
+            self._know(state)
+        return same
 
     def __call__(self, inputs: Sequence[torch.Tensor], state: Sequence[torch.Tensor]) -> Any:
         given = [
             t if plain and t.is_contiguous() and not t.is_cuda else layout.lay(t)
             for t, plain, layout in zip(inputs, self.plain, self.inputs, strict=True)
         ]
-        if self.unchanged(*state):
-            return self.run([*given, *state])
-        return self.run([*given, *(layout.lay(t) for (layout, _), t in zip(self.state, state, strict=True))])
+        return self.run([*given, *(state if self.aligned else (t if _aligned(t) else _moved(t) for t in state))])
 
 
 class Ahead:
@@ -125,9 +166,8 @@ class Ahead:
                 "backend 'aot_inductor' serves inference, and here gradients are wanted. To train, prepare another runtime with "
                 "compile_options={'backend': 'inductor'} or mode='generated_eager'; they work on the same model"
             )
-        if package is None or batch not in package.batches or ambient != package.ambient or not (
-            package.unchanged(*state)
-            and all(layout.takes(t) for layout, t in zip(package.inputs, inputs, strict=True))
+        if package is None or ambient != package.ambient or not (
+            package.unchanged(*state) and package.fits(batch, inputs)
         ):  # fmt: skip
             package = self._find(batch, inputs, state, ambient) if self.eager is None else None
             if package is None:
@@ -139,11 +179,13 @@ class Ahead:
     def _find(self, batch: int, inputs: Sequence[Any], state: Sequence[Any], ambient: Any) -> Package | None:
         with self.lock:
             for package in self.packages:
-                if batch in package.batches and ambient == package.ambient and package.takes(inputs, state):
+                if ambient == package.ambient and package.fits(batch, inputs) and package.follows(state):
                     return package
             start = time.perf_counter()
             try:
                 package = self._make(batch, inputs, state, ambient)
+            except (MemoryError, torch.OutOfMemoryError):
+                raise
             except Exception as error:  # exporters and compilers raise whatever they please
                 failure = error if isinstance(error, CompileError) else self.refused(f"{type(error).__name__}: {error}")
                 if self.options.on_error != "eager":
@@ -167,9 +209,11 @@ class Ahead:
         )
         if odd is not None:
             raise self.refused(f"{odd!r}, which crosses the cut, is no tensor")
-        layouts = tuple(Layout.of(t) for t in inputs)
         served = self._range(batch)
         hint = batch if batch > 1 else min((b for b in served if b > 1), default=1)
+        layouts = tuple(
+            self._layout(n, t, batch, len(served) > 1) for n, t in zip(self.lifted.inputs, inputs, strict=True)
+        )
         name = self._name(layouts, inputs, state, ambient, served)
         folder = None if self.options.cache_dir is None or self.plan.objects else Path(self.options.cache_dir)
         kept = None if folder is None else self._kept(folder, name)
@@ -179,6 +223,7 @@ class Ahead:
         if kept is not None and batch in kept[1]:
             self.report.loaded += 1
             self.report.state = "loaded"
+            self.report.began_loaded |= not self.packages
             run, admitted = kept
         else:
             run, admitted = self._compile(layouts, inputs, state, served, hint, folder, name)
@@ -186,7 +231,23 @@ class Ahead:
                 raise self.refused(f"what was compiled does not serve batch {batch}, but {admitted}")
             self.report.compiled[False] += 1
             self.report.state = "compiled"
-        return Package(run, admitted, layouts, state, ambient)
+        return Package(run, admitted, self.lifted.symbol, layouts, state, ambient)
+
+    def _layout(self, name: str, t: torch.Tensor, batch: int, many: bool) -> Layout:
+        """What a package for `many` batches, or for this one, is to rely on for an input."""
+        sizes: list[int | Expr | None] = []
+        for dim, (size, found) in enumerate(zip(self.lifted.sizes[name], t.shape, strict=True)):
+            if isinstance(size, Expr) and not size.names <= {self.lifted.symbol}:
+                sizes.append(None if many and found >= 2 else found)
+                continue
+            expected = size.evaluate({self.lifted.symbol: batch}) if isinstance(size, Expr) else size
+            if found != expected:
+                raise self.refused(
+                    f"{name!r} has size {found} in dim {dim}, where capture saw {size} (here {expected}): its size follows data, "
+                    "or it is no boundary of this plan. Native code reads as many as it was compiled for"
+                )
+            sizes.append(size)
+        return Layout.of(t, sizes)
 
     def _range(self, batch: int) -> Batches:
         """The batches that one package is to serve: a range of the plan's that holds `batch`."""
@@ -201,7 +262,7 @@ class Ahead:
         (lo, hi) = served.ranges[0]
         examples = [*self._examples(layouts, inputs, hint), *(t.detach() for t in state)]
         dim = torch.export.Dim(self.lifted.symbol, min=lo, max=hi) if lo < hi and hint > 1 else None
-        dims = [self._dims(n, dim, served) for n in self.lifted.inputs] + [None] * len(state)
+        dims = [self._dims(layout, dim, served) for layout in layouts] + [None] * len(state)
         with self.setting(), torch.no_grad(), tempfile.TemporaryDirectory() as scratch:
             kernel = _Kernel(load(self.lifted.kernel(marked=False, checked=True), f"{self.label}, kernel"))
             program = torch.export.export(kernel, tuple(examples), dynamic_shapes={"args": tuple(dims)}, strict=False)
@@ -212,28 +273,28 @@ class Ahead:
             inner = dict(self.options.given.get("options") or {})
             torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=inner)
             admitted = _admitted(env, symbols, self.lifted.symbol, served) if dim is not None else Batches.of([hint])
+            run = _loaded(path)
             if folder is not None:
-                _keep(folder, name, path, admitted)
-            return _loaded(path), admitted
+                try:
+                    _keep(folder, name, path, admitted)
+                except OSError as error:  # what is compiled serves all the same
+                    self.report.notes.append(f"not kept for the next process: {error}")
+            return run, admitted
 
     def _examples(self, layouts: Sequence[Layout], inputs: Sequence[Any], hint: int) -> Iterator[torch.Tensor]:
         """Tensors of the inputs' types for the batch `hint`."""
-        for name, layout, t in zip(self.lifted.inputs, layouts, inputs, strict=True):
-            sizes = [
-                d.evaluate({self.lifted.symbol: hint}) if isinstance(d, Expr) and d.names <= {self.lifted.symbol} else n
-                for d, n in zip(self.lifted.sizes[name], t.shape, strict=True)
-            ]
+        for layout, t in zip(layouts, inputs, strict=True):
+            known = layout.at({self.lifted.symbol: hint})
+            sizes = [found if n is None else n for n, found in zip(known, t.shape, strict=True)]
             yield torch.empty_strided(sizes, layout.strides(sizes), dtype=t.dtype, device=t.device)
 
-    def _dims(self, name: str, dim: Any, served: Batches) -> dict[int, Any] | None:
+    def _dims(self, layout: Layout, dim: Any, served: Batches) -> dict[int, Any] | None:
         found = {}
-        for i, size in enumerate(self.lifted.sizes[name]):
-            if dim is not None and isinstance(size, Expr):
-                found[i] = (
-                    _linear(size, self.lifted.symbol, dim, served)
-                    if size.names <= {self.lifted.symbol}
-                    else torch.export.Dim.AUTO
-                )
+        for i, size in enumerate(layout.sizes):
+            if size is None:
+                found[i] = torch.export.Dim.DYNAMIC  # or refused, where export would take it for a constant
+            elif dim is not None and isinstance(size, Expr):
+                found[i] = _linear(size, self.lifted.symbol, dim, served)
         return found or None
 
     def _examine(self, program: Any) -> None:
@@ -277,7 +338,7 @@ class Ahead:
                 *_precision(),
             ],
             "inputs": [layout.to_json() for layout in layouts],
-            "state": [[*Layout.of(t).to_json(), list(t.shape), list(t.stride())] for t in state],
+            "state": [[str(part) for part in _lies(t)] for t in state],
             "ambient": repr(ambient),
             "batches": list(served.ranges[0]),
         }

@@ -29,7 +29,7 @@ from ariadne.boundary import BoundaryPayload
 from ariadne.errors import SpecError, TrainingError
 from ariadne.prepare import prepare_split
 from ariadne.runtime import SplitRuntime
-from ariadne.spec import ExecutionMode, SplitSpec
+from ariadne.spec import CompileOptions, ExecutionMode, SplitSpec
 from ariadne.state import Snapshot
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -193,8 +193,8 @@ def measure_all(
 ) -> list[BenchmarkResult]:
     """The model's forward, and in each mode prefix + suffix, the suffix alone, suffix training and prefix backward.
 
-    The split is prepared once for each mode. Training is left out where the suffix has nothing to train, and prefix backward
-    where the prefix has nothing.
+    The split is prepared once for each mode. Training is left out where the suffix has nothing to train, and where it is compiled
+    ahead of time, which serves inference; prefix backward where the prefix has nothing.
     """
     given: dict[str, Any] = {"example_kwargs": example_kwargs, "iterations": iterations, "warmup": warmup}
     results = [measure_forward(model, example_inputs, **given)]
@@ -204,7 +204,8 @@ def measure_all(
             model, example_inputs, split=split, mode=mode, compile_options=options, example_kwargs=example_kwargs
         )
         results += [measure_split(runtime, example_inputs, **given), measure_suffix(runtime, example_inputs, **given)]
-        if any(p.requires_grad for p in runtime.suffix_parameters()):
+        inference_only = mode == "compiled" and CompileOptions.parse(compile_options).ahead
+        if not inference_only and any(p.requires_grad for p in runtime.suffix_parameters()):
             results.append(measure_suffix_training(runtime, example_inputs, targets, loss_fn=loss_fn, **given))
             if any(p.requires_grad for p in runtime.prefix_parameters()):
                 results.append(measure_prefix_backward(runtime, example_inputs, targets, loss_fn=loss_fn, **given))
@@ -228,24 +229,26 @@ def _of(
 def _times(
     run: Callable[[Any], Any], before: Callable[[], Any], device: torch.device, iterations: int, warmup: int
 ) -> tuple[tuple[float, ...], int | None]:
-    """The seconds of each call of `run` on what `before` made for it, untimed; and CUDA's peak memory over all of them."""
+    """The seconds of each call of `run` on what `before` made for it, untimed; and the most CUDA memory that any took."""
     if iterations < 1 or warmup < 0:
         raise SpecError(f"iterations is at least 1 and warmup at least 0; found {iterations} and {warmup}")
     cuda = device.type == "cuda"
     synchronise: Callable[[], Any] = (lambda: torch.cuda.synchronize(device)) if cuda else _nothing
     for _ in range(warmup):
         run(before())
-    if cuda:
-        torch.cuda.reset_peak_memory_stats(device)
-    seconds = []
+    seconds, peaks = [], []
     for _ in range(iterations):
         made = before()
         synchronise()
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(device)  # what `before` took at most is not this call's
         start = time.perf_counter()
         run(made)
         synchronise()
         seconds.append(time.perf_counter() - start)
-    return tuple(seconds), torch.cuda.max_memory_allocated(device) if cuda else None
+        if cuda:
+            peaks.append(torch.cuda.max_memory_allocated(device))
+    return tuple(seconds), max(peaks, default=None)
 
 
 @contextmanager

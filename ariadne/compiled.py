@@ -33,8 +33,8 @@ class SegmentReport:
     """What became of one segment: how often it was compiled or loaded, in which time, and for which batches.
 
     `state` is waiting, compiled, loaded, or eager (it fell back). `compiled` counts by whether gradients were on; what goes
-    beyond one of each is a recompilation, and `seconds` is the time of all calls that compiled, backward
-    passes included. `notes` says why, where something fell back, was refused, or was compiled again.
+    beyond one of each is a recompilation, or beyond none for inference that `began_loaded`. `seconds` is the time of all calls
+    that compiled, backward passes included. `notes` says why, where something fell back, was refused, not kept, or made anew.
     """
 
     side: str
@@ -42,14 +42,16 @@ class SegmentReport:
     state: str = "waiting"
     compiled: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
     loaded: int = 0
+    began_loaded: bool = False
     seconds: float = 0.0
     batches: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
 
     @property
     def recompiles(self) -> int:
-        """Compilations after the first of a kind."""
-        return sum(max(0, n - 1) for n in self.compiled.values())
+        """Compilations after the first of a kind, or after a package that was loaded."""
+        first = {False: int(not self.began_loaded), True: 1}
+        return sum(max(0, n - first[grad]) for grad, n in self.compiled.items())
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command and return 0, 1 where any sample failed; 2 is the exit status for what can't be meant."""
     options = _parser().parse_args(argv)
     if options.command == "summary":
-        print(text(read(*options.files)))
+        try:
+            print(text(read(*options.files)))
+        except (OSError, ValueError) as error:
+            print(f"benchmarks: {error}", file=sys.stderr)
+            return 2
         return 0
     return _run(options)
 

@@ -1,4 +1,4 @@
-"""Peak memory of tensors, from the allocator's own record."""
+"""Peak memory of tensors, from the allocators' own records."""
 
 from __future__ import annotations
 
@@ -18,3 +18,13 @@ def peak_bytes(run: Callable[[], Any]) -> int:
         held += event.nbytes()
         most = max(most, held)
     return most
+
+
+def cuda_peak_bytes(run: Callable[[], Any]) -> int:
+    """The most bytes that tensors took at once on the current CUDA device during `run`, above what they took before."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - held

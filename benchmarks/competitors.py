@@ -6,14 +6,9 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.distributed.pipelining import pipeline
 from torch.fx.passes.split_module import split_module
 
-from benchmarks.subject import EXAMPLE_BATCH, LARGEST_BATCH, Step, Subject
-
-
-class NotApplicableError(RuntimeError):
-    """A competitor does not do this; the message says what."""
+from benchmarks.subject import EXAMPLE_BATCH, LARGEST_BATCH, NotApplicableError, Step, Subject
 
 
 def eager(subject: Subject, batch: int) -> Step:
@@ -86,6 +81,9 @@ def pipelined(subject: Subject, batch: int) -> Step:
     """Two stages of `torch.distributed.pipelining`, one after the other in one process; static shapes, so for one batch."""
     if subject.task != "inference":
         raise NotApplicableError("its stages train under a schedule over processes, not in one")
+    # Only now, for it imports Dynamo: others would find that imported, and pay nothing for it.
+    from torch.distributed.pipelining import pipeline  # noqa: PLC0415
+
     args, kwargs = subject.inputs(batch)
 
     def split(module: fx.GraphModule) -> fx.GraphModule:

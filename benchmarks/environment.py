@@ -17,18 +17,9 @@ import torch
 from conformance.environment import Environment
 
 ROOT = Path(__file__).resolve().parents[1]
-VARIABLES = (
-    *(
-        "OMP_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "OMP_PROC_BIND",
-        "KMP_AFFINITY",
-        "GOMP_CPU_AFFINITY",
-        "ATEN_CPU_CAPABILITY",
-    ),
-    *("PYTORCH_CUDA_ALLOC_CONF", "LD_PRELOAD", "CXX"),
-)
-FAMILIES = ("TORCHINDUCTOR_", "MALLOC_")
+VARIABLES = ("ATEN_CPU_CAPABILITY", "PYTORCH_CUDA_ALLOC_CONF", "LD_PRELOAD", "CXX")
+FAMILIES = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "MALLOC_", "OMP_", "MKL_", "KMP_", "GOMP_")
+FAMILIES_CUDA = ("CUDA_", "NVIDIA_", "CUBLAS_")
 PLACES = ("TORCHINDUCTOR_CACHE_DIR",)  # each process has its own
 
 
@@ -49,10 +40,11 @@ def here(device: str, options: dict[str, Any], variables: Mapping[str, str] = os
         "torch build": torch.__version__,
         "sources": sources(ROOT),
     }
+    families = (*FAMILIES, *(FAMILIES_CUDA if device.startswith("cuda") else ()))
     facts |= {
         name: value
         for name, value in variables.items()
-        if name in VARIABLES or (name.startswith(FAMILIES) and name not in PLACES)
+        if name in VARIABLES or (name.startswith(families) and name not in PLACES)
     }
     facts |= {f"option {name}": str(value) for name, value in options.items()}
     if device.startswith("cuda"):

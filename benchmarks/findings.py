@@ -7,6 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.break_even import BreakEven, break_even, break_even_seconds, curve, excess, grid, held_against
 from benchmarks.records import Record, Records
@@ -66,7 +67,8 @@ class Start:
 
     `cost` is X, `saving` what a steady call saves, `pace` what a steady call of the model takes, all in seconds. X has what the
     variant imports beside torch, and is beyond the model's own: without a start of the model in a process of the same number it
-    is None, and so are `calls` and `seconds`.
+    is None, and so are `calls` and `seconds`. With a warm cache, `first_over_cold` is the first call's time over that of the cold
+    process, and `whole_over_cold` that of preparation and first call, both by process.
     """
 
     place: Place
@@ -82,12 +84,21 @@ class Start:
     calls: BreakEven | None = None
     seconds: BreakEven | None = None
     balance: tuple[tuple[int, Interval], ...] = ()
+    first_over_cold: Mapping[int, float] = field(default_factory=dict)
+    whole_over_cold: Mapping[int, float] = field(default_factory=dict)
     compilations: int = 0
     recompilations: int = 0
     imports: dict[str, float] | None = None
     rss_bytes: dict[str, int] | None = None
     tensor_peak_bytes: int | None = None
-    cuda_peak_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The most graphs that any process compiled at a batch; `again`: of those, the most after the first batch of a process."""
+
+    graphs: int
+    again: int
 
 
 @dataclass(frozen=True)
@@ -249,19 +260,25 @@ def _against(variants: dict[str, list[Record]], name: str, other: str) -> Mappin
     return _ratios(variants[name], variants[other]) or f"{name}: not measured in the same process as {other}"
 
 
-def recompilations(records: Records) -> Iterator[tuple[Place, str, dict[int, int]]]:
-    """For each variant that compiled: the most graphs that any process compiled at each batch, in the order of batches.
+def recompilations(records: Records) -> Iterator[tuple[Place, str, dict[int, Compiled]]]:
+    """For each variant that compiled: what was compiled at each batch, in the order in which batches were measured.
 
-    Those after the first batch, and those in rounds (which `Speed` has), are recompilations.
+    What a process compiled after its first batch, and in rounds (which `Speed` has), are recompilations.
     """
-    groups: dict[tuple[Place, str], dict[int, int]] = defaultdict(dict)
+    groups: dict[tuple[Place, str], dict[int, Compiled]] = defaultdict(dict)
+    first: dict[Any, int] = {}
     for sample in records.of("rounds"):
         if sample["status"] == "ok" and sample["variant"] not in (EAGER, NOISE):
-            place = _place(sample)
+            place, batch, count = _place(sample), sample["batch"], sample["graphs"]
             whole = Place(place.environment, place.device, place.task, place.model, 0)
-            graphs = groups[whole, sample["variant"]]
-            graphs[sample["batch"]] = max(graphs.get(sample["batch"], 0), sample["graphs"])
-    yield from ((place, name, graphs) for (place, name), graphs in groups.items() if any(graphs.values()))
+            process = whole, sample["variant"], sample["process"], sample.get("token")
+            again = count if first.setdefault(process, batch) != batch else 0
+            found = groups[whole, sample["variant"]]
+            known = found.get(batch, Compiled(0, 0))
+            found[batch] = Compiled(max(known.graphs, count), max(known.again, again))
+    for (place, name), found in groups.items():
+        if any(c.graphs for c in found.values()):
+            yield place, name, found
 
 
 def starts(records: Records) -> list[Start]:
@@ -285,7 +302,7 @@ def _start(
     if failure is not None:
         return Start(place, name, cache, failure)
     eager = {s["process"]: _excess(s) for s in groups.get((place, EAGER, "none"), []) if s["status"] == "ok"}
-    shared = {
+    shared: dict[str, Any] = {
         "processes": len(samples),
         "prepare": interval([s["prepare_seconds"] for s in samples]),
         "first_call": interval([s["calls_seconds"][0] for s in samples]),
@@ -294,8 +311,12 @@ def _start(
         "imports": {k: statistics.median(s["imports"][k] for s in samples) for k in samples[0]["imports"]},
         "rss_bytes": {k: max(s["rss_bytes"][k] for s in samples) for k in samples[0]["rss_bytes"]},
         "tensor_peak_bytes": samples[0]["tensor_peak_bytes"],
-        "cuda_peak_bytes": samples[0]["cuda_peak_bytes"],
     }
+    if cache == "warm":
+        cold = {s["process"]: s for s in groups.get((place, name, "cold"), []) if s["status"] == "ok"}
+        pairs = [(s["process"], s, cold[s["process"]]) for s in samples if s["process"] in cold]
+        shared["first_over_cold"] = {p: s["calls_seconds"][0] / c["calls_seconds"][0] for p, s, c in pairs}
+        shared["whole_over_cold"] = {p: _to_first_result(s) / _to_first_result(c) for p, s, c in pairs}
     if name == EAGER:
         return Start(place, name, cache, **shared)
     samples = [s for s in samples if s["process"] in eager]
@@ -325,6 +346,10 @@ def _start(
         seconds=seconds,
         balance=tuple(curve(costs, savings, grid(last))),
     )
+
+
+def _to_first_result(sample: Record) -> float:
+    return float(sample["prepare_seconds"] + sample["calls_seconds"][0])
 
 
 def _excess(sample: Record) -> float:

@@ -18,10 +18,9 @@ import torch
 
 import model_zoo
 from benchmarks import timing
-from benchmarks.allocations import peak_bytes
+from benchmarks.allocations import cuda_peak_bytes, peak_bytes
 from benchmarks.child import peak_rss
-from benchmarks.competitors import NotApplicableError
-from benchmarks.subject import Step, Subject, kept, strayed
+from benchmarks.subject import NotApplicableError, Step, Subject, kept, strayed
 from benchmarks.variants import EAGER, NOISE, REFERENCE, Variant, find
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,7 +49,6 @@ def _started(job: Job, subject: Subject, variant: Variant, batch: int, rss: dict
     rss = rss | {"ready": peak_rss()}
     if subject.device.startswith("cuda"):
         torch.zeros(1, device=subject.device)  # the context is no variant's cost
-        torch.cuda.reset_peak_memory_stats()
     graphs = [_graphs()]
     built: list[Step] = []
     prepare = timing.seconds(
@@ -64,7 +62,6 @@ def _started(job: Job, subject: Subject, variant: Variant, batch: int, rss: dict
         first += timing.calls(run, 1, subject.device)
         graphs.append(_graphs())
     rss["called"] = peak_rss()
-    cuda = torch.cuda.max_memory_allocated() if subject.device.startswith("cuda") else None
     # The variant has to be built first, since its first call is what is measured. What is built last pays page faults that the
     # others do not (see overhead.py): the model and its copy take turns at that, so that their pair's floor holds the effect.
     runs: dict[str, Callable[[], Any]] = {variant.name: run}
@@ -81,8 +78,7 @@ def _started(job: Job, subject: Subject, variant: Variant, batch: int, rss: dict
         "graphs_in_rounds": _graphs() - graphs[-1],
         "seconds": seconds,
         "rss_bytes": rss,
-        "cuda_peak_bytes": cuda,
-        "tensor_peak_bytes": None if cuda is not None else peak_bytes(run),
+        "tensor_peak_bytes": cuda_peak_bytes(run) if subject.device.startswith("cuda") else peak_bytes(run),
     }
 
 
@@ -200,9 +196,10 @@ def _mode(task: str) -> Iterator[None]:
 
 
 def _graphs() -> int:
-    """How many graphs Dynamo has compiled in this process so far."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    return int(utils.counters["stats"]["unique_graphs"]) if utils is not None else 0
+    """How many graphs Dynamo has compiled in this process so far, and packages AOTInductor."""
+    utils, splits = (sys.modules.get(name) for name in ("torch._dynamo.utils", "benchmarks.splits"))
+    graphs = int(utils.counters["stats"]["unique_graphs"]) if utils is not None else 0
+    return graphs + (splits.packages_compiled() if splits is not None else 0)
 
 
 def _seed(job: Job, batch: int) -> str:

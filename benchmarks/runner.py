@@ -139,29 +139,37 @@ class Runner:
         if self.output.exists():
             held = read(self.output)
             mine = {k: s for k, s in held.samples.items() if s["environment"] == here.id}
-            self.done = {k: s for k, s in mine.items() if s.get("reference", version) in (version, None)}
+            self.done = {k: s for k, s in mine.items() if version in (s.get("reference", version), None)}
             known = here.id in held.environments
         else:
             known = False
         if not known:
             append(self.output, [here])
-        todo = [u for u in units(self.options) if not self._is_done(u, here)]
         start = time.perf_counter()
+        ran: list[Unit] = []
         with tempfile.TemporaryDirectory(prefix="ariadne-benchmarks-") as folder:
-            for number, unit in enumerate(todo, start=1):
-                head = f"[{number}/{len(todo)} {time.perf_counter() - start:5.0f} s] {unit.words}"
-                self.progress(f"{head} …")
-                before, moment = time.perf_counter(), environment.moment()
-                if REFERENCE in unit.variants and unit.refusal is None:
-                    moment |= {"reference": version}
-                samples = list(self._perform(self._widened(unit), Path(folder)))
-                samples = [{"environment": here.id, **moment, **s} for s in samples]
-                self._check_unchanged(here)
-                append(self.output, samples)
-                self.done |= {key(s): s for s in samples}
-                bad = [f"{s['variant']}: {s['status']}: {s['reason']}" for s in samples if s["status"] != "ok"]
-                self.progress("; ".join([f"{head}: {time.perf_counter() - before:.1f} s", *bad]))
+            for _ in range(
+                2
+            ):  # what was left out since a process died, earlier, is owed where that process has run since
+                todo = [u for u in units(self.options) if u not in ran and not self._is_done(u, here)]
+                self._run(todo, here, start, Path(folder), version)
+                ran += todo
         return sum(s["status"] in ("failed", *DIED) for s in self.done.values())
+
+    def _run(self, todo: Sequence[Unit], here: Environment, start: float, folder: Path, version: str | None) -> None:
+        for number, unit in enumerate(todo, start=1):
+            head = f"[{number}/{len(todo)} {time.perf_counter() - start:5.0f} s] {unit.words}"
+            self.progress(f"{head} …")
+            before, moment = time.perf_counter(), environment.moment()
+            if REFERENCE in unit.variants and unit.refusal is None:
+                moment |= {"reference": version}
+            samples = list(self._perform(self._widened(unit), folder))
+            samples = [{"environment": here.id, **moment, **s} for s in samples]
+            self._check_unchanged(here)
+            append(self.output, samples)
+            self.done |= {key(s): s for s in samples}
+            bad = [f"{s['variant']}: {s['status']}: {s['reason']}" for s in samples if s["status"] != "ok"]
+            self.progress("; ".join([f"{head}: {time.perf_counter() - before:.1f} s", *bad]))
 
     def _here(self) -> Environment:
         return environment.here(self.options.device, self.options.fixed, self._variables())
@@ -178,13 +186,17 @@ class Runner:
             )
 
     def _is_done(self, unit: Unit, here: Environment) -> bool:
-        """Whether all of its samples are there; those of a process that died are asked for anew."""
+        """Whether all of its samples are there; those of a process that died, or left out for one that runs now, are owed anew."""
         owed = [
             key({"environment": here.id, **s})
             for cache in unit.caches
             for s in unit.samples(self.options.device, cache)
         ]
-        return all(k in self.done and self.done[k]["status"] not in DIED for k in owed)
+        found = [self.done.get(k) for k in owed]
+        died = self._died(unit) if unit.job != "start" else {}
+        return all(
+            s is not None and s["status"] not in DIED and (not s.get("left_out") or s["variant"] in died) for s in found
+        )
 
     def _widened(self, unit: Unit) -> Unit:
         """The unit with all variants that were measured in its place, which can't be held against another process's model."""
@@ -293,9 +305,10 @@ class Runner:
 def _left_out(died: Mapping[int, str], batch: int) -> Record:
     """Status and reason of a variant whose own process died at these batches: failed there, not tried elsewhere."""
     if batch in died:
-        return {"status": "failed", "reason": died[batch]}
+        return {"status": "failed", "reason": died[batch], "left_out": True}
     at, words = next(iter(died.items()))
-    return {"status": "absent", "reason": f"not tried at this batch, for at batch {at} it was {words}"}
+    reason = f"not tried at this batch, for at batch {at} it was {words}"
+    return {"status": "absent", "reason": reason, "left_out": True}
 
 
 def _refused(cache: str | None, sample: Record) -> tuple[str, str]:

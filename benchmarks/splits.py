@@ -11,6 +11,7 @@ from ariadne import SplitSpec, prepare_split
 from benchmarks.subject import EXAMPLE_BATCH, LARGEST_BATCH, Step, Subject, sgd
 
 BOUNDARY = "percent:50"
+_ahead: list[Any] = []  # the runtimes of this process that compile ahead of time
 
 
 def split(
@@ -26,6 +27,8 @@ def split(
     if compile_options:
         options["compile_options"] = compile_options
     runtime = prepare_split(subject.model(), example_inputs=args, split=spec, mode=mode, **options)
+    if (compile_options or {}).get("backend") == "aot_inductor":
+        _ahead.append(runtime)
     if not training:
         return lambda args, kwargs: runtime.run_suffix(runtime.run_prefix(*args, **kwargs))
     prefix = runtime.prefix_parameters()
@@ -53,3 +56,8 @@ def ahead_of_time(subject: Subject, batch: int) -> Step:
     """Segments built by AOTInductor; packages are kept in the subject's cache, where it has one."""
     kept = {"cache_dir": str(subject.cache)} if subject.cache is not None else {}
     return split(subject, batch, "compiled", {"backend": "aot_inductor", **kept})
+
+
+def packages_compiled() -> int:
+    """How many packages were compiled, not loaded, in this process so far."""
+    return sum(n for runtime in _ahead for segment in runtime.report().segments for n in segment.compiled.values())

@@ -19,6 +19,11 @@ LARGEST_BATCH = 256
 LEARNING_RATE = 1e-5
 TASKS = ("inference", "training")
 
+
+class NotApplicableError(RuntimeError):
+    """A competitor does not do this; the message says what."""
+
+
 Step = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from benchmarks.findings import Place, Speed, Start, means, recompilations, speeds, starts
+from benchmarks.findings import Compiled, Place, Speed, Start, means, recompilations, speeds, starts
 from benchmarks.records import Records
 from benchmarks.statistics import Interval
 from benchmarks.tables import table
@@ -42,7 +42,7 @@ def _parts(records: Records) -> Iterator[str]:
     head = ["task", "batch", "variant", "over model(x)", "95 %", "models", "without a value"]
     yield table("Geometric means", head, rows)
     graphs = [
-        [p.task, str(p.model), name, ", ".join(f"batch {b}: {n}" for b, n in by_batch.items())]
+        [p.task, str(p.model), name, ", ".join(f"batch {b}: {_compiled(c)}" for b, c in by_batch.items())]
         for p, name, by_batch in recompilations(records)
     ]
     if graphs:
@@ -67,6 +67,10 @@ def _parts(records: Records) -> Iterator[str]:
     for s in found:
         if s.off:
             yield f"\n{s.variant} on {s.place.model} at batch {s.place.batch} is off from the model by {s.strayed:.1e}"
+
+
+def _compiled(c: Compiled) -> str:
+    return f"{c.graphs} ({c.again} again)" if c.again else str(c.graphs)
 
 
 def _where(place: Place) -> list[str]:
@@ -97,8 +101,7 @@ def _start(s: Start) -> list[str]:
 def _memory(s: Start) -> list[str]:
     imports = ", ".join(f"{name} {seconds:.2f}" for name, seconds in (s.imports or {}).items())
     rss = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in (s.rss_bytes or {}).items())
-    tensors = s.tensor_peak_bytes if s.cuda_peak_bytes is None else s.cuda_peak_bytes
-    size = "" if tensors is None else f"{tensors / 2**20:.3g}"
+    size = "" if s.tensor_peak_bytes is None else f"{s.tensor_peak_bytes / 2**20:.3g}"
     return [*_where(s.place), s.variant, s.cache, imports, rss, size]
 
 

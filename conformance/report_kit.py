@@ -101,7 +101,7 @@ def starts(
                     **head, "variant": variant, "cache": cache, "status": "ok", "prepare_seconds": prepare or 1e-4,
                     "calls_seconds": [cost * 3 / 4 + mine, mine, mine], "graphs": [0, 0, 2, 2, 2], "graphs_in_rounds": 0,
                     "seconds": seconds, "imports": dict.fromkeys(BY_NAME[variant].imports, 2.0),
-                    "rss_bytes": sizes, "tensor_peak_bytes": 5_000_000, "cuda_peak_bytes": None,
+                    "rss_bytes": sizes, "tensor_peak_bytes": 5_000_000,
                 }
             )  # fmt: skip
     return found

@@ -135,8 +135,8 @@ def judged(found: results.Results, options: Options) -> int:
 def started(path: Path, environment: Environment, *, resumed: bool) -> set[str]:
     """Make the file of results ready to be appended to; returns the cases that have run in this environment already."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not resumed:
-        path.unlink(missing_ok=True)
+    if not resumed and path.exists() and path.stat().st_size:
+        raise ValueError(f"{path} holds results; go on with them by --resume {path}, or name a file that is not there")
     done = set()
     if path.exists():
         results.repair(path)

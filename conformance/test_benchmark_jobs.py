@@ -154,7 +154,7 @@ def test_a_process_writes_its_token_into_every_record(tmp_path: Path, monkeypatc
 def test_the_environment_has_the_variables_that_processes_get() -> None:
     given = {
         "OMP_NUM_THREADS": "3", "ATEN_CPU_CAPABILITY": "avx2", "GOMP_CPU_AFFINITY": "0-1", "MALLOC_ARENA_MAX": "1",
-        "TORCHINDUCTOR_FREEZING": "1",
+        "TORCHINDUCTOR_FREEZING": "1", "TORCHDYNAMO_DISABLE": "1", "TORCH_COMPILE_DISABLE": "1", "OMP_WAIT_POLICY": "active",
     }  # fmt: skip
     others = {"TORCHINDUCTOR_CACHE_DIR": "/tmp/of/one/process", "HOME": "/root"}
     facts = environment.here("cpu", {}, given | others).facts

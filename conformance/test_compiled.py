@@ -592,9 +592,10 @@ def test_packages_that_serve_few_batches_are_kept_side_by_side(tmp_path: Path, m
     monkeypatch.setattr(Ahead, "_compile", few)
     monkeypatch.setattr("ariadne.ahead._loaded", lambda path: print)
     for batches in ((2, 3), (2, 3), (3, 2)):
-        x = torch.ones(2, 5)
         lifted = SimpleNamespace(
             inputs=["x"],
+            sizes={"x": (Expr("B"), 5)},
+            symbol="B",
             batch="x.shape[0]",
             has_witness=False,
             name="prefix",
@@ -602,11 +603,19 @@ def test_packages_that_serve_few_batches_are_kept_side_by_side(tmp_path: Path, m
         )
         plan = SimpleNamespace(batches=Batches(((1, 64),)), objects=(), signature="p")
         report = SimpleNamespace(
-            split_id="cut:1", compiled={False: 0}, loaded=0, state="", seconds=0.0, batches=(), notes=[]
+            split_id="cut:1",
+            compiled={False: 0},
+            loaded=0,
+            began_loaded=False,
+            state="",
+            seconds=0.0,
+            batches=(),
+            notes=[],
         )
         options = SimpleNamespace(cache_dir=tmp_path / "packages", given={}, on_error="raise")
         ahead = Ahead(lifted, plan, "prefix", options, report, None, CompileError, threading.RLock())  # type: ignore[arg-type]
         for batch in batches:
+            x = torch.ones(batch, 5)
             assert batch in ahead._find(batch, [x], [], None).batches  # type: ignore[union-attr]
     assert compiled == [2, 3]
 
@@ -614,7 +623,7 @@ def test_packages_that_serve_few_batches_are_kept_side_by_side(tmp_path: Path, m
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
 def test_inputs_are_laid_out_as_a_package_expects_them_at_every_batch(form: torch.memory_format) -> None:
     example = torch.empty(2, 3, 4, 5).to(memory_format=form)
-    layout = Layout.of(example)
+    layout = Layout.of(example, (Expr("B"), 3, 4, 5))
     for batch in (1, 2, 7):
         t = numbers(batch, 3, 4, 5)
         laid = layout.lay(t)

@@ -164,6 +164,12 @@ def test_a_run_with_failures_says_what_and_how_to_repeat_it(folder: Path, confor
     assert code == 1, said  # nobody has read the new entries yet
     assert "1 new ones that want a reason" in said
     assert 'query = "fails/nn/a/*"' in (folder / "expectations" / "a.toml").read_text()
+    held = (folder / "r.jsonl").read_bytes()
+    code, said = conformance("--case", "{fails,passes}/nn/a/*")
+    assert code == 2, said
+    assert "r.jsonl holds results; go on with them by --resume" in said
+    assert (folder / "r.jsonl").read_bytes() == held
+    (folder / "r.jsonl").unlink()
     code, said = conformance("--case", "{fails,passes}/nn/a/*")
     assert code == 0, said
     assert "conformance: 2 pass, 2 fail_accuracy; 0 problems;" in said

@@ -485,6 +485,12 @@ def test_what_cannot_be_meant_is_refused_with_file_and_line(
         ({"job": "other"}, r":2: expected a job of rounds, reference, start, cuts, found 'other'"),
         ({"seconds": []}, r":2: expected 'seconds' to be times above zero, found \[\]"),
         ({"seconds": [0.1, -1]}, r":2: expected 'seconds' to be times above zero, found \[0\.1, -1\]"),
+        ({"seconds": [0.1, float("inf")]}, r":2: expected 'seconds' to be times above zero, found \[0\.1, inf\]"),
+        (
+            {"seconds": {"model": [0.1, 0.2], "compiled": [0.1]}},
+            r":2: expected 'seconds' to hold as many times for each",
+        ),
+        ({"prepare_seconds": float("nan")}, r":2: expected 'prepare_seconds' to be times above zero, found nan"),
         ({"strayed": None, "graphs": None}, None),
         ({"status": "failed"}, r":2: expected a reason beside status 'failed', found none"),
         ({"status": "splendid"}, r":2: no record of a benchmark"),
@@ -521,13 +527,6 @@ def test_an_unfinished_last_line_is_passed_over_and_said_to_be(tmp_path: Path) -
         file.write('{"case": "for')
     build([run], None, tmp_path / "out")
     assert "its last line is unfinished and was passed over" in (tmp_path / "out" / "summary.md").read_text()
-
-
-def test_other_files_of_a_run_are_named_as_left_aside(tmp_path: Path) -> None:
-    run = kit.write_counts(tmp_path / "run")
-    (run / "notes.txt").write_text("…")
-    build([run], None, tmp_path / "out")
-    assert "it holds no raw results: 1/notes.txt" in plain((tmp_path / "out" / "summary.md").read_text())
 
 
 def test_a_report_within_its_run_is_the_same_when_it_is_made_again(tmp_path: Path) -> None:

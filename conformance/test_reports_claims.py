@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,11 @@ from typing import Any
 import pytest
 
 from benchmarks import jobs, variants
-from benchmarks.findings import means, speeds, starts, versus
+from benchmarks.findings import means, recompilations, speeds, starts, versus
 from benchmarks.records import Records, read
-from benchmarks.runner import Options, Runner, units
+from benchmarks.runner import ROOT, Options, Runner, units
 from benchmarks.summary import text
-from benchmarks.variants import EAGER, NOISE
+from benchmarks.variants import EAGER, NOISE, REFERENCE
 from conformance import report_kit as kit
 from conformance.report_kit import rounds, write_samples
 from conformance.test_benchmark_jobs import PROCESS, built, job
@@ -205,9 +207,42 @@ def test_what_died_at_one_batch_was_not_tried_at_another_and_is_tried_again_when
         (4, "generated"): ("failed", died),
     }
     asked.clear()
+    Runner(options, output, lambda _: None).run()
+    assert asked == [("start", "generated")]  # dies again, so that the rounds stay without it
+    asked.clear()
     dies[0] = False
     Runner(options, output, lambda _: None).run()
-    assert asked == [("start", "generated")]
+    assert asked == [("start", "generated"), ("rounds", (EAGER, NOISE, "generated"))]
+    assert {s["status"] for s in read(output).of("rounds")} == {"ok"}
+    asked.clear()
+    Runner(options, output, lambda _: None).run()
+    assert not asked
+
+
+def test_what_was_measured_beside_the_reference_is_kept_where_the_next_shell_names_none(tmp_path: Path) -> None:
+    options = Options((MODEL,), (1,), (REFERENCE,), processes=1, start_processes=0)
+    output = tmp_path / "r.jsonl"
+    ran: list[str] = []
+    Runner(options, output, ran.append).run()
+    records = read(output)
+    (sample,) = records.of("reference")
+    assert sample["status"] == "absent"
+    measured = {k: v for k, v in sample.items() if k != "reason"}
+    measured |= {
+        "status": "ok",
+        "seconds": [1.0],
+        "strayed": 0.0,
+        "graphs": 0,
+        "graphs_in_rounds": 0,
+        "reference": "0.1",
+    }
+    with output.open("a") as file:
+        file.write(json.dumps(measured) + "\n")
+    ran.clear()
+    Runner(options, output, ran.append).run()
+    assert not [line for line in ran if "reference" in line]
+    (sample,) = read(output).of("reference")
+    assert sample["status"] == "ok"
 
 
 # --- graphs, earlier runs, commands
@@ -226,6 +261,65 @@ def test_graphs_compiled_at_each_batch_are_on_the_page(tmp_path: Path) -> None:
     assert told == {"torch.compile": ("1", "1", "0"), "compiled": ("2", "0", "0")}
     (section,) = (s for s in found.sections if s.name == "speed")
     assert "batch 8, cpu: compiled up to 3 graphs in the rounds of a process" in str(section.blocks)
+
+
+def test_what_a_process_compiles_for_its_first_batch_is_no_recompilation(tmp_path: Path) -> None:
+    samples = []
+    for token, batch in (("one", 4), ("two", 1), ("two", 2)):  # measured in two runs, each from a batch of its own
+        some = rounds("inference", MODEL, batch, {"compiled": 0.8})
+        samples += [s | {"token": f"{token} {s['process']}", "graphs": 2 * (s["variant"] == "compiled")} for s in some]
+    told = {b: (c.graphs, c.again) for _, _, found in recompilations(run(tmp_path, samples)) for b, c in found.items()}
+    assert told == {4: (2, 0), 1: (2, 0), 2: (2, 2)}
+    assert "batch 4: 2, batch 1: 2, batch 2: 2 (2 again)" in text(run(tmp_path, samples))
+    (row,) = next(
+        b.rows
+        for s in page(tmp_path, samples).sections
+        for b in s.blocks
+        if isinstance(b, Table) and b.title.startswith("Graphs compiled")
+    )
+    assert [(cell.text, cell.tone) for cell in row[3:]] == [("2", ""), ("2", ""), ("2", "warn")]
+
+
+def test_loading_is_held_against_compiling_in_pairs_of_processes(tmp_path: Path) -> None:
+    samples = []
+    for model, warm in ((MODEL, 2.0), (OTHER, 0.5)):
+        costs = {("ahead of time", "cold"): (20.0, 0.3), ("ahead of time", "warm"): (warm, 0.3)}
+        samples += kit.starts(model, costs, pace=1e-6)
+    told = {
+        r["model"]: [
+            float(r[f"{what}, warm over cold (95 %)"].split()[0])
+            for what in ("first call", "preparation and first call")
+        ]
+        for r in rows(page(tmp_path, samples), "start", "Loading over compiling")
+    }
+    assert told[MODEL] == pytest.approx([0.1, 0.1], rel=0.02)
+    assert told[OTHER] == pytest.approx([0.025, 0.025], rel=0.02)
+    assert told["geometric mean of 2"] == pytest.approx([0.05, 0.05], rel=0.02)
+    for s in samples:
+        s["process"] += 10 * (s["cache"] == "warm")  # of a process whose cold one is not there
+    again = page(tmp_path / "apart", samples)
+    assert "Loading over compiling" not in str(again.sections)
+
+
+def test_what_lies_beside_the_raw_results_is_told_by_the_command_and_is_no_part_of_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_samples(tmp_path / "run", rounds("inference", MODEL, 1, {"generated": 0.9}))
+    pages = []
+    for note in (False, True):
+        if note:
+            (folder / "notes.md").write_text("mine")
+        assert main([str(folder), "--output", str(tmp_path / "out")]) == 0
+        assert ("left aside, for it holds no raw results: 1/notes.md" in capsys.readouterr().out) == note
+        pages.append((tmp_path / "out" / "index.html").read_bytes())
+    assert pages[0] == pages[1]
+
+
+def test_what_a_variant_imports_is_not_imported_before_its_clock_starts() -> None:
+    code = "import sys, benchmarks.jobs, benchmarks.competitors; print(*(m for m in sys.modules if m in sys.argv))"
+    late = ["torch._dynamo", "torch._inductor", "torch.distributed.pipelining", "ariadne"]
+    done = subprocess.run([sys.executable, "-c", code, *late], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == []
 
 
 def test_of_two_environments_the_newer_is_compared_whatever_its_files_name(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     for card in report.cards:
         print(f"{card.title}: {card.value}")
+    for name in report.unread:
+        print(f"left aside, for it holds no raw results: {name}")
     print(f"the report is at {(output / 'index.html').resolve()}")
     return 0
 

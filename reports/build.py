@@ -72,7 +72,7 @@ def made(run: Run, baseline: Run | None) -> tuple[Report, Mapping[str, RawFile]]
         methods.section(run, baseline, raw.downloads(files)),
     )
     cards: tuple[Card, ...] = tuple(verdicts.strip(run, found, speeds, means, against, starts, pairs, cases))
-    return Report("Ariadne: what was shown, and how fast it is", facts(run), cards, sections), files
+    return Report("Ariadne: what was shown, and how fast it is", facts(run), cards, sections, run.unread), files
 
 
 Found = TypeVar("Found", Speed, Mean, Start)

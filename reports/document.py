@@ -130,12 +130,13 @@ class Card:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole report."""
+    """A whole report; `unread` names what lay in the runs and holds no raw results, which is no part of the page."""
 
     title: str
     facts: tuple[tuple[str, str], ...]
     cards: tuple[Card, ...]
     sections: tuple[Section, ...] = field(default=())
+    unread: tuple[str, ...] = ()
 
 
 def not_measured(why: str) -> tuple[Block, ...]:

@@ -88,8 +88,6 @@ def _blocks(run: Run, baseline: Run | None, downloads: tuple[Download, ...]) -> 
             yield _environment(prefix, environment)
     if not run.environments:
         yield Prose("Not measured: the runs name no environment.", "quiet")
-    for name in run.unread:
-        yield Prose(f"Left aside, for it holds no raw results: {name}", "warn")
     if downloads:
         yield Downloads(downloads)
     else:

@@ -7,6 +7,7 @@ A folder holds any of `conformance*.jsonl`, `benchmarks*.jsonl`, `cuts*.jsonl`, 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "reference": _TIMES + _COUNTS,
     "start": (
         *("prepare_seconds", "calls_seconds", "graphs", "graphs_in_rounds", "imports", "rss_bytes", "cache"),
-        *("seconds", "tensor_peak_bytes", "cuda_peak_bytes"),
+        *("seconds", "tensor_peak_bytes"),
     ),
     "cuts": ("cut", "after", "boundary_bytes", "prefix_ops", "suffix_ops", "unsafe", "auto", "seconds"),
 }
@@ -194,15 +195,20 @@ def _check_complete(paths: Iterable[Path]) -> None:
                 raise ValueError(
                     f"{where}: expected {', '.join(map(repr, lacking))} in a sample of {sample['job']!r}, found none"
                 )
-            _check_times(where, sample.get("seconds"))
+            for name in ("seconds", "calls_seconds", "prepare_seconds"):
+                _check_times(where, name, sample.get(name))
 
 
-def _check_times(where: str, seconds: object) -> None:
-    series = seconds.values() if isinstance(seconds, dict) else [] if seconds is None else [seconds]
+def _check_times(where: str, name: str, value: object) -> None:
+    """ValueError unless each time is a number above zero, and series that belong together are of one length."""
+    series = [*value.values()] if isinstance(value, dict) else [] if value is None else [value]
     for times in series:
-        good = isinstance(times, list) and times and all(isinstance(t, (int, float)) and t > 0 for t in times)
-        if not good:
-            raise ValueError(f"{where}: expected 'seconds' to be times above zero, found {str(times)[:60]}")
+        listed = times if isinstance(times, list) else [times]
+        good = listed and all(isinstance(t, (int, float)) and math.isfinite(t) and t > 0 for t in listed)
+        if not good or (isinstance(value, dict) and not isinstance(times, list)):
+            raise ValueError(f"{where}: expected {name!r} to be times above zero, found {str(times)[:60]}")
+    if isinstance(value, dict) and len(lengths := {len(times) for times in series}) > 1:
+        raise ValueError(f"{where}: expected {name!r} to hold as many times for each, found {sorted(lengths)}")
 
 
 def _what(path: Path) -> str:

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 
-from benchmarks.findings import STRAYED, Mean, Place, Speed
+from benchmarks.findings import STRAYED, Compiled, Mean, Place, Speed
 from benchmarks.statistics import LEAST_DIFFERENCE, doubt
 from benchmarks.variants import EAGER, NOISE
 from reports import charts
@@ -19,7 +19,7 @@ LEGEND = (
     ("○ no difference shown", "quiet"),
     ("shaded: the noise floor", "band"),
 )
-Graphs = list[tuple[Place, str, dict[int, int]]]
+Graphs = list[tuple[Place, str, dict[int, Compiled]]]
 NOT_TRIED = ("not applicable", "absent", "not measured")
 
 
@@ -115,7 +115,7 @@ def _recompiled(task: str, speeds: list[Speed], graphs: Graphs) -> Iterator[Bloc
             str(p.model),
             p.device,
             name,
-            *(Cell(str(n), "warn" if n and i else "") for i, n in enumerate(by_batch.get(b, "") for b in batches)),
+            *(_compiled(by_batch.get(b)) for b in batches),
         )
         for p, name, by_batch in graphs
     ]
@@ -124,13 +124,17 @@ def _recompiled(task: str, speeds: list[Speed], graphs: Graphs) -> Iterator[Bloc
     yield Table(title, ("model", "device", "variant", *head), tuple(rows), head)
     again = [s for s in speeds if s.variant == EAGER and s.recompilations]
     yield Prose(
-        "The most that Dynamo compiled in any process, one batch after the other; what comes after the first batch is compiled "
-        "again. AOTInductor's builds are no graphs of Dynamo, and are not counted. "
+        "The most that Dynamo and AOTInductor compiled in any process, one batch after the other; what a process compiles after "
+        "its first batch is compiled again. What a kept cache spared is not counted for AOTInductor, whose packages are loaded. "
         + ("" if again else "In the rounds no process compiled any.")
     )
     for s in again:
         told = f"up to {plural(s.recompilations, 'graph')} in the rounds of a process, by one of the variants there"
         yield Prose(f"{s.place.model}, {where(s.place)}: compiled {told}; times of these rounds hold that.", "warn")
+
+
+def _compiled(c: Compiled | None) -> Cell:
+    return Cell("") if c is None else Cell(str(c.graphs), "warn" if c.again else "")
 
 
 def _strayed(speeds: list[Speed]) -> Iterator[Prose]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 from benchmarks.findings import Start
+from benchmarks.statistics import geometric_mean, ratio_interval
 from benchmarks.variants import ALL, EAGER
 from reports import charts
 from reports.document import Block, Cell, Figure, Figures, Prose, Section, Table, cells, not_measured
-from reports.words import one_line, plural, seconds, seconds_interval, size
+from reports.words import one_line, plural, ratio, seconds, seconds_interval, size
 
 CACHES = {"cold": "cold", "warm": "warm", "none": "no cache"}
 ORDER = {v.name: i for i, v in enumerate(ALL)}
@@ -70,6 +72,7 @@ def _blocks(starts: list[Start]) -> Iterator[Block]:
         ("batch", "graphs", "recompiled", "processes"),
         folded=True,
     )
+    yield from _warm([s for s in starts if s.first_over_cold])
     kept = [s for s in starts if s.failure is None]
     yield Table(
         f"Imports and memory: {plural(len(kept), 'row')}",
@@ -78,6 +81,31 @@ def _blocks(starts: list[Start]) -> Iterator[Block]:
         ("batch", "tensors of a call"),
         folded=True,
     )
+
+
+def _warm(starts: list[Start]) -> Iterator[Block]:
+    """What a warm cache leaves of the cold start, for each model and over them."""
+    if not starts:
+        return
+    rows, groups = [], defaultdict[tuple[str, ...], list[Start]](list)
+    for s in starts:
+        p = s.place
+        groups[p.task, str(p.batch), p.device, s.variant].append(s)
+        found = [ratio(ratio_interval([*by_process.values()])) for by_process in (s.first_over_cold, s.whole_over_cold)]
+        rows.append(cells(str(p.model), p.task, str(p.batch), p.device, s.variant, *found, str(len(s.first_over_cold))))
+    for key, some in groups.items():
+        if len(some) > 1:
+            first = geometric_mean({str(s.place.model): s.first_over_cold for s in some})
+            whole = geometric_mean({str(s.place.model): s.whole_over_cold for s in some})
+            found = [ratio(g.ratio) if g.ratio else "" for g in (first, whole)]
+            rows.append(cells(f"geometric mean of {first.n}", *key, *found, str(first.processes)))
+    yield Prose(
+        "Warm over cold: what was kept is loaded instead of compiled. Each ratio is of two processes of which the second found "
+        "what the first left; imports are in neither."
+    )
+    head = ("model", "task", "batch", "device", "variant")
+    over = ("first call, warm over cold (95 %)", "preparation and first call, warm over cold (95 %)")
+    yield Table("Loading over compiling", (*head, *over, "processes"), tuple(rows), ("batch", "processes"))
 
 
 def _figure(number: int, some: list[Start], domain: tuple[float, float]) -> Figure:
@@ -115,5 +143,4 @@ def _row(s: Start) -> tuple[Cell, ...]:
 def _memory(s: Start) -> tuple[Cell, ...]:
     imports = ", ".join(f"{name} {seconds(value)}" for name, value in (s.imports or {}).items())
     rss = ", ".join(f"{name} {size(value)}" for name, value in (s.rss_bytes or {}).items())
-    tensors = s.tensor_peak_bytes if s.cuda_peak_bytes is None else s.cuda_peak_bytes
-    return cells(*_where(s), imports, rss, "" if tensors is None else size(tensors))
+    return cells(*_where(s), imports, rss, "" if s.tensor_peak_bytes is None else size(s.tensor_peak_bytes))

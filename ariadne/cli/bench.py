@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -143,7 +144,7 @@ def _row(e: Entrant, eager: Entrant, least: float) -> dict[str, Any]:
     if abs(found["ratio"] - 1) <= least:
         return found | {"words": "no difference shown"}
     calls = break_even(excess, eager.steady - e.steady)
-    words = "never" if calls is None else f"{calls:,.0f} calls"
+    words = "never" if calls is None else f"{math.ceil(calls):,} calls"
     return found | {"break_even": calls, "never": calls is None, "words": words}
 
 
