@@ -22,6 +22,7 @@ from torch._dynamo.backends.common import aot_autograd
 from ariadne import SplitRuntime, SplitSpec, prepare_split
 from ariadne.ahead import Ahead, Layout, _admitted
 from ariadne.ahead import _keep as keep
+from ariadne.compiled import SegmentReport
 from ariadne.errors import CompileError, SpecError, VerificationError, WitnessError
 from ariadne.expr import Expr
 from ariadne.lift import lift
@@ -578,6 +579,105 @@ def test_batches_for_which_the_compiler_s_assumptions_fail_are_not_admitted() ->
     assert not _admitted(Env(), {}, "B", Batches(((1, 64),)))
 
 
+def taking(sizes: tuple[Any, ...], folder: Path | None = None) -> Ahead:
+    """A kernel of one input of these sizes, for batches 1 to 64, that was compiled for nothing yet."""
+    lifted = SimpleNamespace(
+        inputs=["x"],
+        sizes={"x": sizes},
+        symbol="B",
+        batch="x.shape[0]",
+        has_witness=False,
+        name="prefix",
+        kernel=lambda **_: SimpleNamespace(text=""),
+    )
+    plan = SimpleNamespace(batches=Batches(((1, 64),)), objects=(), signature="p")
+    report = SegmentReport("prefix", "cut:1")
+    options = SimpleNamespace(cache_dir=folder, given={}, on_error="raise")
+    return Ahead(lifted, plan, "prefix", options, report, None, CompileError, threading.RLock())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def compiled_for(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A compiler that makes nothing, for all batches; what it was asked for: the layouts of the inputs, and how the state lies."""
+    asked: list[Any] = []
+
+    def quick(self: Ahead, layouts: Any, inputs: Any, state: Any, served: Batches, *more: Any) -> Any:
+        asked.append((layouts, [t.stride() for t in state]))
+        return lambda tensors: [t.clone() for t in tensors], served
+
+    monkeypatch.setattr(Ahead, "_compile", quick)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("batch", "shape", "words"),
+    [
+        (3, (3, 4), r"'x' has size 4 in dim 1, where capture saw 5 \(here 5\)"),
+        (3, (2, 5), r"'x' has size 2 in dim 0, where capture saw B \(here 3\)"),
+    ],
+)
+def test_native_code_is_given_no_fewer_elements_than_it_reads(
+    batch: int, shape: tuple[int, ...], words: str, compiled_for: list[Any]
+) -> None:
+    ahead = taking((Expr("B"), 5))
+    with torch.no_grad():
+        ahead(3, torch.ones(3, 5))
+        ahead(7, torch.ones(7, 5))
+        with pytest.raises(CompileError, match=words):
+            ahead(batch, torch.ones(shape))
+    assert len(compiled_for) == 1
+
+
+def test_a_size_that_follows_data_is_open_from_2_on(compiled_for: list[Any]) -> None:
+    ahead = taking((Expr("B"), Expr("k")))
+    with torch.no_grad():
+        for batch, size in ((3, 4), (3, 9), (2, 2), (3, 1), (5, 1), (3, 0), (3, 4)):
+            ahead(batch, torch.ones(batch, size))
+    assert [layouts[0].sizes for layouts, _ in compiled_for] == [(Expr("B"), n) for n in (None, 1, 0)]
+
+
+def test_native_code_reads_the_model_s_tensors_as_they_lay_when_it_was_compiled(compiled_for: list[Any]) -> None:
+    ahead = taking((Expr("B"), 5))
+    wide = numbers(4, 10)
+    part, x = wide[:, :5], torch.ones(3, 5)
+    with torch.no_grad():
+        for state in (part, part.contiguous(), part, wide[:, 5:], numbers(4, 5)):
+            found = ahead(3, x, state)[1]
+            assert torch.equal(found, state)
+    assert [state for _, state in compiled_for] == [[(10, 1)], [(5, 1)]]
+    assert ahead.report.recompiles == 1
+
+
+@pytest.mark.compiler
+@compiler
+def test_a_tensor_of_the_model_that_lies_otherwise_is_compiled_for_anew() -> None:
+    class Narrow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(5, 6), nn.Linear(6, 5)
+            self.register_buffer("part", numbers(4, 10)[:, :5])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x).relu()) @ self.part.t()
+
+    runtime = made(Narrow, 5, boundary="after:first", backend="aot_inductor")
+    x, part = numbers(3, 5), runtime.model.part
+    for state in (part, part.contiguous(), part):
+        runtime.model.part = state
+        near(runtime.model, x, halves(runtime, x))
+    assert runtime.report().recompiles == 1
+
+
+def test_what_is_compiled_serves_though_it_can_not_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "packages").write_text("a file in its place")
+    monkeypatch.setattr("ariadne.ahead._loaded", lambda path: lambda tensors: tensors[:1])
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", lambda program, package_path, **_: None)
+    runtime = made(Offset, 5, boundary="after:first", backend="aot_inductor", cache_dir=tmp_path / "packages")
+    with torch.no_grad():
+        assert len(runtime.run_prefix(numbers(2, 5)).tensors)
+    assert any(note.startswith("not kept for the next process: ") for note in runtime.report().segments[0].notes)
+
+
 def test_packages_that_serve_few_batches_are_kept_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
 
@@ -592,28 +692,7 @@ def test_packages_that_serve_few_batches_are_kept_side_by_side(tmp_path: Path, m
     monkeypatch.setattr(Ahead, "_compile", few)
     monkeypatch.setattr("ariadne.ahead._loaded", lambda path: print)
     for batches in ((2, 3), (2, 3), (3, 2)):
-        lifted = SimpleNamespace(
-            inputs=["x"],
-            sizes={"x": (Expr("B"), 5)},
-            symbol="B",
-            batch="x.shape[0]",
-            has_witness=False,
-            name="prefix",
-            kernel=lambda **_: SimpleNamespace(text=""),
-        )
-        plan = SimpleNamespace(batches=Batches(((1, 64),)), objects=(), signature="p")
-        report = SimpleNamespace(
-            split_id="cut:1",
-            compiled={False: 0},
-            loaded=0,
-            began_loaded=False,
-            state="",
-            seconds=0.0,
-            batches=(),
-            notes=[],
-        )
-        options = SimpleNamespace(cache_dir=tmp_path / "packages", given={}, on_error="raise")
-        ahead = Ahead(lifted, plan, "prefix", options, report, None, CompileError, threading.RLock())  # type: ignore[arg-type]
+        ahead = taking((Expr("B"), 5), tmp_path / "packages")
         for batch in batches:
             x = torch.ones(batch, 5)
             assert batch in ahead._find(batch, [x], [], None).batches  # type: ignore[union-attr]
