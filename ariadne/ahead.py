@@ -33,6 +33,7 @@ from ariadne.spec import CompileOptions
 
 FORMAT = 1
 MOST_BATCHES = 4096  # one package serves a range of at most so many batches
+MOST_PACKAGES = 16  # for one kernel: what would take more follows something that changes from call to call
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,12 @@ class Layout:
         """Whether a tensor is of this type and these sizes, which are those of `at`; `lay` sees to the rest."""
         if t.dtype != self.dtype or t.device != self.device:
             return False
-        if t.shape == sizes or None not in sizes:
-            return t.shape == sizes
-        return t.dim() == len(sizes) and all(
-            a >= 2 if n is None else a == n for a, n in zip(t.shape, sizes, strict=True)
+        if t.shape == sizes:
+            return True
+        return (
+            None in sizes
+            and t.dim() == len(sizes)
+            and all(a >= 2 if n is None else a == n for a, n in zip(t.shape, sizes, strict=True))
         )
 
     def lay(self, t: torch.Tensor) -> torch.Tensor:
@@ -116,8 +119,9 @@ class Package:
 
     def _know(self, state: Sequence[torch.Tensor]) -> None:
         """Take these tensors at their word while they stay what they are: all else is looked at in each call."""
+        # On the CPU all memory is aligned; on CUDA a tensor's data may be put elsewhere while it stays the same tensor.
         self.unchanged = alike(state)
-        self.aligned = all(map(_aligned, state))
+        self.cuda = any(t.is_cuda for t in state)
 
     def fits(self, batch: int, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether it serves this batch, with inputs of these types and sizes."""
@@ -142,7 +146,7 @@ class Package:
             t if plain and t.is_contiguous() and not t.is_cuda else layout.lay(t)
             for t, plain, layout in zip(inputs, self.plain, self.inputs, strict=True)
         ]
-        return self.run([*given, *(state if self.aligned else (t if _aligned(t) else _moved(t) for t in state))])
+        return self.run([*given, *((t if _aligned(t) else _moved(t) for t in state) if self.cuda else state)])
 
 
 class Ahead:
@@ -183,6 +187,8 @@ class Ahead:
                     return package
             start = time.perf_counter()
             try:
+                if len(self.packages) == MOST_PACKAGES:
+                    raise self.refused(f"{MOST_PACKAGES} packages were made for it, and none serves these tensors")
                 package = self._make(batch, inputs, state, ambient)
             except (MemoryError, torch.OutOfMemoryError):
                 raise
@@ -268,11 +274,13 @@ class Ahead:
             program = torch.export.export(kernel, tuple(examples), dynamic_shapes={"args": tuple(dims)}, strict=False)
             self._examine(program)
             sizes = [self.lifted.sizes[n] for n in self.lifted.inputs]
-            symbols, env = _symbols(program, sizes, self.lifted.symbol, served)
+            symbols, free, env = _symbols(program, sizes, self.lifted.symbol, served)
             path = str(Path(scratch, "kernel.pt2"))
             inner = dict(self.options.given.get("options") or {})
             torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=inner)
-            admitted = _admitted(env, symbols, self.lifted.symbol, served) if dim is not None else Batches.of([hint])
+            admitted = (
+                _admitted(env, symbols, self.lifted.symbol, served, free) if dim is not None else Batches.of([hint])
+            )
             run = _loaded(path)
             if folder is not None:
                 try:
@@ -429,17 +437,23 @@ def _linear(size: Expr, symbol: str, dim: Any, served: Batches) -> Any:
 
 def _symbols(
     program: Any, sizes: Sequence[Sequence[int | Expr]], batch: str, served: Batches
-) -> tuple[dict[Any, Expr], Any]:
-    """What each symbol of an exported program stands for, in terms of the batch, and its shape environment.
+) -> tuple[dict[Any, Expr], list[Any], Any]:
+    """What each symbol of an exported program stands for, in terms of the batch; what each size stands for that follows data; and
+    the program's shape environment.
 
     An input has a symbol of its own for each dim that grows with the batch, or one for the batch in all of them.
     """
     found: dict[Any, Expr] = {}
+    free: list[Any] = []
     env = None
     fakes = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"]
     for fake, given in zip(fakes, sizes, strict=False):
         for there, size in zip(fake.shape, given, strict=True):
-            if not isinstance(there, torch.SymInt) or not isinstance(size, Expr) or size.names != {batch}:
+            if not isinstance(there, torch.SymInt) or not isinstance(size, Expr):
+                continue
+            if size.names != {batch}:
+                free.append(there.node.expr)
+                env = fake.fake_mode.shape_env
                 continue
             expression, env = there.node.expr, fake.fake_mode.shape_env
             (symbol,) = expression.free_symbols if len(expression.free_symbols) == 1 else (None,)
@@ -447,14 +461,19 @@ def _symbols(
                 found.setdefault(symbol, size)
             elif symbol is not None and all(expression.subs(symbol, b) == size.evaluate({batch: b}) for b in served):
                 found.setdefault(symbol, Expr(batch))
-    return found, env
+    return found, free, env
 
 
-def _admitted(env: Any, symbols: Mapping[Any, Expr], batch: str, served: Batches) -> Batches:
-    """The batches for which everything holds that export and inductor took for granted."""
+def _admitted(env: Any, symbols: Mapping[Any, Expr], batch: str, served: Batches, free: Sequence[Any] = ()) -> Batches:
+    """The batches for which everything holds that export and inductor took for granted; `free` are sizes that follow data.
+
+    None where they took such a size for a number, for the batch, or for another such size.
+    """
     # Symbols that were found to be the same are written as one in the program, and not in the guard that says so. What one that
     # stands for a size was found to be is a condition itself: a number, where the compiler took the example's size for all.
     replaced = env.replacements if env is not None else {}
+    if len({*free, *symbols}) < len(free) + len(symbols) or any(not s.is_Symbol or s in replaced for s in free):
+        return Batches(())
     others = {symbol: found for symbol, found in replaced.items() if symbol not in symbols}
     conditions = [guard.expr.subs(others) for guard in env.guards] if env is not None else []
     apart = [symbol - replaced[symbol].subs(others) for symbol in symbols if symbol in replaced]

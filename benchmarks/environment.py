@@ -17,10 +17,11 @@ import torch
 from conformance.environment import Environment
 
 ROOT = Path(__file__).resolve().parents[1]
-VARIABLES = ("ATEN_CPU_CAPABILITY", "PYTORCH_CUDA_ALLOC_CONF", "LD_PRELOAD", "CXX")
+VARIABLES = ("ATEN_CPU_CAPABILITY", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "LD_PRELOAD", "CXX")
 FAMILIES = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "MALLOC_", "OMP_", "MKL_", "KMP_", "GOMP_")
 FAMILIES_CUDA = ("CUDA_", "NVIDIA_", "CUBLAS_")
-PLACES = ("TORCHINDUCTOR_CACHE_DIR",)  # each process has its own
+# Each process has a cache of its own; which of several devices it is has no meaning, and its kind is a fact.
+PLACES = ("TORCHINDUCTOR_CACHE_DIR", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 
 
 def here(device: str, options: dict[str, Any], variables: Mapping[str, str] = os.environ) -> Environment:

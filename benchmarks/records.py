@@ -78,4 +78,5 @@ def _take(found: Records, record: Record) -> None:
         raise ValueError(f"its environment {record['environment']!r} does not stand before it")
     before = found.samples.get(key(record), {})
     if not before.get("date", "") > record.get("date", ""):  # of equal dates the last one
+        found.samples.pop(key(record), None)  # so that they stand in the order in which they were measured
         found.samples[key(record)] = record

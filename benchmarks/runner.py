@@ -151,7 +151,11 @@ class Runner:
             for _ in range(
                 2
             ):  # what was left out since a process died, earlier, is owed where that process has run since
-                todo = [u for u in units(self.options) if u not in ran and not self._is_done(u, here)]
+                todo = [
+                    u
+                    for u in units(self.options)
+                    if not self._is_done(u, here) and not (u in ran and self._ended(u, here))
+                ]
                 self._run(todo, here, start, Path(folder), version)
                 ran += todo
         return sum(s["status"] in ("failed", *DIED) for s in self.done.values())
@@ -187,16 +191,20 @@ class Runner:
 
     def _is_done(self, unit: Unit, here: Environment) -> bool:
         """Whether all of its samples are there; those of a process that died, or left out for one that runs now, are owed anew."""
-        owed = [
-            key({"environment": here.id, **s})
-            for cache in unit.caches
-            for s in unit.samples(self.options.device, cache)
-        ]
-        found = [self.done.get(k) for k in owed]
+        found = self._found(unit, here)
         died = self._died(unit) if unit.job != "start" else {}
         return all(
             s is not None and s["status"] not in DIED and (not s.get("left_out") or s["variant"] in died) for s in found
         )
+
+    def _ended(self, unit: Unit, here: Environment) -> bool:
+        """Whether its own process died."""
+        return any(s is not None and s["status"] in DIED for s in self._found(unit, here))
+
+    def _found(self, unit: Unit, here: Environment) -> list[Record | None]:
+        """What there is of each sample that it owes."""
+        owed = [s for cache in unit.caches for s in unit.samples(self.options.device, cache)]
+        return [self.done.get(key({"environment": here.id, **s})) for s in owed]
 
     def _widened(self, unit: Unit) -> Unit:
         """The unit with all variants that were measured in its place, which can't be held against another process's model."""

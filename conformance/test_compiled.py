@@ -577,6 +577,14 @@ def test_batches_for_which_the_compiler_s_assumptions_fail_are_not_admitted() ->
     assert _admitted(fixed, one, "B", Batches(((1, 64),))) == Batches(((8, 8),))
     assert _admitted(tied, both, "B", Batches(((1, 64),))) == Batches(((4, 4),))
     assert not _admitted(Env(), {}, "B", Batches(((1, 64),)))
+    # A size that follows data: open; taken for a number, for the batch, for another such size.
+    assert _admitted(Env(s < 16), one, "B", Batches(((1, 64),)), [v]) == Batches(((1, 15),))
+    number = Env()
+    number.replacements |= {v: sympy.Integer(6)}
+    assert not _admitted(number, one, "B", Batches(((1, 64),)), [v])
+    assert not _admitted(Env(), one, "B", Batches(((1, 64),)), [s])
+    assert not _admitted(Env(), one, "B", Batches(((1, 64),)), [v, v])
+    assert not _admitted(Env(), one, "B", Batches(((1, 64),)), [2 * v])
 
 
 def taking(sizes: tuple[Any, ...], folder: Path | None = None) -> Ahead:

@@ -118,8 +118,11 @@ def test_resuming_skips_what_ran_in_this_environment(tmp_path: Path) -> None:
     assert path.read_text().count("\n") == 5  # nothing to add: its environment is there
     later = Environment("2027-01-01T00:00:00Z", HERE.facts)
     assert started(path, later, resumed=True) == {names[0]}, "the date makes no other environment"
-    assert started(path, HERE, resumed=False) == set()
-    assert path.read_text() == results.line(HERE) + "\n"
+    with pytest.raises(ValueError, match="holds results; go on with them by --resume"):
+        started(path, HERE, resumed=False)
+    assert path.read_text().count("\n") == 5
+    assert started(tmp_path / "new", HERE, resumed=False) == set()
+    assert (tmp_path / "new").read_text() == results.line(HERE) + "\n"
 
 
 def test_merged_files_are_one_in_order(tmp_path: Path) -> None:

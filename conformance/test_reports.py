@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import html
 import json
+import math
 import os
 import re
 import subprocess
@@ -490,7 +491,7 @@ def test_what_cannot_be_meant_is_refused_with_file_and_line(
             {"seconds": {"model": [0.1, 0.2], "compiled": [0.1]}},
             r":2: expected 'seconds' to hold as many times for each",
         ),
-        ({"prepare_seconds": float("nan")}, r":2: expected 'prepare_seconds' to be times above zero, found nan"),
+        ({"seconds": 0.1}, r":2: expected 'seconds' to be times above zero, found 0\.1"),
         ({"strayed": None, "graphs": None}, None),
         ({"status": "failed"}, r":2: expected a reason beside status 'failed', found none"),
         ({"status": "splendid"}, r":2: no record of a benchmark"),
@@ -510,6 +511,18 @@ def test_a_sample_that_lacks_what_its_job_measures_is_refused(
     here = kit.environment()
     lines = [here.record(), {"environment": here.id, **kit.MOMENT, **sample}]
     with pytest.raises(ValueError, match=words):
+        runs.read([damaged(tmp_path / "run", "benchmarks.jsonl", *(json.dumps(line) + "\n" for line in lines))])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("prepare_seconds", math.nan), ("prepare_seconds", [0.1]), ("calls_seconds", 0.1), ("seconds", None)],
+)
+def test_a_start_whose_times_can_not_be_meant_is_refused(tmp_path: Path, name: str, value: object) -> None:
+    sample = kit.starts("nn/mlp10x64", {}, processes=1)[0] | {name: value}
+    here = kit.environment()
+    lines = [here.record(), {"environment": here.id, **kit.MOMENT, **sample}]
+    with pytest.raises(ValueError, match=f":2: expected '{name}' to be times above zero"):
         runs.read([damaged(tmp_path / "run", "benchmarks.jsonl", *(json.dumps(line) + "\n" for line in lines))])
 
 

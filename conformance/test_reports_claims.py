@@ -33,6 +33,12 @@ def run(folder: Path, samples: list[dict[str, Any]]) -> Records:
     return read(write_samples(folder, samples) / "benchmarks.jsonl")
 
 
+def sample_of(folder: Path) -> dict[str, Any]:
+    """What all samples of a file say of where and when."""
+    sample = json.loads((folder / "benchmarks.jsonl").read_text().splitlines()[1])
+    return {name: sample[name] for name in ("environment", "date", "load", "commit") if name in sample}
+
+
 def page(tmp_path: Path, samples: list[dict[str, Any]]) -> Report:
     return build([write_samples(tmp_path / "run", samples)], None, tmp_path / "out")
 
@@ -268,6 +274,14 @@ def test_what_a_process_compiles_for_its_first_batch_is_no_recompilation(tmp_pat
     for token, batch in (("one", 4), ("two", 1), ("two", 2)):  # measured in two runs, each from a batch of its own
         some = rounds("inference", MODEL, batch, {"compiled": 0.8})
         samples += [s | {"token": f"{token} {s['process']}", "graphs": 2 * (s["variant"] == "compiled")} for s in some]
+    kept = write_samples(tmp_path / "both", samples)
+    later = [
+        s | {"token": "three", "graphs": 2} for b in (1, 4) for s in rounds("inference", MODEL, b, {"compiled": 0.8})
+    ]
+    with (kept / "benchmarks.jsonl").open("a") as file:  # one process ran all of it anew
+        file.writelines(json.dumps({**sample_of(kept), **s}) + "\n" for s in later if s["variant"] == "compiled")
+    (found,) = (found for _, _, found in recompilations(read(kept / "benchmarks.jsonl")))
+    assert (found[1].again, found[4].again) == (0, 2)
     told = {b: (c.graphs, c.again) for _, _, found in recompilations(run(tmp_path, samples)) for b, c in found.items()}
     assert told == {4: (2, 0), 1: (2, 0), 2: (2, 2)}
     assert "batch 4: 2, batch 1: 2, batch 2: 2 (2 again)" in text(run(tmp_path, samples))
