@@ -28,6 +28,15 @@ class Net(nn.Module):
 X = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
 
 
+def test_measure_all_leaves_training_out_of_what_is_compiled_ahead_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = []
+    for name in ("measure_split", "measure_suffix"):  # as the compiler would be at work in them
+        monkeypatch.setattr(benchmark, name, lambda *args, name=name, **options: timed.append(name))
+    options = {"modes": ("compiled",), "compile_options": {"backend": "aot_inductor"}, "iterations": 1, "warmup": 0}
+    assert len(benchmark.measure_all(Net().eval(), (X,), split="after:norm", **options)) == 3
+    assert timed == ["measure_split", "measure_suffix"]
+
+
 def test_measure_all_times_each_part_in_each_mode() -> None:
     results = benchmark.measure_all(Net().eval(), (X,), split="after:norm", iterations=3, warmup=1)
     parts = ["prefix_suffix", "suffix_replay", "suffix_training", "prefix_backward"]

@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import model_zoo
+from ariadne.compiled import CompileReport, SegmentReport
 from benchmarks import child, competitors, environment, jobs, records, splits, timing
 from benchmarks.findings import APART, Start, speeds, starts, versus
 from benchmarks.subject import Subject, strayed
@@ -149,6 +151,14 @@ def test_a_process_writes_its_token_into_every_record(tmp_path: Path, monkeypatc
     found = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
     assert [r["batch"] for r in found] == [1, 4, 1, 4]
     assert found[0]["token"] == found[1]["token"] != found[2]["token"] == found[3]["token"]
+
+
+def test_packages_that_were_compiled_count_as_graphs_and_those_loaded_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, segments = jobs._graphs(), [SegmentReport("prefix", "cut:1"), SegmentReport("suffix", "cut:1", loaded=1)]
+    segments[0].compiled[False] = 2
+    runtime = SimpleNamespace(report=lambda: CompileReport("compiled", "aot_inductor", tuple(segments)))
+    monkeypatch.setattr(splits, "_ahead", [runtime])
+    assert jobs._graphs() == before + 2
 
 
 def test_the_environment_has_the_variables_that_processes_get() -> None:
