@@ -20,12 +20,13 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from ariadne import SplitRuntime, SplitSpec, prepare_split
-from ariadne.ahead import Ahead, Layout, _admitted
+from ariadne.ahead import Ahead, _admitted
 from ariadne.ahead import _keep as keep
 from ariadne.compiled import SegmentReport
 from ariadne.errors import CompileError, SpecError, VerificationError, WitnessError
 from ariadne.expr import Expr
 from ariadne.lift import lift
+from ariadne.package import Layout
 from ariadne.plan import Batches
 from ariadne.spec import CompileOptions
 from ariadne.tracing import batch_free_layouts, tracing

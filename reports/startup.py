@@ -89,16 +89,16 @@ def _warm(starts: list[Start]) -> Iterator[Block]:
         return
     rows, groups = [], defaultdict[tuple[str, ...], list[Start]](list)
     for s in starts:
-        p = s.place
-        groups[p.task, str(p.batch), p.device, s.variant].append(s)
+        model, *key, _ = _where(s)
+        groups[tuple(key)].append(s)
         found = [ratio(ratio_interval([*by_process.values()])) for by_process in (s.first_over_cold, s.whole_over_cold)]
-        rows.append(cells(str(p.model), p.task, str(p.batch), p.device, s.variant, *found, str(len(s.first_over_cold))))
-    for key, some in groups.items():
+        rows.append(cells(model, *key, *found, str(len(s.first_over_cold))))
+    for place, some in groups.items():
         if len(some) > 1:
             first = geometric_mean({str(s.place.model): s.first_over_cold for s in some})
             whole = geometric_mean({str(s.place.model): s.whole_over_cold for s in some})
             found = [ratio(g.ratio) if g.ratio else "" for g in (first, whole)]
-            rows.append(cells(f"geometric mean of {first.n}", *key, *found, str(first.processes)))
+            rows.append(cells(f"geometric mean of {first.n}", *place, *found, str(first.processes)))
     yield Prose(
         "Warm over cold: what was kept is loaded instead of compiled. Each ratio is of two processes of which the second found "
         "what the first left; imports are in neither."
