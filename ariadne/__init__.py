@@ -13,7 +13,7 @@ The pipeline, in import order; nothing imports backwards::
     facts, tensors, watched, guards           what it relies on
     lift, compilable, tracing                 the same, for compilers
     rows, buckets                             samples that never meet may be padded
-    ahead, compiled                           compiled ahead of time, and when first called
+    package, ahead, compiled                  native code with what it relies on; compiled ahead of time, and when first called
     wire, boundary, training                  what crosses, and how gradients come back
     visualization                             pictures of a plan and of a cut, from what they hold
     variant, runtime, prepare                 a plan, cut; running and training it; the door
