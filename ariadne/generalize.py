@@ -11,8 +11,11 @@ import torch
 from ariadne import tree
 from ariadne.errors import CaptureError, named
 from ariadne.expr import Expr
-from ariadne.plan import Batches, Ref, TraceNode, TracePlan, Value
+from ariadne.plan import Batches, Ref, TraceNode, TracePlan, Value, substitute, uses
+from ariadne.prune import without
 from ariadne.sizes import UNKNOWN, Size, Sources
+
+_ALIAS = "aten.alias.default"
 
 
 class Disagreement(CaptureError):
@@ -88,6 +91,47 @@ def with_views_of(plan: TracePlan, seen: TracePlan) -> TracePlan:
     pairs = [(a, b) for x, y in zip(*runs, strict=True) for a, b in zip(x.outputs, y.outputs, strict=True)]
     told = {a: replace(plan.values[a], is_view=seen.values[b].is_view) for a, b in pairs}
     return replace(plan, values={**plan.values, **told})
+
+
+def without_slices_of_all(plan: TracePlan, seen: TracePlan) -> TracePlan:
+    """The symbolic plan without the aliases that a real run lacks: indexing skips a slice of all, but not of a fake tensor.
+
+    It is a guess which those are; `disagreement` says whether it was right.
+    """
+    rest = [n for n in seen.nodes if n.target != "aten.sym_size.int"]
+    instead: dict[str, Ref] = {}
+    dropped: set[int] = set()
+    at = 0
+    for i, node in enumerate(plan.nodes):
+        if node.target == "aten.sym_size.int":
+            continue
+        if node.target == _ALIAS and (at == len(rest) or rest[at].target != _ALIAS):
+            dropped.add(i)
+            (source,) = uses(node.args)
+            instead[node.name] = instead.get(source, Ref(source))
+        else:
+            at += 1
+    if not dropped:
+        return plan
+
+    def named_now(atoms: Any) -> Any:
+        return substitute(atoms, lambda atom: instead.get(atom.name, atom) if isinstance(atom, Ref) else atom)
+
+    def name_now(name: str) -> str:
+        return instead[name].name if name in instead else name
+
+    nodes = tuple(
+        replace(
+            node,
+            args=named_now(node.args),
+            kwargs=named_now(node.kwargs),
+            writes=tuple(dict.fromkeys(map(name_now, node.writes))),
+            may_alias=tuple((a, name_now(b)) for a, b in node.may_alias),
+        )
+        for node in plan.nodes
+    )
+    stores = tuple(replace(store, atoms=named_now(store.atoms)) for store in plan.stores)
+    return without(replace(plan, nodes=nodes, output=named_now(plan.output), stores=stores), dropped)
 
 
 def _same_number(a: Any, b: Any) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from itertools import accumulate, compress
 
 from ariadne.plan import TraceNode, TracePlan, Value, uses
 
@@ -92,14 +93,14 @@ def prune(plan: TracePlan) -> TracePlan:
             kept.append(i)
             needed.update(node.reads)
             needed_groups.update(groups.find(r) for r in node.reads if r in groups.parent)
-    kept.reverse()
-    if len(kept) == len(plan.nodes):
+    return without(plan, set(range(len(plan.nodes))).difference(kept))
+
+
+def without(plan: TracePlan, dropped: Collection[int]) -> TracePlan:
+    """The plan without these ops, whose results nothing may read."""
+    if not dropped:
         return plan
-    new_index, count = [], 0
-    chosen = set(kept)
-    for i in range(len(plan.nodes)):
-        new_index.append(count)
-        count += i in chosen
-    new_index.append(count)
-    calls = tuple(replace(c, start=new_index[c.start], end=new_index[c.end]) for c in plan.calls)
-    return plan.with_nodes(tuple(plan.nodes[i] for i in kept), calls=calls)
+    kept = [i not in dropped for i in range(len(plan.nodes))]
+    index = (0, *accumulate(kept))
+    calls = tuple(replace(c, start=index[c.start], end=index[c.end]) for c in plan.calls)
+    return plan.with_nodes(tuple(compress(plan.nodes, kept)), calls=calls)

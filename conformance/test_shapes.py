@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
+import ariadne.generalize
 import ariadne.shapes
 from ariadne import SplitSpec, prepare_split
 from ariadne.errors import AriadneError
@@ -162,3 +165,47 @@ def test_a_batch_at_which_an_op_cannot_run_is_left_out_though_nothing_uses_its_r
             model(x)
         with pytest.raises(RuntimeError, match=rf"shape '\[{batch}, -1\]' is invalid for input of size 12"):
             runtime.run_prefix(x)
+
+
+class Sliced(nn.Module):
+    """Indexes with slices of all, which torch skips on real tensors and makes aliases of on fake ones; and with nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(4, 8), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.tanh(self.enter(x))
+        z = y[:]
+        return self.leave(y[:, :3] * z[:, -1:]), z[:, 2] + y[:, 0]
+
+
+def test_a_slice_of_all_that_indexing_skips_is_in_no_symbolic_plan() -> None:
+    torch.manual_seed(0)
+    model = Sliced()
+    spec = SplitSpec("percent:50", dynamic_batch=(1, 8))
+    runtime = prepare_split(model, (torch.randn(2, 4),), split=spec)
+    assert runtime.plan.captured_by == "symbolic", runtime.plan.not_captured_by
+    assert [n.target for n in runtime.plan.nodes].count("aten.alias.default") == 1
+    for candidate in filter(lambda c: c.safe, runtime.candidates):
+        split = runtime.resplit(candidate)
+        for batch in (1, 2, 5):
+            x = torch.randn(batch, 4)
+            assert difference(model(x), split.run_suffix(split.run_prefix(x))) is None
+
+
+def test_an_alias_left_out_for_another_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ariadne.generalize.without_slices_of_all
+    dropped = []
+
+    def all_of_them(plan: TracePlan, seen: TracePlan) -> TracePlan:
+        without = replace(seen, nodes=tuple(n for n in seen.nodes if n.target != "aten.alias.default"))
+        dropped.append(len(seen.nodes) - len(without.nodes))
+        return real(plan, without)
+
+    monkeypatch.setattr("ariadne.capture.without_slices_of_all", all_of_them)
+    torch.manual_seed(0)
+    runtime = prepare_split(Sliced(), (torch.randn(2, 4),), split=SplitSpec("percent:50", dynamic_batch=(1, 8)))
+    assert dropped == [1]
+    assert runtime.plan.captured_by == "observed"
+    assert "not what a real run does" in runtime.plan.not_captured_by[0][1]
