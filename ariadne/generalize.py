@@ -105,7 +105,7 @@ def without_slices_of_all(plan: TracePlan, seen: TracePlan) -> TracePlan:
     for i, node in enumerate(plan.nodes):
         if node.target == "aten.sym_size.int":
             continue
-        if node.target == _ALIAS and (at == len(rest) or rest[at].target != _ALIAS):
+        if node.target == _ALIAS and (at >= len(rest) or rest[at].target != _ALIAS):
             dropped.add(i)
             (source,) = uses(node.args)
             instead[node.name] = instead.get(source, Ref(source))

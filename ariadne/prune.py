@@ -101,6 +101,6 @@ def without(plan: TracePlan, dropped: Collection[int]) -> TracePlan:
     if not dropped:
         return plan
     kept = [i not in dropped for i in range(len(plan.nodes))]
-    index = (0, *accumulate(kept))
+    index = (0, *accumulate(map(int, kept)))
     calls = tuple(replace(c, start=index[c.start], end=index[c.end]) for c in plan.calls)
     return plan.with_nodes(tuple(compress(plan.nodes, kept)), calls=calls)

@@ -561,6 +561,19 @@ def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: Patches) -> No
 
         return method
 
+    get_item: Any = torch.Tensor.__getitem__
+    set_item: Any = torch.Tensor.__setitem__
+
+    def item(self: torch.Tensor, index: Any) -> Any:
+        if mine() and isinstance(index, (tuple, list)):
+            watch.asks(lambda: shape(self), index)
+        return get_item(self, index)
+
+    def put_item(self: torch.Tensor, index: Any, value: Any) -> None:
+        if mine() and isinstance(index, (tuple, list)):
+            watch.asks(lambda: shape(self), index)
+        set_item(self, index, value)
+
     plain_data: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 
     def data(self: torch.Tensor) -> torch.Tensor:
@@ -572,6 +585,8 @@ def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: Patches) -> No
     patches.set(torch.Tensor, "data", property(data, torch.Tensor.data.__set__))  # type: ignore[attr-defined]
     for name in ("storage_offset", "untyped_storage", "storage"):
         patches.set(torch.Tensor, name, told_of(name))
+    patches.set(torch.Tensor, "__getitem__", item)
+    patches.set(torch.Tensor, "__setitem__", put_item)
     patches.set(torch, "numel", numel)
     patches.set(builtins, "range", watch.range())
     patches.set(torch.Tensor, "shape", property(shape))

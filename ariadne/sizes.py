@@ -59,6 +59,21 @@ class Watch:
         made.watch = self
         return made
 
+    def asks(self, shape: Callable[[], Sequence[int]], index: Sequence[Any]) -> None:
+        """Ask what torch does where several indices are given: whether a slice reaches to the end, which it then skips."""
+        dim = 0
+        for i, one in enumerate(index):
+            if one is Ellipsis:
+                dim = len(shape()) - sum(map(_dims, index[i + 1 :]))
+                continue
+            if isinstance(one, slice) and one.stop is not None:
+                numbers = [n for n in (one.start, one.stop, one.step) if n is not None]
+                if not all(isinstance(n, int) for n in numbers):
+                    self.lost = self.lost or any(isinstance(n, Size) for n in shape())
+                elif one.start in (None, 0) and one.step in (None, 1) and dim < len(sizes := shape()):
+                    _ = sizes[dim] <= one.stop
+            dim += _dims(one)
+
     def range(self) -> Any:
         """What stands for `range`, and notes that a size went into it: it makes plain numbers of them."""
         plain, watch = range, self
@@ -105,6 +120,15 @@ class Shape(tuple[int, ...]):
     def __repr__(self) -> str:
         self.watch.lost = True
         return f"torch.Size([{', '.join(map(int.__repr__, self))}])"
+
+
+def _dims(index: Any) -> int:
+    """How many dims of a tensor an index takes."""
+    if index is None or index is Ellipsis or isinstance(index, bool):
+        return 0
+    if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8):
+        return index.dim()
+    return 1
 
 
 _LINE = re.compile(r"(?:(?P<slope>-?\d+)\*)?(?P<symbol>[A-Za-z_]\w*)(?: (?P<sign>[+-]) (?P<offset>\d+))?")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance import lock, matrix
+from conformance import lock, matrix, tiers
 from conformance.cases import Case, checked_query, matches
 from conformance.queries import compact, expand, in_order, queries
 
@@ -114,3 +114,10 @@ def test_the_lock_holds_the_matrix() -> None:
     gone, new = sorted(map(str, locked - made)), sorted(map(str, made - locked))
     assert not gone, f"{len(gone)} cases are in cases.lock and no more in the matrix, {gone[0]} the first"
     assert not new, f"{len(new)} cases are not in cases.lock, {new[0]} the first: python -m conformance --update-lock"
+
+
+def test_the_full_tier_compiles_every_toy_that_inductor_compiles() -> None:
+    full = tiers.load()[0]["full"]
+    compiled = [c for c in matrix.all_cases() if c.family == "toys" and c.get("backend") == "inductor"]
+    assert len(compiled) > 20
+    assert [c for c in compiled if not full.selects(c)] == []

@@ -74,6 +74,22 @@ def first_six(m: Any, x: torch.Tensor) -> torch.Tensor:
     return m.b(kept.sum(0) / kept.shape[0])
 
 
+def six_of_a_column(m: Any, x: torch.Tensor) -> torch.Tensor:  # torch skips a slice that reaches to the end
+    return m.b(m.a(x) * m.a(x)[:6, 1].sum())
+
+
+def written_to_six(m: Any, x: torch.Tensor) -> torch.Tensor:
+    kept = m.a(x)
+    kept[:6] = kept[..., 1:2][:6]
+    return m.b(kept)
+
+
+def written_to_six_of_a_column(m: Any, x: torch.Tensor) -> torch.Tensor:
+    kept = m.a(x)
+    kept[:6, 1] = kept[:6, 0]
+    return m.b(kept)
+
+
 def last_six(m: Any, x: torch.Tensor) -> torch.Tensor:
     kept = m.a(x)[-6:]
     return m.b(kept.sum(0) / kept.shape[0])
@@ -88,7 +104,20 @@ def reads_data(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("batch", [2, 6])
 @pytest.mark.parametrize("way", [lambda f: f, reads_data], ids=["symbolic", "observed"])
-@pytest.mark.parametrize("function", [parts, pieces, rows, given_back, first_six, last_six])
+@pytest.mark.parametrize(
+    "function",
+    [
+        parts,
+        pieces,
+        rows,
+        given_back,
+        first_six,
+        last_six,
+        six_of_a_column,
+        written_to_six,
+        written_to_six_of_a_column,
+    ],
+)
 def test_a_size_or_a_number_of_parts_that_follows_the_batch_in_steps_is_right_at_every_batch(
     function: Callable[..., Any], way: Callable[..., Any], batch: int
 ) -> None:

@@ -199,13 +199,33 @@ def test_an_alias_left_out_for_another_is_told(monkeypatch: pytest.MonkeyPatch) 
     dropped = []
 
     def all_of_them(plan: TracePlan, seen: TracePlan) -> TracePlan:
-        without = replace(seen, nodes=tuple(n for n in seen.nodes if n.target != "aten.alias.default"))
-        dropped.append(len(seen.nodes) - len(without.nodes))
-        return real(plan, without)
+        bare = replace(seen, nodes=tuple(n for n in seen.nodes if n.target != "aten.alias.default"))
+        dropped.append(len(seen.nodes) - len(bare.nodes))
+        return real(plan, bare)
 
     monkeypatch.setattr("ariadne.capture.without_slices_of_all", all_of_them)
     torch.manual_seed(0)
     runtime = prepare_split(Sliced(), (torch.randn(2, 4),), split=SplitSpec("percent:50", dynamic_batch=(1, 8)))
     assert dropped == [1]
+    assert runtime.plan.captured_by == "observed"
+    assert "not what a real run does" in runtime.plan.not_captured_by[0][1]
+
+
+class Detour(nn.Module):
+    """Runs more ops where sizes are symbols, and then a slice of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(4, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.enter(x)
+        if not isinstance(x.shape[0], int):
+            y = y.tanh().exp().sin()
+        return y * 2, y[:]
+
+
+def test_a_symbolic_run_that_is_longer_than_the_real_one_is_told_apart() -> None:
+    runtime = prepare_split(Detour(), (torch.randn(2, 4),), split=SplitSpec("cut:1", dynamic_batch=(1, 8)))
     assert runtime.plan.captured_by == "observed"
     assert "not what a real run does" in runtime.plan.not_captured_by[0][1]
