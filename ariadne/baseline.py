@@ -18,7 +18,8 @@ from ariadne.errors import ModuleError
 from ariadne.held import Attribute, follow, held, is_a, is_array, is_followed, is_opaque, lasts, own_of, place, strays
 from ariadne.held import shown as shown_step
 from ariadne.kept import Bytes, Contents, Kept, Length, Same
-from ariadne.recorder import Recording, simple, storage_of
+from ariadne.recorder import Recording, simple
+from ariadne.strided import storage_of
 from ariadne.surroundings import ANY, Outside
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")

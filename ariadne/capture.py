@@ -384,7 +384,7 @@ def observe(
     try:
         if watch is not None:
             for i in example.batched:
-                watch.known[id(leaves[i])] = (batch_symbol, *(None,) * (leaves[i].dim() - 1))
+                watch.tell(leaves[i], (batch_symbol, *(None,) * (leaves[i].dim() - 1)))
         with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
             found.output = model(*args, **kwargs)
         _refuse_python_state(found, snapshot)

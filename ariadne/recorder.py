@@ -30,6 +30,7 @@ from ariadne.plan import PLAIN, Region
 from ariadne.refusals import Patches, called_by_torch, refuse, refuse_transforms
 from ariadne.sizes import Shape, Size, Watch
 from ariadne.state import Snapshot
+from ariadne.strided import storage_of
 from ariadne.surroundings import Outside, surroundings
 
 PATCHING = threading.RLock()
@@ -236,14 +237,6 @@ class Recorder(ProxyTorchDispatchMode):
                     self.snapshot.save(t)
 
 
-def storage_of(t: torch.Tensor) -> int | None:
-    """What tells the memory of a dense tensor from that of others."""
-    if t.layout is not torch.strided or isinstance(t, FakeTensor):
-        return None
-    found: int = torch._C.TensorBase.untyped_storage(t)._cdata  # not the method, whose use in forward is noted
-    return found
-
-
 def written_arguments(func: OpOverload, bound: tuple[Any, ...]) -> Iterator[int]:
     """The positions of the arguments that an op writes, by its schema.
 
@@ -408,7 +401,15 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
             recording.raised = recording.raised or mine()
             raise
 
+    def put_item(self: torch.Tensor, index: Any, value: Any) -> None:
+        try:
+            plain_put_item(self, index, value)
+        except Exception:
+            recording.raised = recording.raised or mine()
+            raise
+
     plain_item: Any = torch.Tensor.__getitem__
+    plain_put_item: Any = torch.Tensor.__setitem__
     read_shape = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
     state: Collection[int | None] = recorder.state
     measured: set[int | None] = set()
@@ -509,6 +510,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     for name in ("size", "numel", "nelement", "dim", "ndim", "__len__", "__iter__"):
         patches.set(torch.Tensor, name, sized(name))
     patches.set(torch.Tensor, "__getitem__", item)
+    patches.set(torch.Tensor, "__setitem__", put_item)
     for name in ("tolist", "numpy", "__array__"):
         patches.set(torch.Tensor, name, taken_out(name))
     if recorder.watch is not None:
@@ -565,14 +567,20 @@ def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: Patches) -> No
     set_item: Any = torch.Tensor.__setitem__
 
     def item(self: torch.Tensor, index: Any) -> Any:
-        if mine() and isinstance(index, (tuple, list)):
-            watch.asks(lambda: shape(self), index)
+        if mine() and isinstance(index, (tuple, list)):  # a slice alone is never skipped when it is read
+            watch.asks(self, read_shape(self), index)
         return get_item(self, index)
 
     def put_item(self: torch.Tensor, index: Any, value: Any) -> None:
-        if mine() and isinstance(index, (tuple, list)):
-            watch.asks(lambda: shape(self), index)
+        if mine():
+            watch.asks(self, read_shape(self), index if isinstance(index, (tuple, list)) else (index,))
         set_item(self, index, value)
+
+    run_script: Any = torch.jit.ScriptFunction.__call__
+
+    def scripted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        watch.lost = watch.lost or mine()  # its branches on sizes are no Python
+        return run_script(self, *args, **kwargs)
 
     plain_data: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 
@@ -587,6 +595,7 @@ def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: Patches) -> No
         patches.set(torch.Tensor, name, told_of(name))
     patches.set(torch.Tensor, "__getitem__", item)
     patches.set(torch.Tensor, "__setitem__", put_item)
+    patches.set(torch.jit.ScriptFunction, "__call__", scripted)
     patches.set(torch, "numel", numel)
     patches.set(builtins, "range", watch.range())
     patches.set(torch.Tensor, "shape", property(shape))

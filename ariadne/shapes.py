@@ -46,6 +46,7 @@ class Sizes(ShapeEnv):
             if not answer.free_symbols:
                 return answer
         in_forward = self.recorder is not None and not self.recorder.depth
+        in_function = self.recorder is not None and running is None  # or that of an autograd.Function, which is one op
         if in_forward and orig_expr.free_symbols and not (orig_expr.is_Relational or orig_expr.is_Boolean):
             # The plan would hold for one batch; and what forward makes of the number, it may keep outside of the model.
             kind = PlainNumberError if orig_expr.free_symbols & self.backed_var_to_val.keys() else UnsupportedError
@@ -54,7 +55,7 @@ class Sizes(ShapeEnv):
                 "for one batch"
             )
         answer = super().evaluate_expr(orig_expr, *args, **kwargs)
-        asked = self.__dict__.setdefault("asked_by_forward" if in_forward else "asked_by_op", {})
+        asked = self.__dict__.setdefault("asked_by_forward" if in_function else "asked_by_op", {})
         asked[orig_expr] = answer
         return answer
 
@@ -138,10 +139,10 @@ def within_shapes(plan: TracePlan, known: Batches, answers: Mapping[str, bool] |
         run = _Run(plan, plan.traced_batch, blind, first=True)
         if run.wrong:
             raise UnsupportedError(f"on fake tensors, {run.wrong}")
-        lengths = [i for i in blind if _gives_sequence(plan.nodes[i])]
-        if lengths:
-            node = plan.nodes[lengths[0]]
-            excluded.append(f"batch {rest}: how many tensors op {lengths[0]} ({node.target}) makes can't be foreseen")
+        unseen = sorted({*blind, *(i for i, node in enumerate(plan.nodes) if _is_python(plan, node))})
+        if unseen:
+            node = plan.nodes[unseen[0]]
+            excluded.append(f"batch {rest}: what op {unseen[0]} ({node.target}) makes there can't be foreseen")
             rest = Batches(())
         same = _cell(plan, run.asked, rest)
         kept, rest = kept | same, rest - same
@@ -181,10 +182,10 @@ def _cell(plan: TracePlan, answers: Mapping[str, bool], batches: Batches) -> Bat
     return batches
 
 
-def _gives_sequence(node: TraceNode) -> bool:
-    if node.target.count(".") != 2 or node.target.startswith("python."):
-        return False
-    return any(str(r.type) == "List[Tensor]" for r in _overload(node)._schema.returns)
+def _is_python(plan: TracePlan, node: TraceNode) -> bool:
+    """Whether an op is Python that reads a tensor whose sizes follow the batch, and may do with them what it likes."""
+    shapes = (plan.values[name].shape for name in node.reads if name in plan.values)
+    return node.target.startswith("python.") and any(isinstance(d, Expr) for shape in shapes for d in shape)
 
 
 def _overload(node: TraceNode) -> OpOverload:

@@ -18,6 +18,7 @@ import torch
 from ariadne.expr import Expr
 from ariadne.plan import Batches
 from ariadne.solve import where
+from ariadne.strided import storage_of
 
 Sources = tuple[str | None, ...]
 UNKNOWN = "?"  # the source of a size that is another at each batch, in no way that is known
@@ -37,12 +38,19 @@ class Watch:
     lost: bool = False
     known: dict[int, Sources] = field(default_factory=dict)
     kept: list[torch.Tensor] = field(default_factory=list)
+    following: set[int | None] = field(default_factory=set)  # the memory of tensors with a size that follows the batch
 
     def learn(self, event: int, tensors: Iterable[torch.Tensor]) -> None:
         """Tell it which tensors the event made."""
         if event < len(self.sources):
             for t, source in zip(tensors, self.sources[event], strict=False):
-                self.known[id(t)] = source
+                self.tell(t, source)
+
+    def tell(self, t: torch.Tensor, source: Sources) -> None:
+        """Tell it where a tensor's sizes come from."""
+        self.known[id(t)] = source
+        if any(source):
+            self.following.add(storage_of(t))
 
     def same(self, t: torch.Tensor, again: torch.Tensor) -> None:
         """Tell it of another tensor with the same sizes, which no op made."""
@@ -52,27 +60,40 @@ class Watch:
 
     def shape(self, t: torch.Tensor, shape: torch.Size) -> torch.Size | Shape:
         """The shape with its sizes made to remember."""
-        found = self.known.get(id(t))
-        if found is None or len(found) != len(shape) or not any(found):
+        found = self._sources(t, len(shape))
+        if not any(found):
             return shape
         made = Shape(n if s is None else self._size(n, s) for n, s in zip(shape, found, strict=True))
         made.watch = self
         return made
 
-    def asks(self, shape: Callable[[], Sequence[int]], index: Sequence[Any]) -> None:
-        """Ask what torch does where several indices are given: whether a slice reaches to the end, which it then skips."""
-        dim = 0
-        for i, one in enumerate(index):
-            if one is Ellipsis:
-                dim = len(shape()) - sum(map(_dims, index[i + 1 :]))
-                continue
-            if isinstance(one, slice) and one.stop is not None:
-                numbers = [n for n in (one.start, one.stop, one.step) if n is not None]
-                if not all(isinstance(n, int) for n in numbers):
-                    self.lost = self.lost or any(isinstance(n, Size) for n in shape())
-                elif one.start in (None, 0) and one.step in (None, 1) and dim < len(sizes := shape()):
-                    _ = sizes[dim] <= one.stop
-            dim += _dims(one)
+    def _sources(self, t: torch.Tensor, dims: int) -> Sources:
+        """Where a tensor's sizes come from; of one that no op made, in the memory of one with the batch, nothing is known."""
+        found = self.known.get(id(t))
+        if found is None and storage_of(t) in self.following:
+            self.lost = True
+        return found if found is not None and len(found) == dims else (None,) * dims
+
+    def asks(self, t: torch.Tensor, shape: torch.Size, index: Sequence[Any]) -> None:
+        """Ask what torch does of its own when it indexes: whether a slice reaches to the end, which it then skips.
+
+        By indices of other kinds than torch's own, where they take several dims, nothing is known.
+        """
+        slices = [i for i, one in enumerate(index) if isinstance(one, slice) and one.stop is not None]
+        if not slices:
+            return
+        sources = self._sources(t, len(shape))
+        plain = all(one is None or one is Ellipsis or isinstance(one, (slice, int, torch.Tensor)) for one in index)
+        for i in slices:
+            one, before, after = index[i], index[:i], index[i + 1 :]
+            elided = any(each is Ellipsis for each in before)
+            dim = len(shape) - 1 - sum(map(_dims, after)) if elided else sum(map(_dims, before))
+            if not plain or not all(n is None or isinstance(n, int) for n in (one.start, one.stop, one.step)):
+                self.lost = self.lost or any(sources)
+            elif (
+                0 <= dim < len(shape) and (source := sources[dim]) and one.start in (None, 0) and one.step in (None, 1)
+            ):
+                _ = self._size(shape[dim], source) <= one.stop
 
     def range(self) -> Any:
         """What stands for `range`, and notes that a size went into it: it makes plain numbers of them."""
@@ -141,6 +162,7 @@ class Size(int):
     offset: int
     symbol: str
     watch: Watch
+    __array_ufunc__ = None  # so that numpy's numbers leave the answer to it
 
     def __new__(cls, value: int, slope: int, offset: int, symbol: str, watch: Watch) -> Size:
         made = super().__new__(cls, value)
@@ -220,7 +242,7 @@ _REFLECTED = frozenset(
 )
 _LOST = (
     "truediv rtruediv rfloordiv rmod pow rpow divmod rdivmod and rand or ror xor rxor lshift rlshift rshift rrshift "
-    "invert abs round ceil floor trunc int float str repr format"
+    "invert abs pos round ceil floor trunc int float str repr format"
 )
 
 
@@ -233,7 +255,11 @@ def _losing(name: str) -> Callable[..., Any]:
 
 def _comparison(sign: str, function: Callable[[Any, Any], bool]) -> Callable[[Size, Any], Any]:
     def compare(self: Size, other: Any) -> Any:
-        return self._ask(sign, function, other) if isinstance(other, (int, float)) else NotImplemented
+        if isinstance(other, (int, float)):
+            return self._ask(sign, function, other)
+        if hasattr(other, "__float__") and not isinstance(other, torch.Tensor):
+            self.watch.lost = True  # a number of another kind answers, and by whatever it makes of an int
+        return NotImplemented
 
     return compare
 

@@ -1,8 +1,9 @@
-"""Copies of tensors that keep their strides: `clone()` lays out anew what has gaps or repeats."""
+"""Memory of tensors: whose it is, and copies that keep their strides, where `clone()` lays out anew what has gaps or repeats."""
 
 from __future__ import annotations
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def own(t: torch.Tensor) -> torch.Tensor:
@@ -19,3 +20,11 @@ def own(t: torch.Tensor) -> torch.Tensor:
         kept = t[tuple(slice(0, 1) if k == 0 else k for k in narrow)]
         return own(kept).expand(t.shape)
     return t.new_empty_strided(t.shape, t.stride()).copy_(t)
+
+
+def storage_of(t: torch.Tensor) -> int | None:
+    """What tells the memory of a dense tensor from that of others."""
+    if t.layout is not torch.strided or isinstance(t, FakeTensor):
+        return None
+    found: int = torch._C.TensorBase.untyped_storage(t)._cdata  # not the method, whose use in forward is noted
+    return found

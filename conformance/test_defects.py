@@ -8,8 +8,10 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -90,6 +92,55 @@ def written_to_six_of_a_column(m: Any, x: torch.Tensor) -> torch.Tensor:
     return m.b(kept)
 
 
+def six_overwritten(m: Any, x: torch.Tensor) -> torch.Tensor:
+    kept = m.a(x)
+    kept[:6] = 0.5
+    return m.b(kept)
+
+
+class Six(torch.autograd.Function):
+    """What an op of Python makes is not seen by torch's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x[:6].clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+def six_of_a_function(m: Any, x: torch.Tensor) -> torch.Tensor:
+    kept = Six.apply(m.a(x))
+    return m.b(kept.sum(0) / kept.shape[0])
+
+
+@torch.jit.script
+def pick(x: torch.Tensor) -> torch.Tensor:
+    return x.tanh() if x.shape[0] > 6 else x.relu()
+
+
+def scripted(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return m.b(pick(m.a(x)))
+
+
+def parameter_made(m: Any, x: torch.Tensor) -> torch.Tensor:
+    p = nn.Parameter(m.a(x), requires_grad=False)
+    return m.b(p.tanh() if p.shape[0] > 6 else p.relu())
+
+
+def number_of_numpys(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = m.a(x)
+    return m.b(y.tanh() if np.int64(6) < x.shape[0] else y.relu())
+
+
+def write_that_may_fail(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = m.a(x).tanh()
+    with suppress(IndexError):
+        y[6] = 0.5
+    return m.b(y)
+
+
 def last_six(m: Any, x: torch.Tensor) -> torch.Tensor:
     kept = m.a(x)[-6:]
     return m.b(kept.sum(0) / kept.shape[0])
@@ -114,6 +165,12 @@ def reads_data(function: Callable[..., Any]) -> Callable[..., Any]:
         first_six,
         last_six,
         six_of_a_column,
+        six_of_a_function,
+        six_overwritten,
+        scripted,
+        parameter_made,
+        number_of_numpys,
+        write_that_may_fail,
         written_to_six,
         written_to_six_of_a_column,
     ],
