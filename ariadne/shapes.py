@@ -259,6 +259,11 @@ class _Run:
             args = substitute(node.args, self._dummy)
             kwargs = {k: substitute(v, self._dummy) for k, v in node.kwargs}
             self.sizes.running = overload, args = _overload(node), args
+            if (
+                overload is torch.ops.aten.select.int
+                and not -args[0].shape[args[1]] <= args[2] < args[0].shape[args[1]]
+            ):
+                raise IndexError(f"index {args[2]} is out of range")  # which fake tensors of torch 2.11 do not check
             out = overload(*args, **kwargs)
         except Exception as error:  # whatever a fake kernel, or its absence, raises
             if self.first:
