@@ -15,7 +15,7 @@ from ariadne.plan import Batches, Ref, TraceNode, TracePlan, Value, substitute, 
 from ariadne.prune import without
 from ariadne.sizes import UNKNOWN, Size, Sources
 
-_ALIAS = "aten.alias.default"
+_ALIAS, _SIZE = "aten.alias.default", "aten.sym_size.int"
 
 
 class Disagreement(CaptureError):
@@ -45,10 +45,10 @@ def disagreement(plan: TracePlan, seen: TracePlan) -> str | None:
             return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
         return _same_number(a, b)
 
-    rest = [n for n in seen.nodes if n.target != "aten.sym_size.int"]
+    rest = _ops(seen)
     at = 0
     for i, node in enumerate(plan.nodes):
-        if node.target == "aten.sym_size.int":
+        if node.target == _SIZE:
             ref, dim = node.args
             env[node.outputs[0]] = seen.values[names[ref.name]].shape[dim]
             continue
@@ -85,10 +85,16 @@ def disagreement(plan: TracePlan, seen: TracePlan) -> str | None:
     return None if len(plan.stores) == len(seen.stores) else "what forward assigns to attributes differs"
 
 
+def _ops(plan: TracePlan) -> list[TraceNode]:
+    """The ops of a plan that a real run has, too: there a size is read without one."""
+    return [node for node in plan.nodes if node.target != _SIZE]
+
+
 def with_views_of(plan: TracePlan, seen: TracePlan) -> TracePlan:
     """The plan with what were views in a real run that it agrees with: composite ops run otherwise on fake tensors."""
-    runs = [[n for n in p.nodes if n.target != "aten.sym_size.int"] for p in (plan, seen)]
-    pairs = [(a, b) for x, y in zip(*runs, strict=True) for a, b in zip(x.outputs, y.outputs, strict=True)]
+    pairs = [
+        (a, b) for x, y in zip(_ops(plan), _ops(seen), strict=True) for a, b in zip(x.outputs, y.outputs, strict=True)
+    ]
     told = {a: replace(plan.values[a], is_view=seen.values[b].is_view) for a, b in pairs}
     return replace(plan, values={**plan.values, **told})
 
@@ -98,12 +104,12 @@ def without_slices_of_all(plan: TracePlan, seen: TracePlan) -> TracePlan:
 
     It is a guess which those are; `disagreement` says whether it was right.
     """
-    rest = [n for n in seen.nodes if n.target != "aten.sym_size.int"]
+    rest = _ops(seen)
     instead: dict[str, Ref] = {}
     dropped: set[int] = set()
     at = 0
     for i, node in enumerate(plan.nodes):
-        if node.target == "aten.sym_size.int":
+        if node.target == _SIZE:
             continue
         if node.target == _ALIAS and (at >= len(rest) or rest[at].target != _ALIAS):
             dropped.add(i)

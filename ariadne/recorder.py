@@ -393,23 +393,18 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
 
         return method
 
-    def item(self: torch.Tensor, index: Any) -> torch.Tensor:
-        try:
-            found: torch.Tensor = plain_item(self, index)
-            return found
-        except Exception:  # of an index that is none, no op hears
-            recording.raised = recording.raised or mine()
-            raise
+    def indexed(name: str) -> Callable[..., Any]:
+        base = getattr(torch.Tensor, name)
 
-    def put_item(self: torch.Tensor, index: Any, value: Any) -> None:
-        try:
-            plain_put_item(self, index, value)
-        except Exception:
-            recording.raised = recording.raised or mine()
-            raise
+        def method(self: torch.Tensor, *args: Any) -> Any:
+            try:
+                return base(self, *args)
+            except Exception:  # of an index that is none, no op hears
+                recording.raised = recording.raised or mine()
+                raise
 
-    plain_item: Any = torch.Tensor.__getitem__
-    plain_put_item: Any = torch.Tensor.__setitem__
+        return method
+
     read_shape = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
     state: Collection[int | None] = recorder.state
     measured: set[int | None] = set()
@@ -509,8 +504,8 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     patches.set(torch.Tensor, "shape", property(shape))
     for name in ("size", "numel", "nelement", "dim", "ndim", "__len__", "__iter__"):
         patches.set(torch.Tensor, name, sized(name))
-    patches.set(torch.Tensor, "__getitem__", item)
-    patches.set(torch.Tensor, "__setitem__", put_item)
+    for name in ("__getitem__", "__setitem__"):
+        patches.set(torch.Tensor, name, indexed(name))
     for name in ("tolist", "numpy", "__array__"):
         patches.set(torch.Tensor, name, taken_out(name))
     if recorder.watch is not None:
