@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import tarfile
@@ -160,19 +161,29 @@ def measure(session: nox.Session, run: Path, device: str, *options: str) -> None
     ]
     profiles = ["python", "-m", "benchmarks.cut_profile", device, "--device", device]
     profiles += ["--output", str(run / "cuts.jsonl")]
-    failed = attempt(session, "speeds and costs", *command)
-    failed += attempt(session, "profiles along the cut", *profiles, **ONE_THREAD)
+    failed = attempt(session, run, "speeds and costs", *command)
+    failed += attempt(session, run, "profiles along the cut", *profiles, **ONE_THREAD)
     session.log(f"for a page: nox -s report -- {run} --output {run / 'report'}")
     if failed:
         session.error(f"not as expected: {'; '.join(failed)}")
 
 
-def attempt(session: nox.Session, what: str, *command: str, **variables: str) -> list[str]:
-    """Run a command, and go on if it fails, since the page shows it; returns what failed, for the session to end with."""
+def attempt(session: nox.Session, run: Path, what: str, *command: str, **variables: str) -> list[str]:
+    """Run a command, and go on if it fails; returns what failed, for the session to end with.
+
+    Whether it did stands in the run, too, for the page to show: a step that was begun counts as failed until it has ended well.
+    """
+
+    def note(failed: bool) -> None:
+        with (run / "steps.jsonl").open("a") as file:
+            file.write(json.dumps({"step": what, "failed": failed}) + "\n")
+
+    note(True)
     try:
         session.run(*command, env=offline(session) | variables)
     except nox.command.CommandFailed:
         return [what]
+    note(False)
     return []
 
 
@@ -195,7 +206,7 @@ def report(session: nox.Session) -> None:
     failed = []
     for number, (what, module, *options, file) in enumerate(commands, start=1):
         session.log(f"{number} of {len(commands)}: {what}")
-        failed += attempt(session, what, "python", "-m", module, *options, str(run / file), **ONE_THREAD)
+        failed += attempt(session, run, what, "python", "-m", module, *options, str(run / file), **ONE_THREAD)
     session.run("python", "-m", "reports", str(run), "--output", str(run / "report"))
     if failed:
         session.error(f"not as expected: {'; '.join(failed)}")

@@ -68,10 +68,13 @@ def _cuda(device: str) -> dict[str, str]:
 
 
 def moment() -> dict[str, Any]:
-    """What may differ from job to job, asked before it: the time, how busy the machine is, and the commit (see `sources`)."""
+    """What may differ from job to job, asked before it: the time, how busy the machine is, and the commit (see `sources`).
+
+    `processors`: their ticks since the machine started that were not idle, and those of them that a host gave to others.
+    """
     load = os.getloadavg() if hasattr(os, "getloadavg") else None
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"date": date, "load": load and list(load), "commit": _commit()}
+    return {"date": date, "load": load and list(load), "processors": _processors(), "commit": _commit()}
 
 
 def sources(root: Path) -> str:
@@ -94,6 +97,13 @@ def _memory() -> str:
 def _compiler() -> str:
     name = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     return _first_line([name, "--version"]) if name else "none"
+
+
+def _processors(file: Path = Path("/proc/stat")) -> list[int] | None:
+    if not file.exists():
+        return None
+    user, nice, system, _idle, _waiting, irq, softirq, stolen = map(int, file.read_text().split()[1:9])
+    return [user + nice + system + irq + softirq + stolen, stolen]
 
 
 def _commit() -> str:

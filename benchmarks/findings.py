@@ -9,7 +9,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.break_even import BreakEven, break_even, break_even_seconds, curve, excess, grid, held_against
+from benchmarks.break_even import (
+    NOT_SHOWN,
+    BreakEven,
+    break_even,
+    break_even_seconds,
+    curve,
+    excess,
+    grid,
+    held_against,
+)
 from benchmarks.records import Record, Records
 from benchmarks.statistics import (
     Comparison,
@@ -67,8 +76,9 @@ class Start:
 
     `cost` is X, `saving` what a steady call saves, `pace` what a steady call of the model takes, all in seconds. X has what the
     variant imports beside torch, and is beyond the model's own: without a start of the model in a process of the same number it
-    is None, and so are `calls` and `seconds`. With a warm cache, `first_over_cold` is the first call's time over that of the cold
-    process, and `whole_over_cold` that of preparation and first call, both by process.
+    is None, and so are `calls` and `seconds`; `paired` counts the processes that have both. With a warm cache,
+    `first_over_cold` is the first call's time over that of the cold process, and `whole_over_cold` that of preparation and
+    first call, both by process.
     """
 
     place: Place
@@ -76,6 +86,7 @@ class Start:
     cache: str
     failure: str | None = None
     processes: int = 0
+    paired: int = 0
     prepare: Interval | None = None
     first_call: Interval | None = None
     cost: Interval | None = None
@@ -249,6 +260,35 @@ def versus(records: Records, name: str, other: str) -> list[Mean]:
     return found
 
 
+def versus_each(records: Records, name: str, other: str) -> list[Speed]:
+    """One variant against another that ran in the same rounds, on each model; `Speed.variant` is "name over other"."""
+    groups: dict[Place, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for sample in records.of("rounds"):
+        if sample["variant"] in (name, other, EAGER, NOISE):
+            groups[_place(sample)][sample["variant"]].append(sample)
+    found = []
+    for place, variants in groups.items():
+        if not (variants[name] or variants[other]):
+            continue
+        pair, ratios = f"{name} over {other}", _against(variants, name, other)
+        noise = _ratios(variants[NOISE], variants[EAGER])
+        if isinstance(ratios, str) or not noise:
+            found.append(Speed(place, pair, ratios if isinstance(ratios, str) else APART))
+            continue
+        both = variants[name] + variants[other]
+        found.append(
+            Speed(
+                place,
+                pair,
+                ratios=ratios,
+                against_model=compare([*ratios.values()], [*noise.values()]),
+                strayed=_strayed(both),
+                off=_off(both, variants[NOISE]),
+            )
+        )
+    return found
+
+
 def _against(variants: dict[str, list[Record]], name: str, other: str) -> Mapping[int, float] | str:
     """A ratio for each process, or the words of the failure of either."""
     for one in (name, other):
@@ -290,14 +330,26 @@ def starts(records: Records) -> list[Start]:
     for sample in records.of("rounds"):
         pairs[_place(sample)][sample["variant"]].append(sample)
     noise = {place: [*_ratios(beside[NOISE], beside[EAGER]).values()] for place, beside in pairs.items()}
-    return [_start(*where, samples, groups, noise.get(where[0], [])) for where, samples in groups.items()]
+    wrong = {
+        (place, name)
+        for place, beside in pairs.items()
+        for name, samples in beside.items()
+        if _failure(samples) is None and (_unlike(samples, beside[NOISE]) or _off(samples, beside[NOISE]))
+    }
+    return [
+        _start(*where, samples, groups, noise.get(where[0], []), where[:2] in wrong)
+        for where, samples in groups.items()
+    ]
 
 
 def _start(
     place: Place, name: str, cache: str, samples: list[Record], groups: dict[tuple[Place, str, str], list[Record]],
-    noise: list[float],
+    noise: list[float], wrong: bool,
 ) -> Start:  # fmt: skip
-    """`noise`: the eager-against-eager ratios of the rounds, for starts that were measured without such a pair."""
+    """One row. `noise`: the eager-against-eager ratios of the rounds, for starts that were measured without such a pair.
+
+    `wrong`: in the rounds of this place its outputs were not the model's, so that nothing it saves pays for anything.
+    """
     failure = _failure(samples)
     if failure is not None:
         return Start(place, name, cache, failure)
@@ -333,12 +385,15 @@ def _start(
         held_against(own or noise, ratios, found)
         for found in (break_even(costs, savings), break_even_seconds(costs, savings, paces))
     )
+    if wrong:
+        calls, seconds = (BreakEven(NOT_SHOWN, reason="its outputs are not the model's") for _ in range(2))
     last = 10 * calls.high if calls.high < 1e9 else 1e5
     return Start(
         place,
         name,
         cache,
         **shared,
+        paired=len(costs),
         cost=interval(costs),
         saving=interval(savings),
         pace=interval(paces),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 EAGER, NOISE, REFERENCE = "model", "model again", "reference"
+COMPILE, AHEAD = "torch.compile", "ahead of time"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ OURS = ("torch", "ariadne")
 ALL = (
     Variant(EAGER, "model(x)", "benchmarks.competitors:eager", start=True),
     Variant(
-        "torch.compile",
+        COMPILE,
         "torch.compile(model)",
         "benchmarks.competitors:compiled_model",
         start=True,
@@ -115,7 +116,7 @@ ALL = (
         imports=OURS,
     ),
     Variant(
-        "ahead of time",
+        AHEAD,
         "the split, compiled by AOTInductor",
         "benchmarks.splits:ahead_of_time",
         tasks=("inference",),
@@ -127,7 +128,7 @@ ALL = (
 BY_NAME = {v.name: v for v in ALL}
 SHORT = {
     "model": EAGER,
-    "compile": "torch.compile",
+    "compile": COMPILE,
     "reduce-overhead": "torch.compile reduce-overhead",
     "export": "torch.export",
     "split_module": "fx split_module",
@@ -137,7 +138,7 @@ SHORT = {
     "generated": "generated",
     "compiled": "compiled",
     "compiled-reduce-overhead": "compiled reduce-overhead",
-    "aot": "ahead of time",
+    "aot": AHEAD,
 }
 
 

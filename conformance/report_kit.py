@@ -14,6 +14,7 @@ from conformance import results
 from conformance.environment import Environment
 from conformance.results import Result
 from conformance.statuses import Status
+from reports.document import Report, Table
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FACTS = {
@@ -48,12 +49,13 @@ def write_cases(folder: Path, cases: Mapping[str, tuple[Status, str]], name: str
     return folder
 
 
-def write_suite(folder: Path, cases: list[str], expected: str) -> Path:
-    """The suite as it was: these cases, of which one is expected to be refused."""
+def write_suite(folder: Path, cases: list[str], expected: str, says: str = "") -> Path:
+    """The suite as it was: these cases, of which one is expected to be refused, with these words."""
     entries = folder / "suite" / "expectations"
     entries.mkdir(parents=True)
     (folder / "suite" / "cases.lock").write_text("".join(f"{case}\n" for case in cases))
     entry = f'[[expect]]\nquery = "{expected}"\nstatus = "unsupported"\nreason = "it branches"\nuntil = 2027-01-01\n'
+    entry += f'says = "{says}"\n' if says else ""
     (entries / "toys.toml").write_text(entry)
     return folder
 
@@ -146,6 +148,19 @@ def write_counts(folder: Path, killed: int = 82, mutants: int = 82, failures: in
     fuzz = {"kind": "networks", "profile": "full", "programs": 200, "failures": failures}
     (folder / "fuzz.jsonl").write_text(json.dumps(fuzz) + "\n")
     return folder
+
+
+def card(report: Report, title: str) -> tuple[str, str, str]:
+    """Value, detail and tone of the card whose title begins so."""
+    (found,) = (c for c in report.cards if c.title.startswith(title))
+    return found.value, found.detail, found.tone
+
+
+def table(report: Report, section: str, title: str) -> list[dict[str, str]]:
+    """The rows of a section's table, by the names of its columns."""
+    (found,) = (s for s in report.sections if s.name == section)
+    (held,) = (b for b in found.blocks if isinstance(b, Table) and b.title.startswith(title))
+    return [dict(zip(held.head, (cell.text for cell in row), strict=True)) for row in held.rows]
 
 
 def whole_run(folder: Path) -> Path:

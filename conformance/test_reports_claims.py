@@ -18,9 +18,8 @@ from benchmarks.runner import ROOT, Options, Runner, units
 from benchmarks.summary import text
 from benchmarks.variants import EAGER, NOISE, REFERENCE
 from conformance import report_kit as kit
-from conformance.report_kit import rounds, write_samples
+from conformance.report_kit import card, rounds, table, write_samples
 from conformance.test_benchmark_jobs import PROCESS, built, job
-from conformance.test_reports_verdicts import card
 from reports.__main__ import main
 from reports.build import build
 from reports.document import Report, Table
@@ -43,12 +42,6 @@ def page(tmp_path: Path, samples: list[dict[str, Any]]) -> Report:
     return build([write_samples(tmp_path / "run", samples)], None, tmp_path / "out")
 
 
-def rows(report: Report, section: str, title: str) -> list[dict[str, str]]:
-    (found,) = (s for s in report.sections if s.name == section)
-    (table,) = (b for b in found.blocks if isinstance(b, Table) and b.title.startswith(title))
-    return [dict(zip(table.head, (cell.text for cell in row), strict=True)) for row in table.rows]
-
-
 # --- noise, wrong outputs, survivors
 
 
@@ -62,7 +55,7 @@ def test_a_ratio_without_noise_from_its_own_processes_is_no_figure(tmp_path: Pat
     found = page(tmp_path, samples)
     value, _, tone = card(found, "Split over the model, eager")
     assert (value, tone) == ("failed on all 1 model", "bad")
-    (row,) = (r for r in rows(found, "speed", "Every pair") if r["variant"] == "generated")
+    (row,) = (r for r in table(found, "speed", "Every pair") if r["variant"] == "generated")
     assert row["over model(x) (95 %)"] == ""
     assert row["verdict"] == f"no eager-against-eager pair in {processes} of 5 processes to hold it against"
 
@@ -85,7 +78,7 @@ def test_a_variant_whose_outputs_are_off_is_named_unless_the_models_are_too(
     for s in samples:
         if s["model"] == OTHER:
             s["strayed"] = {"compiled": 0.1, NOISE: own}.get(s["variant"], 0.0)
-    value, detail, found = card(page(tmp_path, samples), "Compiled split")
+    value, detail, found = card(page(tmp_path, samples), "Compiled split over the model")
     assert value.startswith("0.499")
     assert found == tone
     assert (f"but off from the model on {OTHER}" in detail) == (tone == "warn")
@@ -99,7 +92,7 @@ def test_a_variant_whose_outputs_are_off_is_named_unless_the_models_are_too(
 def test_what_failed_on_most_models_is_not_good(tmp_path: Path) -> None:
     samples = rounds("inference", MODEL, 1, {"compiled": 0.7})
     samples += rounds("inference", OTHER, 1, {"compiled": "crashed: exit status -11"})
-    _, detail, tone = card(page(tmp_path, samples), "Compiled split")
+    _, detail, tone = card(page(tmp_path, samples), "Compiled split over the model")
     assert tone == "warn"
     assert "faster, but failed on 1 model;" in detail
 
@@ -119,7 +112,7 @@ def test_a_cost_is_beyond_the_models_own_or_is_none(tmp_path: Path) -> None:
     none = [s for s in samples if s["variant"] != EAGER]
     (alone,) = starts(run(tmp_path / "none", none))
     assert (alone.cost, alone.calls, alone.failure) == (None, None, None)
-    (row,) = rows(page(tmp_path, none), "start", "Costs at the start")
+    (row,) = table(page(tmp_path, none), "start", "Costs at the start")
     assert row["cost X (95 %)"] == "not known: no start of the model"
 
 
@@ -263,8 +256,8 @@ def test_graphs_compiled_at_each_batch_are_on_the_page(tmp_path: Path) -> None:
             s["graphs_in_rounds"] = 3 * (batch == 8)
         samples += some
     found = page(tmp_path, samples)
-    told = {r["variant"]: (r["batch 1"], r["batch 2"], r["batch 8"]) for r in rows(found, "speed", "Graphs compiled")}
-    assert told == {"torch.compile": ("1", "1", "0"), "compiled": ("2", "0", "0")}
+    told = {r["variant"]: (r["batch 1"], r["batch 2"], r["batch 8"]) for r in table(found, "speed", "Graphs compiled")}
+    assert told == {"torch.compile": ("1", "1 (1 again)", "0"), "compiled": ("2", "0", "0")}
     (section,) = (s for s in found.sections if s.name == "speed")
     assert "batch 8, cpu: compiled up to 3 graphs in the rounds of a process" in str(section.blocks)
 
@@ -291,7 +284,7 @@ def test_what_a_process_compiles_for_its_first_batch_is_no_recompilation(tmp_pat
         for b in s.blocks
         if isinstance(b, Table) and b.title.startswith("Graphs compiled")
     )
-    assert [(cell.text, cell.tone) for cell in row[3:]] == [("2", ""), ("2", ""), ("2", "warn")]
+    assert [(cell.text, cell.tone) for cell in row[3:]] == [("2", ""), ("2", ""), ("2 (2 again)", "warn")]
 
 
 def test_loading_is_held_against_compiling_in_pairs_of_processes(tmp_path: Path) -> None:
@@ -304,7 +297,7 @@ def test_loading_is_held_against_compiling_in_pairs_of_processes(tmp_path: Path)
             float(r[f"{what}, warm over cold (95 %)"].split()[0])
             for what in ("first call", "preparation and first call")
         ]
-        for r in rows(page(tmp_path, samples), "start", "Loading over compiling")
+        for r in table(page(tmp_path, samples), "start", "Loading over compiling")
     }
     assert told[MODEL] == pytest.approx([0.1, 0.1], rel=0.02)
     assert told[OTHER] == pytest.approx([0.025, 0.025], rel=0.02)

@@ -11,21 +11,15 @@ import pytest
 from benchmarks.findings import means, speeds, starts
 from benchmarks.variants import EAGER
 from conformance import report_kit as kit
-from conformance.report_kit import rounds, write_cases, write_samples
+from conformance.report_kit import card, rounds, write_cases, write_samples
 from conformance.statuses import Status
 from reports import boundary, charts, earlier, payback, runs
 from reports.build import build
-from reports.document import Report
 from reports.speed import mean_tone, mean_words
 
 MODEL = "nn/mlp10x64"
 CASE = "forward/nn/mlp10x64/cut=q50,bs={},mode=eval,backend=generated"
 GOOD, BAD, LEFT = (Status.PASS, ""), (Status.FAIL_RNG, "elsewhere"), (Status.NOT_SELECTED, "the time was up")
-
-
-def card(report: Report, title: str) -> tuple[str, str, str]:
-    (found,) = (c for c in report.cards if c.title.startswith(title))
-    return found.value, found.detail, found.tone
 
 
 def suite(folder: Path, *outcomes: tuple[Status, str]) -> Path:
@@ -69,7 +63,7 @@ def test_what_failed_everywhere_is_said_to_have_failed(tmp_path: Path) -> None:
         samples.append({**head, "variant": "compiled", "cache": cache, "status": "timed out", "reason": "after 1 s"})
     found = build([write_samples(tmp_path / "run", samples)], None, tmp_path / "out")
     assert card(found, "Split over the model")[::2] == ("failed on all 2 models", "bad")
-    assert card(found, "Compiled split")[::2] == ("failed on all 2 models", "bad")
+    assert card(found, "Compiled split over the model")[::2] == ("failed on all 2 models", "bad")
     assert card(found, "Ahead of time")[0] == "Not measured"
     assert card(found, "Has it paid?")[::2] == ("failed on all 2", "bad")
     (section,) = (s for s in found.sections if s.name == "break-even")

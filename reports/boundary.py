@@ -96,8 +96,8 @@ def _blocks(records: Records) -> Iterator[Block]:
         yield Prose(f"{s['model']}, {s['device']}: {s['status']}: {s['reason']}", "bad")
     rows = []
     for (model, device, batch), some in groups.items():
-        safe = [c.boundary_bytes for c in some if not c.unsafe]
-        auto, least = _auto(some), size(min(safe)) if safe else "none"
+        safe = [c for c in some if not c.unsafe]
+        auto, least = _auto(some), _named(min(safe, key=lambda c: c.boundary_bytes)) if safe else "none"
         name = f"cut {auto.cut}" + (f", after {auto.after}" if auto.after else "")
         many = f"{len(safe):,} of {len(some):,}"
         rows.append(cells(model, device, str(batch), many, name, size(auto.boundary_bytes), least, _share(auto)))
@@ -112,12 +112,13 @@ def _blocks(records: Records) -> Iterator[Block]:
             "fewest of a safe cut",
             "prefix's share of time",
         )
-        yield Table("Models", head, tuple(rows), ("batch", "safe cuts", "its bytes per sample", "fewest of a safe cut"))
+        yield Table("Models", head, tuple(rows), ("batch", "safe cuts", "its bytes per sample"))
         figures = tuple(f for i, some in enumerate(groups.values()) for f in _figures(i, some))
         yield Figures("Along the cut", figures, (("bytes, prefix", "s1"), ("suffix", "s2"), ("unsafe cuts", "bad")))
         timed = [c for some in groups.values() for c in some if c.prefix is not None]
         head = (
             "model",
+            "device",
             "batch",
             "cut",
             "after",
@@ -130,7 +131,7 @@ def _blocks(records: Records) -> Iterator[Block]:
             "over model(x)",
         )
         yield Table(
-            f"Timed cuts: {plural(len(timed), 'row')}", head, tuple(map(_row, timed)), head[1:3] + head[4:], folded=True
+            f"Timed cuts: {plural(len(timed), 'row')}", head, tuple(map(_row, timed)), head[2:4] + head[5:], folded=True
         )
         unsafe = [c for some in groups.values() for c in some if c.unsafe]
         if unsafe:
@@ -138,15 +139,19 @@ def _blocks(records: Records) -> Iterator[Block]:
 
 
 def _unsafe(some: list[Cut]) -> Table:
-    groups: dict[tuple[str, str], list[Cut]] = {}
+    groups: dict[tuple[str, str, str, str], list[Cut]] = {}
     for c in some:
-        groups.setdefault((c.model, one_line(c.unsafe, 240)), []).append(c)
+        groups.setdefault((c.model, c.device, str(c.batch), one_line(c.unsafe, 240)), []).append(c)
     rows = tuple(
-        cells(model, str(len(same)), _spans([c.cut for c in same]), why) for (model, why), same in groups.items()
+        cells(*place, str(len(same)), _spans([c.cut for c in same]), why) for (*place, why), same in groups.items()
     )
-    return Table(
-        f"Unsafe cuts: {plural(len(some), 'cut')}", ("model", "cuts", "which", "why"), rows, ("cuts",), folded=True
-    )
+    head = ("model", "device", "batch", "cuts", "which", "why")
+    return Table(f"Unsafe cuts: {plural(len(some), 'cut')}", head, rows, ("batch", "cuts"), folded=True)
+
+
+def _named(c: Cut) -> str:
+    """A cut's bytes, and which it is."""
+    return f"{size(c.boundary_bytes)}, cut {c.cut}" + (f", after {c.after}" if c.after else "")
 
 
 def _auto(some: list[Cut]) -> Cut:
@@ -202,6 +207,7 @@ def _row(c: Cut) -> tuple[Cell, ...]:
     ops = (str(c.prefix_ops), str(c.suffix_ops))
     return cells(
         c.model,
+        c.device,
         str(c.batch),
         name,
         c.after,

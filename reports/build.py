@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks import findings
-from benchmarks.findings import Mean, Place, Speed, Start, versus
+from benchmarks.findings import Mean, Place, Speed, Start, versus, versus_each
+from benchmarks.variants import AHEAD, COMPILE
 from conformance.environment import Environment
 from reports import (
     boundary,
@@ -29,7 +30,11 @@ from reports import (
 from reports.document import Card, Report
 from reports.runs import RawFile, Run
 
-AHEAD, COMPILED = "ahead of time", "torch.compile"
+PAIRS = (
+    ("compiled", COMPILE),
+    (AHEAD, COMPILE),
+    ("compiled reduce-overhead", f"{COMPILE} reduce-overhead"),
+)
 
 
 def build(folders: Sequence[Path], baseline: Path | None, output: Path) -> Report:
@@ -52,29 +57,32 @@ def made(run: Run, baseline: Run | None) -> tuple[Report, Mapping[str, RawFile]]
     found = equality.judged(run)
     speeds = findings.speeds(run.records)
     means, starts = findings.means(speeds), findings.starts(run.records)
-    against = versus(run.records, AHEAD, COMPILED)
+    against = [m for pair in PAIRS for m in versus(run.records, *pair)]
+    each = [s for pair in PAIRS for s in versus_each(run.records, *pair)]
     pairs = earlier.pairs(run, baseline) if baseline else None
     cases = earlier.case_pairs(run, baseline) if baseline else []
     tables = frames.tables(found, speeds, means + against, starts, boundary.cuts(run.records), pairs or [])
     files = raw.kept(run, baseline, tables)
     named = naming(one.place for one in (*speeds, *starts))
+    each = told_apart([s for s in each if not (s.failure or "").partition(": ")[2].startswith(speed.NOT_TRIED)], named)
     graphs = [(named(p), name, by_batch) for p, name, by_batch in findings.recompilations(run.records)]
     against = told_apart([m for m in against if speed.tried(m)], named)
     speeds, means, starts = (told_apart(some, named) for some in (speeds, means, starts))
     sections = (
         equality.section(run, found),
-        speed.section("inference", speeds, means, against, graphs),
+        speed.section("inference", speeds, means, against, each, graphs),
         startup.section(starts),
         payback.section(starts),
         boundary.section(run.records),
-        speed.section("training", speeds, means, against, graphs),
-        earlier.section(pairs, cases),
+        speed.section("training", speeds, means, against, each, graphs),
+        earlier.section(pairs, cases, earlier.conditions(run, baseline) if baseline else ""),
         methods.section(run, baseline, raw.downloads(files)),
     )
-    cards: tuple[Card, ...] = tuple(verdicts.strip(run, found, speeds, means, against, starts, pairs, cases))
-    return Report("Ariadne: what was shown, and how fast it is", facts(run), cards, sections, run.unread), files
+    cards: tuple[Card, ...] = tuple(verdicts.strip(run, found, speeds, means, against, starts, graphs, pairs, cases))
+    return Report(TITLE, facts(run), cards, sections, run.unread), files
 
 
+TITLE = "Ariadne: what was shown, and how fast it is"
 Found = TypeVar("Found", Speed, Mean, Start)
 
 
@@ -102,13 +110,15 @@ def facts(run: Run) -> tuple[tuple[str, str], ...]:
     samples = run.records.samples.values()
     dates = sorted({*(e.date[:10] for e in environments), *(str(s["date"])[:10] for s in samples if s.get("date"))})
     commits = sorted({str(s["commit"])[:12] for s in samples if s.get("commit")})
+    tested = [*run.results.environments.values()]
     return (
         ("when", " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "nothing was measured"),
         ("device", _distinct(environments, lambda e: e.facts.get("gpu") or e.facts.get("cpu") or "unknown")),
         ("cores, threads", _distinct(environments, _threads)),
         ("torch", _distinct(environments, lambda e: e.facts.get("torch", "unknown"))),
         ("Python", _distinct(environments, lambda e: e.facts.get("python", "unknown"))),
-        ("commit", ", ".join(commits) or "unknown"),
+        ("commit of the measurements", ", ".join(commits) or "none"),
+        ("sources of the suite's cases", _distinct(tested, lambda e: e.facts.get("sources", "")) if tested else "none"),
     )
 
 
@@ -123,14 +133,23 @@ def _distinct(environments: Sequence[Environment], take: Callable[[Environment],
 
 def _refuse(output: Path, folders: Sequence[Path]) -> None:
     """ValueError where writing would take away what is no report's, or what is to be read."""
-    data = output / "data"
-    if data.exists() and not (output / "index.html").exists():
-        raise ValueError(f"{data} is there, and {output} holds no report to replace; give another --output")
+    data, page_there = output / "data", output / "index.html"
+    if (data.exists() or page_there.exists()) and not _is_report(page_there):
+        there = data if data.exists() else page_there
+        raise ValueError(f"{there} is there, and {output} holds no report to replace; give another --output")
     for folder in folders:
         if folder.resolve().is_relative_to(data.resolve()):
             raise ValueError(
                 f"{folder} lies in the data of {output}, which this report would replace; give another --output"
             )
+
+
+def _is_report(file: Path) -> bool:
+    """Whether a file is the page of a report, whose title those of before the generator was named have, too."""
+    if not file.is_file():
+        return False
+    head = file.read_bytes()[:2000].decode(errors="replace")
+    return f'<meta name="generator" content="{page.GENERATOR}">' in head or f"<title>{TITLE}</title>" in head
 
 
 def _write(output: Path, files: Mapping[str, RawFile], texts: Mapping[str, str]) -> None:

@@ -25,7 +25,7 @@ LONGEST = 25  # of a label, in characters
 INK, QUIET, GRID, BAND = "var(--ink)", "var(--quiet)", "var(--grid)", "var(--band)"
 TONES = {"good": "var(--good)", "bad": "var(--bad)", "quiet": "var(--quiet)", "": "var(--s1)"}
 SHAPES = {"good": "circle", "bad": "diamond", "quiet": "circle", "": "square"}
-SERIES = tuple(f"var(--s{i})" for i in range(1, 7))
+SERIES = tuple(f"var(--s{i})" for i in range(1, 8))
 NICE = (
     (1.0, 1.1, 1.2, 1.4, 1.6, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0),
     (1.0, 1.5, 2.0, 3.0, 5.0, 7.0),
@@ -56,6 +56,7 @@ class Line:
     color: str = INK
     dash: tuple[int, ...] = (1, 0)
     dots: bool = False
+    faint: bool = False
     joined: bool = True
     step: bool = False
 
@@ -81,7 +82,8 @@ def dots(rows: Sequence[Dot], domain: tuple[float, float], axis: str, *, band: f
         some = pd.DataFrame([f for f in found if f["tone"] == tone])
         color = TONES[tone]
         base = alt.Chart(some).encode(y=y)
-        bounded = some[some["low"].between(1e-12, math.inf, "left") & some["high"].between(0, math.inf, "left")]
+        bounded = some[some["low"].between(-math.inf, math.inf, "neither") & some["high"].between(0, math.inf, "left")]
+        bounded = bounded.assign(low=bounded["low"].clip(lower=domain[0]))  # from zero or below: from the axis's end
         if len(bounded):  # a single process gives no bounds
             ends = alt.Chart(bounded).mark_rule(color=color, strokeWidth=2, clip=True)
             layers.append(ends.encode(y=y, x=alt.X("low:Q", scale=x), x2="high:Q"))
@@ -124,7 +126,7 @@ def lines(
         if not line.joined:
             continue
         shape = {"interpolate": "step-after"} if line.step else {}
-        opacity = 0.55 if width > 2 else 1
+        opacity = 0.55 if width > 2 else 0.35 if line.faint else 1
         layers.append(
             base.mark_line(color=line.color, strokeWidth=width, strokeDash=list(line.dash), opacity=opacity, clip=True, **shape)
         )  # fmt: skip
@@ -194,8 +196,12 @@ def _rows(labels: list[str]) -> alt.Y:
 
 
 def _label(index: int, text: str) -> str:
-    """A label that is unique by its first four characters, which the axis leaves out."""
-    return f"{index:03d} {text if len(text) <= LONGEST else text[: LONGEST - 1] + '…'}"
+    """A label that is unique by its first four characters, which the axis leaves out; a cache's state is never shortened."""
+    if len(text) > LONGEST:
+        variant, comma, cache = text.rpartition(", ")
+        end = f"…{comma}{cache}" if variant else "…"
+        text = (variant or text)[: LONGEST - len(end)] + end
+    return f"{index:03d} {text}"
 
 
 def _svg(chart: alt.LayerChart, height: int, left: int) -> str:

@@ -41,12 +41,21 @@ class Pair:
     cases: int = 1
 
 
-def section(found: list[Pair] | None, cases: list[Pair]) -> Section:
-    """All pairs, those that changed first; None where no earlier run was given."""
+def section(found: list[Pair] | None, cases: list[Pair], conditions: str = "") -> Section:
+    """All pairs, those that changed first; None where no earlier run was given. `conditions`: how those of the cases differ."""
     title = "Against an earlier run"
     if found is None:
         return Section("earlier", title, not_measured("no earlier run was given (--baseline RUN)."))
-    return Section("earlier", title, tuple(_blocks(found, cases)))
+    return Section("earlier", title, tuple(_blocks(found, cases, conditions)))
+
+
+def conditions(run: Run, baseline: Run) -> str:
+    """How the conditions of the suite's cases differ between two runs, in words; empty where they do not."""
+    both = [r.results.environments for r in (baseline, run)]
+    if not all(both):
+        return ""
+    before, now = (max(some.values(), key=lambda e: (e.date, e.id)) for some in both)
+    return differing(before, now)
 
 
 def pairs(run: Run, baseline: Run) -> list[Pair]:
@@ -100,7 +109,7 @@ def case_pairs(run: Run, baseline: Run) -> list[Pair]:
         new, old = now.get(name), before.get(name)
         if new is None or old is None:
             pair = Pair("", _status(old), _status(new), NEW if old is None else VANISHED)
-        elif new.outcome != old.outcome:
+        elif (new.outcome, new.result.status) != (old.outcome, old.result.status):
             why = one_line(new.result.reason, 200)
             pair = Pair("", _status(old), _status(new), _change(old.outcome, new.outcome), why)
         else:
@@ -112,6 +121,8 @@ def case_pairs(run: Run, baseline: Run) -> list[Pair]:
 
 def _change(before: str, now: str) -> str:
     """The class of a case whose outcome changed; without a result it is there no more than one that was not selected."""
+    if before == now:  # another status, neither better nor worse
+        return APART
     if MISSING in (before, now):
         return VANISHED if now == MISSING else NEW
     worse = now == FAIL or before == PASS or WORST_FIRST.index(now) < WORST_FIRST.index(before)
@@ -162,6 +173,13 @@ def _key(s: Speed | Start) -> tuple[str, ...]:
 
 
 def _verdict(old: Speed | Start, new: Speed | Start) -> tuple[str, str]:
+    wrong = [isinstance(s, Speed) and s.off for s in (old, new)]
+    if any(wrong):
+        if all(wrong):
+            return APART, "its outputs are off from the model's in both"
+        return (
+            (REGRESSED, "its outputs are off from the model's now") if wrong[1] else (IMPROVED, "they were off before")
+        )
     if old.failure or new.failure:
         if old.failure and new.failure:
             return APART, "both failed"
@@ -169,7 +187,7 @@ def _verdict(old: Speed | Start, new: Speed | Start) -> tuple[str, str]:
     a, b = _interval(old), _interval(new)
     if a is None or b is None:
         return APART, "no value to compare"
-    counts = [len(s.ratios) if isinstance(s, Speed) else s.processes for s in (old, new)]
+    counts = [len(s.ratios) if isinstance(s, Speed) else s.paired for s in (old, new)]
     if isinstance(old, Start) and isinstance(new, Start):  # seconds follow the machine's pace, where ratios do not
         floor = size_of(new.pace.estimate / old.pace.estimate) if old.pace and new.pace else 0.0
         return compared(a, b, floor, min(counts), "the change of the model's own pace")
@@ -196,12 +214,15 @@ def _status(j: Judged | None) -> str:
     return "—" if j is None else f"{j.result.status}"
 
 
-def _blocks(found: list[Pair], cases: list[Pair]) -> Iterator[Block]:
+def _blocks(found: list[Pair], cases: list[Pair], conditions: str) -> Iterator[Block]:
     yield Prose(
         "The same variant on the same model, before and now. A change counts where the two intervals lie apart and it is beyond "
         f"{LEAST_DIFFERENCE:.0%} and the noise floors of both runs; for costs, which are seconds, beyond what the model's own pace "
-        "changed. Where device, versions, threads or other conditions differ, nothing is compared."
+        "changed. Where device, versions, threads or other conditions differ, speeds and costs are not compared. Cases are, since "
+        "each is held against its own model. What is not compared at all: cuts, memory, planted bugs and random programs."
     )
+    if conditions:
+        yield Prose(f"Between the cases of the two runs differ: {conditions}.", "warn")
     if not found:
         yield Prose("Neither run holds speeds or costs.", "quiet")
     else:

@@ -10,7 +10,7 @@ from conformance.cases import Case
 from conformance.queries import compact
 from conformance.report import reproduce
 from conformance.results import Result
-from conformance.verdict import expected
+from conformance.verdict import expected, judge
 from reports.document import Block, Cell, Matrix, Prose, Section, Square, Table, cells, not_measured
 from reports.outcomes import EXPECTED, FAIL, GLYPHS, MEANINGS, MISSING, PASS, TONES, UNEXPECTED, WORST_FIRST, outcome
 from reports.runs import Run
@@ -19,7 +19,7 @@ from reports.words import one_line, plural
 
 @dataclass(frozen=True)
 class Judged:
-    """A result, what it counts as, and the reason of the expectation that names its status, if one does."""
+    """A result, what it counts as, and the reason of the expectation about it, if there is one."""
 
     case: Case
     result: Result
@@ -38,9 +38,12 @@ def judged(run: Run) -> list[Judged]:
     found = []
     for name, result in sorted(run.results.by_case.items()):
         facts = run.results.environments[result.environment].facts
+        problem = judge(result, run.expectations, facts)
         entry = expected(name, run.expectations, facts)
-        known = f"{entry.reason} (until {entry.until})" if entry and entry.status == result.status else ""
-        found.append(Judged(Case.parse(name), result, outcome(result.status, entry), known, facts["target"]))
+        known = f"{entry.reason} (until {entry.until})" if entry else ""
+        if entry and problem:
+            known = f"not so: {entry.status} was expected, {known}"
+        found.append(Judged(Case.parse(name), result, outcome(result.status, problem), known, facts["target"]))
     return found
 
 

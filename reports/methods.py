@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from benchmarks.findings import STRAYED
+from benchmarks.records import Record
 from benchmarks.statistics import CONFIDENCE, FEWEST_PROCESSES, LEAST_DIFFERENCE, samples_needed
 from benchmarks.variants import ALL
 from conformance.environment import Environment
-from reports.document import Block, Download, Downloads, Prose, Section, Table, cells
+from reports.document import Block, Commands, Download, Downloads, Prose, Section, Table, cells
 from reports.runs import Run
 from reports.words import plural
 
@@ -32,7 +34,11 @@ RULES = (
         "It counts only with at least {processes} processes, an interval clear of 1, and an estimate beyond {least:.0%} and "
         "beyond the noise floor. A geometric mean takes as many processes, and is held against the largest floor of its models.",
     ),
-    ("percentiles", "p90 takes at least {p90} samples and p99 at least {p99}; with fewer none is given."),
+    (
+        "percentiles",
+        "Of the samples of all processes together, so that a slow process is in them, too. p90 takes at least {p90} samples and "
+        "p99 at least {p99}; with fewer none is given.",
+    ),
     (
         "means",
         "Geometric, over a fixed set of models that is the same for all variants; those without a value are listed beside "
@@ -49,6 +55,21 @@ RULES = (
     (
         "cold and warm",
         "A cold process gets an empty compile cache; the warm one after it the cache that this cold one left.",
+    ),
+    (
+        "medians",
+        "The median of a variant is that over processes of each one's median. Ratios are of pairs, one number for each process, so "
+        "that the ratio of two medians may be another.",
+    ),
+    (
+        "splits",
+        "Every split that is timed against the model is cut at half of the plan's ops, prefix and suffix in one process. What "
+        "crosses is handed over in memory; encoding it for a wire is not in these times.",
+    ),
+    (
+        "outputs",
+        "Each variant's outputs are held against the model's, for training the loss; what is off by more than {strayed:.1%} of the "
+        "largest value is said to be off, and is never called faster.",
     ),
     ("cuts", "Prefix, suffix and model in rounds of random order in a single process; medians, and no interval."),
     (
@@ -72,7 +93,7 @@ def section(run: Run, baseline: Run | None, downloads: Iterable[Download]) -> Se
 def _blocks(run: Run, baseline: Run | None, downloads: tuple[Download, ...]) -> Iterator[Block]:
     numbers = {
         "confidence": CONFIDENCE, "processes": FEWEST_PROCESSES, "least": LEAST_DIFFERENCE,
-        "p90": samples_needed(0.9), "p99": samples_needed(0.99),
+        "p90": samples_needed(0.9), "p99": samples_needed(0.99), "strayed": STRAYED,
     }  # fmt: skip
     yield Table(
         "How it was measured", ("what", "rule"), tuple(cells(n, t.format(**numbers)) for n, t in RULES), stacked=True
@@ -89,6 +110,10 @@ def _blocks(run: Run, baseline: Run | None, downloads: tuple[Download, ...]) -> 
     if not run.environments:
         yield Prose("Not measured: the runs name no environment.", "quiet")
     if downloads:
+        folders = [f"data/{number}" for number, files in enumerate(run.folders, start=1) if files]
+        before = " --baseline data/baseline" if baseline else ""
+        again = f"python -m reports {' '.join(folders)}{before} --output again"
+        yield Commands("The same page, byte for byte, from its folder with a clone on the import path", (again,))
         yield Downloads(downloads)
     else:
         yield Prose("No raw data: the runs are empty.", "quiet")
@@ -106,12 +131,25 @@ def _conditions(run: Run) -> Iterator[Block]:
         rows.append(("taken", f"{dates[0]} to {dates[-1]}"))
     if loads:
         rows.append(("load before each job, one minute's mean", f"{min(loads):.2f} to {max(loads):.2f}"))
+    rows += [("processor time that the host withheld", f"{share:.1%}") for share in _withheld(samples)]
     rows.append(("commits", ", ".join(commits) or "unknown"))
     if len(commits) > 1:
         rows.append(
             ("", "the samples are of several commits, whose sources are the same where they share an environment")
         )
     yield Table("Conditions", ("what", "found"), tuple(cells(*row) for row in rows))
+
+
+def _withheld(samples: list[Record]) -> Iterator[float]:
+    """The share of the processors' busy time that a virtual machine's host gave to others, over each environment's samples."""
+    clocks: dict[str, dict[str, list[int]]] = {}
+    for s in samples:
+        if s.get("processors"):
+            clocks.setdefault(s["environment"], {})[s["date"]] = s["processors"]
+    for by_date in clocks.values():
+        (busy, stolen), (busy_last, stolen_last) = by_date[min(by_date)], by_date[max(by_date)]
+        if busy_last > busy and stolen_last >= stolen:  # else another start of the machine
+            yield (stolen_last - stolen) / (busy_last - busy)
 
 
 def _environment(prefix: str, environment: Environment) -> Table:

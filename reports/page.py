@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from reports.document import Report
 
+GENERATOR = "ariadne reports"
 _ENVIRONMENT = jinja2.Environment(
     loader=jinja2.PackageLoader("reports"),
     autoescape=True,
@@ -29,7 +30,9 @@ def html(report: Report) -> str:
     )
     page = _ENVIRONMENT.get_template("page.html")
     # Style and script are files of this package; an SVG's texts were escaped when it was drawn.
-    return page.render(report=report, style=Markup(style), script=Markup(script), policy=policy, svg=Markup)
+    return page.render(
+        report=report, generator=GENERATOR, style=Markup(style), script=Markup(script), policy=policy, svg=Markup
+    )
 
 
 def _source(name: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from benchmarks.break_even import BETWEEN, NEVER, NOT_SHOWN, BreakEven
 from benchmarks.findings import Start
+from benchmarks.statistics import FEWEST_PROCESSES
 from benchmarks.variants import EAGER
 from reports import charts
 from reports.document import Block, Cell, Figure, Figures, Prose, Section, Table, cells, not_measured
@@ -13,14 +14,20 @@ from reports.speed import NOT_TRIED
 from reports.startup import CACHES, groups, named, titled
 from reports.words import one_line, plural, seconds_interval
 
-FAILED = "failed"
+FAILED, UNJUDGED = "failed", "not judged"
+WHY_UNJUDGED = f"a verdict takes {FEWEST_PROCESSES} processes of each"
 TONES = {BETWEEN: "good", NEVER: "bad", NOT_SHOWN: "quiet"}
 DASHES = {"cold": (1, 0), "warm": (5, 3), "none": (2, 2)}
 
 
 def judged(starts: list[Start]) -> list[Start]:
-    """Those that break-even was asked of, failures among them."""
-    return [s for s in starts if s.calls is not None or failed(s)]
+    """Those that break-even was asked of, failures among them, and those whose model did not start."""
+    return [s for s in starts if s.calls is not None or failed(s) or (s.variant != EAGER and s.failure is None)]
+
+
+def unjudged(s: Start) -> bool:
+    """Whether too few processes measured it, and the model beside it, for any verdict."""
+    return s.failure is None and s.paired < FEWEST_PROCESSES
 
 
 def failed(s: Start) -> bool:
@@ -41,8 +48,8 @@ def section(starts: list[Start]) -> Section:
 def counted(starts: list[Start], cache: str) -> str:
     """The verdicts with one state of the cache, counted."""
     mine = [s for s in judged(starts) if s.cache == cache]
-    verdicts = [s.calls.verdict if s.calls else FAILED for s in mine]
-    shown = (BETWEEN, NOT_SHOWN, NEVER, *([FAILED] if FAILED in verdicts else []))
+    verdicts = [UNJUDGED if unjudged(s) else s.calls.verdict if s.calls else FAILED for s in mine]
+    shown = (BETWEEN, NOT_SHOWN, NEVER, *(extra for extra in (UNJUDGED, FAILED) if extra in verdicts))
     return ", ".join(f"{verdicts.count(v)} {v}" for v in shown)
 
 
@@ -52,11 +59,13 @@ def _blocks(starts: list[Start]) -> Iterator[Block]:
     told = "; ".join(f"{CACHES[c]}: {counted(starts, c)}" for c in CACHES if any(s.cache == c for s in found))
     yield Prose(
         "Three verdicts: it has paid for itself somewhere between two numbers of calls; no saving is shown; it never pays, "
-        f"for a call takes longer than the model's. {plural(len(found), 'verdict')}. {told}."
+        f"for a call takes longer than the model's. With fewer than {FEWEST_PROCESSES} processes there is none, which is no word "
+        "against it. Eager seconds are the time in which the model itself makes as many calls. "
+        f"{plural(len(found), 'variant and cache', 'variants and caches')}. {told}."
     )
-    rows = tuple(_row(s) for s in starts if s.calls is not None or s.failure is not None)
+    rows = tuple(_row(s) for s in starts if s.variant != EAGER or s.failure is not None)
     head = ("model", "task", "batch", "device", "variant", "cache", "cost X (95 %)", "saved per call (95 %)")
-    yield Table("Verdicts", (*head, "paid back after", "in eager seconds"), rows, ("batch",))
+    yield Table("Verdicts", (*head, "paid back after", "in eager seconds"), rows, ("batch",), stacked=True)
     colors = {
         name: charts.SERIES[i % len(charts.SERIES)] for i, name in enumerate(dict.fromkeys(s.variant for s in found))
     }
@@ -65,7 +74,10 @@ def _blocks(starts: list[Start]) -> Iterator[Block]:
         figures += [f for f in (_figure(number, some, colors),) if f is not None]
     if figures:
         legend = [("model", "ink"), *((name, f"s{charts.SERIES.index(color) + 1}") for name, color in colors.items())]
-        note = "Solid: cold cache; dashed: warm; dotted: none. Dots on the model's line: the interval of break-even."
+        note = (
+            "Solid: cold cache; dashed: warm; dotted: none. Faint: the means of what is not shown to pay, whose crossing with "
+            "the model's line means nothing. Dots on the model's line: the interval of break-even."
+        )
         yield Figures("Cumulative time against calls", tuple(figures), tuple(legend), note)
 
 
@@ -85,7 +97,9 @@ def _figure(number: int, some: list[Start], colors: dict[str, str]) -> Figure | 
         assert s.saving is not None
         steady = pace.estimate - s.saving.estimate  # at the model's line's own pace, to cross it where it pays
         points = tuple((n, s.cost.estimate + n * steady) for n, _ in calls)
-        lines.append(charts.Line(named(s), tuple(p for p in points if p[1] > 0), colors[s.variant], DASHES[s.cache]))
+        faint = s.calls is None or s.calls.verdict == NOT_SHOWN
+        above = tuple(p for p in points if p[1] > 0)
+        lines.append(charts.Line(named(s), above, colors[s.variant], DASHES[s.cache], faint=faint))
         if s.calls is not None and s.calls.verdict == BETWEEN and s.calls.high > 0:
             ends = (max(1.0, s.calls.low), max(1.0, s.calls.high))
             stretches.append(
@@ -104,7 +118,8 @@ def _row(s: Start) -> tuple[Cell, ...]:
     p = s.place
     where = (str(p.model), p.task, str(p.batch), p.device, s.variant, CACHES[s.cache])
     if s.calls is None or s.seconds is None:
-        return cells(*where, Cell(one_line(s.failure or "no value"), "bad"), "", "", "")
+        tone = "bad" if s.failure else "quiet"
+        return cells(*where, Cell(one_line(s.failure or "not known: no start of the model"), tone), "", "", "")
     return cells(
         *where,
         seconds_interval(s.cost),

@@ -1,6 +1,6 @@
 """Folders of raw results, read and checked; whatever can't be meant is an error that names the file and the line.
 
-A folder holds any of `conformance*.jsonl`, `benchmarks*.jsonl`, `cuts*.jsonl`, `selftest.jsonl` and `fuzz.jsonl`, and may hold
+A folder holds any of the files in `KINDS` (of what was counted or done twice, the last line stands), and may hold
 `suite/`, the suite's cases and expectations as they were; without it, today's are used and kept beside the report.
 """
 
@@ -26,9 +26,11 @@ KINDS = {
     "cuts*.jsonl": "profiles along the cut",
     "selftest.jsonl": "the selftest's counts, one line for each time it ran",
     "fuzz.jsonl": "counts of random programs, one line for each kind",
+    "steps.jsonl": "the commands that made this run, and whether each ended as it should",
 }
 SELFTEST = {"mutants": int, "killed": int, "rules": dict, "outcomes": list}
 FUZZ = {"kind": str, "profile": str, "programs": int, "failures": int}
+STEPS = {"step": str, "failed": bool}
 _TIMES, _COUNTS = ("seconds",), ("strayed", "graphs", "graphs_in_rounds")
 SAMPLES: dict[str, tuple[str, ...]] = {
     "rounds": _TIMES + _COUNTS,
@@ -59,6 +61,7 @@ class Run:
     records: Records
     selftest: dict[str, Any] | None
     fuzz: tuple[dict[str, Any], ...]
+    steps: tuple[dict[str, Any], ...]
     expectations: tuple[Expectation, ...]
     suite: int
     folders: tuple[tuple[RawFile, ...], ...]
@@ -97,13 +100,17 @@ def read(folders: Sequence[Path]) -> Run:
     selftest = [line for p in paths["selftest.jsonl"] for line in _lines(p, SELFTEST)]
     held = results.read(*paths["conformance*.jsonl"])
     held.hold_single()
+    held.hold_of_one_code()
     measured = records.read(*paths["benchmarks*.jsonl"], *paths["cuts*.jsonl"])
     _check_complete(paths["benchmarks*.jsonl"] + paths["cuts*.jsonl"])
     return Run(
         held,
         measured,
         selftest[-1] if selftest else None,
-        tuple(line for p in paths["fuzz.jsonl"] for line in _lines(p, FUZZ)),
+        tuple(
+            {(line["kind"], line["profile"]): line for p in paths["fuzz.jsonl"] for line in _lines(p, FUZZ)}.values()
+        ),
+        tuple({line["step"]: line for p in paths["steps.jsonl"] for line in _lines(p, STEPS)}.values()),
         tuple(expectations.load(entries)) if paths["conformance*.jsonl"] else (),
         len(lock.read(cases)) if paths["conformance*.jsonl"] else 0,
         tuple(tuple(sorted(f, key=lambda f: f.name)) for f in files),

@@ -23,10 +23,13 @@ Graphs = list[tuple[Place, str, dict[int, Compiled]]]
 NOT_TRIED = ("not applicable", "absent", "not measured")
 
 
-def section(task: str, speeds: list[Speed], means: list[Mean], against: list[Mean], graphs: Graphs) -> Section:
+def section(
+    task: str, speeds: list[Speed], means: list[Mean], against: list[Mean], each: list[Speed], graphs: Graphs
+) -> Section:
     """The section of one task: means first, over the model and of two variants, then charts for each batch, then the numbers.
 
-    `graphs`: for each place and variant that compiled, how many graphs at each batch, in the order of batches.
+    `against` and `each`: variants over one another, over all models and on each. `graphs`: for each place and variant that
+    compiled, how many graphs at each batch, in the order of batches.
     """
     name, title = (
         ("speed", "How fast is it at steady state?") if task == "inference" else ("training", "How fast does it train?")
@@ -36,8 +39,9 @@ def section(task: str, speeds: list[Speed], means: list[Mean], against: list[Mea
         what = "training steps, split against whole" if task == "training" else "speeds"
         return Section(name, title, not_measured(f"the runs hold no {what}."))
     means, against = ([m for m in some if m.place.task == task] for some in (means, against))
+    each = [s for s in each if s.place.task == task]
     graphs = [g for g in graphs if g[0].task == task]
-    return Section(name, title, tuple(_blocks(task, mine, means, against, graphs)))
+    return Section(name, title, tuple(_blocks(task, mine, means, against, each, graphs)))
 
 
 def floor_of(speeds: list[Speed], place: Place) -> float:
@@ -52,15 +56,15 @@ def mean_tone(mean: Mean, floor: float) -> str:
     What is faster, but failed on a model or is not what the model computes, is a warning.
     """
     tone = _paced(mean, floor)
-    return "warn" if tone == "good" and (mean.off or tried(mean) > mean.geomean.n) else tone
+    return "warn" if mean.off or (tone == "good" and tried(mean) > mean.geomean.n) else tone
 
 
 def _paced(mean: Mean, floor: float) -> str:
-    """The tone of the figure alone, whatever else there is to say."""
+    """The tone of the figure in a chart; what is off from the model is not faster."""
     found = mean.geomean.ratio
     if found is None or doubt(found, mean.geomean.processes, floor):
         return "quiet"
-    return "good" if found.estimate < 1 else "bad"
+    return "bad" if found.estimate > 1 else "quiet" if mean.off else "good"
 
 
 def mean_words(mean: Mean, floor: float) -> str:
@@ -85,16 +89,20 @@ def _overall(place: Place) -> tuple[str, str, str, int]:
     return place.environment, place.device, place.task, place.batch
 
 
-def _blocks(task: str, speeds: list[Speed], means: list[Mean], against: list[Mean], graphs: Graphs) -> Iterator[Block]:
+def _blocks(
+    task: str, speeds: list[Speed], means: list[Mean], against: list[Mean], each: list[Speed], graphs: Graphs
+) -> Iterator[Block]:
     what = "a whole step: forward, loss, backward, optimizer" if task == "training" else "prefix, payload and suffix"
     yield Prose(
         "Time over that of the model itself, eager, in the same processes and rounds; below 1 is faster. A split's call is "
-        f"{what}. A difference within the noise, or within {LEAST_DIFFERENCE:.0%}, or whose interval holds 1, is grey and counts "
-        "as none."
+        f"{what}; every split is cut at half of its ops. A difference within the noise, or within {LEAST_DIFFERENCE:.0%}, or whose "
+        "interval holds 1, is grey and counts as none."
     )
     yield _means_table(f"Geometric means, {task}", "over model(x) (95 %)", speeds, means)
     if against:
         yield _means_table(f"One variant over another, geometric means, {task}", "ratio (95 %)", speeds, against)
+    if each:
+        yield _pairs_table(f"One variant over another, by model, {task}: {plural(len(each), 'row')}", each)
     places = list(dict.fromkeys(_overall(s.place) for s in speeds))
     for number, key in enumerate(places):
         here = [s for s in speeds if _overall(s.place) == key]
@@ -107,8 +115,20 @@ def _blocks(task: str, speeds: list[Speed], means: list[Mean], against: list[Mea
 
 def _recompiled(task: str, speeds: list[Speed], graphs: Graphs) -> Iterator[Block]:
     """How many graphs were compiled at each batch, and whether any was compiled in the rounds."""
-    if not graphs:
-        return
+    again = {s.place: s.recompilations for s in speeds if s.recompilations}
+    if graphs:
+        yield _graphs_table(task, graphs)
+        yield Prose(
+            "The most that Dynamo and AOTInductor compiled in any process, one batch after the other; what a process compiles "
+            "after its first batch is compiled again. What a kept cache spared is not counted for AOTInductor, whose packages are "
+            "loaded. " + ("" if again else "In the rounds no process compiled any.")
+        )
+    for place, count in again.items():
+        told = f"up to {plural(count, 'graph')} in the rounds of a process, by one of the variants there"
+        yield Prose(f"{place.model}, {where(place)}: compiled {told}; times of these rounds hold that.", "warn")
+
+
+def _graphs_table(task: str, graphs: Graphs) -> Table:
     batches = list(dict.fromkeys(batch for _, _, by_batch in graphs for batch in by_batch))
     rows = [
         cells(
@@ -121,20 +141,13 @@ def _recompiled(task: str, speeds: list[Speed], graphs: Graphs) -> Iterator[Bloc
     ]
     head = tuple(f"batch {b}" for b in batches)
     title = f"Graphs compiled, batch after batch, {task}"
-    yield Table(title, ("model", "device", "variant", *head), tuple(rows), head)
-    again = [s for s in speeds if s.variant == EAGER and s.recompilations]
-    yield Prose(
-        "The most that Dynamo and AOTInductor compiled in any process, one batch after the other; what a process compiles after "
-        "its first batch is compiled again. What a kept cache spared is not counted for AOTInductor, whose packages are loaded. "
-        + ("" if again else "In the rounds no process compiled any.")
-    )
-    for s in again:
-        told = f"up to {plural(s.recompilations, 'graph')} in the rounds of a process, by one of the variants there"
-        yield Prose(f"{s.place.model}, {where(s.place)}: compiled {told}; times of these rounds hold that.", "warn")
+    return Table(title, ("model", "device", "variant", *head), tuple(rows), head)
 
 
 def _compiled(c: Compiled | None) -> Cell:
-    return Cell("") if c is None else Cell(str(c.graphs), "warn" if c.again else "")
+    if c is None:
+        return Cell("")
+    return Cell(f"{c.graphs} ({c.again} again)", "warn") if c.again else Cell(str(c.graphs))
 
 
 def _strayed(speeds: list[Speed]) -> Iterator[Prose]:
@@ -166,7 +179,21 @@ def _means_table(title: str, of: str, speeds: list[Speed], means: list[Mean]) ->
             cells(batch, m.place.device, m.variant, Cell(value, tone), noise, verdict, f"{g.n} of {g.total}", failures)
         )
     head = ("batch", "device", "variant", of, "noise floor", "verdict", "models", "without a value")
-    return Table(title, head, tuple(rows), ("batch", "noise floor"))
+    return Table(title, head, tuple(rows), ("batch", "noise floor"), stacked=True)
+
+
+def _pairs_table(title: str, each: list[Speed]) -> Table:
+    """Two variants on each model, so that a reader who has one model finds its own ratio with an interval."""
+    rows = []
+    for s in each:
+        place = (str(s.place.model), str(s.place.batch), s.place.device, s.variant)
+        if s.against_model is None:
+            rows.append(cells(*place, "", "", Cell(one_line(s.failure or "no value"), "quiet")))
+            continue
+        c = s.against_model
+        rows.append(cells(*place, Cell(ratio(c.ratio), _tone(s)), f"{c.floor:.1%}", Cell(_verdict(s), _cell_tone(s))))
+    head = ("model", "batch", "device", "variants", "ratio (95 %)", "noise floor", "verdict")
+    return Table(title, head, tuple(rows), ("batch", "noise floor"), folded=True, stacked=True)
 
 
 def _figures(name: str, speeds: list[Speed], means: list[Mean]) -> Iterator[Figure]:
@@ -223,8 +250,21 @@ def _dot(s: Speed) -> charts.Dot:
 
 
 def _tone(s: Speed) -> str:
+    """The tone of the figure; what is off from the model is not faster."""
     verdict = s.against_model.verdict if s.against_model else ""
-    return {"faster": "good", "slower": "bad"}.get(verdict, "quiet")
+    return {"faster": "quiet" if s.off else "good", "slower": "bad"}.get(verdict, "quiet")
+
+
+def _cell_tone(s: Speed) -> str:
+    return "warn" if s.off else _tone(s)
+
+
+def _verdict(s: Speed) -> str:
+    """The verdict in words, with its reason, and how far the outputs are off, if they are."""
+    c = s.against_model
+    assert c is not None
+    words = f"{c.verdict} ({c.reason})" if c.reason else c.verdict
+    return f"{words}, but off by {s.strayed:.1e}" if s.off else words
 
 
 def _table(task: str, speeds: list[Speed]) -> Table:
@@ -256,6 +296,5 @@ def _row(s: Speed) -> tuple[Cell, ...]:
             *place, seconds(s.seconds), *tails, "1", "", Cell("the model itself" if s.variant == EAGER else "", "quiet")
         )
     c = s.against_model
-    verdict = "the noise itself" if s.variant == NOISE else f"{c.verdict} ({c.reason})" if c.reason else c.verdict
-    tone = _tone(s)
-    return cells(*place, seconds(s.seconds), *tails, Cell(ratio(c.ratio), tone), f"{c.floor:.1%}", Cell(verdict, tone))
+    verdict = Cell("the noise itself" if s.variant == NOISE else _verdict(s), _cell_tone(s))
+    return cells(*place, seconds(s.seconds), *tails, Cell(ratio(c.ratio), _tone(s)), f"{c.floor:.1%}", verdict)

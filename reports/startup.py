@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from benchmarks.findings import Start
-from benchmarks.statistics import geometric_mean, ratio_interval
+from benchmarks.statistics import Geomean, geometric_mean, ratio_interval
 from benchmarks.variants import ALL, EAGER
 from reports import charts
 from reports.document import Block, Cell, Figure, Figures, Prose, Section, Table, cells, not_measured
@@ -60,7 +61,7 @@ def _blocks(starts: list[Start]) -> Iterator[Block]:
     )
     measured = [s for s in starts if s.cost is not None]
     if measured:
-        domain = charts.domain_of([s.cost.estimate for s in measured if s.cost])
+        domain = charts.domain_of([v for s in measured if s.cost for v in (s.cost.estimate, s.cost.low, s.cost.high)])
         figures = tuple(_figure(i, some, domain) for i, some in enumerate(groups(starts).values()))
         yield Figures("Cost at the start, beyond the model's own", figures)
     head = ("model", "task", "batch", "device", "variant", "cache")
@@ -87,18 +88,16 @@ def _warm(starts: list[Start]) -> Iterator[Block]:
     """What a warm cache leaves of the cold start, for each model and over them."""
     if not starts:
         return
-    rows, groups = [], defaultdict[tuple[str, ...], list[Start]](list)
+    rows = []
     for s in starts:
         model, *key, _ = _where(s)
-        groups[tuple(key)].append(s)
         found = [ratio(ratio_interval([*by_process.values()])) for by_process in (s.first_over_cold, s.whole_over_cold)]
         rows.append(cells(model, *key, *found, str(len(s.first_over_cold))))
-    for place, some in groups.items():
-        if len(some) > 1:
-            first = geometric_mean({str(s.place.model): s.first_over_cold for s in some})
-            whole = geometric_mean({str(s.place.model): s.whole_over_cold for s in some})
+    for loaded in loading(starts):
+        first, whole = loaded.first, loaded.whole
+        if first.total > 1:
             found = [ratio(g.ratio) if g.ratio else "" for g in (first, whole)]
-            rows.append(cells(f"geometric mean of {first.n}", *place, *found, str(first.processes)))
+            rows.append(cells(f"geometric mean of {first.n}", *loaded.where, *found, str(first.processes)))
     yield Prose(
         "Warm over cold: what was kept is loaded instead of compiled. Each ratio is of two processes of which the second found "
         "what the first left; imports are in neither."
@@ -106,6 +105,35 @@ def _warm(starts: list[Start]) -> Iterator[Block]:
     head = ("model", "task", "batch", "device", "variant")
     over = ("first call, warm over cold (95 %)", "preparation and first call, warm over cold (95 %)")
     yield Table("Loading over compiling", (*head, *over, "processes"), tuple(rows), ("batch", "processes"))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a warm cache leaves of the first call, and of preparation and first call together, over all models of a place.
+
+    `where`: task, batch, device and variant, in words.
+    """
+
+    where: tuple[str, ...]
+    first: Geomean
+    whole: Geomean
+
+
+def loading(starts: list[Start]) -> list[Loaded]:
+    """Warm over cold by place and variant, in the order in which they were measured; a model that failed has no value."""
+    groups: dict[tuple[str, ...], list[Start]] = defaultdict(list)
+    for s in starts:
+        if s.cache == "warm":
+            groups[_where(s)[1:-1]].append(s)
+    return [
+        Loaded(where, _over_models(some, lambda s: s.first_over_cold), _over_models(some, lambda s: s.whole_over_cold))
+        for where, some in groups.items()
+    ]
+
+
+def _over_models(some: list[Start], take: Callable[[Start], Mapping[int, float]]) -> Geomean:
+    apart = "no cold process of the same number"
+    return geometric_mean({str(s.place.model): s.failure or take(s) or apart for s in some})
 
 
 def _figure(number: int, some: list[Start], domain: tuple[float, float]) -> Figure:
@@ -137,7 +165,8 @@ def _row(s: Start) -> tuple[Cell, ...]:
     )
     times = (seconds_interval(s.prepare), seconds_interval(s.first_call), cost)
     again = Cell(str(s.recompilations), "warn" if s.recompilations else "")
-    return cells(*_where(s), *times, str(s.compilations), again, str(s.processes))
+    many = str(s.processes) if s.variant == EAGER or s.paired == s.processes else f"{s.paired} of {s.processes} for X"
+    return cells(*_where(s), *times, str(s.compilations), again, many)
 
 
 def _memory(s: Start) -> tuple[Cell, ...]:

@@ -6,36 +6,51 @@ from collections.abc import Iterator
 
 from benchmarks.break_even import BETWEEN
 from benchmarks.findings import Mean, Speed, Start
-from benchmarks.variants import NOISE
+from benchmarks.variants import AHEAD, COMPILE, EAGER, NOISE
 from reports.document import NOT_MEASURED, Card
 from reports.earlier import REGRESSED, Pair, counted
 from reports.equality import Judged, counts
 from reports.outcomes import EXPECTED, FAIL, MISSING, PASS, UNEXPECTED
+from reports.payback import WHY_UNJUDGED, failed, judged, unjudged
 from reports.payback import counted as verdicts_of
-from reports.payback import failed, judged
 from reports.runs import Run
-from reports.speed import NOT_TRIED, floor_of, mean_tone, mean_words, tried
+from reports.speed import NOT_TRIED, Graphs, floor_of, mean_tone, mean_words, tried
+from reports.startup import loading
 from reports.words import plural, ratio
 
 ABSENT = "quiet"
+OWN = ("compiled", "compiled reduce-overhead", AHEAD)
 
 
 def strip(
     run: Run, found: list[Judged], speeds: list[Speed], means: list[Mean], against: list[Mean], starts: list[Start],
-    pairs: list[Pair] | None, cases: list[Pair],
+    graphs: Graphs, pairs: list[Pair] | None, cases: list[Pair],
 ) -> Iterator[Card]:  # fmt: skip
     """The cards, in order; what was not measured says so."""
+    yield from _steps(run)
     yield _equality(run, found)
     yield _mutants(run)
     yield _fuzz(run)
     yield from _speed("Split over the model, eager", "generated", speeds, means)
     yield from _speed("Compiled split over the model", "compiled", speeds, means)
-    yield from _speed("Ahead of time over torch.compile", None, speeds, against)
+    yield from _speed("Compiled split over torch.compile", f"compiled over {COMPILE}", speeds, against)
+    yield from _speed("Ahead of time over torch.compile", f"{AHEAD} over {COMPILE}", speeds, against)
+    yield from _speed("Training, split over the model", "generated", speeds, means, "training")
+    yield from _loading(starts)
+    yield _recompiled(speeds, starts, graphs)
     yield _break_even(starts)
     yield _noise(speeds)
     yield _cuda(run)
     if pairs is not None:
         yield _earlier(pairs, cases)
+
+
+def _steps(run: Run) -> Iterator[Card]:
+    """A run made by commands that did not all end as they should holds less than it seems to."""
+    failed = [str(line["step"]) for line in run.steps if line["failed"]]
+    if failed:
+        value = f"{len(failed)} of {plural(len(run.steps), 'step')} failed"
+        yield Card("This run is not whole", value, f"{'; '.join(failed)}: what they did not do is missing here", "bad")
 
 
 def _equality(run: Run, found: list[Judged]) -> Card:
@@ -56,11 +71,17 @@ def _mutants(run: Run) -> Card:
         return Card(title, NOT_MEASURED, tone=ABSENT)
     killed, total, rules = run.selftest["killed"], run.selftest["mutants"], run.selftest["rules"]
     alive = [str(o.get("mutant")) for o in run.selftest["outcomes"] if not o.get("killed")]
-    detail = f"{rules.get('fire')} of {rules.get('of')} rules of the verdict fire" + (
-        f"; alive: {', '.join(alive)}" if alive else ""
+    there, unsound = run.selftest.get("of", total), run.selftest.get("unsound", [])
+    detail = "; ".join(
+        [
+            f"{rules.get('fire')} of {rules.get('of')} rules of the verdict fire",
+            *([f"alive: {', '.join(alive)}"] if alive else []),
+            *([f"{plural(len(unsound), 'case')} failed without any bug"] if unsound else []),
+            *([f"only {total} of {there} bugs were planted"] if total != there else []),
+        ]
     )
-    good = killed == total and rules.get("fire") == rules.get("of")
-    return Card(title, f"{killed} of {total}", detail, "good" if good else "bad")
+    good = killed == total and rules.get("fire") == rules.get("of") and not unsound
+    return Card(title, f"{killed} of {total}", detail, ("warn" if total != there else "good") if good else "bad")
 
 
 def _fuzz(run: Run) -> Card:
@@ -72,22 +93,70 @@ def _fuzz(run: Run) -> Card:
     return Card(title, f"{total:,} run, {failed:,} failed", detail, "bad" if failed else "good")
 
 
-def _speed(title: str, variant: str | None, speeds: list[Speed], means: list[Mean]) -> Iterator[Card]:
-    """A card for the smallest batch of each device; the others stand in the section."""
-    mine = [m for m in means if m.place.task == "inference" and variant in (None, m.variant) and tried(m)]
+def _speed(title: str, variant: str, speeds: list[Speed], means: list[Mean], task: str = "inference") -> Iterator[Card]:
+    """A card for the smallest batch of each device, with what the others came to; their figures stand in the section."""
+    target = "training" if task == "training" else "speed"
+    mine = [m for m in means if m.place.task == task and variant == m.variant and tried(m)]
     if not mine:
-        yield Card(title, NOT_MEASURED, tone=ABSENT, target="speed")
+        yield Card(title, NOT_MEASURED, tone=ABSENT, target=target)
     for environment in dict.fromkeys(m.place.environment for m in mine):
-        here = [m for m in mine if m.place.environment == environment]
-        m = min(here, key=lambda m: (m.geomean.ratio is None, m.place.batch))
+        here = sorted((m for m in mine if m.place.environment == environment), key=lambda m: m.place.batch)
+        m, *larger = here
+        told = "".join(f"; batch {o.place.batch}: {_outcome(o, speeds)}" for o in larger)
         floor = floor_of(speeds, m.place)
+        tone = mean_tone(m, floor)
+        if tone == "good" and any(mean_tone(o, floor_of(speeds, o.place)) in ("bad", "warn") for o in larger):
+            tone = "warn"
         if m.geomean.ratio is None:
-            detail = f"no value; batch {m.place.batch}, {m.place.device}"
-            yield Card(title, f"failed on all {plural(tried(m), 'model')}", detail, "bad", "speed")
+            detail = f"no value; batch {m.place.batch}, {m.place.device}{told}"
+            yield Card(title, f"failed on all {plural(tried(m), 'model')}", detail, "bad", target)
             continue
         models = f"{m.geomean.n} of {m.geomean.total} models"
-        detail = f"{mean_words(m, floor)}; geometric mean, batch {m.place.batch}, {m.place.device}, {models}"
-        yield Card(title, ratio(m.geomean.ratio), detail, mean_tone(m, floor), "speed")
+        detail = f"{mean_words(m, floor)}; geometric mean, batch {m.place.batch}, {m.place.device}, {models}{told}"
+        yield Card(title, ratio(m.geomean.ratio), detail, tone, target)
+
+
+def _outcome(m: Mean, speeds: list[Speed]) -> str:
+    """What a mean came to, in short."""
+    if m.geomean.ratio is None:
+        return "failed on all"
+    return f"{m.geomean.ratio.estimate:.3f}, {mean_words(m, floor_of(speeds, m.place))}"
+
+
+def _loading(starts: list[Start]) -> Iterator[Card]:
+    """What kept packages leave of the time to the first result, for each device."""
+    title = "Loading kept packages over compiling"
+    found = [loaded for loaded in loading(starts) if loaded.where[0] == "inference" and loaded.where[-1] == AHEAD]
+    if not found:
+        yield Card(title, NOT_MEASURED, tone=ABSENT, target="start")
+    for loaded in found:
+        _, batch, device, _ = loaded.where
+        whole = loaded.whole
+        models = f"{whole.n} of {whole.total} models, {plural(whole.processes, 'pair')} of processes"
+        detail = f"preparation and first call; geometric mean, batch {batch}, {device}, {models}"
+        if whole.ratio is None:
+            yield Card(title, "no value", f"{detail}: {next(iter(whole.failures.values()))}", "bad", "start")
+        else:
+            yield Card(title, ratio(whole.ratio), detail, "warn" if whole.failures else "", "start")
+
+
+def _recompiled(speeds: list[Speed], starts: list[Start], graphs: Graphs) -> Card:
+    """What Ariadne's compiled variants compiled after their first call: in processes of their own, at later batches, in rounds.
+
+    Rounds count together, whatever variant of them compiled.
+    """
+    title = "Compiled again after the first call"
+    mine = [s for s in starts if s.variant in OWN and s.failure is None]
+    later = [(p, by_batch) for p, name, by_batch in graphs if name in OWN]
+    rounds = {s.place: s.recompilations for s in speeds if s.variant in OWN and s.failure is None}
+    if not mine and not rounds:
+        return Card(title, NOT_MEASURED, tone=ABSENT, target="speed")
+    own = max(0, *(s.recompilations for s in mine), *(c.again for _, by in later for c in by.values()), 0)
+    most = max(own, *rounds.values(), 0)
+    batches = sorted({p.batch for p in rounds})
+    told = f"batch {', '.join(map(str, batches))}" if batches else "no rounds"
+    detail = f"compiled split and ahead of time, on {plural(len(mine), 'start')} and in the rounds ({told})"
+    return Card(title, plural(most, "graph"), detail, "bad" if own else "warn" if most else "good", "speed")
 
 
 def _break_even(starts: list[Start]) -> Card:
@@ -100,6 +169,8 @@ def _break_even(starts: list[Start]) -> Card:
     detail = "; ".join(f"{words[c]}: {verdicts_of(starts, c)}" for c in caches)
     if all(map(failed, found)):
         return Card(title, f"failed on all {len(found)}", detail, "bad", "break-even")
+    if all(map(unjudged, found)):
+        return Card(title, "not judged", f"{detail}; {WHY_UNJUDGED}", ABSENT, "break-even")
     shown = sum(s.calls is not None and s.calls.verdict == BETWEEN for s in found)
     return Card(title, f"{shown} of {len(found)} shown to", detail, target="break-even")
 
@@ -110,17 +181,24 @@ def _noise(speeds: list[Speed]) -> Card:
     if not floors:
         return Card(title, NOT_MEASURED, tone=ABSENT, target="speed")
     places = f"over {plural(len(floors), 'place')} of model, task and batch"
-    detail = f"{min(floors):.1%} at best, {places}; a smaller difference is none"
+    detail = f"{min(floors):.1%} at best, {places}; where it is so, a smaller difference is none"
     return Card(title, f"up to {max(floors):.1%}", detail, target="speed")
 
 
 def _cuda(run: Run) -> Card:
     there = [s for s in run.records.samples.values() if s["device"].startswith("cuda")]
-    environments = {s["environment"] for s in there if s["status"] == "ok"}
-    if environments:
-        names = {run.records.environments[e].facts.get("gpu", "unknown") for e in environments}
-        return Card("CUDA", "measured", ", ".join(sorted(names)), target="speed")
-    failures = [s for s in there if s["status"] not in NOT_TRIED]
+    failures = [s for s in there if s["status"] not in ("ok", *NOT_TRIED)]
+    fine = [s for s in there if s["status"] == "ok"]
+    if fine:
+        names = {run.records.environments[s["environment"]].facts.get("gpu", "unknown") for s in fine}
+        detail = ", ".join(sorted(names))
+        if failures:
+            detail += f"; {len(failures)} of {plural(len(fine) + len(failures), 'sample')} failed"
+        if not any(s["job"] in ("rounds", "start") and s["variant"] not in (EAGER, NOISE) for s in fine):
+            return Card(
+                "CUDA", "measured in part", f"{detail}; no speed of a split or compiled model", "warn", "boundary"
+            )
+        return Card("CUDA", "measured", detail, "warn" if failures else "", "speed")
     if failures:
         return Card("CUDA", f"failed on all {plural(len(failures), 'sample')}", tone="bad", target="speed")
     return Card("CUDA", NOT_MEASURED.lower(), "no sample of these runs was taken on a CUDA device", ABSENT)

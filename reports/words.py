@@ -66,13 +66,13 @@ def size(count: float) -> str:
     return f"{count:,.0f} B"
 
 
-def plural(count: int, noun: str) -> str:
-    """A count with its noun.
+def plural(count: int, noun: str, many: str = "") -> str:
+    """A count with its noun, which takes an s where `many` is not given.
 
     >>> plural(1, "case"), plural(1200, "case")
     ('1 case', '1,200 cases')
     """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
 
 
 def where(place: Place) -> str:
