@@ -15,6 +15,8 @@ import nox
 TESTED, MINIMUMS = "constraints/tested.txt", "constraints/minimums.txt"
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+SUITES = ("pytest", "benchmarks", "--quiet", "--benchmark-json")
+TWO = "mlp10x64 or mobilenet_v3_small"
 
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "uv|virtualenv"  # uv takes seconds where pip takes minutes
@@ -147,7 +149,7 @@ def benchmarks_cuda(session: nox.Session) -> None:
 
 def measure(session: nox.Session, run: Path, device: str, *options: str) -> None:
     """Measure into a folder that `report` takes; what is in it already is kept, and only what is missing is measured."""
-    install(session, "-e", ".[zoo]")
+    install(session, "-e", ".[zoo]", groups=("test",))
     run.mkdir(parents=True, exist_ok=True)
     command = [
         "python",
@@ -163,6 +165,9 @@ def measure(session: nox.Session, run: Path, device: str, *options: str) -> None
     profiles += ["--output", str(run / "cuts.jsonl")]
     failed = attempt(session, run, "speeds and costs", *command)
     failed += attempt(session, run, "profiles along the cut", *profiles, **ONE_THREAD)
+    if device == "cpu":
+        suites = ["python", "-m", *SUITES, str(run / "pytest-benchmark.json")]
+        failed += attempt(session, run, "suites of one process", *suites, **ONE_THREAD)
     session.log(f"for a page: nox -s report -- {run} --output {run / 'report'}")
     if failed:
         session.error(f"not as expected: {'; '.join(failed)}")
@@ -201,6 +206,7 @@ def report(session: nox.Session) -> None:
         ("the smoke tier of the conformance suite", "conformance", "--tier", "smoke", "--results", "conformance.jsonl"),
         ("planted bugs, which it must notice", "conformance.selftest", "--results", "selftest.jsonl"),
         ("two models, measured", "benchmarks", "run", "--quick", "--output", "benchmarks.jsonl"),
+        ("two models, the suites of one process", *SUITES[:-1], "-k", TWO, SUITES[-1], "pytest-benchmark.json"),
         ("two models, cut everywhere", "benchmarks.cut_profile", "quick", "--output", "cuts.jsonl"),
     ]
     failed = []

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,17 +109,15 @@ class Ahead:
         )
         name = self._name(layouts, inputs, state, ambient, served)
         folder = None if self.options.cache_dir is None or self.plan.objects else Path(self.options.cache_dir)
-        kept = None if folder is None else self._kept(folder, name)
-        if folder is not None and kept is not None and batch not in kept[1]:  # it serves others, and stays
-            name = hashlib.sha256(f"{name} from {hint}".encode()).hexdigest()
-            kept = self._kept(folder, name)
-        if kept is not None and batch in kept[1]:
+        device = self._device((*inputs, *state))
+        place, kept = (None, None) if folder is None else self._kept(folder, name, batch, hint, device)
+        if kept is not None:
             self.report.loaded += 1
             self.report.state = "loaded"
             self.report.began_loaded |= not self.packages
             run, admitted = kept
         else:
-            run, admitted = self._compile(layouts, inputs, state, served, hint, folder, name)
+            run, admitted = self._compile(layouts, inputs, state, served, hint, place, device)
             if batch not in admitted:
                 raise self.refused(f"what was compiled does not serve batch {batch}, but {admitted}")
             self.report.compiled[False] += 1
@@ -149,8 +148,15 @@ class Ahead:
             hi = lo + MOST_BATCHES - 1
         return Batches(((lo, hi),))
 
+    def _device(self, tensors: Sequence[torch.Tensor]) -> int:
+        """The number of the GPU that a package is for, whichever the thread has selected; -1 on the CPU."""
+        found = sorted({t.device.index for t in tensors if t.is_cuda})
+        if len(found) > 1:
+            raise self.refused(f"its tensors lie on several GPUs, {', '.join(map(str, found))}; a package runs on one")
+        return found[0] if found else -1
+
     def _compile(self, layouts: Sequence[Layout], inputs: Sequence[Any], state: Sequence[Any], served: Batches, hint: int,
-                 folder: Path | None, name: str) -> tuple[Callable[..., Any], Batches]:  # fmt: skip
+                 place: _Place | None, device: int) -> tuple[Callable[..., Any], Batches]:  # fmt: skip
         (lo, hi) = served.ranges[0]
         examples = [*self._examples(layouts, inputs, hint), *(t.detach() for t in state)]
         dim = torch.export.Dim(self.lifted.symbol, min=lo, max=hi) if lo < hi else None
@@ -167,10 +173,10 @@ class Ahead:
             admitted = (
                 _admitted(env, symbols, self.lifted.symbol, served, free) if dim is not None else Batches.of([hint])
             )
-            run = _loaded(path)
-            if folder is not None:
+            run = _loaded(path, device)
+            if place is not None:
                 try:
-                    _keep(folder, name, path, admitted)
+                    place.keep(path, admitted)
                 except OSError as error:  # what is compiled serves all the same
                     self.report.notes.append(f"not kept for the next process: {error}")
             return run, admitted
@@ -226,11 +232,7 @@ class Ahead:
             "torch": [torch.__version__, torch.version.git_version, torch.version.cuda],
             "machine": [platform.system(), *_processor(), torch.backends.cpu.get_cpu_capability(), *cuda],
             "threads": torch.get_num_threads(),
-            "settings": [
-                _inductor_settings(),
-                torch.are_deterministic_algorithms_enabled(),
-                *_precision(),
-            ],
+            "settings": _inductor_settings(),
             "inputs": [layout.to_json() for layout in layouts],
             "state": [[str(part) for part in lies(t)] for t in state],
             "ambient": repr(ambient),
@@ -238,22 +240,24 @@ class Ahead:
         }
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
-    def _kept(self, folder: Path, name: str) -> tuple[Callable[..., Any], Batches] | None:
-        """A package kept earlier; None where there is none, or where it is not what was written then."""
-        path, card = _places(folder, name)
-        if not card.exists():
-            return None
-        try:
-            told = json.loads(card.read_text())
-            if told["name"] != name or told["format"] != FORMAT:
-                raise ValueError("it was made for something else")
-            if hashlib.sha256(path.read_bytes()).hexdigest() != told["sha256"]:
-                raise ValueError("its bytes are not those that were written")
-            batches = Batches(tuple((int(lo), int(hi)) for lo, hi in told["batches"]))
-            return _loaded(str(path)), batches
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-            self.report.notes.append(f"{path} was refused, and made anew: {error}")
-            return None
+    def _kept(
+        self, folder: Path, name: str, batch: int, hint: int, device: int
+    ) -> tuple[_Place, tuple[Callable[..., Any], Batches] | None]:
+        """A package kept earlier that serves this batch, if there is one, and the place for a new one.
+
+        Packages for other batches stay; one that is not what was written then gives its place away.
+        """
+        place = _Place(folder, name)
+        for there in place.present():
+            try:
+                batches = there.batches()
+                if batch in batches:
+                    return there, (_loaded(there.checked(), device), batches)
+                place = _Place(folder, name, hint) if place.hint is None else place
+            except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+                self.report.notes.append(f"{there.path} was refused, and made anew: {error}")
+                return there, None
+        return place, None
 
 
 @functools.cache
@@ -279,9 +283,9 @@ def _inductor_settings() -> str:
 
 
 def _precision() -> tuple[str, ...]:
-    backends: Any = torch.backends
-    places = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv)
-    return torch.get_float32_matmul_precision(), *(place.fp32_precision for place in places)
+    """How precisely float32 is multiplied, as torch's `fp32_precision` says it of each backend."""
+    ask = torch._C._get_fp32_precision_getter
+    return ask("cuda", "matmul"), ask("cuda", "conv"), ask("mkldnn", "matmul"), ask("mkldnn", "conv")
 
 
 class _Kernel(nn.Module):
@@ -306,9 +310,11 @@ def _draws(node: torch.fx.Node) -> bool:
 
 
 def _ambient() -> Any:
-    if not torch._C._is_any_autocast_enabled():
-        return None
-    return tuple((d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d))
+    """What of torch's modes decides how code is compiled: autocast, the default dtype, determinism, precision."""
+    autocast = None
+    if torch._C._is_any_autocast_enabled():
+        autocast = tuple((d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d))
+    return autocast, torch.get_default_dtype(), torch._C._get_deterministic_algorithms(), _precision()
 
 
 def _linear(size: Expr, symbol: str, dim: Any, served: Batches) -> Any:
@@ -373,22 +379,71 @@ def _admitted(env: Any, symbols: Mapping[Any, Expr], batch: str, served: Batches
     return Batches.of(b for b in served if holds(b))
 
 
-def _places(folder: Path, name: str) -> tuple[Path, Path]:
-    return folder / f"ariadne-{name[:32]}.pt2", folder / f"ariadne-{name[:32]}.json"
+@dataclass(frozen=True)
+class _Place:
+    """Where a package is kept, with a card beside it: the first of its name, or one that was made from the batch `hint`."""
+
+    folder: Path
+    name: str
+    hint: int | None = None
+
+    @property
+    def stem(self) -> str:
+        """What the names of its two files have in common."""
+        return f"ariadne-{self.name[:32]}" + ("" if self.hint is None else f"-from-{self.hint}")
+
+    @property
+    def path(self) -> Path:
+        """The package."""
+        return self.folder / f"{self.stem}.pt2"
+
+    @property
+    def card(self) -> Path:
+        """What is known of it."""
+        return self.folder / f"{self.stem}.json"
+
+    def present(self) -> Iterator[_Place]:
+        """The places of this name that hold a card: the first, then the others by batch."""
+        first = _Place(self.folder, self.name)
+        hints = (
+            found.stem.removeprefix(f"{first.stem}-from-") for found in self.folder.glob(f"{first.stem}-from-*.json")
+        )
+        others = [_Place(self.folder, self.name, int(hint)) for hint in hints if hint.isdecimal()]
+        return (p for p in (first, *sorted(others, key=lambda p: p.hint or 0)) if p.card.exists())
+
+    def batches(self) -> Batches:
+        """The batches that the package serves, by its card."""
+        told = self._told()
+        return Batches(tuple((int(lo), int(hi)) for lo, hi in told["batches"]))
+
+    def checked(self) -> str:
+        """The package's path; ValueError where its bytes are others by now."""
+        if hashlib.sha256(self.path.read_bytes()).hexdigest() != self._told()["sha256"]:
+            raise ValueError("its bytes are not those that were written")
+        return str(self.path)
+
+    def keep(self, made: str, batches: Batches) -> None:
+        """Put a package and its card here; the card comes last, and each in one move."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        data = Path(made).read_bytes()
+        told = {
+            "format": FORMAT,
+            "name": self.name,
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "batches": batches.ranges,
+        }
+        for place, content in ((self.path, data), (self.card, json.dumps(told).encode())):
+            draft = place.with_name(f".{place.name}.{os.getpid()}")
+            draft.write_bytes(content)
+            draft.replace(place)
+
+    def _told(self) -> dict[str, Any]:
+        found = json.loads(self.card.read_text())
+        if found["name"] != self.name or found["format"] != FORMAT:
+            raise ValueError("it was made for something else")
+        return dict(found)
 
 
-def _keep(folder: Path, name: str, made: str, batches: Batches) -> None:
-    """Put a package and its card where packages are kept; the card comes last, and each in one move."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path, card = _places(folder, name)
-    data = Path(made).read_bytes()
-    told = {"format": FORMAT, "name": name, "sha256": hashlib.sha256(data).hexdigest(), "batches": batches.ranges}
-    for place, content in ((path, data), (card, json.dumps(told).encode())):
-        draft = place.with_name(f".{place.name}.{os.getpid()}")
-        draft.write_bytes(content)
-        draft.replace(place)
-
-
-def _loaded(path: str) -> Callable[..., Any]:
-    run: Callable[..., Any] = torch._inductor.aoti_load_package(path).loader.boxed_run
+def _loaded(path: str, device: int) -> Callable[..., Any]:
+    run: Callable[..., Any] = torch._inductor.aoti_load_package(path, device_index=device).loader.boxed_run
     return run

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,8 +34,9 @@ class SegmentReport:
     """What became of one segment: how often it was compiled or loaded, in which time, and for which batches.
 
     `state` is waiting, compiled, loaded, or eager (it fell back). `compiled` counts by whether gradients were on; what goes
-    beyond one of each is a recompilation, or beyond none for inference that `began_loaded`. `seconds` is the time of all calls
-    that compiled, backward passes included. `notes` says why, where something fell back, was refused, not kept, or made anew.
+    beyond one of each is a recompilation, or beyond none for inference that `began_loaded`, or of a side that was compiled or
+    loaded before, for an `earlier` plan. `seconds` is the time of all calls that compiled, backward passes included. `notes` says
+    why, where something fell back, was refused, not kept, or made anew.
     """
 
     side: str
@@ -46,12 +48,20 @@ class SegmentReport:
     seconds: float = 0.0
     batches: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
+    earlier: SegmentReport | None = field(default=None, repr=False, compare=False)
 
     @property
     def recompiles(self) -> int:
         """Compilations after the first of a kind, or after a package that was loaded."""
-        first = {False: int(not self.began_loaded), True: 1}
+        first = {grad: 0 if self._was_there(grad) or (self.began_loaded and not grad) else 1 for grad in self.compiled}
         return sum(max(0, n - first[grad]) for grad, n in self.compiled.items())
+
+    def _was_there(self, grad: bool) -> bool:
+        """Whether this side was compiled, or for inference loaded, for an earlier plan."""
+        before = self.earlier
+        while before is not None and not (before.compiled[grad] or (before.loaded and not grad)):
+            before = before.earlier
+        return before is not None
 
 
 @dataclass(frozen=True)
@@ -103,7 +113,7 @@ def jit(source: Source, plan: TracePlan, nodes: Sequence[TraceNode], label: str,
         report: SegmentReport) -> Callable[..., Any]:  # fmt: skip
     """A segment under `torch.compile`; it is compiled when it is first called, once for inference and once for training."""
     lifted = compilable(lift(source, plan))
-    graphs = _uses_cuda_graphs(lifted, options)
+    graphs = cuda_graphs(options)
     kernel = _Jit(lifted, label, options, report, any(node.seeded for node in plan.nodes))
     call = "try: {results} = hot({given})\nexcept Miss: {results} = cold({given})"
     namespace: dict[str, Any] = {"hot": kernel.hot, "cold": kernel.cold, "Miss": Miss, "step": _step, "keep": _keep}
@@ -140,7 +150,11 @@ class _Jit:
         lifted = pinned(self.lifted, self.strides) if given["dynamic"] else self.lifted
         function = load(lifted.kernel(marked=not breaks, checked=bool(given["dynamic"])), f"{self.label}, kernel")
         try:
-            self.inner = torch.compile(function, **given)
+            self.inner = dict.fromkeys((False, True), torch.compile(function, **given))
+            if cuda_graphs(
+                self.options
+            ):  # boundaries of training may be in flight in any number, and a graph holds one
+                self.inner[True] = torch.compile(function, **_without_graphs(given))
         except Exception as error:  # an unknown backend or mode
             raise SpecError(f"torch.compile does not take {given}: {error}") from error
         if given.get("disable"):
@@ -158,10 +172,11 @@ class _Jit:
 
     def cold(self, *args: Any) -> Any:
         """Compile for what these arguments are, and run."""
-        grad, start = torch.is_grad_enabled(), time.perf_counter()
         with lock:
-            if self.report.state == "eager":
-                return self.hot(*args)
+            try:
+                return self.hot(*args)  # it fell back, or another thread has compiled it by now
+            except Miss:
+                grad, start = torch.is_grad_enabled(), time.perf_counter()
             strides = odd_strides(self.lifted, args, self.strides)
             if strides != self.strides or [t.shape for t in args[len(args) - len(self.lifted.state) :]] != self.shapes:
                 self.strides = strides
@@ -169,13 +184,9 @@ class _Jit:
             before = _written(args)
             try:
                 with tracing(self.seeded), constant_dims(self.lifted, args):
-                    result = self.inner(*args)
+                    result = self.inner[grad](*args)
             except Miss:
-                count = self.report.compiled[grad]
-                why = (
-                    f"it gave up (after {count} compilations; torch._dynamo.config.recompile_limit), or is switched off"
-                )
-                return self._failed(why, None, args)
+                return self._failed(self._gave_up(grad), None, args)
             except (AriadneError, MemoryError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # what compilers raise, and what they made, is anybody's guess
@@ -185,20 +196,31 @@ class _Jit:
 
     def watched(self, *args: Any) -> Any:
         """Run a kernel that torch compiles in pieces, since it looks at numbers in tensors; compile what is missing."""
-        grad, start, pieces = torch.is_grad_enabled(), time.perf_counter(), _pieces()
-        with lock, tracing(self.seeded):
-            before = _written(args)
+        grad = torch.is_grad_enabled()
+        with lock, tracing(self.seeded), _no_giving_up():
+            before, pieces, start = _written(args), _pieces(), time.perf_counter()
             try:
-                result = self.inner(*args)
+                result = self.inner[grad](*args)
             except (AriadneError, MemoryError, torch.OutOfMemoryError):
                 raise
             except Exception as error:
+                if isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit):
+                    return self._failed(self._gave_up(grad), error, args, moved=_written(args) != before)
                 if _pieces() == pieces and not isinstance(error, torch._dynamo.exc.TorchDynamoException):
                     raise  # nothing was compiled
                 return self._failed(_told(error), error, args, moved=_written(args) != before)
-        if _pieces() != pieces:
-            self._note(grad, time.perf_counter() - start)
+            if _pieces() != pieces:
+                self._note(grad, time.perf_counter() - start)
+            elif not self.report.compiled[grad]:
+                why = "no part of it was compiled: torch.compile is switched off, or takes none of its ops"
+                if self.options.on_error != "eager":
+                    raise refused(self.lifted, self.options, why)
+                self._fall_back(why)  # what ran was Python, so its result is right
         return result
+
+    def _gave_up(self, grad: bool) -> str:
+        count = self.report.compiled[grad]
+        return f"it gave up (after {count} compilations; torch._dynamo.config.recompile_limit), or is switched off"
 
     def _note(self, grad: bool, seconds: float) -> None:
         self.report.state = "compiled"
@@ -211,11 +233,14 @@ class _Jit:
         failure = refused(self.lifted, self.options, why)
         if self.options.on_error != "eager" or moved:
             raise failure from error
+        self._fall_back(why or type(error).__name__)
+        return self.hot(*args)
+
+    def _fall_back(self, why: str) -> None:
         self.report.state = "eager"
-        self.report.notes.append(" ".join(why.split())[:300] or type(error).__name__)
+        self.report.notes.append(" ".join(why.split())[:300])
         self.hot = load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
         self.shell["hot"] = self.hot
-        return self.hot(*args)
 
 
 _CPP_STACK = re.compile(r"(\n|\\n)Exception raised from .*?(?=\n  Hint|\n\nfrom user code|\Z)", re.DOTALL)
@@ -252,10 +277,43 @@ def _pieces() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
-def _uses_cuda_graphs(lifted: Lifted, options: CompileOptions) -> bool:
-    mode, inner = options.given.get("mode"), options.given.get("options") or {}
-    asked = mode in ("reduce-overhead", "max-autotune") or inner.get("triton.cudagraphs")
-    return bool(asked) and any(t.is_cuda for t in lifted.read())
+@contextmanager
+def _no_giving_up() -> Iterator[None]:
+    """Let torch raise where it would run Python from here on, after too many compilations.
+
+    By hand: what config.patch puts back torch 2.11 finds no more.
+    """
+    config: Any = torch._dynamo.config
+    before, config.fail_on_recompile_limit_hit = config.fail_on_recompile_limit_hit, True
+    try:
+        yield
+    finally:
+        config.fail_on_recompile_limit_hit = before
+
+
+def cuda_graphs(options: CompileOptions) -> bool:
+    """Whether what runs on CUDA is to run as CUDA graphs: by a mode, an option, the backend, or inductor's own setting."""
+    if options.ahead or not torch.cuda.is_available():
+        return False
+    given = options.given
+    if (backend := given.get("backend", "inductor")) != "inductor":
+        return bool(backend == "cudagraphs")
+    return bool(_inductor_options(given).get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs))
+
+
+def _without_graphs(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same options for torch.compile, without CUDA graphs."""
+    found = dict(given)
+    if found.get("backend") == "cudagraphs":
+        return found | {"backend": "aot_eager"}
+    found.pop("mode", None)
+    return found | {"options": {**_inductor_options(given), "triton.cudagraphs": False}}
+
+
+def _inductor_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a mode stands for, and those that are given by name; what torch.compile refuses stands for none."""
+    mode, named = given.get("mode") or "default", given.get("options")
+    return {**torch._inductor.list_mode_options().get(mode, {}), **(named if isinstance(named, Mapping) else {})}
 
 
 def _step() -> None:
@@ -263,14 +321,21 @@ def _step() -> None:
 
 
 def _keep(value: Any) -> Any:
-    """A copy of what lies in memory that a CUDA graph writes again when it next runs."""
-    return value.clone() if isinstance(value, torch.Tensor) and value.is_cuda else value
+    """A copy of what lies in memory that a CUDA graph writes again when it next runs; with gradients on there are none."""
+    graphs = isinstance(value, torch.Tensor) and value.is_cuda and not torch.is_grad_enabled()
+    return value.clone() if graphs else value
 
 
 def ahead(
     source: Source, plan: TracePlan, label: str, options: CompileOptions, report: SegmentReport
 ) -> Callable[..., Any]:
     """A segment for inference, compiled ahead of time when it is first called, or loaded from where packages are kept."""
+    given = options.given.get("options") or {}
+    unknown = sorted(given.keys() - {*torch._inductor.list_options()}) if given else []
+    if unknown:
+        raise SpecError(
+            f"compile_options: inductor has no setting {', '.join(map(repr, unknown))}; torch._inductor.list_options() names all"
+        )
     lifted = compilable(lift(source, plan))
     kernel = Ahead(
         lifted, plan, label, options, report, batch_free_layouts, lambda why: refused(lifted, options, why), lock

@@ -18,14 +18,14 @@ from ariadne import training, tree, visualization
 from ariadne.baseline import Baseline, state_types
 from ariadne.boundary import BoundaryPayload
 from ariadne.capture import Captured, Example
-from ariadne.compiled import CompileReport
+from ariadne.compiled import CompileReport, SegmentReport, cuda_graphs
 from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError, SpecError, TrainingError
 from ariadne.expr import Expr
 from ariadne.frontier import SplitCandidate, frontiers, with_trainable
 from ariadne.guards import explain
 from ariadne.plan import TracePlan, Value, short_dtype
 from ariadne.select import select
-from ariadne.spec import Boundary, ExecutionMode, parse_boundary
+from ariadne.spec import Boundary, CompileOptions, ExecutionMode, parse_boundary
 from ariadne.state import Snapshot
 from ariadne.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device
 from ariadne.visualization import Depth, Detail, View
@@ -76,6 +76,7 @@ class SplitRuntime:
         self._lock = threading.RLock()
         self._plans = dict(plans)
         self._variants: list[Variant] = []
+        self._reports: list[SegmentReport] = []  # of all plans that there ever were
         self._by_key: dict[tuple[str, str], list[Variant]] = {}  # they differ in what they rest on
         for plan, (candidates, baseline) in self._plans.items():
             self._add(plan, candidates, baseline, chosen)
@@ -263,21 +264,31 @@ class SplitRuntime:
         return variant.suffix(entered[0], *variant.prefix(*entered))
 
     def warmup(self, *args: Any, **kwargs: Any) -> None:
-        """Run both sides once, so that whatever is compiled or cached on first use is there; the model stays as it is.
+        """Run both sides, so that whatever is compiled or cached on first use is there; the model stays as it is.
+
+        Once, or three times where CUDA graphs are wanted: the first run of a size compiles, the second records.
 
         >>> runtime.warmup(torch.randn(8, 3, 224, 224))
         """
         snapshot = Snapshot(self.model)
         self.save_written(snapshot)
         try:
-            self.run_suffix(self.run_prefix(*args, **kwargs))
+            for _ in range(3 if self._records() else 1):
+                self.run_suffix(self.run_prefix(*args, **kwargs))
         finally:
             snapshot.restore()
 
+    def _records(self) -> bool:
+        """Whether what runs is recorded as CUDA graphs."""
+        return self.settings.mode == "compiled" and cuda_graphs(CompileOptions.parse(self.settings.compile_options))
+
     def report(self) -> CompileReport:
-        """How the segments run: for mode compiled, what was compiled, loaded, compiled again or left to eager code."""
-        found = tuple(report for variant in self._variants for report in variant.reports)
-        return CompileReport.of(self.settings.mode, self.settings.compile_options, found)
+        """How the segments run: for mode compiled, what was compiled, loaded, compiled again or left to eager code.
+
+        It has two segments for each plan that was ever made. What is compiled for a further plan of the same model counts as
+        compiled again.
+        """
+        return CompileReport.of(self.settings.mode, self.settings.compile_options, tuple(self._reports))
 
     # --- training -------------------------------------------------------------------------------------------------
 
@@ -447,6 +458,9 @@ class SplitRuntime:
         variant = Variant(plan, candidates, chosen, self.model, baseline, settings)
         self._variants.append(variant)
         self._by_key.setdefault(variant.key, []).append(variant)
+        for report in variant.reports:
+            report.earlier = next((r for r in reversed(self._reports) if r.side == report.side), None)
+        self._reports += variant.reports
         if len(self._variants) > MOST_PLANS:
             oldest = next(v for v in self._variants if v not in self._prepared and v not in self._now.values())
             self._variants.remove(oldest)

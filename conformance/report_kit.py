@@ -150,6 +150,24 @@ def write_counts(folder: Path, killed: int = 82, mutants: int = 82, failures: in
     return folder
 
 
+def write_timings(folder: Path, *tests: str, **more: Any) -> Path:
+    """What pytest-benchmark writes of these tests, with 3 ms each; `more` replaces parts of the file."""
+    stats = {"median": 0.003, "iqr": 0.0002, "rounds": 30, "data": [0.003] * 30}
+    here = environment()
+    found = {
+        "machine_info": {"environment": here.id, "facts": here.facts},
+        "commit_info": {"id": COMMIT, "dirty": False},
+        "datetime": here.date,
+        "benchmarks": [
+            {"fullname": f"benchmarks/{test}", "group": None, "extra_info": {"bytes": 5120}, "stats": stats}
+            for test in tests
+        ],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pytest-benchmark.json").write_text(json.dumps(found | more))
+    return folder
+
+
 def card(report: Report, title: str) -> tuple[str, str, str]:
     """Value, detail and tone of the card whose title begins so."""
     (found,) = (c for c in report.cards if c.title.startswith(title))
@@ -185,6 +203,7 @@ def whole_run(folder: Path) -> Path:
     samples += rounds(
         "training", name, 1, {"generated": 0.9, "ahead of time": "not applicable: ahead of time is not for training"}
     )
+    write_timings(folder, "test_payload.py::test_to_bytes[1-nn/mlp10x64]", "test_prepare.py::test_prepare[nn/mlp10x64]")
     costs = {("compiled", "cold"): (10.0, 0.4), ("compiled", "warm"): (2.0, -0.3), ("generated", "none"): (1.0, 0.0)}
     samples += starts(name, costs)
     write_samples(folder, samples)

@@ -238,7 +238,14 @@ def test_the_nox_session_goes_on_after_a_failure_and_fails_in_the_end(
     )
     with pytest.raises(RuntimeError, match="not as expected: speeds and costs"):
         noxfile.measure(session, tmp_path / "run", "cpu")
-    assert ran == ["benchmarks", "benchmarks.cut_profile"]
+    assert ran == ["benchmarks", "benchmarks.cut_profile", "pytest"]
+    steps = [json.loads(line) for line in (tmp_path / "run" / "steps.jsonl").read_text().splitlines()]
+    assert {s["step"]: s["failed"] for s in steps} == {
+        "speeds and costs": True,
+        "profiles along the cut": False,
+        "suites of one process": False,
+    }
+    assert [s["failed"] for s in steps] == [True, True, False, True, False]  # each counts as failed while it runs
     assert said[0].startswith("for a page: nox -s report -- ")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -196,6 +197,61 @@ def test_giving_up_after_too_many_compilations_is_a_failure() -> None:
     runtime.model.second.weight.requires_grad_(False)
     with pytest.raises(CompileError, match=r"gave up \(after 1 compilations"):
         halves(runtime, numbers(3, 5))
+
+
+class Chosen(nn.Module):
+    """A side whose sizes follow data, which torch compiles in pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        chosen = x[x[:, 0] > -1e6]
+        return self.second(chosen) if chosen.shape[0] else x
+
+
+@pytest.mark.usefixtures("one_compilation")
+def test_giving_up_on_a_piece_is_a_failure_too() -> None:
+    runtime = made(Chosen, 5, boundary="after:first", backend="eager")
+    assert _watched(runtime)
+    same(whole(runtime.model, x := numbers(3, 5)), halves(runtime, x))
+    runtime.model.second.weight.requires_grad_(False)
+    with pytest.raises(CompileError, match=r"gave up \(after 1 compilations"):
+        halves(runtime, numbers(3, 5))
+
+
+@pytest.mark.parametrize("on_error", ["raise", "eager"])
+def test_pieces_of_which_none_is_compiled_are_a_failure(on_error: str) -> None:
+    runtime = made(Chosen, 5, boundary="after:first", backend="eager", on_compile_error=on_error)
+    assert _watched(runtime)
+    boundary = runtime.run_prefix(numbers(3, 5))
+    with switched_off():
+        if on_error == "raise":
+            with pytest.raises(CompileError, match="no part of it was compiled"):
+                runtime.run_suffix(boundary)
+            return
+        for _ in range(2):
+            same(whole(runtime.model, numbers(3, 5)), runtime.run_suffix(boundary))
+    assert [s.state for s in runtime._now[False].reports] == ["compiled", "eager"]
+    assert runtime.report().fell_back
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """As TORCH_COMPILE_DISABLE=1 does it; by hand, as in `one_compilation`."""
+    config = torch._dynamo.config
+    before, config.disable = config.disable, True
+    try:
+        yield
+    finally:
+        config.disable = before
+
+
+def _watched(runtime: SplitRuntime) -> bool:
+    """Whether the suffix is compiled in pieces."""
+    return runtime._now[False].suffix.__globals__["hot"].__name__ == "watched"
 
 
 def test_disable_runs_eagerly_as_torch_compile_does() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ariadne.ahead import Ahead, _admitted
-from ariadne.ahead import _keep as keep
+from ariadne.ahead import Ahead, _admitted, _ambient
 from ariadne.compiled import SegmentReport
-from ariadne.errors import CompileError
+from ariadne.errors import CompileError, SpecError
 from ariadne.expr import Expr
 from ariadne.package import Layout
 from ariadne.plan import Batches
@@ -252,7 +252,7 @@ def test_a_tensor_of_the_model_that_lies_otherwise_is_compiled_for_anew() -> Non
 
 def test_what_is_compiled_serves_though_it_can_not_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "packages").write_text("a file in its place")
-    monkeypatch.setattr("ariadne.ahead._loaded", lambda path: lambda tensors: tensors[:1])
+    monkeypatch.setattr("ariadne.ahead._loaded", lambda path, device: lambda tensors: tensors[:1])
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", lambda program, package_path, **_: None)
     runtime = made(Offset, 5, boundary="after:first", backend="aot_inductor", cache_dir=tmp_path / "packages")
     with torch.no_grad():
@@ -260,25 +260,75 @@ def test_what_is_compiled_serves_though_it_can_not_be_kept(tmp_path: Path, monke
     assert any(note.startswith("not kept for the next process: ") for note in runtime.report().segments[0].notes)
 
 
-def test_packages_that_serve_few_batches_are_kept_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_that_serve_few_batches_are_kept_side_by_side_and_found_by_each_batch_of_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled = []
 
     def few(
-        self: Ahead, layouts: Any, inputs: Any, state: Any, served: Batches, hint: int, folder: Path, name: str
+        self: Ahead, layouts: Any, inputs: Any, state: Any, served: Batches, hint: int, place: Any, device: int
     ) -> Any:
         compiled.append(hint)
+        admitted = next(Batches(((lo, hi),)) for lo, hi in ((1, 3), (4, 15), (16, 64)) if lo <= hint <= hi)
         (made := tmp_path / "made").write_bytes(b"code")
-        keep(folder, name, str(made), Batches.of([hint]))
-        return print, Batches.of([hint])
+        place.keep(str(made), admitted)
+        return print, admitted
 
     monkeypatch.setattr(Ahead, "_compile", few)
-    monkeypatch.setattr("ariadne.ahead._loaded", lambda path: print)
-    for batches in ((2, 3), (2, 3), (3, 2)):
-        ahead = taking((Expr("B"), 5), tmp_path / "packages")
+    monkeypatch.setattr("ariadne.ahead._loaded", lambda path, device: print)
+    packages = tmp_path / "packages"
+
+    def loaded(*batches: int) -> list[int]:
+        """How often a new process had loaded after each of these batches."""
+        ahead, counts = taking((Expr("B"), 5), packages), []
         for batch in batches:
-            x = torch.ones(batch, 5)
-            assert batch in ahead._find(batch, [x], [], None).batches  # type: ignore[union-attr]
-    assert compiled == [2, 3]
+            assert batch in ahead._find(batch, [torch.ones(batch, 5)], [], _ambient()).batches  # type: ignore[union-attr]
+            counts.append(ahead.report.loaded)
+        return counts
+
+    assert loaded(2, 16, 5) == [0, 0, 0]
+    assert compiled == [2, 16, 5]
+    assert loaded(20, 9, 3, 64) == [1, 2, 3, 3]
+    assert loaded(5) == [1]
+    first, *others = sorted(packages.glob("*.json"), key=lambda card: len(card.name))
+    assert sorted(card.stem.removeprefix(first.stem) for card in others) == ["-from-16", "-from-5"]
+    others[0].with_suffix(".pt2").write_bytes(b"other")  # one that is damaged gives its place away, and no other's
+    assert loaded(*((20, 9) if others[0].stem.endswith("16") else (9, 20))) == [0, 1]
+    assert len(compiled) == 4
+    assert len([*packages.iterdir()]) == 6
+
+
+@pytest.mark.parametrize("change", ["dtype", "deterministic", "precision", "autocast"])
+def test_a_package_serves_only_under_the_modes_of_torch_that_it_was_compiled_under(
+    change: str, compiled_for: list[Any]
+) -> None:
+    ahead, x = taking((Expr("B"), 5)), torch.ones(3, 5)
+    with torch.no_grad(), ExitStack() as stack:
+        ahead(3, x)
+        if change == "dtype":
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(torch.float64)
+        elif change == "deterministic":
+            stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
+            torch.use_deterministic_algorithms(True)
+        elif change == "precision":
+            place: Any = torch.backends.mkldnn.matmul
+            stack.callback(setattr, place, "fp32_precision", place.fp32_precision)
+            place.fp32_precision = "bf16"
+        else:
+            stack.enter_context(torch.autocast("cpu", torch.bfloat16))
+        ahead(3, x)
+        ahead(3, x)
+        assert len(compiled_for) == 2
+    with torch.no_grad():
+        ahead(3, x)
+    assert len(compiled_for) == 2
+
+
+def test_a_setting_that_inductor_does_not_have_is_refused_when_the_split_is_prepared() -> None:
+    with pytest.raises(SpecError, match="inductor has no setting 'max_autotun'"):
+        made(Offset, 5, boundary="after:first", backend="aot_inductor", options={"max_autotun": True})
+    made(Offset, 5, boundary="after:first", backend="aot_inductor", options={"max_autotune": True})
 
 
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])

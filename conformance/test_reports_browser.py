@@ -40,7 +40,7 @@ WIDER = """
 @pytest.mark.parametrize("width", [DESK, PHONE])
 def test_it_opens_without_a_complaint_and_asks_for_nothing(browser: Browser, page: Path, width: int) -> None:
     browser.open(page, width)
-    assert browser.ask("document.querySelectorAll('section').length") == 8
+    assert browser.ask("document.querySelectorAll('section').length") == 9
     browser.ask("scrollTo(0, document.body.scrollHeight)")
     assert browser.complaints == []
     assert set(browser.requests) == {page.resolve().as_uri()}

@@ -15,7 +15,11 @@ import model_zoo
 from ariadne import SplitRuntime, SplitSpec, prepare_split, prepare_split_replay
 from model_zoo import Entry
 
-BACKENDS = {"torch_compile": None, "aot_inductor": {"backend": "aot_inductor"}}
+BACKENDS = {
+    "torch_compile": None,
+    "reduce_overhead": {"mode": "reduce-overhead"},  # CUDA graphs, where there is CUDA
+    "aot_inductor": {"backend": "aot_inductor"},
+}
 LARGEST_BATCH = 64  # of the range, where no larger one is asked for
 
 

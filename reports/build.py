@@ -25,6 +25,7 @@ from reports import (
     runs,
     speed,
     startup,
+    timings,
     verdicts,
 )
 from reports.document import Card, Report
@@ -75,6 +76,7 @@ def made(run: Run, baseline: Run | None) -> tuple[Report, Mapping[str, RawFile]]
         payback.section(starts),
         boundary.section(run.records),
         speed.section("training", speeds, means, against, each, graphs),
+        timings.section(run.timings),
         earlier.section(pairs, cases, earlier.conditions(run, baseline) if baseline else ""),
         methods.section(run, baseline, raw.downloads(files)),
     )
@@ -109,7 +111,9 @@ def facts(run: Run) -> tuple[tuple[str, str], ...]:
     environments = run.environments
     samples = run.records.samples.values()
     dates = sorted({*(e.date[:10] for e in environments), *(str(s["date"])[:10] for s in samples if s.get("date"))})
-    commits = sorted({str(s["commit"])[:12] for s in samples if s.get("commit")})
+    commits = sorted(
+        {c[:12] for c in (*(str(s.get("commit") or "") for s in samples), *(t.commit for t in run.timings)) if c}
+    )
     tested = [*run.results.environments.values()]
     return (
         ("when", " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "nothing was measured"),

@@ -219,7 +219,8 @@ def _blocks(found: list[Pair], cases: list[Pair], conditions: str) -> Iterator[B
         "The same variant on the same model, before and now. A change counts where the two intervals lie apart and it is beyond "
         f"{LEAST_DIFFERENCE:.0%} and the noise floors of both runs; for costs, which are seconds, beyond what the model's own pace "
         "changed. Where device, versions, threads or other conditions differ, speeds and costs are not compared. Cases are, since "
-        "each is held against its own model. What is not compared at all: cuts, memory, planted bugs and random programs."
+        "each is held against its own model. What is not compared at all: cuts, memory, timings of one process, planted bugs and "
+        "random programs."
     )
     if conditions:
         yield Prose(f"Between the cases of the two runs differ: {conditions}.", "warn")

@@ -57,6 +57,11 @@ RULES = (
         "A cold process gets an empty compile cache; the warm one after it the cache that this cold one left.",
     ),
     (
+        "batches",
+        "All batches of a model run in the same process, in ascending order. torch.compile(model) may therefore have one kernel "
+        "for all batches after the first, as it would for a user who calls it so; costs at the start are those of one batch.",
+    ),
+    (
         "medians",
         "The median of a variant is that over processes of each one's median. Ratios are of pairs, one number for each process, so "
         "that the ratio of two medians may be another.",

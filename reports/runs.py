@@ -19,6 +19,8 @@ from conformance import expectations, lock, results
 from conformance.environment import Environment
 from conformance.expectations import Expectation
 from conformance.results import Results
+from reports import timings
+from reports.timings import Timings
 
 KINDS = {
     "conformance*.jsonl": "results of the conformance suite",
@@ -26,6 +28,7 @@ KINDS = {
     "cuts*.jsonl": "profiles along the cut",
     "selftest.jsonl": "the selftest's counts, one line for each time it ran",
     "fuzz.jsonl": "counts of random programs, one line for each kind",
+    "pytest-benchmark*.json": "timings of one process, by pytest-benchmark",
     "steps.jsonl": "the commands that made this run, and whether each ended as it should",
 }
 SELFTEST = {"mutants": int, "killed": int, "rules": dict, "outcomes": list}
@@ -62,6 +65,7 @@ class Run:
     selftest: dict[str, Any] | None
     fuzz: tuple[dict[str, Any], ...]
     steps: tuple[dict[str, Any], ...]
+    timings: tuple[Timings, ...]
     expectations: tuple[Expectation, ...]
     suite: int
     folders: tuple[tuple[RawFile, ...], ...]
@@ -71,6 +75,7 @@ class Run:
     def environments(self) -> list[Environment]:
         """All environments in which anything was measured, by date."""
         found = self.results.environments | self.records.environments
+        found |= {t.environment.id: t.environment for t in self.timings}
         return sorted(found.values(), key=lambda e: (e.date, e.id))
 
 
@@ -111,6 +116,7 @@ def read(folders: Sequence[Path]) -> Run:
             {(line["kind"], line["profile"]): line for p in paths["fuzz.jsonl"] for line in _lines(p, FUZZ)}.values()
         ),
         tuple({line["step"]: line for p in paths["steps.jsonl"] for line in _lines(p, STEPS)}.values()),
+        tuple(timings.read(p) for p in paths["pytest-benchmark*.json"]),
         tuple(expectations.load(entries)) if paths["conformance*.jsonl"] else (),
         len(lock.read(cases)) if paths["conformance*.jsonl"] else 0,
         tuple(tuple(sorted(f, key=lambda f: f.name)) for f in files),
@@ -142,7 +148,8 @@ def _files(folder: Path, paths: dict[str, list[Path]]) -> tuple[list[RawFile], l
             others.append(path.name)
             continue
         paths[pattern].append(path)
-        found.append(RawFile(path.name, KINDS[pattern], path.read_bytes(), _checked(path, KINDS[pattern])))
+        remark = _checked(path, KINDS[pattern]) if path.suffix == ".jsonl" else ""
+        found.append(RawFile(path.name, KINDS[pattern], path.read_bytes(), remark))
     return found, others
 
 
