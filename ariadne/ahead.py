@@ -247,17 +247,19 @@ class Ahead:
 
         Packages for other batches stay; one that is not what was written then gives its place away.
         """
-        place = _Place(folder, name)
+        place, broken = _Place(folder, name), None
         for there in place.present():
             try:
                 batches = there.batches()
                 if batch in batches:
                     return there, (_loaded(there.checked(), device), batches)
-                place = _Place(folder, name, hint) if place.hint is None else place
+                place = _Place(folder, name, hint)
+            except torch.OutOfMemoryError:
+                raise
             except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
                 self.report.notes.append(f"{there.path} was refused, and made anew: {error}")
-                return there, None
-        return place, None
+                broken = broken or there
+        return broken or place, None
 
 
 @functools.cache

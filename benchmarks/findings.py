@@ -385,6 +385,8 @@ def _start(
         held_against(own or noise, ratios, found)
         for found in (break_even(costs, savings), break_even_seconds(costs, savings, paces))
     )
+    if calls.verdict == NOT_SHOWN != seconds.verdict:  # one is the other in another unit: it can't be shown alone
+        seconds = BreakEven(NOT_SHOWN, reason=calls.reason)
     if wrong:
         calls, seconds = (BreakEven(NOT_SHOWN, reason="its outputs are not the model's") for _ in range(2))
     last = 10 * calls.high if calls.high < 1e9 else 1e5

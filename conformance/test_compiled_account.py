@@ -109,6 +109,7 @@ def test_two_threads_that_miss_together_compile_once() -> None:
 def test_whether_cuda_graphs_are_wanted_and_training_without_them(
     options: dict[str, Any], graphs: bool, training: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert not cuda_graphs(CompileOptions.parse(options)), "on a CPU there are none"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert cuda_graphs(CompileOptions.parse(options)) == graphs

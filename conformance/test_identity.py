@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import torch
 
 import model_zoo
 from conformance import checks, matrix
@@ -20,11 +21,26 @@ def test_what_compares_values_passes_and_what_asks_for_a_plan_is_refused(name: s
     bench, counts = Bench(name, TARGET), Counter[Status]()
     for case in matrix.cases(name):
         found = checks.run(case, bench)
+        if found.status is Status.ERROR_EAGER and case.check == "autocast":
+            assert not runs_in_bfloat16(name), (str(case), found)  # an LSTM does not, on a CPU without AVX-512
+            continue
         wanted = Status.UNSUPPORTED if case.check in ASKS_FOR_A_PLAN else Status.PASS
         assert found.status is wanted, (str(case), found)
         counts[found.status] += 1
     assert counts[Status.PASS] > 50
     assert counts[Status.UNSUPPORTED] >= len(ASKS_FOR_A_PLAN)
+
+
+def runs_in_bfloat16(name: str) -> bool:
+    """Whether the model itself, whole, runs under autocast on this machine."""
+    entry = model_zoo.entry(name)
+    args, kwargs = entry.inputs(2)
+    try:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            entry.build().eval()(*args, **kwargs)
+    except RuntimeError:
+        return False
+    return True
 
 
 def test_its_refusals_say_what_is_missing() -> None:

@@ -296,6 +296,10 @@ def test_packages_that_serve_few_batches_are_kept_side_by_side_and_found_by_each
     assert loaded(*((20, 9) if others[0].stem.endswith("16") else (9, 20))) == [0, 1]
     assert len(compiled) == 4
     assert len([*packages.iterdir()]) == 6
+    first.with_suffix(".pt2").write_bytes(b"other")  # nor does it hide one that is whole
+    first.write_text("{")
+    assert loaded(20, 9) == [1, 2]
+    assert len(compiled) == 4
 
 
 @pytest.mark.parametrize("change", ["dtype", "deterministic", "precision", "autocast"])

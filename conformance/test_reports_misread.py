@@ -84,6 +84,17 @@ def test_random_programs_that_ran_twice_count_once(tmp_path: Path) -> None:
     assert card(build([run], None, tmp_path / "out"), "Random programs")[0] == "200 run, 0 failed"
 
 
+def test_what_failed_in_one_folder_is_not_hidden_by_another(tmp_path: Path) -> None:
+    one, two = kit.write_counts(tmp_path / "one", killed=80, failures=1), kit.write_counts(tmp_path / "two")
+    for folder, failed in ((one, True), (two, False)):
+        (folder / "steps.jsonl").write_text(json.dumps({"step": "speeds", "failed": failed}) + "\n")
+    for folders in ([one, two], [two, one]):
+        found = build(folders, None, tmp_path / "out")
+        assert found.cards[0].value == "1 of 2 steps failed"
+        assert card(found, "Random programs")[0] == "400 run, 1 failed"
+        assert card(found, "Planted bugs")[0] == "80 of 82"
+
+
 def test_a_step_that_failed_or_never_ended_is_the_first_card(tmp_path: Path) -> None:
     run = write_cases(tmp_path / "run", {CASE: (Status.PASS, "")})
     steps = [("suite", True), ("suite", False), ("speeds", True)]
@@ -212,6 +223,8 @@ def test_a_single_process_is_no_word_against_compiling(tmp_path: Path) -> None:
     value, detail, tone = card(page(tmp_path, samples), "Has it paid?")
     assert (value, tone) == ("not judged", "quiet")
     assert detail == "cold cache: 0 between, 0 not shown, 0 never, 1 not judged; a verdict takes 5 processes of each"
+    (row,) = table(page(tmp_path, samples), "break-even", "Verdicts")
+    assert row["paid back after"] == row["in eager seconds"] == "not judged (1 of at least 5 processes)"
 
 
 def test_a_cost_counts_the_processes_that_have_one(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def _figure(number: int, some: list[Start], colors: dict[str, str]) -> Figure | 
                 charts.Line(named(s), tuple((n, n * pace.estimate) for n in ends), colors[s.variant], dots=True)
             )
     title = titled(drawn[0])
-    told = "; ".join(f"{named(s)} {s.calls.words() if s.calls else ''}" for s in drawn)
+    told = "; ".join(f"{named(s)} {_verdict(s, s.calls, 'calls').text if s.calls else ''}" for s in drawn)
     label = f"{title}, cumulative time against calls: {told}"
     svg = charts.lines(
         lines, ("calls", "cumulative time"), x_log=True, y_log=True, units=("", "s"), stretches=stretches
@@ -124,10 +124,11 @@ def _row(s: Start) -> tuple[Cell, ...]:
         *where,
         seconds_interval(s.cost),
         seconds_interval(s.saving),
-        _verdict(s.calls, "calls"),
-        _verdict(s.seconds, "s"),
+        *(_verdict(s, found, unit) for found, unit in ((s.calls, "calls"), (s.seconds, "s"))),
     )
 
 
-def _verdict(found: BreakEven, unit: str) -> Cell:
+def _verdict(s: Start, found: BreakEven, unit: str) -> Cell:
+    if unjudged(s):
+        return Cell(f"{UNJUDGED} ({s.paired} of at least {FEWEST_PROCESSES} processes)", "quiet")
     return Cell(found.words(unit), TONES[found.verdict])

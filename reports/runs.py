@@ -1,6 +1,7 @@
 """Folders of raw results, read and checked; whatever can't be meant is an error that names the file and the line.
 
-A folder holds any of the files in `KINDS` (of what was counted or done twice, the last line stands), and may hold
+A folder holds any of the files in `KINDS` (of what was counted or done twice in a folder the last line stands; of the
+selftests of several, the one that noticed least), and may hold
 `suite/`, the suite's cases and expectations as they were; without it, today's are used and kept beside the report.
 """
 
@@ -102,7 +103,7 @@ def read(folders: Sequence[Path]) -> Run:
             *_kept(cases, "suite"),
             *(f for p in sorted(entries.glob("*.toml")) for f in _kept(p, "suite/expectations")),
         ]
-    selftest = [line for p in paths["selftest.jsonl"] for line in _lines(p, SELFTEST)]
+    selftests = [[*_lines(p, SELFTEST)][-1] for p in paths["selftest.jsonl"]]
     held = results.read(*paths["conformance*.jsonl"])
     held.hold_single()
     held.hold_of_one_code()
@@ -111,11 +112,11 @@ def read(folders: Sequence[Path]) -> Run:
     return Run(
         held,
         measured,
-        selftest[-1] if selftest else None,
+        max(selftests, key=lambda line: line["mutants"] - line["killed"], default=None),
         tuple(
-            {(line["kind"], line["profile"]): line for p in paths["fuzz.jsonl"] for line in _lines(p, FUZZ)}.values()
+            {(p, line["kind"], line["profile"]): line for p in paths["fuzz.jsonl"] for line in _lines(p, FUZZ)}.values()
         ),
-        tuple({line["step"]: line for p in paths["steps.jsonl"] for line in _lines(p, STEPS)}.values()),
+        tuple({(p, line["step"]): line for p in paths["steps.jsonl"] for line in _lines(p, STEPS)}.values()),
         tuple(timings.read(p) for p in paths["pytest-benchmark*.json"]),
         tuple(expectations.load(entries)) if paths["conformance*.jsonl"] else (),
         len(lock.read(cases)) if paths["conformance*.jsonl"] else 0,
