@@ -250,9 +250,10 @@ class Ahead:
         place, broken = _Place(folder, name), None
         for there in place.present():
             try:
-                batches = there.batches()
+                told = there.told()
+                batches = Batches(tuple((int(lo), int(hi)) for lo, hi in told["batches"]))
                 if batch in batches:
-                    return there, (_loaded(there.checked(), device), batches)
+                    return there, (_loaded(there.checked(told["sha256"]), device), batches)
                 place = _Place(folder, name, hint)
             except torch.OutOfMemoryError:
                 raise
@@ -413,14 +414,9 @@ class _Place:
         others = [_Place(self.folder, self.name, int(hint)) for hint in hints if hint.isdecimal()]
         return (p for p in (first, *sorted(others, key=lambda p: p.hint or 0)) if p.card.exists())
 
-    def batches(self) -> Batches:
-        """The batches that the package serves, by its card."""
-        told = self._told()
-        return Batches(tuple((int(lo), int(hi)) for lo, hi in told["batches"]))
-
-    def checked(self) -> str:
+    def checked(self, sha256: str) -> str:
         """The package's path; ValueError where its bytes are others by now."""
-        if hashlib.sha256(self.path.read_bytes()).hexdigest() != self._told()["sha256"]:
+        if hashlib.sha256(self.path.read_bytes()).hexdigest() != sha256:
             raise ValueError("its bytes are not those that were written")
         return str(self.path)
 
@@ -439,7 +435,8 @@ class _Place:
             draft.write_bytes(content)
             draft.replace(place)
 
-    def _told(self) -> dict[str, Any]:
+    def told(self) -> dict[str, Any]:
+        """What the card says; ValueError where it is of something else."""
         found = json.loads(self.card.read_text())
         if found["name"] != self.name or found["format"] != FORMAT:
             raise ValueError("it was made for something else")

@@ -151,9 +151,8 @@ class _Jit:
         function = load(lifted.kernel(marked=not breaks, checked=bool(given["dynamic"])), f"{self.label}, kernel")
         try:
             self.inner = dict.fromkeys((False, True), torch.compile(function, **given))
-            if cuda_graphs(
-                self.options
-            ):  # boundaries of training may be in flight in any number, and a graph holds one
+            if cuda_graphs(self.options):
+                # Boundaries of training may be in flight in any number, and a graph has memory for one.
                 self.inner[True] = torch.compile(function, **_without_graphs(given))
         except Exception as error:  # an unknown backend or mode
             raise SpecError(f"torch.compile does not take {given}: {error}") from error
