@@ -12,7 +12,7 @@ from torch._subclasses import fake_impls
 from torch.fx.experimental import _config as shape_config
 
 lock = threading.RLock()  # torch's compilers share settings and caches
-SETTINGS = 3  # their version: torch's kept graphs are told apart by it, since its keys don't know of what is done here
+SETTINGS = 4  # their version: torch's kept graphs are told apart by it, since its keys don't know of what is done here
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def tracing(seeded: bool) -> Iterator[None]:
         stack.enter_context(torch._functorch.config.patch(force_non_lazy_backward_lowering=True))
         stack.enter_context(batch_free_layouts())
         stack.enter_context(batch_free_views())
-        stack.enter_context(differentiable_lstm())
+        stack.enter_context(recurrent_layers())
         if seeded:
             stack.enter_context(torch._inductor.config.patch(fallback_random=True))
         yield
@@ -96,25 +96,39 @@ def batch_free_views() -> Iterator[None]:
 
 
 @contextmanager
-def differentiable_lstm() -> Iterator[None]:
-    """Let torch trace an LSTM on a CPU, where gradients are wanted, as the ops of its time steps.
+def recurrent_layers() -> Iterator[None]:
+    """Let torch trace recurrent layers so that they train, and drop out what they drop out in eager code.
 
-    torch does so itself where the input wants gradients. Where only the weights do, it traces a oneDNN op whose backward
-    can't be traced. This takes time in proportion to the steps.
+    Where gradients are wanted, an LSTM on a CPU is traced as the ops of its time steps. torch does so itself where the input
+    wants gradients. Where only the weights do, it traces a oneDNN op whose backward can't be traced. This takes time in
+    proportion to the steps.
+
+    Where there is dropout between layers, each layer is traced alone and dropout stands between them, as in eager code: torch's
+    own trace of several layers leaves it out (it asks for ``num_layers < i - 1``, which no layer meets), without a word.
     """
-    rules = torch._decomp.decompositions
-    select = getattr(rules, "select_one_layer_lstm_function", None)
+    rules: Any = torch._decomp.decompositions
+    select, stacked = rules.select_one_layer_lstm_function, rules._rnn_helper
 
     def selected(given: Any, hidden: Any, weights: Any) -> Any:
-        assert select is not None
         wanted = torch.is_grad_enabled() and any(w.requires_grad for layer in weights for w in layer)
         return rules.one_layer_lstm if wanted else select(given, hidden, weights)
 
+    def dropping(states: Any, hidden: Any, weights: Any, *how: Any) -> Any:
+        biases, layers, dropout, train, both, batch_first, layer_fn = how
+        if layers == 1 or not (train and dropout):
+            return stacked(states, hidden, weights, *how)
+        states, last, directions = states.transpose(0, 1) if batch_first else states, [], 1 + both
+        for first in range(0, layers * directions, directions):
+            own = slice(first, first + directions)
+            if first:
+                states = torch.dropout(states, dropout, True)
+            states, found = stacked(states, hidden[own], weights[own], biases, 1, 0.0, train, both, False, layer_fn)
+            last += found
+        return states.transpose(0, 1) if batch_first else states, last
+
     with lock:
-        if select is not None:
-            rules.select_one_layer_lstm_function = selected
+        rules.select_one_layer_lstm_function, rules._rnn_helper = selected, dropping
         try:
             yield
         finally:
-            if select is not None:
-                rules.select_one_layer_lstm_function = select
+            rules.select_one_layer_lstm_function, rules._rnn_helper = select, stacked

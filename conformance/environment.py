@@ -29,14 +29,15 @@ class Environment:
     @classmethod
     def here(cls, target: str, date: str) -> Environment:
         """This process's environment; the packages that are not installed are left out."""
-        cpu, features = _cpu()
+        cpu, flags = _cpu()
         facts = {
             "target": short(target),
             "python": platform.python_version(),
             "platform": sys.platform,
             "machine": platform.machine(),
             "cpu": cpu,
-            "cpu_features": features,
+            "cpu_features": hashlib.sha256(flags.encode()).hexdigest()[:12],
+            "simd": simd(flags),
         }
         for name in PACKAGES:
             try:
@@ -97,8 +98,16 @@ def _of_target(target: str) -> dict[str, str]:
     return {"target_sources": _digest((file.name, file) for file in files)}
 
 
+def simd(flags: str) -> str:
+    """The widest instructions of such CPU flags for which torch has kernels on x86: "avx512", "avx2" or "other"."""
+    found = set(flags.split())
+    if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= found:
+        return "avx512"
+    return "avx2" if {"avx2", "fma"} <= found else "other"
+
+
 def _cpu() -> tuple[str, str]:
-    """The processor's name, and a digest of its features: the kernels that a library chooses, hence the last bits, follow them."""
+    """The processor's name and its features: the kernels that a library chooses, hence the last bits, follow them."""
     cpuinfo = Path("/proc/cpuinfo")
     told = dict.fromkeys(("model name", "flags"), "")
     if cpuinfo.exists():
@@ -106,4 +115,4 @@ def _cpu() -> tuple[str, str]:
             key, _, value = text.partition(":")
             if key.strip() in told:
                 told[key.strip()] = value.strip()
-    return told["model name"] or platform.processor(), hashlib.sha256(told["flags"].encode()).hexdigest()[:12]
+    return told["model name"] or platform.processor(), told["flags"]

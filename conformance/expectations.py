@@ -13,7 +13,7 @@ A file of `expectations/*.toml` holds entries, and conditions that all of them s
     until = 2027-06-30
 
 A condition is a list, parted by commas, of `name operator value`: versions (`torch`, `python`, `timm` …) take any operator
-of a version specifier, words (`target`, `platform`, `machine`, `cpu`) take `=` and `!=`.
+of a version specifier, words (`target`, `platform`, `machine`, `cpu`, `simd`) take `=` and `!=`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from conformance.statuses import Status
 
 FOLDER = Path(__file__).with_name("expectations")
 VERSIONS = (*PACKAGES, "python")
-WORDS = ("target", "platform", "machine", "cpu")
+WORDS = ("target", "platform", "machine", "cpu", "simd")
 _TERM = re.compile(r"\s*([a-z]\w*)\s*(=|==|!=|<=|>=|<|>|~=)\s*([\w.:+()-]+(?: [\w.:+()-]+)*)\s*")
 
 

@@ -419,6 +419,38 @@ def test_an_lstm_trains_whose_input_wants_no_gradient() -> None:
             torch.testing.assert_close(a, p.grad, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+@pytest.mark.parametrize("grad", [False, True])
+def test_recurrent_layers_drop_out_between_them_what_eager_code_drops_out(kind: Any, grad: bool) -> None:
+    """torch's own trace of several layers has no dropout."""
+
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Linear(5, 6), nn.Linear(8, 3)
+            self.forth = kind(6, 4, 3, dropout=0.5, bidirectional=True)
+            self.back = kind(8, 8, 2, dropout=0.3, batch_first=True, bias=False)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            states, last = self.forth(self.first(x).transpose(0, 1))
+            states, last = self.back(states.transpose(0, 1))
+            return {"out": self.head(states) + (last[0] if kind is nn.LSTM else last).sum()}
+
+    def both(x: torch.Tensor) -> Any:
+        for run in (trained, step) if grad else (whole, halves):
+            runtime.model.zero_grad(), torch.manual_seed(7)
+            yield run(runtime.model if run in (trained, whole) else runtime, x)
+
+    def trained(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+        model(x)["out"].pow(2).mean().backward()
+        return [p.grad for p in model.parameters()]
+
+    runtime = made(Reads, 2, 5, train=True, boundary="after:forth", backend="aot_eager")
+    for batch in (3, 1):
+        expected, found = both(numbers(batch, 2, 5, seed=batch))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
 # Lifting
 
 

@@ -20,7 +20,8 @@ from conformance.verdict import Problem, judge, verdict
 
 TODAY = datetime.date(2026, 11, 21)
 HERE = Environment(
-    "2026-11-21T00:00:00Z", {"torch": "2.12.1", "python": "3.11.7", "target": "ariadne", "platform": "linux"}
+    "2026-11-21T00:00:00Z",
+    {"torch": "2.12.1", "python": "3.11.7", "target": "ariadne", "platform": "linux", "simd": "avx2"},
 )
 A1, A2, B1 = "forward/nn/a/bs=1", "forward/nn/a/bs=2", "forward/nn/b/bs=1"
 KNOWN = (A1, A2, B1)
@@ -142,6 +143,8 @@ def test_a_result_is_judged_in_its_own_environment() -> None:
         ("target=ariadne", True),
         ("target=identity", False),
         ("target!=identity, platform=linux", True),
+        ("simd=avx2", True),
+        ("simd!=avx2", False),
         ("timm>=1", False),  # not installed
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conformance import results
-from conformance.environment import Environment, full, short, sources
+from conformance.environment import Environment, full, short, simd, sources
 from conformance.results import Result
 from conformance.run import started
 from conformance.statuses import Status
@@ -149,6 +149,14 @@ def test_a_target_from_elsewhere_brings_a_digest_of_its_own_code(
         code.write_text(text)
         ids.append(Environment.here("a_target_of_mine.split:prepare", "2026-01-01T00:00:00Z").id)
     assert ids[0] != ids[1]
+
+
+def test_the_widest_instructions_are_told_by_the_flags() -> None:
+    narrow = "fpu sse4_2 avx avx2 fma"
+    assert simd(narrow) == "avx2"
+    assert simd(f"{narrow} avx512f") == "avx2", "torch's kernels want more of AVX-512 than its foundation"
+    assert simd(f"{narrow} avx512f avx512bw avx512dq avx512vl") == "avx512"
+    assert simd("fp asimd") == simd("") == "other"
 
 
 def test_an_environment_names_versions_target_and_sources(tmp_path: Path) -> None:
