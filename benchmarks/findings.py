@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.break_even import (
@@ -46,6 +46,11 @@ class Place:
     task: str
     model: str | None
     batch: int
+
+    @property
+    def overall(self) -> Place:
+        """The same place, over all models."""
+        return replace(self, model=None)
 
 
 @dataclass(frozen=True)
@@ -125,9 +130,16 @@ class Mean:
     off: tuple[str, ...] = ()
 
 
-def _place(sample: Record, model: bool = True) -> Place:
-    name = sample["model"] if model else None
-    return Place(sample["environment"], sample["device"], sample["task"], name, sample["batch"])
+def _place(sample: Record) -> Place:
+    return Place(sample["environment"], sample["device"], sample["task"], sample["model"], sample["batch"])
+
+
+def _placed(records: Records, job: str) -> dict[Place, dict[str, list[Record]]]:
+    """The samples of a job, by place and variant."""
+    groups: dict[Place, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for sample in records.of(job):
+        groups[_place(sample)][sample["variant"]].append(sample)
+    return groups
 
 
 def _failure(samples: list[Record]) -> str | None:
@@ -138,14 +150,9 @@ def _failure(samples: list[Record]) -> str | None:
 
 def speeds(records: Records) -> list[Speed]:
     """Every variant at every place, in the order in which they were measured."""
-    groups: dict[Place, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
-    own: dict[Place, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
-    for sample in records.of("rounds"):
-        groups[_place(sample)][sample["variant"]].append(sample)
-    for sample in records.of("reference"):
-        own[_place(sample)][sample["variant"]].append(sample)
+    own = _placed(records, "reference")
     found = []
-    for place, variants in groups.items():
+    for place, variants in _placed(records, "rounds").items():
         found += [_speed(place, name, samples, variants) for name, samples in variants.items()]
         if place in own:  # against the model in its own processes
             found.append(_speed(place, REFERENCE, own[place][REFERENCE], own[place]))
@@ -224,9 +231,7 @@ def means(found: list[Speed]) -> list[Mean]:
     """The geometric means over models, for each variant at each batch; the set of models is the same for all variants."""
     groups: dict[Place, dict[str, dict[str, Speed]]] = defaultdict(lambda: defaultdict(dict))
     for speed in found:
-        p = speed.place
-        overall = Place(p.environment, p.device, p.task, None, p.batch)
-        groups[overall][speed.variant][str(p.model)] = speed
+        groups[speed.place.overall][speed.variant][str(speed.place.model)] = speed
     result = []
     for place, variants in groups.items():
         models = sorted({model for by_model in variants.values() for model in by_model})
@@ -244,32 +249,21 @@ def means(found: list[Speed]) -> list[Mean]:
 
 def versus(records: Records, name: str, other: str) -> list[Mean]:
     """One variant against another that ran in the same rounds, over all models; `Mean.variant` is "name over other"."""
-    groups: dict[Place, dict[str, dict[str, list[Record]]]] = defaultdict(
-        lambda: defaultdict(lambda: defaultdict(list))
-    )
-    for sample in records.of("rounds"):
-        if sample["variant"] in (name, other, NOISE):
-            groups[_place(sample, model=False)][sample["model"]][sample["variant"]].append(sample)
+    groups: dict[Place, dict[str, dict[str, list[Record]]]] = defaultdict(dict)
+    for place, variants in _tried(records, name, other):
+        groups[place.overall][str(place.model)] = variants
     found = []
     for place, models in groups.items():
-        tried = {m: v for m, v in models.items() if v[name] or v[other]}
-        if tried:
-            geomean = geometric_mean({m: _against(v, name, other) for m, v in tried.items()})
-            off = tuple(m for m, v in tried.items() if _off(v[name] + v[other], v[NOISE]))
-            found.append(Mean(place, f"{name} over {other}", geomean, off))
+        geomean = geometric_mean({m: _against(v, name, other) for m, v in models.items()})
+        off = tuple(m for m, v in models.items() if _off(v[name] + v[other], v[NOISE]))
+        found.append(Mean(place, f"{name} over {other}", geomean, off))
     return found
 
 
 def versus_each(records: Records, name: str, other: str) -> list[Speed]:
     """One variant against another that ran in the same rounds, on each model; `Speed.variant` is "name over other"."""
-    groups: dict[Place, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
-    for sample in records.of("rounds"):
-        if sample["variant"] in (name, other, EAGER, NOISE):
-            groups[_place(sample)][sample["variant"]].append(sample)
     found = []
-    for place, variants in groups.items():
-        if not (variants[name] or variants[other]):
-            continue
+    for place, variants in _tried(records, name, other):
         pair, ratios = f"{name} over {other}", _against(variants, name, other)
         noise = _ratios(variants[NOISE], variants[EAGER])
         if isinstance(ratios, str) or not noise:
@@ -287,6 +281,13 @@ def versus_each(records: Records, name: str, other: str) -> list[Speed]:
             )
         )
     return found
+
+
+def _tried(records: Records, name: str, other: str) -> Iterator[tuple[Place, dict[str, list[Record]]]]:
+    """The places at which either of two variants was measured, with all samples there."""
+    for place, variants in _placed(records, "rounds").items():
+        if variants[name] or variants[other]:
+            yield place, variants
 
 
 def _against(variants: dict[str, list[Record]], name: str, other: str) -> Mapping[int, float] | str:
@@ -326,9 +327,7 @@ def starts(records: Records) -> list[Start]:
     groups: dict[tuple[Place, str, str], list[Record]] = defaultdict(list)
     for sample in records.of("start"):
         groups[_place(sample), sample["variant"], sample["cache"]].append(sample)
-    pairs: dict[Place, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
-    for sample in records.of("rounds"):
-        pairs[_place(sample)][sample["variant"]].append(sample)
+    pairs = _placed(records, "rounds")
     noise = {place: [*_ratios(beside[NOISE], beside[EAGER]).values()] for place, beside in pairs.items()}
     wrong = {
         (place, name)

@@ -136,7 +136,10 @@ def _conditions(run: Run) -> Iterator[Block]:
         rows.append(("taken", f"{dates[0]} to {dates[-1]}"))
     if loads:
         rows.append(("load before each job, one minute's mean", f"{min(loads):.2f} to {max(loads):.2f}"))
-    rows += [("processor time that the host withheld", f"{share:.1%}") for share in _withheld(samples)]
+    withheld = _withheld(samples)
+    for environment, share in withheld.items():
+        where = f", in environment {environment}" if len(withheld) > 1 else ""
+        rows.append((f"processor time that the host withheld{where}", f"{share:.1%}"))
     rows.append(("commits", ", ".join(commits) or "unknown"))
     if len(commits) > 1:
         rows.append(
@@ -145,16 +148,18 @@ def _conditions(run: Run) -> Iterator[Block]:
     yield Table("Conditions", ("what", "found"), tuple(cells(*row) for row in rows))
 
 
-def _withheld(samples: list[Record]) -> Iterator[float]:
+def _withheld(samples: list[Record]) -> dict[str, float]:
     """The share of the processors' busy time that a virtual machine's host gave to others, over each environment's samples."""
     clocks: dict[str, dict[str, list[int]]] = {}
     for s in samples:
         if s.get("processors"):
             clocks.setdefault(s["environment"], {})[s["date"]] = s["processors"]
-    for by_date in clocks.values():
+    found = {}
+    for environment, by_date in clocks.items():
         (busy, stolen), (busy_last, stolen_last) = by_date[min(by_date)], by_date[max(by_date)]
         if busy_last > busy and stolen_last >= stolen:  # else another start of the machine
-            yield (stolen_last - stolen) / (busy_last - busy)
+            found[environment] = (stolen_last - stolen) / (busy_last - busy)
+    return found
 
 
 def _environment(prefix: str, environment: Environment) -> Table:
