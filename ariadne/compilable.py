@@ -35,6 +35,8 @@ def _known(thing: Any) -> Any:
     """An op of the same meaning, where torch's tracer would break the graph at a binding, or ask for the batch."""
     if thing is torch._C._nn.adaptive_avg_pool2d:
         return _pooled
+    if thing is torch.dropout_:
+        return _dropped
     if not isinstance(thing, types.BuiltinFunctionType) or isinstance(thing.__self__, types.ModuleType):
         return thing
     if torch._dynamo.trace_rules.lookup(thing) is not torch._dynamo.variables.SkipFunctionVariable:
@@ -47,6 +49,11 @@ def _pooled(x: torch.Tensor, size: int | tuple[int, ...]) -> torch.Tensor:
     if size == 1 or (not isinstance(size, int) and list(size) == [1, 1]):
         return x.mean((-1, -2), keepdim=True)
     return torch._C._nn.adaptive_avg_pool2d(x, size)
+
+
+def _dropped(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """`dropout_`. torch traces that as a draw into a contiguous tensor; eager code draws in the order in which `x` lies."""
+    return x.copy_(torch.dropout(x, p, train)) if train else x
 
 
 def _hoisted(lifted: Lifted) -> Lifted:
@@ -99,7 +106,7 @@ def odd_strides(lifted: Lifted, args: Sequence[Any], known: Mapping[tuple[str, i
         follow = {0, 1}
         for d in sorted(range(t.dim()), key=t.stride):
             stride = t.stride(d)
-            if t.shape[d] > 1 and (stride not in follow or (name, d) in known):
+            if (name, d) in known or (t.shape[d] > 1 and stride not in follow):
                 found[name, d] = stride if known.get((name, d), stride) == stride else None
             follow.add(stride * t.shape[d])
     return found

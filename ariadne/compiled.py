@@ -219,7 +219,10 @@ class _Jit:
 
     def _gave_up(self, grad: bool) -> str:
         count = self.report.compiled[grad]
-        return f"it gave up (after {count} compilations; torch._dynamo.config.recompile_limit), or is switched off"
+        return (
+            "it ran the segment as Python: its tracer stopped at an op (TORCH_LOGS='+dynamo' shows where), it gave up "
+            f"(after {count} compilations; torch._dynamo.config.recompile_limit), or it is switched off"
+        )
 
     def _note(self, grad: bool, seconds: float) -> None:
         self.report.state = "compiled"
@@ -265,7 +268,10 @@ def refused(lifted: Lifted, options: CompileOptions, why: str) -> CompileError:
     """The error for a segment that can't be compiled, with its source and what to try."""
     who = "AOTInductor" if options.ahead else "torch.compile"
     ways = ["compile_options={'on_compile_error': 'eager'} to run this segment eagerly", "mode='generated_eager'"]
-    ways += ["another cut"] if options.ahead else ["another backend, such as 'aot_eager', to see which stage fails"]
+    if options.ahead:
+        ways.append("another cut")
+    elif options.given.get("backend") != "aot_eager":
+        ways.append("another backend, such as 'aot_eager', to see which stage fails")
     return CompileError(
         f"{who} refused {lifted.name!r} with {dict(options.given)}: {why.strip()}\nTry {', '.join(ways[:-1])}, or {ways[-1]}. "
         f"The segment:\n\n{lifted.source.text}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -97,11 +98,11 @@ def batch_free_views() -> Iterator[None]:
 
 @contextmanager
 def recurrent_layers() -> Iterator[None]:
-    """Let torch trace recurrent layers so that they train, and drop out what they drop out in eager code.
+    """Let torch trace recurrent layers so that they train, with the dropout that they have in eager code.
 
     Where gradients are wanted, an LSTM on a CPU is traced as the ops of its time steps. torch does so itself where the input
-    wants gradients. Where only the weights do, it traces a oneDNN op whose backward can't be traced. This takes time in
-    proportion to the steps.
+    wants gradients. Where only the weights or the first state do, it traces a oneDNN op whose backward can't be traced.
+    Compiling takes time in proportion to the steps.
 
     Where there is dropout between layers, each layer is traced alone and dropout stands between them, as in eager code: torch's
     own trace of several layers leaves it out (it asks for ``num_layers < i - 1``, which no layer meets), without a word.
@@ -110,21 +111,25 @@ def recurrent_layers() -> Iterator[None]:
     select, stacked = rules.select_one_layer_lstm_function, rules._rnn_helper
 
     def selected(given: Any, hidden: Any, weights: Any) -> Any:
-        wanted = torch.is_grad_enabled() and any(w.requires_grad for layer in weights for w in layer)
+        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in chain(hidden, *weights))
         return rules.one_layer_lstm if wanted else select(given, hidden, weights)
 
     def dropping(states: Any, hidden: Any, weights: Any, *how: Any) -> Any:
-        biases, layers, dropout, train, both, batch_first, layer_fn = how
+        biases, layers, dropout, train, bidirectional, batch_first, layer_fn = how
         if layers == 1 or not (train and dropout):
             return stacked(states, hidden, weights, *how)
-        states, last, directions = states.transpose(0, 1) if batch_first else states, [], 1 + both
+        directions = 2 if bidirectional else 1
+        last_states = []
+        if batch_first:
+            states = states.transpose(0, 1)
         for first in range(0, layers * directions, directions):
-            own = slice(first, first + directions)
             if first:
                 states = torch.dropout(states, dropout, True)
-            states, found = stacked(states, hidden[own], weights[own], biases, 1, 0.0, train, both, False, layer_fn)
-            last += found
-        return states.transpose(0, 1) if batch_first else states, last
+            layer = slice(first, first + directions)
+            one = biases, 1, 0.0, train, bidirectional, False, layer_fn
+            states, found = stacked(states, hidden[layer], weights[layer], *one)
+            last_states += found
+        return states.transpose(0, 1) if batch_first else states, last_states
 
     with lock:
         rules.select_one_layer_lstm_function, rules._rnn_helper = selected, dropping

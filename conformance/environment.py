@@ -107,7 +107,7 @@ def simd(flags: str) -> str:
 
 
 def _cpu() -> tuple[str, str]:
-    """The processor's name and its features: the kernels that a library chooses, hence the last bits, follow them."""
+    """The processor's name and its features, which decide the kernels that a library chooses, hence the last bits."""
     cpuinfo = Path("/proc/cpuinfo")
     told = dict.fromkeys(("model name", "flags"), "")
     if cpuinfo.exists():

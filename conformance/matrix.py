@@ -78,7 +78,7 @@ def cases(model: str) -> tuple[Case, ...]:
             add("forward", cut="q50", bs=3, mode="eval", backend="inductor")
             for backend in ("eager", "aot_eager", "inductor"):
                 add("train", cut="q50", bs=3, mode="eval", backend=backend, steps=1)
-        # Numbers are drawn in a compiler's trace as in eager code, by rules of torch's own.
+        # What draws is traced by rules of torch's own, which may draw otherwise than eager code.
         if entry.family == "nn" or "draws" in entry.tags:
             for backend in ("aot_eager", "inductor") if entry.family == "nn" else ("aot_eager",):
                 add("train", cut="q50", bs=3, mode="train", backend=backend, steps=1)

@@ -399,56 +399,92 @@ def test_numbers_that_python_reads_break_no_graph_and_are_still_watched() -> Non
         halves(runtime, x)
 
 
-def test_an_lstm_trains_whose_input_wants_no_gradient() -> None:
-    class Reads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm, self.head = nn.LSTM(5, 4, 1, batch_first=True), nn.Linear(4, 3)
+class WeightsAlone(nn.Module):
+    """An LSTM whose weights want gradients, and not its input."""
 
-        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"out": self.head(self.lstm(x)[0])}
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(5, 4, 1, batch_first=True), nn.Linear(4, 3)
 
-    runtime = made(Reads, 3, 5, train=True, backend="aot_eager")
-    twin = copy.deepcopy(runtime.model)
-    for batch in (3, 1, 5):
-        runtime.model.zero_grad(), twin.zero_grad()
-        x = numbers(batch, 3, 5, seed=batch)
-        found = step(runtime, x)
-        twin(x)["out"].pow(2).mean().backward()
-        for a, p in zip(found, twin.parameters(), strict=True):
-            torch.testing.assert_close(a, p.grad, rtol=1e-5, atol=1e-7)
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"out": self.head(self.lstm(x)[0])}
 
 
-@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
-@pytest.mark.parametrize("grad", [False, True])
-def test_recurrent_layers_drop_out_between_them_what_eager_code_drops_out(kind: Any, grad: bool) -> None:
-    """torch's own trace of several layers has no dropout."""
+class StateAlone(nn.Module):
+    """A frozen LSTM whose first state wants gradients."""
 
-    class Reads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Linear(5, 4), nn.Linear(4, 3)
+        self.lstm = nn.LSTM(5, 4, 2, batch_first=True).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        state = self.encoder(x[:, :2]).transpose(0, 1)
+        return {"out": self.head(self.lstm(x, (state, state))[0])}
+
+
+class FirstToken(nn.Module):
+    """The first of three tokens; cut behind it, what crosses is a part of a larger tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"out": self.head(self.first(x).tanh()[:, 0])}
+
+
+def recurrent(kind: Any) -> Any:
+    """Dropout between layers, and in place on what is not contiguous."""
+
+    class Drops(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.first, self.head = nn.Linear(5, 6), nn.Linear(8, 3)
             self.forth = kind(6, 4, 3, dropout=0.5, bidirectional=True)
             self.back = kind(8, 8, 2, dropout=0.3, batch_first=True, bias=False)
+            self.drop = nn.Dropout(0.3, inplace=True)
 
         def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
             states, last = self.forth(self.first(x).transpose(0, 1))
             states, last = self.back(states.transpose(0, 1))
-            return {"out": self.head(states) + (last[0] if kind is nn.LSTM else last).sum()}
+            return {"out": self.head(self.drop(2 * states)) + (last[0] if kind is nn.LSTM else last).sum()}
 
-    def both(x: torch.Tensor) -> Any:
-        for run in (trained, step) if grad else (whole, halves):
-            runtime.model.zero_grad(), torch.manual_seed(7)
-            yield run(runtime.model if run in (trained, whole) else runtime, x)
+    return Drops
 
-    def trained(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+
+def seeded(run: Any, of: Any, x: torch.Tensor) -> tuple[Any, torch.Tensor]:
+    """What it returns from one state of the generator, and the state afterwards."""
+    torch.manual_seed(7)
+    return run(of, x), torch.get_rng_state()
+
+
+@pytest.mark.parametrize(
+    ("build", "boundary"),
+    [
+        pytest.param(WeightsAlone, "percent:50", id="an LSTM whose weights alone want gradients"),
+        pytest.param(StateAlone, "after:encoder", id="an LSTM whose state alone wants gradients"),
+        pytest.param(FirstToken, "cut:3", id="a token out of three"),
+        pytest.param(recurrent(nn.LSTM), "after:forth", id="dropout between layers of an LSTM"),
+        pytest.param(recurrent(nn.GRU), "after:forth", id="dropout between layers of a GRU"),
+        pytest.param(recurrent(nn.RNN), "after:forth", id="dropout between layers of an RNN"),
+    ],
+)
+def test_training_and_inference_in_train_mode_are_the_models_at_batch_1_too(build: Any, boundary: str) -> None:
+    def whole_step(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor | None]:
         model(x)["out"].pow(2).mean().backward()
         return [p.grad for p in model.parameters()]
 
-    runtime = made(Reads, 2, 5, train=True, boundary="after:forth", backend="aot_eager")
-    for batch in (3, 1):
-        expected, found = both(numbers(batch, 2, 5, seed=batch))
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    runtime = made(build, 3, 5, train=True, boundary=boundary, backend="aot_eager")
+    twin = copy.deepcopy(runtime.model)
+    for batch in (3, 1, 4):
+        x = numbers(batch, 3, 5, seed=batch)
+        runtime.model.zero_grad(), twin.zero_grad()
+        for run, ours in ((whole_step, step), (whole, halves)):
+            expected, state = seeded(run, twin, x)
+            found, ours_state = seeded(ours, runtime, x)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+            assert torch.equal(ours_state, state)
 
 
 # Lifting

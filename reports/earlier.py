@@ -25,7 +25,8 @@ CHANGED = (REGRESSED, IMPROVED, VANISHED)
 CLASSES = (REGRESSED, IMPROVED, NOISY, APART, VANISHED, NEW)
 TONES = {REGRESSED: "bad", IMPROVED: "good", VANISHED: "warn", NOISY: "quiet", APART: "quiet", NEW: ""}
 # A process gets the threads that the option says; older runs wrote down the variables of the process that started it.
-MAY_DIFFER = frozenset({"sources", "target", "OMP_NUM_THREADS", "MKL_NUM_THREADS"})
+# What `simd` says follows from `cpu_features`, and older runs don't say it.
+MAY_DIFFER = frozenset({"sources", "target", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "simd"})
 WORDS = {"option threads": "threads", "option pairs": "rounds", "option settle": "first calls"}
 
 

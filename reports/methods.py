@@ -136,9 +136,9 @@ def _conditions(run: Run) -> Iterator[Block]:
         rows.append(("taken", f"{dates[0]} to {dates[-1]}"))
     if loads:
         rows.append(("load before each job, one minute's mean", f"{min(loads):.2f} to {max(loads):.2f}"))
-    withheld = _withheld(samples)
-    for environment, share in withheld.items():
-        where = f", in environment {environment}" if len(withheld) > 1 else ""
+    several = len({s["environment"] for s in samples}) > 1
+    for environment, share in _withheld(samples).items():
+        where = f", in environment {environment}" if several else ""
         rows.append((f"processor time that the host withheld{where}", f"{share:.1%}"))
     rows.append(("commits", ", ".join(commits) or "unknown"))
     if len(commits) > 1:
