@@ -220,7 +220,7 @@ class _Jit:
     def _gave_up(self, grad: bool) -> str:
         count = self.report.compiled[grad]
         return (
-            "it ran the segment as Python: its tracer stopped at an op (TORCH_LOGS='+dynamo' shows where), it gave up "
+            "it would run the segment as Python: its tracer stopped at an op (TORCH_LOGS='+dynamo' shows where), it gave up "
             f"(after {count} compilations; torch._dynamo.config.recompile_limit), or it is switched off"
         )
 

@@ -134,9 +134,9 @@ def _place(sample: Record) -> Place:
     return Place(sample["environment"], sample["device"], sample["task"], sample["model"], sample["batch"])
 
 
-def _placed(records: Records, job: str) -> dict[Place, dict[str, list[Record]]]:
-    """The samples of a job, by place and variant."""
-    groups: dict[Place, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+def _placed(records: Records, job: str) -> dict[Place, defaultdict[str, list[Record]]]:
+    """The samples of a job, by place and variant; a variant that was not measured has none."""
+    groups: dict[Place, defaultdict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for sample in records.of(job):
         groups[_place(sample)][sample["variant"]].append(sample)
     return groups
@@ -249,7 +249,7 @@ def means(found: list[Speed]) -> list[Mean]:
 
 def versus(records: Records, name: str, other: str) -> list[Mean]:
     """One variant against another that ran in the same rounds, over all models; `Mean.variant` is "name over other"."""
-    groups: dict[Place, dict[str, dict[str, list[Record]]]] = defaultdict(dict)
+    groups: dict[Place, dict[str, defaultdict[str, list[Record]]]] = defaultdict(dict)
     for place, variants in _tried(records, name, other):
         groups[place.overall][str(place.model)] = variants
     found = []
@@ -283,7 +283,7 @@ def versus_each(records: Records, name: str, other: str) -> list[Speed]:
     return found
 
 
-def _tried(records: Records, name: str, other: str) -> Iterator[tuple[Place, dict[str, list[Record]]]]:
+def _tried(records: Records, name: str, other: str) -> Iterator[tuple[Place, defaultdict[str, list[Record]]]]:
     """The places at which either of two variants was measured, with all samples there."""
     for place, variants in _placed(records, "rounds").items():
         if variants[name] or variants[other]:
