@@ -20,6 +20,7 @@ from ariadne.generalize import (
     disagreement,
     generalize,
     size_sources,
+    unexplained,
     with_views_of,
     without_slices_of_all,
 )
@@ -104,7 +105,8 @@ class Evidence:
 class Observation:
     """One recorded real run: its plan, its output, and the shapes of what each recorded op made.
 
-    `unpruned`: the plan with the ops whose results nothing uses, which may be unable to run at another batch.
+    `unpruned`: the plan with the ops whose results nothing uses, which may be unable to run at another batch. `unforeseen`: sizes
+    in it that are looked at again in each call, for nothing tells whether they follow data.
     """
 
     plan: TracePlan
@@ -112,6 +114,7 @@ class Observation:
     evidence: Evidence
     shapes: tuple[tuple[tuple[int, ...], ...], ...]
     recorded: Recording
+    unforeseen: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -175,26 +178,43 @@ def capture(
         reasons.append((plan.captured_by, "; ".join(plan.excluded)))
         plan, more, others = at_batch(real.plan, example.batch), [], []
     plan, recordings = replace(plan, not_captured_by=tuple(reasons)), [real.recorded, *others]
-    if grad and plan.assumption.grad is None:
+    asks_grad = grad and plan.assumption.grad is None
+    # Fake tensors have no data to take: a symbolic plan has them, if at all, in a tensor that no op made.
+    leaks = plan.captured_by != "symbolic" or bool(plan.constants)
+    if leaks:
+        other = _perturbed(model, example, size, batch_symbol, grad and not asks_grad)
+        if other is not None and size in plan.batches and not disagreement(plan, other.plan):
+            asks_grad = leaks = False  # neither other numbers nor gradients change what forward does
+            recordings.append(other.recorded)
+    if asks_grad:
         other = observe(model, example, size, batch_symbol, False)
         recordings.append(other.recorded)
         if size in plan.batches and disagreement(plan, other.plan):
             plan = replace(plan, assumption=replace(plan.assumption, grad=True))
-    if plan.constants and not any(node.is_witness for node in plan.nodes):
-        _refuse_leaks(plan, observe(model, example, size, batch_symbol, grad, perturbed=True).plan)
+    if leaks:
+        other = _perturbed(model, example, size, batch_symbol, grad)
+        if other is not None:
+            _refuse_leaks(real.plan, other.plan)
     return Captured(check(plan), (real.evidence, *more), Baseline(model, recordings))
 
 
+def _perturbed(model: nn.Module, example: Example, batch: int, batch_symbol: str, grad: bool) -> Observation | None:
+    """A real run on inputs with other numbers; None where the model can't be recorded on them."""
+    try:
+        return observe(model, example, batch, batch_symbol, grad, perturbed=True)
+    except Exception:  # the model may refuse numbers that nobody asked it to run on
+        return None
+
+
 def _refuse_leaks(plan: TracePlan, seen: TracePlan) -> None:
-    """Raise `UnsupportedError` if a tensor that no op made is another one where the inputs hold other numbers."""
-    pairs = zip(plan.constants.values(), seen.constants.values(), strict=False)
-    same = len(plan.constants) == len(seen.constants) and all(
-        a.shape == b.shape and a.dtype is b.dtype and torch.equal(a, b) for a, b in pairs
-    )
-    if not same:
+    """Raise `UnsupportedError` if forward does something else where the inputs hold other numbers, and no number that it was
+    seen to read out of a tensor says why."""
+    differs = unexplained(plan, seen)
+    if differs:
         raise UnsupportedError(
-            "forward takes data out of torch and brings them back in as a tensor (by numpy, dlpack, deepcopy, or another "
-            "thread), which a plan would freeze; keep to torch's own ops"
+            "forward takes data out of torch unseen (by dlpack, a storage, a pointer, deepcopy, or another thread) and brings "
+            "them back in as a tensor, a number or a branch, which a plan would freeze; keep to torch's own ops, or read numbers by "
+            f"item() or tolist(). On inputs with other numbers: {differs}"
         )
 
 
@@ -297,7 +317,7 @@ def _of_runs(runs: Sequence[Observation]) -> tuple[TracePlan, str]:
     """
     sizes = Batches.of(r.plan.traced_batch for r in runs)
     loose = runs[0].unpruned.definitions.keys() - runs[0].plan.definitions.keys()
-    read = [[n.witness for n in r.unpruned.nodes if n.is_witness] for r in runs]
+    read = [[n.witness for n in r.unpruned.nodes if n.is_witness and not _is_unforeseen(r, n)] for r in runs]
     if any(not tree.identical(read[0], others) for others in read[1:]):
         return generalize([r.plan for r in runs], sizes), "a number that it reads out of a tensor follows the batch"
     try:
@@ -319,9 +339,14 @@ def _of_runs(runs: Sequence[Observation]) -> tuple[TracePlan, str]:
         kept = {id(node) for node in prune(plan).nodes}
         for i in sorted(reached(plan, Groups(plan), (), made_from_the_batch)):
             node = plan.nodes[i]
-            if node.is_witness and id(node) not in kept:
+            if node.is_witness and id(node) not in kept and not _is_unforeseen(runs[0], node):
                 return plan, f"a number that it reads ({node.target}) is made from the batch"
     return plan, ""
+
+
+def _is_unforeseen(run: Observation, node: TraceNode) -> bool:
+    """Whether it is a size of which nothing tells whether it follows data: what is asked of it is followed, as of other sizes."""
+    return not run.unforeseen.isdisjoint(node.outputs)
 
 
 def _as_far_as_shown(
@@ -406,7 +431,7 @@ def observe(
                     "it keeps state in Python, draws from a generator of its own, or is not deterministic. Keep state in buffers, "
                     "and draw from torch's RNG"
                 )
-        return Observation(plan, unpruned, Evidence(batch, output), shapes, found)
+        return Observation(plan, unpruned, Evidence(batch, output), shapes, found, frozenset(low.unforeseen))
     finally:
         snapshot.restore()
 

@@ -13,6 +13,7 @@ from ariadne.errors import CaptureError, named
 from ariadne.expr import Expr
 from ariadne.plan import Batches, Ref, TraceNode, TracePlan, Value, substitute, uses
 from ariadne.prune import without
+from ariadne.recorder import WHOLE
 from ariadne.sizes import UNKNOWN, Size, Sources
 
 _ALIAS, _SIZE = "aten.alias.default", "aten.sym_size.int"
@@ -90,6 +91,26 @@ def _ops(plan: TracePlan) -> list[TraceNode]:
     return [node for node in plan.nodes if node.target != _SIZE]
 
 
+def unexplained(plan: TracePlan, seen: TracePlan) -> str | None:
+    """Where two real runs on inputs with other numbers differ, up to the first number that Python was seen to read
+    out of a tensor and that differs itself; None if nowhere."""
+
+    def witnessed(of: TracePlan, node: TraceNode) -> Any:
+        return of.constants[node.args[1].name] if node.target == WHOLE else node.witness
+
+    end = None
+    for i, (a, b) in enumerate(zip(plan.nodes, seen.nodes, strict=False)):
+        if a.target != b.target:
+            break
+        if a.is_witness and b.is_witness and not _same_constant(witnessed(plan, a), witnessed(seen, b)):
+            end = plan.definitions.get(a.args[0].name, i) if a.target == _SIZE else i
+            break
+    if end is None:
+        return disagreement(plan, seen)
+    plan, seen = (replace(p, nodes=p.nodes[:end], output=(), output_spec=plan.output_spec, stores=()) for p in (plan, seen))
+    return disagreement(plan, seen)
+
+
 def with_views_of(plan: TracePlan, seen: TracePlan) -> TracePlan:
     """The plan with what were views in a real run that it agrees with: composite ops run otherwise on fake tensors."""
     pairs = [
@@ -149,6 +170,12 @@ def _same_number(a: Any, b: Any) -> bool:
     )
 
 
+def _same_constant(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a is b or (a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(a, b)))
+    return _same_number(a, b)
+
+
 def _same_source(plan: TracePlan, a: Value, seen: TracePlan, b: Value) -> bool:
     if a.kind != b.kind:
         return False
@@ -156,7 +183,7 @@ def _same_source(plan: TracePlan, a: Value, seen: TracePlan, b: Value) -> bool:
         return bool(plan.objects[a.name] == seen.objects.get(b.name))
     if a.kind == "constant":
         x, y = plan.constants[a.name], seen.constants[b.name]
-        return x is y or (x.dtype == y.dtype and x.shape == y.shape and bool(torch.equal(x, y)))
+        return _same_constant(x, y)
     return a.origin == b.origin
 
 

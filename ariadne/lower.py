@@ -19,6 +19,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from ariadne import tree
 from ariadne.errors import UnsupportedError, named
 from ariadne.expr import FUNCTIONS, Expr
+from ariadne.foreseen import Dims, Foresight
 from ariadne.held import DEPTH, LEAVES, Attribute, held, is_a, is_followed, is_opaque
 from ariadne.plan import (
     Assumption,
@@ -124,6 +125,8 @@ class Lowering:
         self.input_tensors: list[torch.Tensor] = []
         self.literals: list[tuple[int, Any]] = []
         self.backward = ""
+        self.foresight = Foresight()
+        self.unforeseen: set[str] = set()  # sizes of which no fake kernel tells whether they follow data
         self.crowd: dict[tuple[str, int], int] = {}
         for e in recorded.events:
             self.crowd[e.module, e.call] = self.crowd.get((e.module, e.call), 0) + 1
@@ -401,10 +404,10 @@ class Lowering:
             self._define(name, "tensor", out)
             aliases += [(name, src) for src in self._alias_sources(ret, target, args)]
         self.nodes.append(replace(node, outputs=tuple(names), unpack=unpack, may_alias=tuple(aliases)))
-        by_data = self.fake is None and _sized_by_data(target, args)
-        for name, out in zip(names, outs, strict=True):
+        follows = self.foresight.follows_data(target, args, outs) if self.fake is None else [()] * len(outs)
+        for name, out, dims in zip(names, outs, follows, strict=True):
             if isinstance(out, torch.Tensor):
-                self._data_dependent_sizes(node, name, out, by_data)
+                self._data_dependent_sizes(node, name, out, dims)
 
     def _written_source(self, ret: Any, target: OpOverload, args: tuple[Any, ...]) -> str | None:
         if ret.alias_info is None or not ret.alias_info.is_write:
@@ -437,11 +440,15 @@ class Lowering:
         else:
             self.nodes.append(replace(node, outputs=(name,), witness=out, is_witness=True))
 
-    def _data_dependent_sizes(self, node: TraceNode, name: str, out: torch.Tensor, by_data: bool) -> None:
+    def _data_dependent_sizes(self, node: TraceNode, name: str, out: torch.Tensor, follows: Dims) -> None:
+        """Name the sizes that follow data, or of which nothing tells whether they do; `follows` is that of a real run."""
         for d, size in enumerate(out.shape):
-            if by_data:  # a real run can't show whether Python looked at it: what followed holds for this size
+            if d < len(follows) and follows[d] is not False:
+                # a real run can't show whether Python looked at it: what followed holds for this size
                 symbol = self.names.new(f"{name}_size{d}")
                 self.values[symbol] = Value(symbol, "scalar")
+                if follows[d] is None:
+                    self.unforeseen.add(symbol)
                 self.nodes.append(
                     TraceNode("aten.sym_size.int", (Ref(name), d), (), (symbol,), module=node.module, call=node.call,
                               witness=int(size), is_witness=True)
@@ -484,21 +491,22 @@ class Lowering:
         for i, out in enumerate(outs):
             names.append(self.names.new(self._result_name(event, f"{cls.__name__}_{i}" if unpack else cls.__name__)))
             self._define(names[-1], "tensor", out)
-        self.nodes.append(
-            TraceNode(
-                f"python.{cls.__module__}.{cls.__qualname__}",
-                (Ref(callable_name), *args),
-                (),
-                tuple(names),
-                unpack,
-                event.module,
-                event.call,
-                event.region,
-                writes=tuple(r for r in reads if self.values[r].kind == "tensor"),
-                may_alias=tuple((n, r) for n in names for r in reads if self.values[r].dtype is not None),
-                seeded=True,
-            )
+        node = TraceNode(
+            f"python.{cls.__module__}.{cls.__qualname__}",
+            (Ref(callable_name), *args),
+            (),
+            tuple(names),
+            unpack,
+            event.module,
+            event.call,
+            event.region,
+            writes=tuple(r for r in reads if self.values[r].kind == "tensor"),
+            may_alias=tuple((n, r) for n in names for r in reads if self.values[r].dtype is not None),
+            seeded=True,
         )
+        self.nodes.append(node)
+        for name, out in zip(names, outs, strict=True):
+            self._data_dependent_sizes(node, name, out, (None,) * out.dim() if self.fake is None else ())
 
     def _opaque_argument(self, value: Any, cls: Any) -> Any:
         if isinstance(value, (torch.Tensor, *_CONSTANTS, *_SYMBOLIC)):
@@ -617,24 +625,12 @@ class Lowering:
         return Assumption(grad, flags, autocast, layouts, "dtype" in looked or written, "shape" in looked, given)
 
 
-_UNTAGGED = ("aten::where", "aten::nonzero_numpy", "aten::argwhere")
-
-
 def _is_of_all(event: Event) -> bool:
     """Whether the op makes a view of all of a tensor: indexing makes an alias, or a slice of all where sizes are symbols."""
     if event.target is torch.ops.aten.slice.Tensor:
         _, _, start, end, step = event.args
         return start in (None, 0) and isinstance(end, int) and end >= _END and step == 1
     return event.target is torch.ops.aten.alias.default
-
-
-def _sized_by_data(op: OpOverload, args: tuple[Any, ...]) -> bool:
-    """Whether the sizes of an op's results depend on the data of its arguments."""
-    if op is torch.ops.aten.index.Tensor:
-        return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
-    if op._schema.name in _UNTAGGED and len(op._schema.arguments) == 1:
-        return True
-    return torch.Tag.dynamic_output_shape in op.tags
 
 
 def _same_view(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import copy
+import logging
 import math
 import threading
 from collections import OrderedDict
@@ -461,6 +462,28 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
 
         return method
 
+    def told(name: str) -> Callable[..., Any]:
+        by_data = taken_out(name)
+        base = getattr(torch.Tensor, name)
+
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not mine() or called_by_torch():
+                return base(self, *args, **kwargs)
+            if isinstance(self, FakeTensor):
+                raise UnsupportedError(f"forward makes text of a tensor's data in {recorder.where()}, and here it has none")
+            return by_data(self, *args, **kwargs)
+
+        return method
+
+    def unseen(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not mine():
+                return original(*args, **kwargs)
+            with recorder.aside():  # what is shown to people comes back to no op
+                return original(*args, **kwargs)
+
+        return call
+
     def contiguous(self: torch.Tensor, *, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
         if mine():  # torch's own method never reaches the dispatcher where the tensor is contiguous already
             out: torch.Tensor = torch.ops.aten.contiguous.default(self, memory_format=memory_format)
@@ -508,6 +531,10 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
         patches.set(torch.Tensor, name, indexed(name))
     for name in ("tolist", "numpy", "__array__"):
         patches.set(torch.Tensor, name, taken_out(name))
+    for name in ("__repr__", "__format__"):
+        patches.set(torch.Tensor, name, told(name))
+    patches.set(builtins, "print", unseen(builtins.print))
+    patches.set(logging.Logger, "handle", unseen(logging.Logger.handle))
     if recorder.watch is not None:
         _patch_sizes(recorder.watch, mine, patches)
     patches.set(nn.Module, "__getattribute__", read)

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 from torch import nn
 from torch.autograd import forward_ad, graph
 
@@ -57,11 +58,14 @@ def refuse(
     `where` names the module that runs; what runs under `walked` is a backward pass of forward's own.
     """
 
-    def refused(owner: Any, name: str, shown: str, why: str, only_with_grad: bool = False) -> None:
-        original = getattr(owner, name)
+    def refused(
+        owner: Any, name: str, shown: str, why: str, only_with_grad: bool = False, by_torch: bool = False
+    ) -> None:
+        original = getattr(owner, name)  # which, where `by_torch`, torch's own code may call
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if mine() and (torch._C.is_grad_enabled() or not only_with_grad):
+            asked = mine() and (torch._C.is_grad_enabled() or not only_with_grad)
+            if asked and not (by_torch and sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")):
                 raise UnsupportedError(f"forward calls {shown} in {where()}, {why}")
             return original(*args, **kwargs)
 
@@ -73,6 +77,10 @@ def refuse(
     for name in ("__dlpack__", "__deepcopy__"):
         why = "which takes data out of sight of a plan; use clone() or torch's own ops"
         refused(torch.Tensor, name, f"Tensor.{name}", why)
+    why = "which takes data out of sight of a plan; use torch's own ops and views, or item() and tolist() for numbers"
+    for name in ("storage", "untyped_storage", "data_ptr"):
+        refused(torch.Tensor, name, f"Tensor.{name}", why, by_torch=True)
+    refused(torch.utils.dlpack, "to_dlpack", "torch.utils.dlpack.to_dlpack", why)
     for name in ("manual_seed", "set_rng_state", "seed"):
         refused(torch, name, f"torch.{name}", "which a plan can't hold; seed before the call instead")
     why = "whose tensors carry tangents that a plan can't hold; use torch.autograd.grad, or compute them outside"
