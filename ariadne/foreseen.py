@@ -17,6 +17,8 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from ariadne.packed import RULES
+
 Dims = tuple[bool | None, ...]  # of a tensor, for each dim: whether its size follows data; None if nothing tells
 
 
@@ -97,8 +99,8 @@ def _described(value: Any) -> Any:
 
 
 def on_fake(op: OpOverload) -> Callable[..., Any]:
-    """What to call in place of an op where its tensors are fake."""
-    return op
+    """What to call in place of an op where its tensors are fake: torch's own fake kernel, or ours where that is wrong or missing."""
+    return RULES.get(op, op)
 
 
 __all__ = ["Dims", "Foresight", "on_fake"]

@@ -434,6 +434,9 @@ class Lowering:
         self.values[name] = Value(name, "scalar")
         if isinstance(out, _SYMBOLIC):
             expr = out.node.expr
+            if self.symbols.get(expr) == self.batch_symbol:  # known beforehand, and looked at again in each call
+                self.nodes.append(replace(node, outputs=(name,), witness=Expr(self.batch_symbol), is_witness=True))
+                return
             if expr.is_Symbol:
                 self.symbols[expr] = name
             self.nodes.append(replace(node, outputs=(name,)))

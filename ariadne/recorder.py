@@ -25,7 +25,9 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
+from ariadne import packed
 from ariadne.errors import UnsupportedError
+from ariadne.foreseen import on_fake
 from ariadne.held import BOOKKEEPING, SIMPLE, is_a
 from ariadne.plan import PLAIN, Region
 from ariadne.refusals import Patches, called_by_torch, refuse, refuse_transforms
@@ -130,6 +132,18 @@ class Recorder(ProxyTorchDispatchMode):
         path, _ = self.stack[-1]
         return repr(path) if path else "the model itself"
 
+    def run_on_fake(self, func: OpOverload, args: tuple[Any, ...]) -> Any:
+        """Run and note an op that fake tensors can't reach by the dispatcher."""
+        self.depth += 1
+        self.running = func, args
+        try:
+            out = on_fake(func)(*args)
+        finally:
+            self.depth -= 1
+            self.running = None
+        self.add(func, args, out)
+        return out
+
     @contextmanager
     def backward(self) -> Iterator[None]:
         """Note the events in the block as those of a backward pass."""
@@ -173,7 +187,7 @@ class Recorder(ProxyTorchDispatchMode):
             self.depth += 1
             self.running = func, run_args
             try:
-                out = func(*run_args, **run_kwargs)
+                out = on_fake(func)(*run_args, **run_kwargs)
             except Exception:
                 self.recording.raised = True
                 raise
@@ -650,6 +664,7 @@ def recording(
             _patch(recorder, paths, snapshot.strays, patches)
             refuse(model, recorder.is_mine, recorder.where, recorder.backward, patches)
             if fake is not None:
+                packed.patch(recorder.is_mine, recorder.run_on_fake, patches)
                 stack.enter_context(fake)
             stack.enter_context(enable_python_dispatcher())
             stack.enter_context(recorder)

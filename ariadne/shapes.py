@@ -22,6 +22,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from ariadne.errors import UnsupportedError
 from ariadne.expr import Expr
+from ariadne.foreseen import on_fake
 from ariadne.plan import Batches, Ref, TraceNode, TracePlan, substitute
 from ariadne.recorder import WHOLE, Recorder
 from ariadne.solve import where
@@ -264,7 +265,7 @@ class _Run:
                 and not -args[0].shape[args[1]] <= args[2] < args[0].shape[args[1]]
             ):
                 raise IndexError(f"index {args[2]} is out of range")  # which fake tensors of torch 2.11 do not check
-            out = overload(*args, **kwargs)
+            out = on_fake(overload)(*args, **kwargs)
         except Exception as error:  # whatever a fake kernel, or its absence, raises
             if self.first:
                 self.blind.add(i)
