@@ -34,7 +34,6 @@ from ariadne.state import Snapshot
 from ariadne.strided import own
 from ariadne.verify import difference
 
-
 _UNTIL_WARM = 4  # runs after which a scripted function must have come to what it stays at
 
 

@@ -33,7 +33,7 @@ from ariadne.plan import (
     layout,
 )
 from ariadne.recorder import WHOLE, Event, Recording, bind, simple, tensors_in, written_arguments
-from ariadne.scripted import Call, itself
+from ariadne.scripted import TARGET, Call, itself
 from ariadne.state import Snapshot
 
 _NUMBERS = (bool, int, float, complex)
@@ -508,7 +508,7 @@ class Lowering:
         """One op that gives every leaf of the result; of those that are no tensors, each is held against what it was."""
         label, effect = call.function.name, event.effect
         assert effect is not None
-        target = f"python.torch.jit.{label}"
+        target = f"{TARGET}{label}"
         args = tuple(self.atom(a) for a in event.args)
         writes = tuple(dict.fromkeys(self.tensor(t).name for t in effect.writes))
         aliased = tuple(dict.fromkeys(self.tensor(t).name for t in effect.aliases))

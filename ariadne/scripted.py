@@ -18,8 +18,10 @@ from torch.jit._state import _try_get_jit_cached_function
 
 from ariadne import tree
 from ariadne.errors import UnsupportedError, WitnessError
+from ariadne.plan import TraceNode
 from ariadne.refusals import Patches
 
+TARGET = "python.torch.jit."
 _HARMLESS = frozenset(  # of the executor's own ops: they compute nothing, and do nothing to what is outside
     "Constant If Loop ListConstruct ListUnpack TupleConstruct TupleUnpack TupleIndex DictConstruct NumToTensor device dtype "
     "is_cuda layout requires_grad unchecked_cast Uninitialized rangelist min max abs unchecked_unwrap_optional isinstance".split()
@@ -176,6 +178,11 @@ def _scripting() -> Iterator[None]:
         yield
     finally:
         patches.restore()
+
+
+def is_scripted(node: TraceNode) -> bool:
+    """Whether an op of a plan is a call of a scripted function."""
+    return node.target.startswith(TARGET)
 
 
 def itself(value: Any) -> Any:
