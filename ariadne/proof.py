@@ -19,8 +19,9 @@ from ariadne.variant import Variant
 from ariadne.verify import difference
 
 AT_FAULT = (
-    "Forward may do what no op shows (`t.data = ...`, `apply_`, a generator that it seeds): write that with torch's ops. If the model gives the same result twice on the same input, and follows nothing outside of itself, such as a variable "
-    "of an enclosing function, this is a bug in Ariadne"
+    "Forward may do what no op shows (`t.data = ...`, `apply_`, a generator that it seeds): write that with torch's ops. If "
+    "it does not, gives the same result twice on the same input, and follows nothing outside of the model, such as a variable of an "
+    "enclosing function, this is a bug in Ariadne"
 )
 _ROUNDS = 3  # in which a scripted function must have come to what it stays at, in both
 
