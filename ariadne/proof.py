@@ -15,12 +15,13 @@ from ariadne.errors import VerificationError
 from ariadne.plan import TracePlan
 from ariadne.scripted import is_scripted
 from ariadne.state import Snapshot
+from ariadne.strided import own
 from ariadne.variant import Variant
 from ariadne.verify import difference
 
 AT_FAULT = (
     "Forward may do what no op shows (`t.data = ...`, `apply_`, a generator that it seeds): write that with torch's ops. If "
-    "it does not, gives the same result twice on the same input, and follows nothing outside of the model, such as a variable of an "
+    "it does not, gives the same result twice on the same input, and follows nothing outside of itself, such as a variable of an "
     "enclosing function, this is a bug in Ariadne"
 )
 _ROUNDS = 3  # in which a scripted function must have come to what it stays at, in both
@@ -78,7 +79,7 @@ def _prove_output(model: nn.Module, variant: Variant, example: Example, batch: i
 
 
 def _detached(output: Any) -> Any:
-    return tree.map_leaves(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t, output)
+    return tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, output)
 
 
 def _prove_gradients(model: nn.Module, variant: Variant, example: Example) -> None:
