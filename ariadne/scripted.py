@@ -43,17 +43,61 @@ class Effects:
     def of(cls, function: Any) -> Effects:
         """Those of a scripted function."""
         graph = function.inlined_graph
-        known = graph.alias_db()
         inputs, outputs = list(graph.inputs()), list(graph.outputs())
-        ops = [_overload(node) for node in _nodes(graph)]
-        anywhere = any(op is None or op._schema.is_mutable for op in ops)
-        # Of what such an op gives back its schema is silent: `einsum` may be a view, and `dropout` its own input.
-        silent = any(op is None or _may_be_silent(op) for op in ops)
+        roots, nodes = _Roots(inputs), list(_nodes(graph))
+        written = {i for node in nodes for value in _written(node) for i in roots.of(value)}
+        given = {i for value in outputs for i in roots.of(value)}
+        ops = [_overload(node) for node in nodes]
         return cls(
-            tuple(anywhere and (known.has_writers(i) or i.type().kind() != "TensorType") for i in inputs),
-            tuple(silent or any(known.may_contain_alias(i, o) for o in outputs) for i in inputs),
+            tuple(i in written for i in range(len(inputs))),
+            tuple(i in given for i in range(len(inputs))),
             any(op is None or torch.Tag.nondeterministic_seeded in op.tags for op in ops),
         )
+
+
+class _Roots:
+    """For each value in a graph the inputs, by number, whose memory it may share."""
+
+    def __init__(self, inputs: list[Any]) -> None:
+        self.found: dict[int, frozenset[int]] = {v.unique(): frozenset({i}) for i, v in enumerate(inputs)}
+        self.all = frozenset(range(len(inputs)))
+
+    def of(self, value: Any) -> frozenset[int]:
+        """Those of one value."""
+        at = value.unique()
+        if at not in self.found:
+            node = value.node()
+            if node.kind() == "prim::Param":  # of a loop's block: what it gets it may have from any turn
+                self.found[at] = self.all
+            elif _makes_new(node):
+                self.found[at] = frozenset()
+            else:
+                sources = [*node.inputs(), *(v for block in node.blocks() for v in block.outputs())]
+                self.found[at] = frozenset(i for source in sources for i in self.of(source))
+        return self.found[at]
+
+
+def _makes_new(node: Any) -> bool:
+    """Whether what an op gives is no memory of what it got. Composite ops say nothing of it: `einsum` may be a view."""
+    op = _overload(node)
+    if op is None or torch.Tag.nondeterministic_seeded in op.tags:  # `dropout` may give back its input
+        return False
+    if any(r.alias_info is not None for r in op._schema.returns):
+        return False
+    if not torch._C._dispatch_has_kernel(op.name()):  # it is the executor's own, for numbers and containers
+        return False
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+
+
+def _written(node: Any) -> list[Any]:
+    """The values that a node may write into; schemas of normalisations keep silent about their running statistics."""
+    op = _overload(node)
+    if op is None:
+        return list(node.inputs())
+    pairs = zip(op._schema.arguments, node.inputs(), strict=False)
+    return [
+        v for a, v in pairs if a.name.startswith("running_") or (a.alias_info is not None and a.alias_info.is_write)
+    ]
 
 
 @lru_cache(maxsize=256)
@@ -80,13 +124,6 @@ def _overload(node: Any) -> Any:
         return getattr(getattr(getattr(torch.ops, space), name), overload)
     except AttributeError:
         return None
-
-
-def _may_be_silent(op: Any) -> bool:
-    if torch.Tag.nondeterministic_seeded in op.tags:
-        return True
-    gives = any("Tensor" in str(r.type) for r in op._schema.returns)
-    return gives and op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 @dataclass(frozen=True)
