@@ -18,7 +18,7 @@ The pipeline, in import order; nothing imports backwards::
     package, ahead, compiled                  native code with what it relies on; compiled ahead of time, and when first called
     wire, boundary, training                  what crosses, and how gradients come back
     visualization                             pictures of a plan and of a cut, from what they hold
-    variant, runtime, prepare                 a plan, cut; running and training it; the door
+    variant, proof, runtime, prepare          a plan, cut; held against the model; running and training it; the door
     benchmark                                 how long each part of it takes here
     profile                                   bytes and time along all cuts, drawn
     observation, twins, check                 a model of the user's held against its split

@@ -35,6 +35,8 @@ from ariadne.state import Snapshot
 from ariadne.strided import own
 from ariadne.verify import difference
 
+_UNTIL_WARM = 4  # runs after which a scripted function must have come to what it stays at
+
 
 @dataclass(frozen=True)
 class Example:
@@ -399,7 +401,8 @@ def observe(
     """Run the forward on real tensors of this batch: the plan of that run, all its numbers as they were, and the output.
 
     With a `watch`, sizes that follow the batch note what is asked of them. With `twice` the model runs once more in the state
-    that the first run left Python in, and must give the same.
+    that the first run left Python in, and must give the same. A function under `torch.jit.script` may round in another way once it
+    is warm: then the model runs until it gives the same twice, and that is the output.
     """
     leaves = example.resized(batch, perturbed)
     snapshot = Snapshot(model)
@@ -419,13 +422,18 @@ def observe(
         output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, found.output)
         shapes = tuple(tuple(tuple(t.shape) for t in tensors_in(e.out)) for e in found.events)
         found.forget_tensors()
-        if twice:
+        for left in reversed(range(_UNTIL_WARM if found.scripted else twice)):
             found.output = None
             snapshot.again()
-            args, kwargs = tree.unflatten(example.resized(batch), example.spec)
+            args, kwargs = tree.unflatten(example.resized(batch, perturbed), example.spec)
             with torch.set_grad_enabled(grad):
-                differs = difference(output, model(*args, **kwargs))
-            if differs:
+                now = model(*args, **kwargs)
+            differs = difference(output, now)
+            if not differs:
+                break
+            if left:
+                output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, now)
+            else:
                 raise UnsupportedError(
                     f"forward gives another result when it runs again on the same input with the same random numbers ({differs}): "
                     "it keeps state in Python, draws from a generator of its own, or is not deterministic. Keep state in buffers, "

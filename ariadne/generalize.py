@@ -63,6 +63,7 @@ def disagreement(plan: TracePlan, seen: TracePlan) -> str | None:
             or len(node.outputs) != len(other.outputs)
             or [k for k, _ in node.kwargs] != [k for k, _ in other.kwargs]
             or not same((node.args, tuple(v for _, v in node.kwargs)), (other.args, tuple(v for _, v in other.kwargs)))
+            or (node.is_witness and other.is_witness and not same(node.witness, other.witness))
         ):
             return f"op {i} is {plan.show(node)} in the plan, {seen.show(other)} in the real run ({other.module})"
         for a, b in zip(node.outputs, other.outputs, strict=True):

@@ -34,6 +34,7 @@ from ariadne.plan import (
     layout,
 )
 from ariadne.recorder import WHOLE, Event, Recording, bind, simple, tensors_in, written_arguments
+from ariadne.scripted import TARGET, Call, itself
 from ariadne.state import Snapshot
 
 _NUMBERS = (bool, int, float, complex)
@@ -140,6 +141,7 @@ class Lowering:
             for i in written_arguments(e.target, e.args)
             for t in tensors_in(e.args[i])
         }
+        self.written.update(self._storage_key(t) for e in recorded.events if e.effect for t in e.effect.writes)
         for i, leaf in enumerate(leaves):
             self._input(i, leaf)
 
@@ -309,6 +311,8 @@ class Lowering:
         """Lower one op."""
         if event.target == WHOLE:
             return self._taken_out(event)
+        if isinstance(event.target, Call):
+            return self._scripted_op(event, event.target)
         if not isinstance(event.target, OpOverload):
             return self._python_op(event)
         target, args = event.target, event.args
@@ -510,6 +514,36 @@ class Lowering:
         self.nodes.append(node)
         for name, out in zip(names, outs, strict=True):
             self._data_dependent_sizes(node, name, out, (None,) * out.dim() if self.fake is None else ())
+
+    def _scripted_op(self, event: Event, call: Call) -> None:
+        """One op that gives every leaf of the result; of those that are no tensors, each is held against what it was."""
+        label, effect = call.function.name, event.effect
+        assert effect is not None
+        target = f"{TARGET}{label}"
+        args = tuple(self.atom(a) for a in event.args)
+        writes = tuple(dict.fromkeys(self.tensor(t).name for t in effect.writes))
+        aliased = tuple(dict.fromkeys(self.tensor(t).name for t in effect.aliases))
+        unpack = not call.one
+        names: list[str] = []
+        for i, out in enumerate(event.out):
+            names.append(self.names.new(self._result_name(event, f"{label}_{i}" if unpack else label)))
+            if isinstance(out, torch.Tensor):
+                self._define(names[-1], "tensor", out)
+            else:
+                self.values[names[-1]] = Value(names[-1], "scalar")
+        node = TraceNode(target, (self._object(call.bare), *args), (), tuple(names), unpack, event.module, event.call,
+                         event.region, writes, tuple((n, a) for n in names for a in aliased), effect.draws)  # fmt: skip
+        self.nodes.append(node)
+        for name, out in zip(names, event.out, strict=True):
+            if isinstance(out, torch.Tensor):
+                self._data_dependent_sizes(node, name, out, self.fake is None)  # its shapes are its own affair
+                continue
+            held = self.names.new(f"{name}_held")
+            self.values[held] = Value(held, "scalar")
+            self.nodes.append(
+                TraceNode(target, (self._object(itself), Ref(name)), (), (held,), module=event.module,
+                          call=event.call, witness=self.atom(out), is_witness=True)
+            )  # fmt: skip
 
     def _opaque_argument(self, value: Any, cls: Any) -> Any:
         if isinstance(value, (torch.Tensor, *_CONSTANTS, *_SYMBOLIC)):

@@ -16,16 +16,12 @@ from ariadne.errors import BatchError, InputError, SpecError, VerificationError,
 from ariadne.frontier import frontiers
 from ariadne.held import is_a
 from ariadne.plan import TracePlan
+from ariadne.proof import AT_FAULT, prove
 from ariadne.runtime import SplitRuntime
 from ariadne.spec import ExecutionMode, Objective, SplitSpec, parse_boundary
 from ariadne.state import Snapshot
 from ariadne.variant import Settings
 from ariadne.verify import difference
-
-_AT_FAULT = (
-    "If the model gives the same result twice on the same input, and follows nothing outside of itself, such as a variable "
-    "of an enclosing function, this is a bug in Ariadne"
-)
 
 
 def prepare_split(
@@ -105,8 +101,9 @@ class _Recapture:
 def _prepare(model: nn.Module, example: Example, settings: Settings, training: bool) -> SplitRuntime:
     lo, hi = settings.spec.batch_range
     recapture = _Recapture(model, settings.spec.batch_symbol, range(lo, hi + 1))
-    captures = [_capture(recapture, example, training)]
-    if training and captures[0].plan.assumption.grad is not None:
+    first = _capture(recapture, example, training)
+    captures = [first]
+    if training and first.plan.assumption.grad is not None:
         captures.append(_capture(recapture, example, False))
         if not settings.spec.trainable:
             captures.reverse()
@@ -114,70 +111,14 @@ def _prepare(model: nn.Module, example: Example, settings: Settings, training: b
     compiles = settings.mode == "compiled"  # in its own rounding: what it is made from is held against the model
     plain = replace(settings, mode="generated_eager", compile_options=None) if compiles else settings
     runtime = SplitRuntime(model, plain, plans, recapture)
-    _verify(runtime, example, captures)
-    if settings.spec.trainable and training:
-        _verify_gradients(runtime, example)
+    trains = settings.spec.trainable and training
+    for captured in captures:
+        prove(model, runtime.variant_of(captured.plan), captured, example, trains=trains and captured is first)
     return runtime.resplit(mode="compiled", compile_options=settings.compile_options) if compiles else runtime
-
-
-def _verify_gradients(runtime: SplitRuntime, example: Example) -> None:
-    """Hold the gradients of all parameters, through both halves, against the model's own, bit for bit."""
-    found = []
-    for run in (runtime.model, runtime.joined):
-        snapshot = Snapshot(runtime.model)
-        runtime.save_written(snapshot)
-        args, kwargs = tree.unflatten(example.resized(_trained_at(runtime, example)), example.spec)
-        parameters = [p for p in runtime.model.parameters() if p.requires_grad]
-        try:
-            with torch.enable_grad():
-                leaves = [
-                    t for t in tree.leaves(run(*args, **kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad
-                ]
-                losses = [
-                    (t.float() * torch.arange(t.numel(), device=t.device).view(t.shape).cos()).sum() for t in leaves
-                ]
-                if not losses:
-                    return
-                found.append(torch.autograd.grad(sum(losses), parameters, allow_unused=True))  # type: ignore[arg-type]
-        finally:
-            snapshot.restore()
-    wrong = difference(*found)
-    if wrong:
-        raise VerificationError(
-            f"the gradients through the split at {runtime.split_id} differ from the model's: {wrong}. Forward may change gradients "
-            "in a way that ops don't show (hooks on tensors or graph nodes): move it outside, or pass trainable=False if "
-            "it need not train"
-        )
-
-
-def _trained_at(runtime: SplitRuntime, example: Example) -> int:
-    """The batch at which gradients are compared: the example's, but above 1 where the plan serves more."""
-    served = runtime.plan.batches
-    return next(b for b in (max(2, example.batch), example.batch, *reversed(served.ranges[-1])) if b in served)
 
 
 def _capture(recapture: _Recapture, example: Example, grad: bool) -> Captured:
     return capture(recapture.model, example, batch_symbol=recapture.batch_symbol, batches=recapture.batches, grad=grad)
-
-
-def _verify(runtime: SplitRuntime, example: Example, captures: Sequence[Captured]) -> None:
-    """Hold the split against the model's own outputs, seen while capturing, bit for bit."""
-    for captured in captures:
-        for seen in captured.evidence:
-            if seen.batch not in captured.plan.batches:
-                continue
-            snapshot = Snapshot(runtime.model)
-            runtime.save_written(snapshot)
-            args, kwargs = tree.unflatten(example.resized(seen.batch), example.spec)
-            try:
-                found = runtime.replay(args, kwargs, grad=captured.plan.grad_enabled)
-            finally:
-                snapshot.restore()
-            wrong = difference(seen.output, found)
-            if wrong:
-                raise VerificationError(
-                    f"at batch {seen.batch} the split at {runtime.split_id} differs from the model: {wrong}. {_AT_FAULT}"
-                )
 
 
 def validate_dynamic_batches(
@@ -224,7 +165,7 @@ def validate_dynamic_batches(
         wrong = difference(*results)
         if wrong:
             raise VerificationError(
-                f"at batch {size} the split at {runtime.split_id} differs from the model: {wrong}. {_AT_FAULT}"
+                f"at batch {size} the split at {runtime.split_id} differs from the model: {wrong}. {AT_FAULT}"
             )
         outputs.append(results[1])
     return tuple(outputs)

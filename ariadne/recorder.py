@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,12 +25,13 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
-from ariadne import packed
+from ariadne import packed, tree
 from ariadne.errors import UnsupportedError
 from ariadne.foreseen import on_fake
 from ariadne.held import BOOKKEEPING, SIMPLE, is_a
 from ariadne.plan import PLAIN, Region
 from ariadne.refusals import Patches, called_by_torch, refuse, refuse_transforms
+from ariadne.scripted import Running
 from ariadne.sizes import Shape, Size, Watch
 from ariadne.state import Snapshot
 from ariadne.strided import storage_of
@@ -51,6 +52,16 @@ class Event:
     module: str
     call: int
     region: Region
+    effect: Effect | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a scripted function may do: the tensors that it may write into or give back, and whether it may draw."""
+
+    writes: tuple[torch.Tensor, ...]
+    aliases: tuple[torch.Tensor, ...]
+    draws: bool
 
 
 @dataclass(slots=True)
@@ -65,6 +76,7 @@ class Recording:
     looked: set[str] = field(default_factory=set)
     asked: set[int | None] = field(default_factory=set)  # storages of the model's tensors whose type it asked
     raised: bool = False  # an op has, and forward may have gone on
+    scripted: bool = False  # functions under torch.jit.script ran
     output: Any = None
     stores: list[tuple[str, str, torch.Tensor]] = field(default_factory=list)
     changed: list[tuple[str, str, Any, Any]] = field(default_factory=list)
@@ -216,14 +228,44 @@ class Recorder(ProxyTorchDispatchMode):
             and next(written_arguments(func, bound), None) is None
         )
 
-    def add(self, target: Any, args: tuple[Any, ...], out: Any) -> None:
+    def add(self, target: Any, args: tuple[Any, ...], out: Any, effect: Effect | None = None) -> None:
         """Note one op."""
         path, call = self.stack[-1]
-        self.recording.events.append(Event(target, args, out, path, call, self._region()))
+        self.recording.events.append(Event(target, args, out, path, call, self._region(), effect))
         made = list(tensors_in(out))
         self.own.update(map(id, made))
         if self.watch is not None:
             self.watch.learn(len(self.recording.events) - 1, made)
+
+    def scripted(self, running: Running, run: Callable[..., Any]) -> Any:
+        """Run a scripted function, and note it as one op: `Call` as the target, leaves as arguments and result."""
+        if self.watch is not None:
+            self.watch.lost = True  # its branches on sizes are no Python
+        refuse_transforms(self.where())
+        written = running.tensors(running.effects.writes)
+        if self.fake is None:
+            self._keep(written)
+        with self.aside():
+            try:
+                out = running.result(run, self.fake is not None)
+            except Exception:
+                self.recording.raised = True
+                raise
+            given = {id(t) for t in tensors_in(tree.leaves((running.args, running.kwargs)))}
+            out = tree.map_leaves(lambda leaf: self._named_anew(leaf) if id(leaf) in given else leaf, out)
+        self.recording.scripted = True
+        call, leaves, results = running.call(out)
+        aliased = running.tensors(running.effects.aliases)
+        self.add(call, (*leaves,), results, Effect(tuple(written), tuple(aliased), running.effects.draws))
+        return out
+
+    def _named_anew(self, leaf: Any) -> Any:
+        """Another tensor with the memory of one that a scripted function gave back as it was; numbers stay."""
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        out = torch.ops.aten.alias.default(leaf)
+        self.recording.again[id(out)] = self.recording.again.get(id(leaf), leaf)
+        return out
 
     def _region(self) -> Region:
         now = modes()
@@ -246,10 +288,13 @@ class Recorder(ProxyTorchDispatchMode):
 
     def _keep_what_is_written(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         for i in written_arguments(func, bound := bind(func, args, kwargs)):
-            for t in tensors_in(bound[i]):
-                self.snapshot.save_owners(t)
-                if id(t) not in self.own:
-                    self.snapshot.save(t)
+            self._keep(tensors_in(bound[i]))
+
+    def _keep(self, written: Iterable[torch.Tensor]) -> None:
+        for t in written:
+            self.snapshot.save_owners(t)
+            if id(t) not in self.own:
+                self.snapshot.save(t)
 
 
 def written_arguments(func: OpOverload, bound: tuple[Any, ...]) -> Iterator[int]:
@@ -537,6 +582,14 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
         recorder.add(cls, args, out)
         return out
 
+    run_script: Any = torch.jit.ScriptFunction.__call__
+
+    def scripted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not mine():
+            return run_script(self, *args, **kwargs)
+        return recorder.scripted(Running(self, args, kwargs), run_script)
+
+    patches.set(torch.jit.ScriptFunction, "__call__", scripted)
     patches.set(nn.Module, "__call__", call)
     patches.set(torch.Tensor, "shape", property(shape))
     for name in ("size", "numel", "nelement", "dim", "ndim", "__len__", "__iter__"):
@@ -612,12 +665,6 @@ def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: Patches) -> No
             watch.asks(self, read_shape(self), index if isinstance(index, (tuple, list)) else (index,))
         set_item(self, index, value)
 
-    run_script: Any = torch.jit.ScriptFunction.__call__
-
-    def scripted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        watch.lost = watch.lost or mine()  # its branches on sizes are no Python
-        return run_script(self, *args, **kwargs)
-
     plain_data: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 
     def data(self: torch.Tensor) -> torch.Tensor:
@@ -631,7 +678,6 @@ def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: Patches) -> No
         patches.set(torch.Tensor, name, told_of(name))
     patches.set(torch.Tensor, "__getitem__", item)
     patches.set(torch.Tensor, "__setitem__", put_item)
-    patches.set(torch.jit.ScriptFunction, "__call__", scripted)
     patches.set(torch, "numel", numel)
     patches.set(builtins, "range", watch.range())
     patches.set(torch.Tensor, "shape", property(shape))

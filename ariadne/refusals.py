@@ -85,6 +85,8 @@ def refuse(
         refused(torch, name, f"torch.{name}", "which a plan can't hold; seed before the call instead")
     why = "whose tensors carry tangents that a plan can't hold; use torch.autograd.grad, or compute them outside"
     refused(forward_ad, "enter_dual_level", "torch.autograd.forward_ad", why)
+    why = "whose Python and tables can't be followed; put the module that it was scripted or traced from in its place"
+    refused(torch._C.ScriptMethod, "__call__", "a TorchScript module", why)
     refused(graph, "get_gradient_edge", "torch.autograd.graph.get_gradient_edge", _ELSEWHERE)
     _refuse_saved_tensor_hooks(mine, where, patches)
     _refuse_node_hooks(mine, where, patches)

@@ -24,6 +24,7 @@ from ariadne.expr import Expr
 from ariadne.frontier import SplitCandidate, frontiers, with_trainable
 from ariadne.guards import explain
 from ariadne.plan import TracePlan, Value, short_dtype
+from ariadne.proof import prove
 from ariadne.select import select
 from ariadne.spec import Boundary, CompileOptions, ExecutionMode, parse_boundary
 from ariadne.state import Snapshot
@@ -79,7 +80,7 @@ class SplitRuntime:
         self._reports: list[SegmentReport] = []  # of all plans that there ever were
         self._by_key: dict[tuple[str, str], list[Variant]] = {}  # they differ in what they rest on
         for plan, (candidates, baseline) in self._plans.items():
-            self._add(plan, candidates, baseline, chosen)
+            self._add(self._cut(plan, candidates, baseline, chosen))
         self._main = self._variants[0]
         self._now = {
             flag: next((v for v in self._variants if v.serves(flag)), Nobody(self._main)) for flag in (False, True)
@@ -202,8 +203,8 @@ class SplitRuntime:
         """Run the prefix without gradients; takes what the model's forward takes, in the form that was captured.
 
         Any batch in `dynamic_batch` will do. Raises `InputError`, for a batch outside of it `BatchError`, and `ModuleError` where
-        the model was changed; then nothing has run. Where the call needs a plan of its own, it is captured now, which may raise
-        `CaptureError`.
+        the model was changed; then nothing has run. Where the call needs a plan of its own, it is captured now and held against the
+        model, which may raise `CaptureError` and `VerificationError`.
 
         >>> runtime.run_prefix(torch.randn(8, 3, 224, 224))
         BoundaryPayload(cut:50, batch 8, layer3_1_relu_call2: [8, 256, 14, 14])
@@ -262,6 +263,10 @@ class SplitRuntime:
         if entered is None or not variant.prefix_guard():
             variant, entered = self._enter_anew(args, kwargs, grad)
         return variant.suffix(entered[0], *variant.prefix(*entered))
+
+    def variant_of(self, plan: TracePlan) -> Variant:
+        """The variant of one of its plans."""
+        return next(v for v in self._variants if v.plan is plan)
 
     def warmup(self, *args: Any, **kwargs: Any) -> None:
         """Run both sides, so that whatever is compiled or cached on first use is there; the model stays as it is.
@@ -445,17 +450,18 @@ class SplitRuntime:
 
     # --- plans and guards -----------------------------------------------------------------------------------------
 
-    def _add(
+    def _cut(
         self,
         plan: TracePlan,
         candidates: tuple[SplitCandidate, ...],
         baseline: Baseline,
         chosen: SplitCandidate | None = None,
     ) -> Variant:
-        settings = self.settings
         if chosen is None or chosen not in candidates:
             chosen = self._choose(plan, candidates)
-        variant = Variant(plan, candidates, chosen, self.model, baseline, settings)
+        return Variant(plan, candidates, chosen, self.model, baseline, self.settings)
+
+    def _add(self, variant: Variant) -> None:
         self._variants.append(variant)
         self._by_key.setdefault(variant.key, []).append(variant)
         for report in variant.reports:
@@ -466,7 +472,6 @@ class SplitRuntime:
             self._variants.remove(oldest)
             self._by_key[oldest.key].remove(oldest)
             self._plans.pop(oldest.plan, None)
-        return variant
 
     def _choose(self, plan: TracePlan, candidates: tuple[SplitCandidate, ...]) -> SplitCandidate:
         """Where to cut a plan: as asked; a further plan of the same model so that each side keeps its parameters."""
@@ -523,7 +528,9 @@ class SplitRuntime:
             example = self._example(args, kwargs, base.plan, range(lo, hi + 1))
             captured = self._recapture(example, training, next(mine, None))
             plan, candidates = captured.plan, frontiers(captured.plan)
-            variant = self._add(plan, candidates, captured.baseline)
+            variant = self._cut(plan, candidates, captured.baseline)
+            self._prove(variant, captured, example, training)
+            self._add(variant)
             self._plans[plan] = candidates, captured.baseline
             entered = variant.enter(args, kwargs)
             if entered is None:
@@ -531,6 +538,10 @@ class SplitRuntime:
                 raise AriadneError("the plan captured for this call does not accept it; please report this as a bug")
             self._now[training] = variant
             return variant, entered
+
+    def _prove(self, variant: Variant, captured: Captured, example: Example, trains: bool) -> None:
+        """Hold a plan that was captured for a call against the model, before it serves one."""
+        prove(self.model, variant, captured, example, trains=trains)
 
     @staticmethod
     def _example(args: tuple[Any, ...], kwargs: dict[str, Any], plan: TracePlan, batches: range) -> Example:

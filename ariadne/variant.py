@@ -14,7 +14,7 @@ from ariadne.baseline import Baseline
 from ariadne.boundary import BoundaryPayload
 from ariadne.codegen import emit
 from ariadne.compiled import SegmentReport, compiled
-from ariadne.errors import BoundaryError, SpecError, TrainingError
+from ariadne.errors import AriadneError, BoundaryError, SpecError, TrainingError
 from ariadne.frontier import SplitCandidate
 from ariadne.guards import ModuleGuard, entrance
 from ariadne.plan import TraceNode, TracePlan, Value, short_dtype, uses
@@ -55,6 +55,7 @@ class Variant:
     def __init__(self, plan: TracePlan, candidates: tuple[SplitCandidate, ...], candidate: SplitCandidate,
                  model: nn.Module, baseline: Baseline, settings: Settings) -> None:  # fmt: skip
         self.plan, self.candidates, self.candidate, self.model = plan, candidates, candidate, model
+        self.settings = settings
         self.key = (plan.signature, candidate.split_id)
         self.moved = baseline.types
         self.prefix_guard = ModuleGuard(plan, range(candidate.cut), baseline)
@@ -108,6 +109,16 @@ class Variant:
         if training and not self.plan.grad_enabled:
             return False
         return self.plan.assumption.grad is None or self.plan.assumption.grad == training
+
+    def joined(self, *args: Any, **kwargs: Any) -> Any:
+        """Prefix and suffix in one go, in the grad mode of the caller; raises what a call that it does not serve is told."""
+        entered = self.enter(args, kwargs)
+        if entered is None or not self.prefix_guard():
+            self.prefix_guard.explain()
+            raise AriadneError(
+                "a plan does not accept the inputs that it was captured from; please report this as a bug"
+            )
+        return self.suffix(entered[0], *self.prefix(*entered))
 
     def check_suffix(self, boundary: BoundaryPayload) -> None:
         """Raise `ModuleError` where the model is not what the suffix relies on."""

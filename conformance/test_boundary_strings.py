@@ -351,7 +351,9 @@ def test_resplit_in_another_mode_refuses_a_cut_that_the_spec_refuses_by_now() ->
 
 def test_what_is_compiled_was_held_against_the_model_before(monkeypatch: pytest.MonkeyPatch) -> None:
     held = []
-    monkeypatch.setattr("ariadne.prepare._verify", lambda runtime, *_: held.append(runtime.cache_key.mode))
+    monkeypatch.setattr(
+        "ariadne.prepare.prove", lambda _, variant, *rest, **options: held.append(variant.settings.mode)
+    )
     split = prepare_split(Net().eval(), (X,), split="50%", mode="compiled", compile_options={"backend": "eager"})
     assert (held, split.cache_key.mode) == (["generated_eager"], "compiled")
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conformance.random_networks.scripted_steps import CALLED, both, doubled_
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -79,6 +81,11 @@ def _window(x: Tensor, dim: int, start: int, stop: int | None, step: int = 1) ->
 
 def _on_rows(x: Tensor) -> Tensor:
     return x @ x.transpose(-1, -2)
+
+
+def _scripted(takes: str, function: Any, use: Callable[..., Any]) -> Step:
+    run, shaped = both(function, use)
+    return Step(takes, run, shaped=shaped)
 
 
 DIM = (-1, 0, 1, 2)
@@ -177,6 +184,9 @@ STEPS: dict[str, Step] = {
     "noise_": Step("f", written(lambda x: x.normal_())),
     "dropout": Step("f", lambda f, x, p: nn.functional.dropout(x, p, f.net.training), {"p": (0.5, 0.25)}),
     "permuted": Step("f", lambda f, x: x[torch.randperm(f.batch)] if x.shape[0] == f.batch else x),
+    # functions under torch.jit.script
+    **{name: _scripted(*called) for name, called in CALLED.items()},
+    "scripted_double_": Step("f", written(doubled_), shaped=lambda f, x: x.mul_(2)),
     # Python that looks at what it runs under
     "if_training": Step("f", _branch(lambda f, x: f.net.training)),
     "if_grad": Step("f", _branch(lambda f, x: torch.is_grad_enabled())),
