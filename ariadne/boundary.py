@@ -10,6 +10,7 @@ import torch
 
 from ariadne import tree
 from ariadne.errors import BoundaryError, ConsumedError, PayloadError
+from ariadne.ragged import Ragged, buffer_of, sizes_of
 from ariadne.wire import TensorRef, decode, encode, register_boundary_serializer
 
 PROTOCOL_VERSION = 2
@@ -147,7 +148,12 @@ class BoundaryPayload:
         with torch.no_grad():
             first = {id(t): label for label, t in reversed(self.tensors.items())}
             tensors = {label: t.detach() for label, t in self.tensors.items() if first[id(t)] == label}
-        return encode(header, tensors, self.values)
+        nested = {label: Ragged.of(label, t) for label, t in tensors.items() if t.is_nested}
+        values: Any = self.values
+        if nested:
+            tensors |= {label: buffer_of(tensors[label]) for label in nested}
+            values = tree.map_leaves(lambda v: nested.get(v.label, v) if isinstance(v, TensorRef) else v, values)
+        return encode(header, tensors, values)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview, *, device: str = "cpu") -> BoundaryPayload:
@@ -177,11 +183,12 @@ class BoundaryPayload:
         )
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{k}: {list(t.shape)}" for k, t in self.tensors.items())
+        parts = ", ".join(f"{k}: {sizes_of(t)}" for k, t in self.tensors.items())
         return f"BoundaryPayload({self.split_id}, batch {self.batch}, {parts})"
 
 
 ReplayBoundary = BoundaryPayload
+register_boundary_serializer(Ragged, Ragged.told, Ragged.read, "label, sizes, strides, offsets")
 _CONSUMING = threading.Lock()
 _NOTHING: tuple[tuple[int, ...], list[int]] = ((), [])
 
@@ -199,6 +206,13 @@ def _take(tensors: Mapping[str, torch.Tensor], value: Any) -> Any:
         if value.label not in tensors:
             raise PayloadError(f"the payload refers to a tensor {value.label!r} that it does not hold")
         return tensors[value.label]
+    if isinstance(value, Ragged):
+        if value.label not in tensors:
+            raise PayloadError(f"the payload refers to a tensor {value.label!r} that it does not hold")
+        try:
+            return value.within(tensors[value.label])
+        except (ValueError, RuntimeError) as error:
+            raise PayloadError(f"malformed payload: {value.label!r}: {error}") from None
     return value
 
 

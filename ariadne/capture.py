@@ -26,7 +26,7 @@ from ariadne.generalize import (
 from ariadne.lower import Lowering, state_tensors
 from ariadne.plan import Assumption, Batches, TraceNode, TracePlan, check
 from ariadne.prune import Groups, prune, reached
-from ariadne.recorder import Recording, recording, simple, tensors_in
+from ariadne.recorder import Recording, recording, simple, sizes_in, tensors_in
 from ariadne.refusals import refuse_scripted
 from ariadne.shapes import PlainNumberError, Sizes, symbolic_batch, within_questions, within_shapes
 from ariadne.sizes import Watch, holding
@@ -392,7 +392,7 @@ def observe(
         unpruned = low.plan(example.spec, batch, Batches(((batch, batch),)), "observed", grad)
         plan = check(prune(unpruned))
         output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, found.output)
-        shapes = tuple(tuple(tuple(t.shape) for t in tensors_in(e.out)) for e in found.events)
+        shapes = tuple(tuple(sizes_in(t) for t in tensors_in(e.out)) for e in found.events)
         found.forget_tensors()
         if twice:
             found.output = None

@@ -182,6 +182,18 @@ class Lowering:
             self.keep.append(seen)
             self.ids[id(seen)] = name
         storage = self._storage(seen)
+        if seen.is_nested:  # its sizes are data: of a value without a dtype nothing is relied on
+            if kind != "tensor":
+                raise UnsupportedError(
+                    f"forward reads a nested tensor ({kind}) that no op of its own made, which a plan can't hold; use a padded "
+                    "tensor and a mask"
+                )
+            self.values[name] = Value(
+                name, kind, device=str(seen.device), requires_grad=t.requires_grad, storage=storage
+            )
+            self.ids[id(t)] = name
+            self.keep.append(t)
+            return
         unknown = any(
             isinstance(d, torch.SymInt) and d.node.expr.free_symbols - self.symbols.keys() for d in seen.shape
         )
@@ -402,9 +414,10 @@ class Lowering:
             aliases += [(name, src) for src in self._alias_sources(ret, target, args)]
         self.nodes.append(replace(node, outputs=tuple(names), unpack=unpack, may_alias=tuple(aliases)))
         by_data = self.fake is None and _sized_by_data(target, args)
+        ragged = any(t.is_nested for t in tensors_in(args))
         for name, out in zip(names, outs, strict=True):
             if isinstance(out, torch.Tensor):
-                self._data_dependent_sizes(node, name, out, by_data)
+                self._data_dependent_sizes(node, name, out, by_data or (ragged and not _is_told_sizes(out, args)))
 
     def _written_source(self, ret: Any, target: OpOverload, args: tuple[Any, ...]) -> str | None:
         if ret.alias_info is None or not ret.alias_info.is_write:
@@ -438,6 +451,8 @@ class Lowering:
             self.nodes.append(replace(node, outputs=(name,), witness=out, is_witness=True))
 
     def _data_dependent_sizes(self, node: TraceNode, name: str, out: torch.Tensor, by_data: bool) -> None:
+        if out.is_nested:
+            return
         for d, size in enumerate(out.shape):
             if by_data:  # a real run can't show whether Python looked at it: what followed holds for this size
                 symbol = self.names.new(f"{name}_size{d}")
@@ -590,6 +605,10 @@ class Lowering:
             yield Store(path, "__dict__", name, spec, tuple(self.atom(leaf) for leaf in leaves))
 
     def _output(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.is_nested:
+            raise UnsupportedError(
+                "forward returns a nested tensor, which a plan can't hold; return to_padded_tensor(0.0, size) of it, and the mask"
+            )
         atom = self.atom(leaf)
         if isinstance(atom, Ref) and atom.name in self.objects:
             raise UnsupportedError(
@@ -637,9 +656,17 @@ def _sized_by_data(op: OpOverload, args: tuple[Any, ...]) -> bool:
     return torch.Tag.dynamic_output_shape in op.tags
 
 
+def _is_told_sizes(out: torch.Tensor, args: tuple[Any, ...]) -> bool:
+    """Whether one of an op's arguments says the sizes of its result, as the `output_size` of `to_padded_tensor` does."""
+    if out.is_nested:
+        return False
+    return any(isinstance(a, (list, tuple)) and len(a) and tuple(a) == tuple(out.shape) for a in args)
+
+
 def _same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(
-        a.shape == b.shape
+        not (a.is_nested or b.is_nested)
+        and a.shape == b.shape
         and a.stride() == b.stride()
         and a.storage_offset() == b.storage_offset()
         and a.dtype == b.dtype

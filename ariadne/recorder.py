@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -100,6 +101,7 @@ class Recorder(ProxyTorchDispatchMode):
         self, recording: Recording, fake: FakeTensorMode | None, snapshot: Snapshot, watch: Watch | None = None
     ) -> None:
         super().__init__(None, "symbolic" if fake else "real", pre_dispatch=True)  # type: ignore[arg-type]
+        self.tracer = SimpleNamespace(enable_thunkify=False)  # type: ignore[assignment]  # nested tensors ask the mode for one
         self.recording, self.fake, self.snapshot, self.watch = recording, fake, snapshot, watch
         self.thread = threading.get_ident()
         self.stack: list[tuple[str, int]] = [("", 1)]
@@ -141,10 +143,6 @@ class Recorder(ProxyTorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(func, OpOverload):
-            raise UnsupportedError(
-                f"forward calls the higher-order op {func} in {self.where()}, which a plan can't hold; write it as plain ops"
-            )
         if func.namespace == "prim" or self.depth:
             return func(*args, **kwargs)
         refuse_transforms(self.where())
@@ -206,6 +204,11 @@ class Recorder(ProxyTorchDispatchMode):
         path, call = self.stack[-1]
         self.recording.events.append(Event(target, args, out, path, call, self._region()))
         made = list(tensors_in(out))
+        if any(t.layout is torch.jagged for t in made):
+            raise UnsupportedError(
+                f"forward makes a nested tensor of layout torch.jagged in {self.where()}, which a plan can't hold; use a padded tensor "
+                "and a mask"
+            )
         self.own.update(map(id, made))
         if self.watch is not None:
             self.watch.learn(len(self.recording.events) - 1, made)
@@ -270,6 +273,11 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(v)
 
 
+def sizes_in(t: torch.Tensor) -> tuple[int, ...]:
+    """The sizes of a tensor; of a nested one, which has many, none."""
+    return () if t.is_nested else tuple(t.shape)
+
+
 def simple(value: Any, depth: int = 8) -> bool:
     """Whether a value is a plain constant that a guard can compare: numbers, strings, and short containers of them.
 
@@ -309,7 +317,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     plain_length = builtins.len
 
     def length(thing: Any) -> Any:
-        if isinstance(thing, torch.Tensor) and thing.dim() and mine():
+        if isinstance(thing, torch.Tensor) and thing.dim() and mine() and not thing.is_nested:
             return thing.shape[0]  # `__len__` itself may only return a plain int, and the batch would be lost
         return plain_length(thing)
 
@@ -425,6 +433,11 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
 
         def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             note_size(self)
+            if self.is_nested and name not in ("dim", "__iter__") and mine():
+                raise UnsupportedError(
+                    f"forward asks a nested tensor for its sizes (Tensor.{name}) in {recorder.where()}, which are data that no op "
+                    "shows; ask the padded tensor that it was made from, or its mask"
+                )
             return base(self, *args, **kwargs)
 
         def get(self: torch.Tensor) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import HigherOrderOperator
 from torch.autograd import forward_ad, graph
 
 from ariadne.errors import UnsupportedError, named
@@ -78,6 +79,7 @@ def refuse(
     why = "whose tensors carry tangents that a plan can't hold; use torch.autograd.grad, or compute them outside"
     refused(forward_ad, "enter_dual_level", "torch.autograd.forward_ad", why)
     refused(graph, "get_gradient_edge", "torch.autograd.graph.get_gradient_edge", _ELSEWHERE)
+    _follow_cond(mine, where, patches)
     _refuse_saved_tensor_hooks(mine, where, patches)
     _refuse_node_hooks(mine, where, patches)
     _watch_backward(model, mine, where, walked, patches)
@@ -105,6 +107,32 @@ def refuse_scripted(model: nn.Module) -> None:
                 f"{named(path)} is a TorchScript module ({type(module).__name__}), whose forward can't be followed; put "
                 "the module that it was scripted or traced from in its place"
             )
+
+
+def _follow_cond(mine: Callable[[], bool], where: Callable[[], str], patches: Patches) -> None:
+    """Let `torch.cond` run as the `if` that it is, so that its ops are seen; the other higher-order ops are refused.
+
+    Called in eager code, they compile their functions by Dynamo, which can't trace what stands here in the place of torch's own.
+    """
+    compiled, run = torch.compile, HigherOrderOperator.__call__
+
+    def as_it_is(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        return model if mine() and caller.startswith("torch._higher_order_ops") else compiled(model, *args, **kwargs)
+
+    def call(self: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
+        if not mine():
+            return run(self, *args, **kwargs)
+        if self.name() != "cond":
+            raise UnsupportedError(
+                f"forward calls the higher-order op {self.name()!r} in {where()}, which a plan can't hold; write it as plain ops, "
+                "with Python's own if, for and while"
+            )
+        asked, if_true, if_false, operands = args
+        return (if_true if asked else if_false)(*operands)
+
+    patches.set(torch, "compile", as_it_is)
+    patches.set(HigherOrderOperator, "__call__", call)
 
 
 def _refuse_saved_tensor_hooks(mine: Callable[[], bool], where: Callable[[], str], patches: Patches) -> None:

@@ -19,6 +19,7 @@ from ariadne.frontier import SplitCandidate
 from ariadne.guards import ModuleGuard, entrance
 from ariadne.plan import TraceNode, TracePlan, Value, short_dtype, uses
 from ariadne.prune import Groups
+from ariadne.ragged import sizes_of
 from ariadne.segment import load
 from ariadne.spec import MODES, Boundary, CompileOptions, ExecutionMode, Objective, SplitSpec
 from ariadne.tensors import StateGuard
@@ -260,6 +261,9 @@ def _check_value(
     elif expected.kind == "scalar":
         if not isinstance(value, (bool, int, float)):
             raise BoundaryError(f"{label!r} must be a number; found {type(value).__name__}")
+    elif expected.is_nested:
+        if not (isinstance(value, torch.Tensor) and value.is_nested):
+            raise BoundaryError(f"{label!r} must be a nested tensor; found {type(value).__name__}")
     elif expected.dtype is not None:
         if not isinstance(value, torch.Tensor):
             raise BoundaryError(f"{label!r} must be a tensor {expected.describe()}; found {type(value).__name__}")
@@ -272,10 +276,10 @@ def _check_value(
         if not proven:  # what a real run showed may follow its data, as the steps of a packed sequence do
             sizes = [None if isinstance(d, int) else size for d, size in zip(expected.shape, sizes, strict=True)]
         sizes = [None if i in free else size for i, size in enumerate(sizes)]
-        wrong = len(sizes) != value.dim() or any(
+        wrong = value.is_nested or len(sizes) != value.dim() or any(
             s is not None and s != n for s, n in zip(sizes, value.shape, strict=False)
         )
         if wrong or value.dtype not in kinds:
             raise BoundaryError(
-                f"{label!r} must be {expected.describe()}, here {sizes}; found {short_dtype(value.dtype)}{list(value.shape)}"
+                f"{label!r} must be {expected.describe()}, here {sizes}; found {short_dtype(value.dtype)}{sizes_of(value)}"
             )
