@@ -35,6 +35,9 @@ from ariadne.strided import own
 from ariadne.verify import difference
 
 
+_OTHER_SEED = 8725724278030350  # any but the one that is in use
+
+
 @dataclass(frozen=True)
 class Example:
     """Example inputs: leaves, their structure, which tensor leaves carry the batch, and the batch they have."""
@@ -72,6 +75,14 @@ class Example:
             out.append(t)
         return out
 
+    def turned(self) -> Example:
+        """One of other numbers: floats perturbed, and of other tensors the samples in reverse."""
+        leaves = self.resized(self.batch, perturbed=True)
+        seen = {id(leaves[i]): leaves[i] for i in self.batched if not leaves[i].is_floating_point()}
+        for t in seen.values():
+            t.copy_(t.flip(0))
+        return replace(self, leaves=tuple(leaves))
+
 
 def _rows(t: torch.Tensor, batch: int) -> torch.Tensor:
     """A copy of `t` with so many rows, repeated or cut, laid out as a caller's tensor of that batch would be."""
@@ -104,7 +115,8 @@ class Evidence:
 class Observation:
     """One recorded real run: its plan, its output, and the shapes of what each recorded op made.
 
-    `unpruned`: the plan with the ops whose results nothing uses, which may be unable to run at another batch.
+    `unpruned`: the plan with the ops whose results nothing uses, which may be unable to run at another batch. `later`: what forward
+    gave on other inputs, where the first run had left something in Python that it may have used.
     """
 
     plan: TracePlan
@@ -112,6 +124,7 @@ class Observation:
     evidence: Evidence
     shapes: tuple[tuple[tuple[int, ...], ...], ...]
     recorded: Recording
+    later: Any = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +154,10 @@ def capture(
     refuse_hooks(model)
     refuse_scripted(model)
     real = observe(model, example, size, batch_symbol, grad, twice=True)
+    if real.later is not None:
+        snapshot = Snapshot(model)
+        snapshot.save_written(real.plan)
+        _refuse_first_of_many(real, _gives(model, example.turned(), size, grad, snapshot))
     plan: TracePlan | None = None
     plain = False  # of a size, forward was seen to make a plain number
     others: list[Recording] = []  # what the plan rests on besides the run at the example's batch
@@ -183,6 +200,33 @@ def capture(
     if plan.constants and not any(node.is_witness for node in plan.nodes):
         _refuse_leaks(plan, observe(model, example, size, batch_symbol, grad, perturbed=True).plan)
     return Captured(check(plan), (real.evidence, *more), Baseline(model, recordings))
+
+
+def _gives(model: nn.Module, example: Example, batch: int, grad: bool, snapshot: Snapshot) -> Any:
+    """What forward gives for these inputs and random numbers of its own, in the state that Python is in; or how it raises."""
+    snapshot.save_buffers()
+    torch.manual_seed(_OTHER_SEED)
+    args, kwargs = tree.unflatten(example.resized(batch), example.spec)
+    try:
+        with torch.set_grad_enabled(grad):
+            output = model(*args, **kwargs)
+        return tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, output)
+    except Exception as error:  # of inputs that nobody asked it to take
+        return type(error).__name__
+    finally:
+        snapshot.restore()
+
+
+def _refuse_first_of_many(real: Observation, anew: Any) -> None:
+    """Raise `UnsupportedError` if what forward sets up when it runs first, and uses after, follows from that call's inputs."""
+    differs = difference(anew, real.later)
+    if differs:
+        set_up = [f"{name!r} of {named(path)}" for path, name, _, _ in real.recorded.changed] or ["a container or an object"]
+        raise UnsupportedError(
+            f"forward sets up {', '.join(set_up[:3])} when it runs first, from that call's inputs or random numbers, and later calls "
+            f"use what it then was ({differs}); a plan would set it up at each call. Run the model once, model(*example_inputs), and "
+            "prepare then; or keep such state in a buffer"
+        )
 
 
 def _refuse_leaks(plan: TracePlan, seen: TracePlan) -> None:
@@ -374,11 +418,12 @@ def observe(
     """Run the forward on real tensors of this batch: the plan of that run, all its numbers as they were, and the output.
 
     With a `watch`, sizes that follow the batch note what is asked of them. With `twice` the model runs once more in the state
-    that the first run left Python in, and must give the same.
+    that the first run left Python in, and must give the same; and again on other inputs, if that state is not as it was.
     """
     leaves = example.resized(batch, perturbed)
     snapshot = Snapshot(model)
     snapshot.save_buffers()
+    later = None
     state = state_tensors(snapshot)
     args, kwargs = tree.unflatten(leaves, example.spec)
     try:
@@ -406,7 +451,10 @@ def observe(
                     "it keeps state in Python, draws from a generator of its own, or is not deterministic. Keep state in buffers, "
                     "and draw from torch's RNG"
                 )
-        return Observation(plan, unpruned, Evidence(batch, output), shapes, found)
+            if found.changed or found.containers:
+                snapshot.again()
+                later = _gives(model, example.turned(), batch, grad, snapshot)
+        return Observation(plan, unpruned, Evidence(batch, output), shapes, found, later)
     finally:
         snapshot.restore()
 
@@ -416,6 +464,11 @@ def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
     if moved:
         raise UnsupportedError(
             f"forward draws from {' and '.join(moved)}, whose numbers would be frozen in the plan; draw from torch's RNG instead"
+        )
+    for path, name, what in snapshot.registered():
+        raise UnsupportedError(
+            f"forward registers, replaces or removes the {what} {name!r} of {named(path)}, which no plan does; if it does so when it "
+            "runs first, run the model once, model(*example_inputs), and prepare then"
         )
     for before, now in found.containers:
         counted = [(a, b) for a, b in zip(before, now, strict=False) if isinstance(a, (bool, int, float)) and a != b]

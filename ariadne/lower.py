@@ -284,6 +284,10 @@ class Lowering:
         return self._object(value)
 
     def _object(self, value: Any) -> Ref:
+        if isinstance(value, (torch.UntypedStorage, torch.TypedStorage)):
+            raise UnsupportedError(
+                "forward hands a storage to an op (set_, by pickle or by itself), whose data a plan would freeze; keep to tensors"
+            )
         for name, known in self.objects.items():
             if known is value:
                 return Ref(name)

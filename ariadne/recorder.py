@@ -151,8 +151,9 @@ class Recorder(ProxyTorchDispatchMode):
             with unset_fake_temporarily():
                 kept = args[0].clone()  # the forward may write into what it gets
             self.depth -= 1
+        strangers: list[tuple[torch.Tensor, tuple[int, ...]]] = []
         if self.fake is None:
-            self._keep_what_is_written(func, args, kwargs)
+            strangers = self._keep_what_is_written(func, args, kwargs)
             self.depth += 1
             try:
                 with (
@@ -177,6 +178,9 @@ class Recorder(ProxyTorchDispatchMode):
             finally:
                 self.depth -= 1
                 self.running = None
+        for t, sizes in strangers:
+            if sizes_in(t) != sizes:
+                self._made_before_it_was_resized(t, sizes)
         bound = bind(func, args, kwargs)
         if func is torch.ops.aten.lift_fresh.default:
             bound = (kept,)
@@ -232,12 +236,27 @@ class Recorder(ProxyTorchDispatchMode):
             return {k: self._faked(v) for k, v in value.items()}
         return value
 
-    def _keep_what_is_written(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _keep_what_is_written(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
+        """Keep the data of what an op is about to write; returns what of it no op has made, with its sizes."""
+        strangers = []
         for i in written_arguments(func, bound := bind(func, args, kwargs)):
             for t in tensors_in(bound[i]):
                 self.snapshot.save_owners(t)
                 if id(t) not in self.own:
                     self.snapshot.save(t)
+                    strangers.append((t, sizes_in(t)))
+        return strangers
+
+    def _made_before_it_was_resized(self, t: torch.Tensor, sizes: tuple[int, ...]) -> None:
+        """Note where a tensor came from that an `out=` has given other sizes: what `torch.empty(0)` returns is another tensor of
+        the memory that its op made, and by its sizes it is known no more."""  # fmt: skip
+        key = storage_of(t)
+        made = (o for e in reversed(self.recording.events) for o in tensors_in(e.out))
+        source = next((o for o in made if sizes_in(o) == sizes and storage_of(o) == key), None)
+        if source is not None:
+            self.add(torch.ops.aten.detach.default, (source,), t)
 
 
 def written_arguments(func: OpOverload, bound: tuple[Any, ...]) -> Iterator[int]:

@@ -71,9 +71,10 @@ def refuse(
     for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad"):
         why = "whose effect on gradients a plan can't hold; register it outside"
         refused(torch.Tensor, name, f"Tensor.{name}", why)
+    why = "which takes data out of sight of a plan; use clone() or torch's own ops"
     for name in ("__dlpack__", "__deepcopy__"):
-        why = "which takes data out of sight of a plan; use clone() or torch's own ops"
         refused(torch.Tensor, name, f"Tensor.{name}", why)
+    refused(torch.Tensor, "__reduce_ex__", "Tensor.__reduce_ex__ (by pickle, torch.save or copy.copy)", why)
     for name in ("manual_seed", "set_rng_state", "seed"):
         refused(torch, name, f"torch.{name}", "which a plan can't hold; seed before the call instead")
     why = "whose tensors carry tangents that a plan can't hold; use torch.autograd.grad, or compute them outside"

@@ -216,6 +216,9 @@ class SplitRuntime:
         _set_grad_enabled(False)
         try:
             raw = variant.prefix(*entered)
+        except (KeyError, TypeError, AttributeError) as error:
+            variant.refuse_if_gone(error)
+            raise
         finally:
             _set_grad_enabled(enabled)
         boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], variant.candidate.live, raw)
@@ -240,6 +243,9 @@ class SplitRuntime:
         _set_grad_enabled(False)
         try:
             return variant.suffix(boundary.batch, *boundary.raw)
+        except (KeyError, TypeError, AttributeError) as error:
+            variant.refuse_if_gone(error)
+            raise
         finally:
             _set_grad_enabled(enabled)
 
@@ -261,7 +267,11 @@ class SplitRuntime:
         entered = variant.enter(args, kwargs)
         if entered is None or not variant.prefix_guard():
             variant, entered = self._enter_anew(args, kwargs, grad)
-        return variant.suffix(entered[0], *variant.prefix(*entered))
+        try:
+            return variant.suffix(entered[0], *variant.prefix(*entered))
+        except (KeyError, TypeError, AttributeError) as error:
+            variant.refuse_if_gone(error)
+            raise
 
     def warmup(self, *args: Any, **kwargs: Any) -> None:
         """Run both sides, so that whatever is compiled or cached on first use is there; the model stays as it is.
@@ -312,7 +322,11 @@ class SplitRuntime:
                     f"a training step across {self.split_id} may differ from the whole model's in the last bits: "
                     f"{variant.candidate.inexact}. Cut elsewhere; SplitSpec(trainable=True) takes only cuts that train exactly"
                 )
-            raw = variant.prefix(*entered)
+            try:
+                raw = variant.prefix(*entered)
+            except (KeyError, TypeError, AttributeError) as error:
+                variant.refuse_if_gone(error)
+                raise
             if variant.copied:
                 variant.refuse_views(raw)
         carried, requires_grad = training.carried(variant.candidate.live, raw)
@@ -349,16 +363,20 @@ class SplitRuntime:
         variant = self._accept(boundary, training=True)
         boundary.refuse_if_written()
         variant.check_suffix(boundary)
-        return training.train_suffix(
-            variant.suffix,
-            boundary,
-            targets,
-            loss_fn=loss_fn,
-            optimizer=optimizer,
-            scaler=scaler,
-            shared=[p for p in variant.shared() if p.requires_grad],
-            cast=variant.cast,
-        )
+        try:
+            return training.train_suffix(
+                variant.suffix,
+                boundary,
+                targets,
+                loss_fn=loss_fn,
+                optimizer=optimizer,
+                scaler=scaler,
+                shared=[p for p in variant.shared() if p.requires_grad],
+                cast=variant.cast,
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            variant.refuse_if_gone(error)
+            raise
 
     def backward_prefix(
         self,

@@ -14,7 +14,7 @@ from ariadne.baseline import Baseline
 from ariadne.boundary import BoundaryPayload
 from ariadne.codegen import emit
 from ariadne.compiled import SegmentReport, compiled
-from ariadne.errors import BoundaryError, SpecError, TrainingError
+from ariadne.errors import BoundaryError, ModuleError, SpecError, TrainingError, named
 from ariadne.frontier import SplitCandidate
 from ariadne.guards import ModuleGuard, entrance
 from ariadne.plan import TraceNode, TracePlan, Value, short_dtype, uses
@@ -57,7 +57,7 @@ class Variant:
                  model: nn.Module, baseline: Baseline, settings: Settings) -> None:  # fmt: skip
         self.plan, self.candidates, self.candidate, self.model = plan, candidates, candidate, model
         self.key = (plan.signature, candidate.split_id)
-        self.moved = baseline.types
+        self.moved, self.modules = baseline.types, baseline.modules
         self.prefix_guard = ModuleGuard(plan, range(candidate.cut), baseline)
         self.suffix_guard = ModuleGuard(plan, range(candidate.cut, len(plan.nodes)), baseline)
         try:
@@ -117,6 +117,26 @@ class Variant:
         here = self.made(boundary)
         if not self.suffix_state(here):
             self.suffix_state.explain(here)
+
+    def refuse_if_gone(self, error: Exception) -> None:
+        """Raise `ModuleError` where a side raised `error` and a tensor that the plan reads is gone.
+
+        To look for each tensor at each call would take as long as all else that is checked, so it shows when it is read.
+        """
+        for value in self.plan.values.values():
+            if value.is_state and len(value.origin) == 2:
+                path, name = value.origin
+                tables = self.modules[path].__dict__ if path in self.modules else {}
+                where = {"parameter": "_parameters", "buffer": "_buffers"}.get(value.kind)
+                if (tables.get(where, {}) if where else tables).get(name) is None:
+                    kinds = {"_parameters": "a parameter", "_buffers": "a buffer", "_modules": "a submodule"}
+                    found = next((k for t, k in kinds.items() if tables.get(t, {}).get(name) is not None), None)
+                    found = "a plain attribute" if found is None and tables.get(name) is not None else found
+                    raise ModuleError(
+                        f"the {value.kind} {name!r} of {named(path)}, which the plan reads, is gone"
+                        f"{f', and {found} stands there now' if found else ''}; undo that, or call prepare_split again. Ops before "
+                        "the one that reads it have run"
+                    ) from error
 
     def made(self, boundary: BoundaryPayload) -> bool:
         """Whether the prefix of this very variant made a boundary; it may have come over a wire otherwise."""
