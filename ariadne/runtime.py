@@ -76,6 +76,7 @@ class SplitRuntime:
         self._lock = threading.RLock()
         self._plans = dict(plans)
         self._variants: list[Variant] = []
+        self._dropped: set[tuple[str, str]] = set()  # the keys of variants that made way for others
         self._reports: list[SegmentReport] = []  # of all plans that there ever were
         self._by_key: dict[tuple[str, str], list[Variant]] = {}  # they differ in what they rest on
         for plan, (candidates, baseline) in self._plans.items():
@@ -484,6 +485,7 @@ class SplitRuntime:
             self._variants.remove(oldest)
             self._by_key[oldest.key].remove(oldest)
             self._plans.pop(oldest.plan, None)
+            self._dropped.add(oldest.key)
         return variant
 
     def _choose(self, plan: TracePlan, candidates: tuple[SplitCandidate, ...]) -> SplitCandidate:
@@ -566,7 +568,14 @@ class SplitRuntime:
             raise BoundaryError(
                 f"a boundary is what run_prefix or run_training_prefix returns; found {type(boundary).__name__}"
             )
-        variants = self._by_key.get((boundary.plan_signature, boundary.split_id))
+        key = (boundary.plan_signature, boundary.split_id)
+        variants = self._by_key.get(key)
+        if not variants and key in self._dropped:
+            raise BoundaryError(
+                f"this boundary (batch {boundary.batch}) was made by this split, whose plan for it ({boundary.plan_signature}) was "
+                f"dropped since: inputs came that need more than {MOST_PLANS} plans in all, and the one used longest ago made way. "
+                "Run the prefix again, and the suffix soon after; or prepare a split of its own for each kind of input"
+            )
         if not variants:
             raise BoundaryError(
                 f"this boundary was made by another split ({boundary.split_id} of plan {boundary.plan_signature}); this one is "
