@@ -11,7 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ariadne import tree
-from ariadne.baseline import GLOBAL_HOOKS, Baseline
+from ariadne.baseline import GLOBAL_HOOKS, Baseline, global_hooks
 from ariadne.errors import CaptureError, UnsupportedError, named
 from ariadne.expr import Expr
 from ariadne.generalize import (
@@ -247,10 +247,13 @@ def refuse_hooks(model: nn.Module) -> None:
 
     Or if there is a hook for all modules, which would have to run at other calls than the model's.
     """
-    if any(GLOBAL_HOOKS):
+    hook = next((hook for hooks in GLOBAL_HOOKS for hook in hooks.values()), None)
+    if hook is not None:
+        counter = hook not in global_hooks()
+        todo = "capture outside of FlopCounterMode, and count calls of the split alone" if counter else "remove it first"
         raise UnsupportedError(
-            "a global module hook is registered (torch.nn.modules.module.register_module_...), which a captured plan does not run; "
-            "remove it first"
+            f"a global module hook is registered ({hook!r}, by torch.nn.modules.module.register_module_...), which would run while "
+            f"the model is captured, and a captured plan does not run; {todo}"
         )
     for path, module in model.named_modules():
         if module._backward_hooks or module._backward_pre_hooks:
