@@ -32,6 +32,17 @@ GLOBAL_HOOKS = tuple(
         "_global_backward_pre_hooks",
     )
 )
+
+
+def global_hooks() -> list[Any]:
+    """The hooks for all modules that a plan would have to run: not those by which torch's own counters (`FlopCounterMode`) note
+    which module runs. Under these a split counts its ops as ops of the whole.
+    """
+    found = (hook for hooks in GLOBAL_HOOKS for hook in hooks.values())
+    return [hook for hook in found if getattr(type(getattr(hook, "__self__", None)), "__module__", "") != _TRACKER]
+
+
+_TRACKER = "torch.utils.module_tracker"
 FAR = 64  # steps into what an attribute holds; what stands further is not looked at
 _REGISTRIES = ("_parameters", "_buffers")
 _RENEWED = ("_flat_weights", "_flat_weight_refs")  # of RNNs: see `keeps_its_weights`

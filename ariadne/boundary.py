@@ -10,7 +10,8 @@ import torch
 
 from ariadne import tree
 from ariadne.errors import BoundaryError, ConsumedError, PayloadError
-from ariadne.wire import TensorRef, decode, encode, register_boundary_serializer
+from ariadne.ragged import Ragged, buffer_of, sizes_of
+from ariadne.wire import TensorRef, decode, encode, register_boundary_serializer, shown
 
 PROTOCOL_VERSION = 2
 
@@ -147,41 +148,47 @@ class BoundaryPayload:
         with torch.no_grad():
             first = {id(t): label for label, t in reversed(self.tensors.items())}
             tensors = {label: t.detach() for label, t in self.tensors.items() if first[id(t)] == label}
-        return encode(header, tensors, self.values)
+        nested = {label: Ragged.of(label, t) for label, t in tensors.items() if t.is_nested}
+        values: Any = self.values
+        if nested:
+            tensors |= {label: buffer_of(tensors[label]) for label in nested}
+            values = tree.map_leaves(lambda v: nested.get(v.label, v) if isinstance(v, TensorRef) else v, values)
+        return encode(header, tensors, values)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview, *, device: str = "cpu") -> BoundaryPayload:
         """The payload that `to_bytes` wrote, its tensors on `device`; raises `PayloadError` for bytes that are not one."""
         header, tensors, values = decode(data, device=device)
-        wanted = {
-            "split_id": str,
-            "plan_signature": str,
-            "batch": int,
-            "labels": (tuple, list),
-            "requires_grad": (tuple, list),
-        }
-        for key, kind in wanted.items():
-            if not isinstance(header.get(key), kind):  # type: ignore[arg-type]
-                raise PayloadError(f"the header's {key!r} is {header.get(key)!r}, which is not of the expected type")
+        for key, kind in (("split_id", str), ("plan_signature", str), ("batch", int)):
+            if type(header.get(key)) is not kind:
+                raise PayloadError(
+                    f"the header's {key!r} must be of type {kind.__name__}; found {shown(header.get(key))}; refuse the sender"
+                )
+        if header["batch"] < 1:
+            raise PayloadError(f"the payload has batch {shown(header['batch'])}, which no split serves; refuse the sender")
+        labels, wanting = _names(header, "labels"), _names(header, "requires_grad")
         if header.get("protocol_version") != PROTOCOL_VERSION:
             raise PayloadError(
                 f"the payload has protocol version {header.get('protocol_version')!r}; this Ariadne reads {PROTOCOL_VERSION}; "
                 "use the same version of Ariadne on both sides"
             )
-        labels = tuple(header["labels"])
         if not isinstance(values, (tuple, list)) or len(values) != len(labels):
             raise PayloadError(f"the payload has {len(labels)} label(s), but not as many values")
         raw = tuple(tree.map_leaves(lambda v: _take(tensors, v), value) for value in values)
-        return cls(
-            header["split_id"], header["plan_signature"], header["batch"], labels, raw, tuple(header["requires_grad"])
-        )
+        found = cls(header["split_id"], header["plan_signature"], header["batch"], labels, raw, wanting)
+        held = found.tensors if wanting else {}
+        odd = next((n for n in wanting if n not in held or not _differentiable(held[n])), None)
+        if odd is not None:
+            raise PayloadError(f"the payload wants a gradient of {shown(odd)}, which is no tensor of floats in it; refuse the sender")
+        return found
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{k}: {list(t.shape)}" for k, t in self.tensors.items())
+        parts = ", ".join(f"{k}: {sizes_of(t)}" for k, t in self.tensors.items())
         return f"BoundaryPayload({self.split_id}, batch {self.batch}, {parts})"
 
 
 ReplayBoundary = BoundaryPayload
+register_boundary_serializer(Ragged, Ragged.told, Ragged.read, "label, sizes, strides, offsets")
 _CONSUMING = threading.Lock()
 _NOTHING: tuple[tuple[int, ...], list[int]] = ((), [])
 
@@ -194,11 +201,32 @@ def _writes(raw: tuple[Any, ...], at: tuple[int, ...]) -> list[int]:
         return [0 if raw[i].is_inference() else raw[i]._version for i in at]
 
 
+def _differentiable(t: torch.Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
+
+
+def _names(header: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The names under a key of a header that a stranger may have written, each there once."""
+    found = header.get(key)
+    if type(found) not in (tuple, list) or not all(type(name) is str for name in found):
+        raise PayloadError(f"the header's {key!r} must be a list of strings; found {shown(found)}; refuse the sender")
+    if len({*found}) < len(found):
+        raise PayloadError(f"a name appears twice in the header's {key!r}; refuse the sender")
+    return tuple(found)
+
+
 def _take(tensors: Mapping[str, torch.Tensor], value: Any) -> Any:
     if isinstance(value, TensorRef):
         if value.label not in tensors:
             raise PayloadError(f"the payload refers to a tensor {value.label!r} that it does not hold")
         return tensors[value.label]
+    if isinstance(value, Ragged):
+        if value.label not in tensors:
+            raise PayloadError(f"the payload refers to a tensor {value.label!r} that it does not hold")
+        try:
+            return value.within(tensors[value.label])
+        except (ValueError, RuntimeError) as error:
+            raise PayloadError(f"malformed payload: {value.label!r}: {error}") from None
     return value
 
 
@@ -221,9 +249,11 @@ def gradients_from_bytes(
     `device` is where the prefix ran: `backward_prefix` takes gradients that lie where their boundary tensors do.
     """
     header, tensors, _ = decode(data, device=device)
-    names = header.get("gradients")
-    if not isinstance(names, (tuple, list)):
+    if "gradients" not in header:
         raise PayloadError("the bytes hold no boundary gradients; pass what gradients_to_bytes wrote")
+    names = _names(header, "gradients")
+    if not tensors.keys() <= {*names}:
+        raise PayloadError("the bytes hold a gradient that their header does not name; refuse the sender")
     return {name: tensors.get(name) for name in names}
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ariadne import tree
-from ariadne.baseline import GLOBAL_HOOKS, Baseline
+from ariadne.baseline import GLOBAL_HOOKS, Baseline, global_hooks
 from ariadne.errors import CaptureError, UnsupportedError, named
 from ariadne.expr import Expr
 from ariadne.generalize import (
@@ -27,7 +27,7 @@ from ariadne.generalize import (
 from ariadne.lower import Lowering, state_tensors
 from ariadne.plan import Assumption, Batches, TraceNode, TracePlan, check
 from ariadne.prune import Groups, prune, reached
-from ariadne.recorder import Recording, recording, simple, tensors_in
+from ariadne.recorder import Recording, recording, simple, sizes_in, tensors_in
 from ariadne.refusals import refuse_scripted
 from ariadne.shapes import PlainNumberError, Sizes, symbolic_batch, within_questions, within_shapes
 from ariadne.sizes import Watch, holding
@@ -36,6 +36,9 @@ from ariadne.strided import own
 from ariadne.verify import difference
 
 _UNTIL_WARM = 4  # runs after which a scripted function must have come to what it stays at
+
+
+_OTHER_SEED = 8725724278030350  # any but the one that is in use
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,14 @@ class Example:
             out.append(t)
         return out
 
+    def turned(self) -> Example:
+        """One of other numbers: floats perturbed, and of other tensors the samples in reverse."""
+        leaves = self.resized(self.batch, perturbed=True)
+        seen = {id(leaves[i]): leaves[i] for i in self.batched if not leaves[i].is_floating_point()}
+        for t in seen.values():
+            t.copy_(t.flip(0))
+        return replace(self, leaves=tuple(leaves))
+
 
 def _rows(t: torch.Tensor, batch: int) -> torch.Tensor:
     """A copy of `t` with so many rows, repeated or cut, laid out as a caller's tensor of that batch would be."""
@@ -108,7 +119,8 @@ class Observation:
     """One recorded real run: its plan, its output, and the shapes of what each recorded op made.
 
     `unpruned`: the plan with the ops whose results nothing uses, which may be unable to run at another batch. `unforeseen`: sizes
-    in it that are looked at again in each call, for nothing tells whether they follow data.
+    in it that are looked at again in each call, for nothing tells whether they follow data. `later`: what forward gave on other
+    inputs, where the first run had left something in Python that it may have used.
     """
 
     plan: TracePlan
@@ -117,6 +129,7 @@ class Observation:
     shapes: tuple[tuple[tuple[int, ...], ...], ...]
     recorded: Recording
     unforeseen: frozenset[str]
+    later: Any = None
 
 
 @dataclass(frozen=True)
@@ -146,6 +159,10 @@ def capture(
     refuse_hooks(model)
     refuse_scripted(model)
     real = observe(model, example, size, batch_symbol, grad, twice=True)
+    if real.later is not None:
+        snapshot = Snapshot(model)
+        snapshot.save_written(real.plan)
+        _refuse_first_of_many(real, _gives(model, example.turned(), size, grad, snapshot))
     plan: TracePlan | None = None
     plain = False  # of a size, forward was seen to make a plain number
     others: list[Recording] = []  # what the plan rests on besides the run at the example's batch
@@ -208,6 +225,33 @@ def _perturbed(model: nn.Module, example: Example, batch: int, batch_symbol: str
         return None
 
 
+def _gives(model: nn.Module, example: Example, batch: int, grad: bool, snapshot: Snapshot) -> Any:
+    """What forward gives for these inputs and random numbers of its own, in the state that Python is in; or how it raises."""
+    snapshot.save_buffers()
+    torch.manual_seed(_OTHER_SEED)
+    args, kwargs = tree.unflatten(example.resized(batch), example.spec)
+    try:
+        with torch.set_grad_enabled(grad):
+            output = model(*args, **kwargs)
+        return tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, output)
+    except Exception as error:  # of inputs that nobody asked it to take
+        return type(error).__name__
+    finally:
+        snapshot.restore()
+
+
+def _refuse_first_of_many(real: Observation, anew: Any) -> None:
+    """Raise `UnsupportedError` if what forward sets up when it runs first, and uses after, follows from that call's inputs."""
+    differs = difference(anew, real.later)
+    if differs:
+        set_up = [f"{name!r} of {named(path)}" for path, name, _, _ in real.recorded.changed] or ["a container or an object"]
+        raise UnsupportedError(
+            f"forward sets up {', '.join(set_up[:3])} when it runs first, from that call's inputs or random numbers, and later calls "
+            f"use what it then was ({differs}); a plan would set it up at each call. Run the model once, model(*example_inputs), and "
+            "prepare then; or keep such state in a buffer"
+        )
+
+
 def _refuse_leaks(plan: TracePlan, seen: TracePlan) -> None:
     """Raise `UnsupportedError` if forward does something else where the inputs hold other numbers, and no number that it was
     seen to read out of a tensor says why."""
@@ -225,10 +269,13 @@ def refuse_hooks(model: nn.Module) -> None:
 
     Or if there is a hook for all modules, which would have to run at other calls than the model's.
     """
-    if any(GLOBAL_HOOKS):
+    hook = next((hook for hooks in GLOBAL_HOOKS for hook in hooks.values()), None)
+    if hook is not None:
+        counter = hook not in global_hooks()
+        todo = "capture outside of FlopCounterMode, and count calls of the split alone" if counter else "remove it first"
         raise UnsupportedError(
-            "a global module hook is registered (torch.nn.modules.module.register_module_...), which a captured plan does not run; "
-            "remove it first"
+            f"a global module hook is registered ({hook!r}, by torch.nn.modules.module.register_module_...), which would run while "
+            f"the model is captured, and a captured plan does not run; {todo}"
         )
     for path, module in model.named_modules():
         if module._backward_hooks or module._backward_pre_hooks:
@@ -401,12 +448,14 @@ def observe(
     """Run the forward on real tensors of this batch: the plan of that run, all its numbers as they were, and the output.
 
     With a `watch`, sizes that follow the batch note what is asked of them. With `twice` the model runs once more in the state
-    that the first run left Python in, and must give the same. A function under `torch.jit.script` may round in another way once it
-    is warm: then the model runs until it gives the same twice, and that is the output.
+    that the first run left Python in, and must give the same; and again on other inputs, if that state is not as it was. A function
+    under `torch.jit.script` may round in another way once it is warm: then the model runs until it gives the same twice, and that is
+    the output.
     """
     leaves = example.resized(batch, perturbed)
     snapshot = Snapshot(model)
     snapshot.save_buffers()
+    later = None
     state = state_tensors(snapshot)
     args, kwargs = tree.unflatten(leaves, example.spec)
     try:
@@ -420,7 +469,7 @@ def observe(
         unpruned = low.plan(example.spec, batch, Batches(((batch, batch),)), "observed", grad)
         plan = check(prune(unpruned))
         output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, found.output)
-        shapes = tuple(tuple(tuple(t.shape) for t in tensors_in(e.out)) for e in found.events)
+        shapes = tuple(tuple(sizes_in(t) for t in tensors_in(e.out)) for e in found.events)
         found.forget_tensors()
         for left in reversed(range(_UNTIL_WARM if found.scripted else twice)):
             found.output = None
@@ -439,7 +488,11 @@ def observe(
                     "it keeps state in Python, draws from a generator of its own, or is not deterministic. Keep state in buffers, "
                     "and draw from torch's RNG"
                 )
-        return Observation(plan, unpruned, Evidence(batch, output), shapes, found, frozenset(low.unforeseen))
+        later = None
+        if twice and (found.changed or found.containers):
+            snapshot.again()
+            later = _gives(model, example.turned(), batch, grad, snapshot)
+        return Observation(plan, unpruned, Evidence(batch, output), shapes, found, frozenset(low.unforeseen), later)
     finally:
         snapshot.restore()
 
@@ -449,6 +502,11 @@ def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
     if moved:
         raise UnsupportedError(
             f"forward draws from {' and '.join(moved)}, whose numbers would be frozen in the plan; draw from torch's RNG instead"
+        )
+    for path, name, what in snapshot.registered():
+        raise UnsupportedError(
+            f"forward registers, replaces or removes the {what} {name!r} of {named(path)}, which no plan does; if it does so when it "
+            "runs first, run the model once, model(*example_inputs), and prepare then"
         )
     for before, now in found.containers:
         counted = [(a, b) for a, b in zip(before, now, strict=False) if isinstance(a, (bool, int, float)) and a != b]

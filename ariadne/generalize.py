@@ -181,11 +181,30 @@ def _same_source(plan: TracePlan, a: Value, seen: TracePlan, b: Value) -> bool:
     if a.kind != b.kind:
         return False
     if a.name in plan.objects:
-        return bool(plan.objects[a.name] == seen.objects.get(b.name))
+        return _same_object(plan.objects[a.name], seen.objects.get(b.name))
     if a.kind == "constant":
         x, y = plan.constants[a.name], seen.constants[b.name]
         return _same_constant(x, y)
     return a.origin == b.origin
+
+
+def _same_object(a: Any, b: Any) -> bool:
+    """Whether two objects that ops took are one, or stand for one: torch wraps its own, such as packed weights, anew for each op."""
+    if a is b:
+        return True
+    if isinstance(a, torch.ScriptObject) and isinstance(b, torch.ScriptObject):
+        return str(a._type()) == str(b._type()) and _same_state(a.__getstate__(), b.__getstate__())  # type: ignore[attr-defined]
+    return bool(a == b)
+
+
+def _same_state(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b))
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(_same_state(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return _same_state([*a.items()], [*b.items()])
+    return _same_object(a, b)
 
 
 def generalize(plans: Sequence[TracePlan], batches: Batches, loose: Collection[str] = ()) -> TracePlan:

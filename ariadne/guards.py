@@ -12,9 +12,9 @@ from torch.utils.hooks import RemovableHandle
 
 from ariadne import tree
 from ariadne.baseline import (
-    GLOBAL_HOOKS,
     HOOKS,
     Baseline,
+    global_hooks,
     keeps_its_weights,
     owner_of,
     reach,
@@ -354,7 +354,7 @@ class ModuleGuard:
 
         Looking into four tables of each module at each call takes as long as all the rest: they lie far apart in memory.
         """
-        if any(m.__dict__[h] for m, h in self._hookless) or any(GLOBAL_HOOKS):
+        if any(m.__dict__[h] for m, h in self._hookless) or global_hooks():
             return False
         self._handles = RemovableHandle.next_id
         return True
@@ -438,6 +438,8 @@ class ModuleGuard:
                 raise ModuleError(
                     f"{outside.name} was {then} when a function that forward calls read it, now it is {now_it_is}{again}"
                 )
-        if any(GLOBAL_HOOKS):
-            raise ModuleError("a global module hook was added, which a captured plan does not run; remove it")
+        if global_hooks():
+            raise ModuleError(
+                f"a global module hook was added ({global_hooks()[0]!r}), which a captured plan does not run; remove it"
+            )
         self._arm()

@@ -187,6 +187,18 @@ class Lowering:
             self.keep.append(seen)
             self.ids[id(seen)] = name
         storage = self._storage(seen)
+        if seen.is_nested:  # its sizes are data: of a value without a dtype nothing is relied on
+            if kind != "tensor":
+                raise UnsupportedError(
+                    f"forward reads a nested tensor ({kind}) that no op of its own made, which a plan can't hold; use a padded "
+                    "tensor and a mask"
+                )
+            self.values[name] = Value(
+                name, kind, device=str(seen.device), requires_grad=t.requires_grad, storage=storage
+            )
+            self.ids[id(t)] = name
+            self.keep.append(t)
+            return
         unknown = any(
             isinstance(d, torch.SymInt) and d.node.expr.free_symbols - self.symbols.keys() for d in seen.shape
         )
@@ -277,6 +289,10 @@ class Lowering:
         return self._object(value)
 
     def _object(self, value: Any) -> Ref:
+        if isinstance(value, (torch.UntypedStorage, torch.TypedStorage)):
+            raise UnsupportedError(
+                "forward hands a storage to an op (set_, by pickle or by itself), whose data a plan would freeze; keep to tensors"
+            )
         for name, known in self.objects.items():
             if known is value:
                 return Ref(name)
@@ -408,10 +424,18 @@ class Lowering:
             self._define(name, "tensor", out)
             aliases += [(name, src) for src in self._alias_sources(ret, target, args)]
         self.nodes.append(replace(node, outputs=tuple(names), unpack=unpack, may_alias=tuple(aliases)))
-        follows = self.foresight.follows_data(target, args, outs) if self.fake is None else [()] * len(outs)
+        follows = self._follows_data(target, args, outs)
         for name, out, dims in zip(names, outs, follows, strict=True):
             if isinstance(out, torch.Tensor):
                 self._data_dependent_sizes(node, name, out, dims)
+
+    def _follows_data(self, target: OpOverload, args: tuple[Any, ...], outs: Sequence[Any]) -> Sequence[Dims]:
+        """For each result and dim, whether its size follows data, in a real run; no fake kernel takes nested tensors."""
+        if self.fake is not None:
+            return [()] * len(outs)
+        if any(t.is_nested for t in tensors_in((args, tuple(outs)))):
+            return [_dims_of_ragged(out, args) for out in outs]
+        return self.foresight.follows_data(target, args, outs)
 
     def _written_source(self, ret: Any, target: OpOverload, args: tuple[Any, ...]) -> str | None:
         if ret.alias_info is None or not ret.alias_info.is_write:
@@ -449,6 +473,8 @@ class Lowering:
 
     def _data_dependent_sizes(self, node: TraceNode, name: str, out: torch.Tensor, follows: Dims) -> None:
         """Name the sizes that follow data, or of which nothing tells whether they do; `follows` is that of a real run."""
+        if out.is_nested:
+            return
         for d, size in enumerate(out.shape):
             if d < len(follows) and follows[d] is not False:
                 # a real run can't show whether Python looked at it: what followed holds for this size
@@ -635,6 +661,10 @@ class Lowering:
             yield Store(path, "__dict__", name, spec, tuple(self.atom(leaf) for leaf in leaves))
 
     def _output(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.is_nested:
+            raise UnsupportedError(
+                "forward returns a nested tensor, which a plan can't hold; return to_padded_tensor(0.0, size) of it, and the mask"
+            )
         atom = self.atom(leaf)
         if isinstance(atom, Ref) and atom.name in self.objects:
             raise UnsupportedError(
@@ -670,9 +700,18 @@ def _is_of_all(event: Event) -> bool:
     return event.target is torch.ops.aten.alias.default
 
 
+def _dims_of_ragged(out: Any, args: tuple[Any, ...]) -> Dims:
+    """Of what is made of nested tensors all sizes follow data, unless an argument says them: `output_size` of `to_padded_tensor`."""
+    if not isinstance(out, torch.Tensor) or out.is_nested:
+        return ()
+    told = any(isinstance(a, (list, tuple)) and len(a) and tuple(a) == tuple(out.shape) for a in args)
+    return (not told,) * out.dim()
+
+
 def _same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(
-        a.shape == b.shape
+        not (a.is_nested or b.is_nested)
+        and a.shape == b.shape
         and a.stride() == b.stride()
         and a.storage_offset() == b.storage_offset()
         and a.dtype == b.dtype

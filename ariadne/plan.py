@@ -61,10 +61,15 @@ class Value:
         """Whether it is a tensor of a type that can have gradients."""
         return self.dtype is not None and (self.dtype.is_floating_point or self.dtype.is_complex)
 
+    @property
+    def is_nested(self) -> bool:
+        """Whether it is a nested tensor, whose sizes are data: it has neither dtype nor shape here, so nothing relies on them."""
+        return self.kind == "tensor" and self.dtype is None and not self.shape
+
     def describe(self) -> str:
         """Its type as the printed plan shows it: `f32[B, 64]`."""
         if self.dtype is None:
-            return self.kind
+            return "nested" if self.is_nested else self.kind
         return f"{short_dtype(self.dtype)}[{', '.join(str(d) for d in self.shape)}]"
 
     def nbytes(self, env: Mapping[str, Any]) -> int:

@@ -186,7 +186,14 @@ def example_of(model: nn.Module, args: Sequence[Any], given: Mapping[str, Any] |
         raise SpecError(
             f"the model must be a torch.nn.Module; found {type(model).__name__}. Wrap a function in a module"
         )
-    meta = next((n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta), None)
+    tensors_of = [*model.named_parameters(), *model.named_buffers()]
+    lazy = next((n for n, t in tensors_of if torch.nn.parameter.is_lazy(t)), None)
+    if lazy is not None:
+        raise SpecError(
+            f"{lazy!r} is lazy and not initialised, so its shape is not known; run the model once, model(*example_inputs), and "
+            "prepare then"
+        )
+    meta = next((n for n, t in tensors_of if t.is_meta), None)
     if meta is not None:
         raise SpecError(
             f"{meta!r} is on the meta device, so there is nothing to run; load or initialise the model first"

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -115,6 +116,7 @@ class Recorder(ProxyTorchDispatchMode):
         self, recording: Recording, fake: FakeTensorMode | None, snapshot: Snapshot, watch: Watch | None = None
     ) -> None:
         super().__init__(None, "symbolic" if fake else "real", pre_dispatch=True)  # type: ignore[arg-type]
+        self.tracer = SimpleNamespace(enable_thunkify=False)  # type: ignore[assignment]  # nested tensors ask the mode for one
         self.recording, self.fake, self.snapshot, self.watch = recording, fake, snapshot, watch
         self.thread = threading.get_ident()
         self.stack: list[tuple[str, int]] = [("", 1)]
@@ -168,10 +170,6 @@ class Recorder(ProxyTorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(func, OpOverload):
-            raise UnsupportedError(
-                f"forward calls the higher-order op {func} in {self.where()}, which a plan can't hold; write it as plain ops"
-            )
         if func.namespace == "prim" or self.depth:
             return func(*args, **kwargs)
         refuse_transforms(self.where())
@@ -180,8 +178,9 @@ class Recorder(ProxyTorchDispatchMode):
             with unset_fake_temporarily():
                 kept = args[0].clone()  # the forward may write into what it gets
             self.depth -= 1
+        strangers: list[tuple[torch.Tensor, tuple[int, ...]]] = []
         if self.fake is None:
-            self._keep_what_is_written(func, args, kwargs)
+            strangers = self._keep_what_is_written(func, args, kwargs)
             self.depth += 1
             try:
                 with (
@@ -206,6 +205,9 @@ class Recorder(ProxyTorchDispatchMode):
             finally:
                 self.depth -= 1
                 self.running = None
+        for t, sizes in strangers:
+            if sizes_in(t) != sizes:
+                self._made_before_it_was_resized(t, sizes)
         bound = bind(func, args, kwargs)
         if func is torch.ops.aten.lift_fresh.default:
             bound = (kept,)
@@ -233,6 +235,11 @@ class Recorder(ProxyTorchDispatchMode):
         path, call = self.stack[-1]
         self.recording.events.append(Event(target, args, out, path, call, self._region(), effect))
         made = list(tensors_in(out))
+        if any(t.layout is torch.jagged for t in made):
+            raise UnsupportedError(
+                f"forward makes a nested tensor of layout torch.jagged in {self.where()}, which a plan can't hold; use a padded tensor "
+                "and a mask"
+            )
         self.own.update(map(id, made))
         if self.watch is not None:
             self.watch.learn(len(self.recording.events) - 1, made)
@@ -286,15 +293,32 @@ class Recorder(ProxyTorchDispatchMode):
             return {k: self._faked(v) for k, v in value.items()}
         return value
 
-    def _keep_what_is_written(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _keep_what_is_written(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
+        """Keep the data of what an op is about to write; returns what of it no op has made, with its sizes."""
+        strangers = []
         for i in written_arguments(func, bound := bind(func, args, kwargs)):
-            self._keep(tensors_in(bound[i]))
+            strangers += self._keep(tensors_in(bound[i]))
+        return strangers
 
-    def _keep(self, written: Iterable[torch.Tensor]) -> None:
+    def _keep(self, written: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
+        strangers = []
         for t in written:
             self.snapshot.save_owners(t)
             if id(t) not in self.own:
                 self.snapshot.save(t)
+                strangers.append((t, sizes_in(t)))
+        return strangers
+
+    def _made_before_it_was_resized(self, t: torch.Tensor, sizes: tuple[int, ...]) -> None:
+        """Note where a tensor came from that an `out=` has given other sizes: what `torch.empty(0)` returns is another tensor of
+        the memory that its op made, and by its sizes it is known no more."""  # fmt: skip
+        key = storage_of(t)
+        made = (o for e in reversed(self.recording.events) for o in tensors_in(e.out))
+        source = next((o for o in made if sizes_in(o) == sizes and storage_of(o) == key), None)
+        if source is not None:
+            self.add(torch.ops.aten.detach.default, (source,), t)
 
 
 def written_arguments(func: OpOverload, bound: tuple[Any, ...]) -> Iterator[int]:
@@ -328,6 +352,11 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for v in value:
             yield from tensors_in(v)
+
+
+def sizes_in(t: torch.Tensor) -> tuple[int, ...]:
+    """The sizes of a tensor; of a nested one, which has many, none."""
+    return () if t.is_nested else tuple(t.shape)
 
 
 def simple(value: Any, depth: int = 8) -> bool:
@@ -369,7 +398,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     plain_length = builtins.len
 
     def length(thing: Any) -> Any:
-        if isinstance(thing, torch.Tensor) and thing.dim() and mine():
+        if isinstance(thing, torch.Tensor) and thing.dim() and mine() and not thing.is_nested:
             return thing.shape[0]  # `__len__` itself may only return a plain int, and the batch would be lost
         return plain_length(thing)
 
@@ -485,6 +514,11 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
 
         def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             note_size(self)
+            if self.is_nested and name not in ("dim", "__iter__") and mine():
+                raise UnsupportedError(
+                    f"forward asks a nested tensor for its sizes (Tensor.{name}) in {recorder.where()}, which are data that no op "
+                    "shows; ask the padded tensor that it was made from, or its mask"
+                )
             return base(self, *args, **kwargs)
 
         def get(self: torch.Tensor) -> Any:

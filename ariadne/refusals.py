@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.utils.dlpack
 from torch import nn
+from torch._ops import HigherOrderOperator
 from torch.autograd import forward_ad, graph
 
 from ariadne.errors import UnsupportedError, named
@@ -74,13 +75,14 @@ def refuse(
     for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad"):
         why = "whose effect on gradients a plan can't hold; register it outside"
         refused(torch.Tensor, name, f"Tensor.{name}", why)
+    why = "which takes data out of sight of a plan; use clone() or torch's own ops"
     for name in ("__dlpack__", "__deepcopy__"):
-        why = "which takes data out of sight of a plan; use clone() or torch's own ops"
         refused(torch.Tensor, name, f"Tensor.{name}", why)
     why = "which takes data out of sight of a plan; use torch's own ops and views, or item() and tolist() for numbers"
     for name in ("storage", "untyped_storage", "data_ptr"):
         refused(torch.Tensor, name, f"Tensor.{name}", why, by_torch=True)
     refused(torch.utils.dlpack, "to_dlpack", "torch.utils.dlpack.to_dlpack", why)
+    refused(torch.Tensor, "__reduce_ex__", "Tensor.__reduce_ex__ (by pickle, torch.save or copy.copy)", why)
     for name in ("manual_seed", "set_rng_state", "seed"):
         refused(torch, name, f"torch.{name}", "which a plan can't hold; seed before the call instead")
     why = "whose tensors carry tangents that a plan can't hold; use torch.autograd.grad, or compute them outside"
@@ -88,6 +90,7 @@ def refuse(
     why = "whose Python and tables can't be followed; put the module that it was scripted or traced from in its place"
     refused(torch._C.ScriptMethod, "__call__", "a TorchScript module", why)
     refused(graph, "get_gradient_edge", "torch.autograd.graph.get_gradient_edge", _ELSEWHERE)
+    _follow_cond(mine, where, patches)
     _refuse_saved_tensor_hooks(mine, where, patches)
     _refuse_node_hooks(mine, where, patches)
     _watch_backward(model, mine, where, walked, patches)
@@ -115,6 +118,32 @@ def refuse_scripted(model: nn.Module) -> None:
                 f"{named(path)} is a TorchScript module ({type(module).__name__}), whose forward can't be followed; put "
                 "the module that it was scripted or traced from in its place"
             )
+
+
+def _follow_cond(mine: Callable[[], bool], where: Callable[[], str], patches: Patches) -> None:
+    """Let `torch.cond` run as the `if` that it is, so that its ops are seen; the other higher-order ops are refused.
+
+    Called in eager code, they compile their functions by Dynamo, which can't trace what stands here in the place of torch's own.
+    """
+    compiled, run = torch.compile, HigherOrderOperator.__call__
+
+    def as_it_is(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        return model if mine() and caller.startswith("torch._higher_order_ops") else compiled(model, *args, **kwargs)
+
+    def call(self: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
+        if not mine():
+            return run(self, *args, **kwargs)
+        if self.name() != "cond":
+            raise UnsupportedError(
+                f"forward calls the higher-order op {self.name()!r} in {where()}, which a plan can't hold; write it as plain ops, "
+                "with Python's own if, for and while"
+            )
+        asked, if_true, if_false, operands = args
+        return (if_true if asked else if_false)(*operands)
+
+    patches.set(torch, "compile", as_it_is)
+    patches.set(HigherOrderOperator, "__call__", call)
 
 
 def _refuse_saved_tensor_hooks(mine: Callable[[], bool], where: Callable[[], str], patches: Patches) -> None:

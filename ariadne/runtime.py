@@ -77,6 +77,7 @@ class SplitRuntime:
         self._lock = threading.RLock()
         self._plans = dict(plans)
         self._variants: list[Variant] = []
+        self._dropped: set[tuple[str, str]] = set()  # the keys of variants that made way for others
         self._reports: list[SegmentReport] = []  # of all plans that there ever were
         self._by_key: dict[tuple[str, str], list[Variant]] = {}  # they differ in what they rest on
         for plan, (candidates, baseline) in self._plans.items():
@@ -217,6 +218,9 @@ class SplitRuntime:
         _set_grad_enabled(False)
         try:
             raw = variant.prefix(*entered)
+        except (KeyError, TypeError, AttributeError) as error:
+            variant.refuse_if_gone(error)
+            raise
         finally:
             _set_grad_enabled(enabled)
         boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], variant.candidate.live, raw)
@@ -241,6 +245,9 @@ class SplitRuntime:
         _set_grad_enabled(False)
         try:
             return variant.suffix(boundary.batch, *boundary.raw)
+        except (KeyError, TypeError, AttributeError) as error:
+            variant.refuse_if_gone(error)
+            raise
         finally:
             _set_grad_enabled(enabled)
 
@@ -262,7 +269,11 @@ class SplitRuntime:
         entered = variant.enter(args, kwargs)
         if entered is None or not variant.prefix_guard():
             variant, entered = self._enter_anew(args, kwargs, grad)
-        return variant.suffix(entered[0], *variant.prefix(*entered))
+        try:
+            return variant.suffix(entered[0], *variant.prefix(*entered))
+        except (KeyError, TypeError, AttributeError) as error:
+            variant.refuse_if_gone(error)
+            raise
 
     def variant_of(self, plan: TracePlan) -> Variant:
         """The variant of one of its plans."""
@@ -317,7 +328,11 @@ class SplitRuntime:
                     f"a training step across {self.split_id} may differ from the whole model's in the last bits: "
                     f"{variant.candidate.inexact}. Cut elsewhere; SplitSpec(trainable=True) takes only cuts that train exactly"
                 )
-            raw = variant.prefix(*entered)
+            try:
+                raw = variant.prefix(*entered)
+            except (KeyError, TypeError, AttributeError) as error:
+                variant.refuse_if_gone(error)
+                raise
             if variant.copied:
                 variant.refuse_views(raw)
         carried, requires_grad = training.carried(variant.candidate.live, raw)
@@ -354,16 +369,20 @@ class SplitRuntime:
         variant = self._accept(boundary, training=True)
         boundary.refuse_if_written()
         variant.check_suffix(boundary)
-        return training.train_suffix(
-            variant.suffix,
-            boundary,
-            targets,
-            loss_fn=loss_fn,
-            optimizer=optimizer,
-            scaler=scaler,
-            shared=[p for p in variant.shared() if p.requires_grad],
-            cast=variant.cast,
-        )
+        try:
+            return training.train_suffix(
+                variant.suffix,
+                boundary,
+                targets,
+                loss_fn=loss_fn,
+                optimizer=optimizer,
+                scaler=scaler,
+                shared=[p for p in variant.shared() if p.requires_grad],
+                cast=variant.cast,
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            variant.refuse_if_gone(error)
+            raise
 
     def backward_prefix(
         self,
@@ -472,6 +491,7 @@ class SplitRuntime:
             self._variants.remove(oldest)
             self._by_key[oldest.key].remove(oldest)
             self._plans.pop(oldest.plan, None)
+            self._dropped.add(oldest.key)
 
     def _choose(self, plan: TracePlan, candidates: tuple[SplitCandidate, ...]) -> SplitCandidate:
         """Where to cut a plan: as asked; a further plan of the same model so that each side keeps its parameters."""
@@ -559,7 +579,14 @@ class SplitRuntime:
             raise BoundaryError(
                 f"a boundary is what run_prefix or run_training_prefix returns; found {type(boundary).__name__}"
             )
-        variants = self._by_key.get((boundary.plan_signature, boundary.split_id))
+        key = (boundary.plan_signature, boundary.split_id)
+        variants = self._by_key.get(key)
+        if not variants and key in self._dropped:
+            raise BoundaryError(
+                f"this boundary (batch {boundary.batch}) was made by this split, whose plan for it ({boundary.plan_signature}) was "
+                f"dropped since: inputs came that need more than {MOST_PLANS} plans in all, and the one used longest ago made way. "
+                "Run the prefix again, and the suffix soon after; or prepare a split of its own for each kind of input"
+            )
         if not variants:
             raise BoundaryError(
                 f"this boundary was made by another split ({boundary.split_id} of plan {boundary.plan_signature}); this one is "

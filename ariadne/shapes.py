@@ -140,7 +140,8 @@ def within_shapes(plan: TracePlan, known: Batches, answers: Mapping[str, bool] |
         run = _Run(plan, plan.traced_batch, blind, first=True)
         if run.wrong:
             raise UnsupportedError(f"on fake tensors, {run.wrong}")
-        unseen = sorted({*blind, *(i for i, node in enumerate(plan.nodes) if _is_python(plan, node))})
+        told = {i for i in blind if all(_is_told(plan, i, n) for n in plan.nodes[i].outputs)}
+        unseen = sorted({*(blind - told), *(i for i, node in enumerate(plan.nodes) if _is_python(plan, node))})
         if unseen:
             node = plan.nodes[unseen[0]]
             excluded.append(f"batch {rest}: what op {unseen[0]} ({node.target}) makes there can't be foreseen")
@@ -181,6 +182,12 @@ def _cell(plan: TracePlan, answers: Mapping[str, bool], batches: Batches) -> Bat
     for text, answer in answers.items():
         batches = _where(plan, text, answer, batches)
     return batches
+
+
+def _is_told(plan: TracePlan, i: int, name: str) -> bool:
+    """Whether of what an op makes no size is relied on: a number that is compared at each call, or a nested tensor."""
+    value = plan.values[name]
+    return (value.kind == "scalar" and plan.nodes[i].is_witness) or value.is_nested
 
 
 def _is_python(plan: TracePlan, node: TraceNode) -> bool:

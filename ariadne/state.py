@@ -41,6 +41,10 @@ def _moved(d: dict[Any, Any], old: dict[Any, Any]) -> bool:
     return dict.__len__(d) != len(old) or any(dict.get(d, k, d) is not v for k, v in old.items())
 
 
+def _holds_tensors(module: nn.Module | None) -> bool:
+    return module is not None and any(m._parameters or m._buffers for m in module.modules())
+
+
 class Snapshot:
     """A model's Python state and every RNG at one moment; tensors are added as something is about to write them.
 
@@ -234,6 +238,17 @@ class Snapshot:
                 if now is not None and old.get(name) is not now:
                     yield path, name, now
 
+    def registered(self) -> Iterator[tuple[str, str, str]]:
+        """The parameters, and the submodules with parameters or buffers, that others stand for now: (module path, name, what)."""
+        before = {id(d): old for d, old in self._dicts}
+        for path, module in self.modules.items():
+            for table, what in ((module._parameters, "parameter"), (module._modules, "submodule")):
+                old = before.get(id(table), table)
+                for name in {**old, **table}:
+                    was, now = old.get(name), table.get(name)
+                    if was is not now and (what == "parameter" or _holds_tensors(was) or _holds_tensors(now)):
+                        yield path, name, what
+
     def restore(self) -> None:
         """Put everything back."""
         for d, old in self._dicts:
@@ -270,6 +285,9 @@ class Snapshot:
 
     def _restore_tensors(self) -> None:
         for tensor, data in self._saved.values():
+            if tensor.shape != data.shape:  # by an `out=`, or by `resize_`
+                with torch.no_grad():
+                    tensor.resize_(data.shape)
             if tensor.is_inference():
                 with torch.inference_mode():
                     tensor.copy_(data)

@@ -13,7 +13,7 @@ def own(t: torch.Tensor) -> torch.Tensor:
     (6, 2)
     """
     copy = t.clone()
-    if t.layout is not torch.strided or copy.stride() == t.stride():
+    if t.is_nested or t.layout is not torch.strided or copy.stride() == t.stride():
         return copy
     narrow = [0 if s == 0 and n > 1 else slice(None) for n, s in zip(t.shape, t.stride(), strict=True)]
     if 0 in narrow:

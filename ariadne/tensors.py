@@ -51,7 +51,7 @@ def known_facts(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[t
     for v in plan.values.values():
         if v.is_state and v.dtype is not None:
             facts[v.kind, v.origin[0], _steps(v)] = v.dtype, v.device.split(":")[0], v.shape
-    return [(Slot(_table(model, *key), *key[1:]), values) for key, values in facts.items()]
+    return [(Slot(_table(model, baseline, *key), *key[1:]), values) for key, values in facts.items()]
 
 
 def facts_of_state(
@@ -147,6 +147,6 @@ def _steps(value: Value) -> tuple[Any, ...]:
     return tuple(Attribute(k[1]) if isinstance(k, tuple) and k[0] == "." else k for k in value.origin[1:])
 
 
-def _table(model: nn.Module, kind: str, path: str, steps: tuple[Any, ...]) -> Any:
-    module = model.get_submodule(path)
+def _table(model: nn.Module, baseline: Baseline, kind: str, path: str, steps: tuple[Any, ...]) -> Any:
+    module = baseline.strays[path] if path in baseline.strays else model.get_submodule(path)
     return module.__dict__[f"_{kind}s"] if kind in ("parameter", "buffer") else table_of(module, steps)

@@ -14,11 +14,12 @@ from ariadne.baseline import Baseline
 from ariadne.boundary import BoundaryPayload
 from ariadne.codegen import emit
 from ariadne.compiled import SegmentReport, compiled
-from ariadne.errors import AriadneError, BoundaryError, SpecError, TrainingError
+from ariadne.errors import AriadneError, BoundaryError, ModuleError, SpecError, TrainingError, named
 from ariadne.frontier import SplitCandidate
 from ariadne.guards import ModuleGuard, entrance
 from ariadne.plan import TraceNode, TracePlan, Value, short_dtype, uses
 from ariadne.prune import Groups
+from ariadne.ragged import sizes_of
 from ariadne.segment import load
 from ariadne.spec import MODES, Boundary, CompileOptions, ExecutionMode, Objective, SplitSpec
 from ariadne.tensors import StateGuard
@@ -57,7 +58,7 @@ class Variant:
         self.plan, self.candidates, self.candidate, self.model = plan, candidates, candidate, model
         self.settings = settings
         self.key = (plan.signature, candidate.split_id)
-        self.moved = baseline.types
+        self.moved, self.modules = baseline.types, baseline.modules
         self.prefix_guard = ModuleGuard(plan, range(candidate.cut), baseline)
         self.suffix_guard = ModuleGuard(plan, range(candidate.cut, len(plan.nodes)), baseline)
         try:
@@ -127,6 +128,26 @@ class Variant:
         here = self.made(boundary)
         if not self.suffix_state(here):
             self.suffix_state.explain(here)
+
+    def refuse_if_gone(self, error: Exception) -> None:
+        """Raise `ModuleError` where a side raised `error` and a tensor that the plan reads is gone.
+
+        To look for each tensor at each call would take as long as all else that is checked, so it shows when it is read.
+        """
+        for value in self.plan.values.values():
+            if value.is_state and len(value.origin) == 2:
+                path, name = value.origin
+                tables = self.modules[path].__dict__ if path in self.modules else {}
+                where = {"parameter": "_parameters", "buffer": "_buffers"}.get(value.kind)
+                if (tables.get(where, {}) if where else tables).get(name) is None:
+                    kinds = {"_parameters": "a parameter", "_buffers": "a buffer", "_modules": "a submodule"}
+                    found = next((k for t, k in kinds.items() if tables.get(t, {}).get(name) is not None), None)
+                    found = "a plain attribute" if found is None and tables.get(name) is not None else found
+                    raise ModuleError(
+                        f"the {value.kind} {name!r} of {named(path)}, which the plan reads, is gone"
+                        f"{f', and {found} stands there now' if found else ''}; undo that, or call prepare_split again. Ops before "
+                        "the one that reads it have run"
+                    ) from error
 
     def made(self, boundary: BoundaryPayload) -> bool:
         """Whether the prefix of this very variant made a boundary; it may have come over a wire otherwise."""
@@ -271,6 +292,9 @@ def _check_value(
     elif expected.kind == "scalar":
         if not isinstance(value, (bool, int, float)):
             raise BoundaryError(f"{label!r} must be a number; found {type(value).__name__}")
+    elif expected.is_nested:
+        if not (isinstance(value, torch.Tensor) and value.is_nested):
+            raise BoundaryError(f"{label!r} must be a nested tensor; found {type(value).__name__}")
     elif expected.dtype is not None:
         if not isinstance(value, torch.Tensor):
             raise BoundaryError(f"{label!r} must be a tensor {expected.describe()}; found {type(value).__name__}")
@@ -283,10 +307,10 @@ def _check_value(
         if not proven:  # what a real run showed may follow its data, as the steps of a packed sequence do
             sizes = [None if isinstance(d, int) else size for d, size in zip(expected.shape, sizes, strict=True)]
         sizes = [None if i in free else size for i, size in enumerate(sizes)]
-        wrong = len(sizes) != value.dim() or any(
+        wrong = value.is_nested or len(sizes) != value.dim() or any(
             s is not None and s != n for s, n in zip(sizes, value.shape, strict=False)
         )
         if wrong or value.dtype not in kinds:
             raise BoundaryError(
-                f"{label!r} must be {expected.describe()}, here {sizes}; found {short_dtype(value.dtype)}{list(value.shape)}"
+                f"{label!r} must be {expected.describe()}, here {sizes}; found {short_dtype(value.dtype)}{sizes_of(value)}"
             )

@@ -4,12 +4,14 @@ Numbers are little-endian, lengths and counts unsigned 64-bit::
 
     prefix    magic "ARIADNE\\n", version u16, byte order u16, CRC-32 of the rest u32, length of the rest u64
     header    length, tree: a flat dict
-    table     length, tree: (bytes of each storage), ((label, dtype, shape, strides, storage, offset in bytes), ...)
+    table     length, tree: (each storage), ((label, dtype, shape, strides, storage, offset in bytes), ...)
     values    length, tree
     storages  length, the bytes of each storage, one after the other
 
 A tree node is a tag and so many bytes, or a tag and so many nodes. A storage is the stretch of memory that the tensors
-that share it cover: sent once, what belongs to no tensor as zeros. It starts at a multiple of 64 bytes, in the sender's
+that share it cover: sent once, what belongs to no tensor as zeros. In the table it is its bytes; or, where that is more than the
+elements of its tensors, (its bytes, the bytes that are sent): these elements, tensor by tensor, and the reader lays them
+out as they were, with zeros between. It starts at a multiple of 64 bytes, in the sender's
 storage as in the receiver's, so every tensor keeps its address modulo 64: the last bits of `mm` depend on it.
 
 The checksum finds accidents, not enemies. Against those `decode` holds every length, count, depth, dtype, shape, stride
@@ -34,7 +36,7 @@ from torch import Tensor
 
 from ariadne.errors import BoundaryError, PayloadError
 
-VERSION = 1
+VERSION = 2
 MAX_DEPTH = 64  # of nested values
 MAX_NODES = 1 << 20  # in one tree: an empty list is nine bytes on the wire, and about a hundred in memory
 MAX_RANK = 64  # what torch's TensorIterator takes
@@ -145,8 +147,8 @@ def decode(
 ) -> tuple[dict[str, Any], dict[str, Tensor], Any]:
     """The header, tensors and values that `encode` was given; raises `PayloadError` for anything but its bytes.
 
-    The tensors own their memory, and have the strides that they had. `max_bytes` bounds the payload, and the logical
-    size of every tensor: one that was expanded is few bytes here and many in the next op.
+    The tensors own their memory, and have the strides that they had. `max_bytes` bounds the payload, the memory of all
+    tensors, and the logical size of each: one that was expanded is few bytes here and many in the next op.
 
     >>> decode(encode({"batch": 2}, {}, (1, "a")))
     ({'batch': 2}, {}, (1, 'a'))
@@ -174,15 +176,18 @@ def decode(
     plain = header.tree()
     header.need(_is_header(plain), "it is not a flat dict from str to plain values")
     sizes, rows = _layout(table, storages.left, max_bytes)
+    within: dict[int, list[_Row]] = {}
+    for row in rows.values():
+        within.setdefault(row.storage, []).append(row)
     values.labels = rows
     tree = values.tree()
 
     raws = []
     with torch.inference_mode(False), torch.no_grad():
-        for n in sizes:
-            raw = torch.empty(n, dtype=torch.uint8, device="cpu")
-            _memory(raw)[:] = storages.take(n)
-            raws.append(raw.to(device))
+        for number, (n, sent) in enumerate(sizes):
+            raw = torch.empty(sent, dtype=torch.uint8, device="cpu")
+            _memory(raw)[:] = storages.take(sent)
+            raws.append((raw if sent == n else _laid_out(raw, n, within[number])).to(device))
         tensors = {label: _place(raws[r.storage], r.dtype, r.shape, r.strides, r.offset) for label, r in rows.items()}
     return plain, tensors, tree
 
@@ -232,6 +237,25 @@ def _place(raw: Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Seque
     return base.as_strided(shape, strides, offset // dtype.itemsize).detach()
 
 
+def _once(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """The shape without what a stride of 0 repeats."""
+    return [1 if stride == 0 else n for n, stride in zip(shape, strides, strict=True)]
+
+
+def _bytes_once(row: _Row) -> int:
+    return math.prod(_once(row.shape, row.strides)) * row.dtype.itemsize
+
+
+def _laid_out(packed: Tensor, size: int, rows: Sequence[_Row]) -> Tensor:
+    """A storage of so many bytes, with the elements of its tensors where they were, and zeros between."""
+    raw, at = torch.zeros(size, dtype=torch.uint8, device="cpu"), 0
+    for row in rows:
+        once, kind, count = _once(row.shape, row.strides), _BITS[row.dtype.itemsize], _bytes_once(row)
+        _place(raw, kind, once, row.strides, row.offset).copy_(packed[at : at + count].clone().view(kind).view(once))
+        at += count
+    return raw
+
+
 def _item(label: str, t: Tensor) -> _Item:
     """The tensor without grad, conjugate and negative bits, and where it lies; refuses what is no plain memory."""
     if type(label) is not str or type(t) not in (Tensor, torch.nn.Parameter):
@@ -254,7 +278,7 @@ def _item(label: str, t: Tensor) -> _Item:
             why = f"its storage was resized to {storage.nbytes()} bytes"
         except RuntimeError as error:  # zero and vmap's tensors have no type of their own
             why = str(error).partition("\n")[0]
-    raise BoundaryError(f"cannot encode tensor {_show(label)}: {why}")
+    raise BoundaryError(f"cannot encode tensor {shown(label)}: {why}")
 
 
 def _gather(tensors: Mapping[str, Tensor]) -> tuple[list[tuple[int, Tensor]], tuple[Any, ...]]:
@@ -263,20 +287,35 @@ def _gather(tensors: Mapping[str, Tensor]) -> tuple[list[tuple[int, Tensor]], tu
     groups: dict[object, list[_Item]] = {}
     for i in items:  # an empty tensor shares nothing
         groups.setdefault(i.storage if i.stop > i.start else i.label, []).append(i)
-    storages, taken, placed = [], [], dict[str, tuple[int, int]]()
+    storages, sizes, taken, placed = [], [], [], dict[str, tuple[int, int]]()
     for number, group in enumerate(groups.values()):
         (device, base), first, last = group[0].storage, min(i.start for i in group), max(i.stop for i in group)
         begin = first - first % _ALIGN
-        storages.append(_collect(group, begin, first, last))
+        packed = _packed(group, last - begin)
+        storages.append(_collect(group, begin, first, last) if packed is None else (0, packed))
+        sizes.append(last - begin if packed is None else (last - begin, packed.numel()))
         placed |= {i.label: (number, i.start - begin) for i in group}
         taken += [(device, base + first, base + last, group[0].label)] if last > first else []
     for one, two in itertools.pairwise(sorted(taken)):
         if one[0] == two[0] and two[1] < one[2]:
-            both = f"{_show(one[3])} and {_show(two[3])}"
+            both = f"{shown(one[3])} and {shown(two[3])}"
             why = "they lie in one memory but two torch storages (two torch.from_numpy of one array?); clone one"
             raise BoundaryError(f"cannot encode tensors {both}: {why}")
     rows = tuple((i.label, i.tensor.dtype, tuple(i.tensor.shape), i.tensor.stride(), *placed[i.label]) for i in items)
-    return storages, (tuple(pad + raw.numel() for pad, raw in storages), rows)
+    return storages, (tuple(sizes), rows)
+
+
+def _packed(group: list[_Item], size: int) -> Tensor | None:
+    """The elements of tensors with gaps, one after the other, if that is less than the memory that they lie in."""
+    shapes = [_once(i.tensor.shape, i.tensor.stride()) for i in group]
+    sent = sum(math.prod(once) * i.tensor.itemsize for once, i in zip(shapes, group, strict=True))
+    if not 0 < sent < size - _ALIGN:
+        return None
+    parts = []
+    for once, i in zip(shapes, group, strict=True):
+        t = i.tensor.view(_BITS[i.tensor.itemsize])
+        parts.append(t.as_strided(once, t.stride()).contiguous().view(-1).view(torch.uint8).cpu())
+    return torch.cat(parts)
 
 
 def _collect(group: list[_Item], begin: int, first: int, last: int) -> tuple[int, Tensor]:
@@ -288,24 +327,30 @@ def _collect(group: list[_Item], begin: int, first: int, last: int) -> tuple[int
     raw = torch.zeros(last - begin, dtype=torch.uint8, device="cpu")
     for i in group:
         t = i.tensor.view(_BITS[i.tensor.itemsize])
-        once = [1 if stride == 0 else n for n, stride in zip(t.shape, t.stride(), strict=True)]
+        once = _once(t.shape, t.stride())
         _place(raw, t.dtype, once, t.stride(), i.start - begin).copy_(t.as_strided(once, t.stride()))
     return 0, raw
 
 
-def _layout(table: _Reader, room: int, max_bytes: int) -> tuple[tuple[int, ...], dict[str, _Row]]:
-    """The sizes of the storages and the tensors in them, held against `room`, the bytes that are there."""
+def _layout(table: _Reader, room: int, max_bytes: int) -> tuple[list[tuple[int, int]], dict[str, _Row]]:
+    """The sizes of the storages, those that are sent of them, and the tensors in them, held against `room`, the bytes that are there.
+    """
     tree = table.tree()
     table.need(type(tree) is tuple and [type(part) for part in tree] == [tuple, tuple], "it is not sizes and tensors")
-    sizes, entries = tree
-    table.need(_are_counts(sizes) and sum(sizes) == room, f"its storages do not add up to the {room} bytes found")
+    told, entries = tree
+    pairs = [n if type(n) is tuple else (n, n) for n in told]
+    known = all(len(pair) == 2 and _are_counts(pair) and pair[1] <= pair[0] for pair in pairs)
+    table.need(known and sum(sent for _, sent in pairs) == room, f"its storages do not add up to the {room} bytes found")
+    memory = sum(n for n, _ in pairs)
+    table.need(memory <= max_bytes, f"its storages take {memory} bytes, more than max_bytes={max_bytes}")
+    sizes, packed = [n for n, _ in pairs], [sent for _, sent in pairs]
     table.need(len(sizes) <= len(entries), f"{len(sizes)} storages for {len(entries)} tensors")
     rows: dict[str, _Row] = {}
     for entry in entries:
         kinds = [str, torch.dtype, tuple, tuple, int, int]
         table.need(type(entry) is tuple and [type(part) for part in entry] == kinds, "a tensor is not its six fields")
         label, r = entry[0], _Row(*entry[1:])
-        here, item = f"tensor {_show(label)}", r.dtype.itemsize
+        here, item = f"tensor {shown(label)}", r.dtype.itemsize
         table.need(label not in rows, f"{here} appears twice")
         table.need(r.dtype in _TENSOR_DTYPES, f"{here} is of {r.dtype}")
         table.need(_are_counts((*r.shape, *r.strides, *r[3:])), f"{here} has a number below 0 or past 64 bits")
@@ -315,15 +360,18 @@ def _layout(table: _Reader, room: int, max_bytes: int) -> tuple[tuple[int, ...],
         stop, logical = r.offset + _stop(r.shape, r.strides) * item, math.prod(r.shape) * item
         table.need(stop <= sizes[r.storage], f"{here} ends at byte {stop} of a storage of {sizes[r.storage]}")
         table.need(logical <= max_bytes, f"{here} is {logical} bytes when expanded, more than max_bytes={max_bytes}")
+        packed[r.storage] -= _bytes_once(r)
         rows[label] = r
-    return sizes, rows
+    exact = all(sent == n or left == 0 for (n, sent), left in zip(pairs, packed, strict=True))
+    table.need(exact, "a storage is not the elements of its tensors")
+    return pairs, rows
 
 
 def _name(type_: type) -> str:
     return f"{type_.__module__}.{type_.__qualname__}"
 
 
-def _show(value: Any) -> str:
+def shown(value: Any) -> str:
     """A short repr that can't fail: Python prints no int of more than 4300 digits."""
     try:
         text = repr(value[:80] if isinstance(value, (str, bytes)) else value)
@@ -416,7 +464,7 @@ class _Writer:
             limits = f"{MAX_DEPTH} levels or {MAX_NODES} values"
             raise BoundaryError(f"cannot encode {where}: more than {limits}; break cycles, send numbers as a tensor")
         if kind is TensorRef and value.label not in (self.labels or ()):
-            what = f"no tensor has the label {_show(value.label)}"
+            what = f"no tensor has the label {shown(value.label)}"
             raise BoundaryError(f"cannot encode {where}: {what}; add it to tensors, and keep references in values")
         if kind in _LEAVES:
             tag, write, _ = _LEAVES[kind]
@@ -431,7 +479,7 @@ class _Writer:
         self.out += tag + _U64.pack(len(children))
         for i, child in enumerate(children):
             step = children[i - i % 2] if kind is dict else i if kind in _BRANCHES else kind
-            self.node(child, f"{where}[{_show(step)}]", depth + 1)
+            self.node(child, f"{where}[{shown(step)}]", depth + 1)
         if kind is dict and not all(_is_made_of(key, tuple) for key in value):
             raise BoundaryError(f"cannot encode {where}: a dict key on the wire is a str, a number, or a tuple of such")
 
@@ -498,20 +546,20 @@ class _Reader:
         try:
             value = _READ[tag](content)
         except Exception as error:  # a KeyError of ours, a RuntimeError of torch.device: whatever the bytes provoke
-            raise self.error(f"no value of kind {tag!r}: {_show(str(error))}") from None
+            raise self.error(f"no value of kind {tag!r}: {shown(str(error))}") from None
         if write and write(value) != content:
-            raise self.error(f"{_show(content)} is not how a value of kind {tag!r} is written")
+            raise self.error(f"{shown(content)} is not how a value of kind {tag!r} is written")
         if type(value) is TensorRef and value.label not in (self.labels or ()):
-            raise self.error(f"a value stands for tensor {_show(value.label)}, which is not there")
+            raise self.error(f"a value stands for tensor {shown(value.label)}, which is not there")
         return value
 
     def custom(self, name: str, schema: str, tree: Any) -> Any:
         entry = _registry.get(name)
         if entry is None:
             todo = "call register_boundary_serializer with its class before decoding, if you trust the sender with it"
-            raise PayloadError(f"the payload holds a {_show(name)}, which is not registered in this process; {todo}")
-        todo = f"this process expects {_show(entry.schema)}; register the same serializer on both sides"
-        _need(entry.schema == schema, f"the payload holds a {name} of schema {_show(schema)}, {todo}")
+            raise PayloadError(f"the payload holds a {shown(name)}, which is not registered in this process; {todo}")
+        todo = f"this process expects {shown(entry.schema)}; register the same serializer on both sides"
+        _need(entry.schema == schema, f"the payload holds a {name} of schema {shown(schema)}, {todo}")
         try:
             return entry.decode(tree)
         except Exception as error:

@@ -259,6 +259,9 @@ def test_what_lies_between_the_elements_stays_at_home() -> None:
     secret[:, 5] = 1
     for sent in ({"x": secret[:, 5]}, {"x": secret[:4, 5], "y": secret[4:, 5]}, {"x": secret[0:1, 5:6].expand(3, 3)}):
         assert b"\x5a\x5a" not in encode({}, sent, None)
+    narrow = torch.full((2, 64), 0x5A, dtype=torch.uint8)
+    narrow[:, :60] = 1  # too few bytes between the rows to send them without
+    assert b"\x5a\x5a" not in encode({}, {"x": narrow[:, :60]}, None)
 
 
 @pytest.mark.parametrize("offset", range(1, 20))
@@ -838,10 +841,10 @@ def test_depth_does_not_depend_on_how_deep_the_caller_is() -> None:
         (lambda data: b"\x80\x04" + data[2:], "found .* bytes that start with b'.x80.x04IADNE.n'"),
         (lambda data: data[:20], "found 20 bytes"),
         (
-            lambda data: data[:8] + b"\2\0" + data[10:],
-            "of format 1, byte order 0; found format 2, .* one Ariadne on both sides",
+            lambda data: data[:8] + b"\1\0" + data[10:],
+            "of format 2, byte order 0; found format 1, .* one Ariadne on both sides",
         ),
-        (lambda data: data[:10] + b"\1\0" + data[12:], "found format 1, byte order 1"),
+        (lambda data: data[:10] + b"\1\0" + data[12:], "found format 2, byte order 1"),
         (lambda data: data[:-1], "expected a payload of [0-9]+ bytes, found [0-9]+; send it again"),
         (lambda data: data[:-1] + b"\0", "checksum does not match its bytes: they changed on the way; send it again"),
         (lambda data: 3, "expected a payload as bytes, found int"),
