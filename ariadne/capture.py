@@ -455,7 +455,6 @@ def observe(
     leaves = example.resized(batch, perturbed)
     snapshot = Snapshot(model)
     snapshot.save_buffers()
-    later = None
     state = state_tensors(snapshot)
     args, kwargs = tree.unflatten(leaves, example.spec)
     try:

@@ -562,7 +562,8 @@ class Lowering:
         self.nodes.append(node)
         for name, out in zip(names, event.out, strict=True):
             if isinstance(out, torch.Tensor):
-                self._data_dependent_sizes(node, name, out, self.fake is None)  # its shapes are its own affair
+                dims = (True,) * out.dim() if self.fake is None else ()  # its shapes are its own affair
+                self._data_dependent_sizes(node, name, out, dims)
                 continue
             held = self.names.new(f"{name}_held")
             self.values[held] = Value(held, "scalar")
