@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ariadne.baseline import GLOBAL_HOOKS, Baseline, global_hooks
 from ariadne.errors import CaptureError, UnsupportedError, named
 from ariadne.expr import Expr
 from ariadne.generalize import (
+    SIZE,
     Disagreement,
     at_batch,
     disagreement,
@@ -131,6 +133,18 @@ class Observation:
     unforeseen: frozenset[str]
     later: Any = None
 
+    @cached_property
+    def plans(self) -> tuple[TracePlan, ...]:
+        """The plan; and, where it has ops for the sake of their sizes alone, the plan without those.
+
+        A symbolic plan knows these sizes by name, and has no need of an op whose size nothing uses.
+        """
+        nodes = self.unpruned.nodes
+        if not any(node.is_witness and node.target == SIZE for node in nodes):
+            return (self.plan,)
+        bare = tuple(replace(n, is_witness=False, witness=None) if n.target == SIZE else n for n in nodes)
+        return self.plan, prune(replace(self.unpruned, nodes=bare))
+
 
 @dataclass(frozen=True)
 class Captured:
@@ -178,20 +192,21 @@ def capture(
         except Exception as error:  # whatever torch's fake tensors raise: the next way runs real ones
             reasons.append(("symbolic", _first_line(error)))
     if plan is not None and plan.captured_by == "symbolic":
-        plan = without_slices_of_all(plan, real.plan)
-        differs = disagreement(plan, real.plan) if size in plan.batches else f"batch {size} is not covered"
+        seen = next((s for s in real.plans if not disagreement(without_slices_of_all(plan, s), s)), real.plan)
+        plan = without_slices_of_all(plan, seen)
+        differs = disagreement(plan, seen) if size in plan.batches else f"batch {size} is not covered"
         if differs:
             reasons.append(("symbolic", f"not what a real run does: {differs}"))
             plan, others = None, []
         else:
-            plan = with_views_of(plan, real.plan)
+            plan = with_views_of(plan, seen)
     if plan is None or _above_1(batches) - plan.batches:
         ran: list[Recording] = []
-        seen = _observed(model, example, batch_symbol, batches, grad, real, reasons, ran, plain)
-        if plan is None or len(seen.batches) > len(plan.batches):
+        observed = _observed(model, example, batch_symbol, batches, grad, real, reasons, ran, plain)
+        if plan is None or len(observed.batches) > len(plan.batches):
             if plan is not None:
                 reasons.insert(0, ("symbolic", "; ".join(plan.excluded)))
-            plan, others = seen, ran
+            plan, others = observed, ran
     plan, more = _at_batch_1(model, example, plan, batches, grad, others)
     if needed and example.batch not in plan.batches:
         reasons.append((plan.captured_by, "; ".join(plan.excluded)))
@@ -202,19 +217,26 @@ def capture(
     leaks = plan.captured_by != "symbolic" or bool(plan.constants)
     if leaks:
         other = _perturbed(model, example, size, batch_symbol, grad and not asks_grad)
-        if other is not None and size in plan.batches and not disagreement(plan, other.plan):
+        if other is not None and size in plan.batches and not _differs(plan, other):
             asks_grad = leaks = False  # neither other numbers nor gradients change what forward does
             recordings.append(other.recorded)
     if asks_grad:
         other = observe(model, example, size, batch_symbol, False)
         recordings.append(other.recorded)
-        if size in plan.batches and disagreement(plan, other.plan):
+        if size in plan.batches and _differs(plan, other):
             plan = replace(plan, assumption=replace(plan.assumption, grad=True))
     if leaks:
         other = _perturbed(model, example, size, batch_symbol, grad)
         if other is not None:
             _refuse_leaks(real.plan, other.plan)
     return Captured(check(plan), (real.evidence, *more), Baseline(model, recordings))
+
+
+def _differs(plan: TracePlan, seen: Observation) -> str | None:
+    """Where a real run does not do what a plan of other runs says; None if nowhere."""
+    plans = seen.plans if plan.captured_by == "symbolic" else (seen.plan,)
+    found = [disagreement(plan, one) for one in plans]
+    return None if None in found else found[0]
 
 
 def _perturbed(model: nn.Module, example: Example, batch: int, batch_symbol: str, grad: bool) -> Observation | None:
@@ -259,8 +281,8 @@ def _refuse_leaks(plan: TracePlan, seen: TracePlan) -> None:
     if differs:
         raise UnsupportedError(
             "forward takes data out of torch unseen (by dlpack, a storage, a pointer, deepcopy, or another thread) and brings "
-            "them back in as a tensor, a number or a branch, which a plan would freeze; keep to torch's own ops, or read numbers by "
-            f"item() or tolist(). On inputs with other numbers: {differs}"
+            "them back in as a tensor, a number or a branch, which a plan would freeze; keep to torch's own ops, or read numbers "
+            f"by item() or tolist(). On inputs with other numbers: {differs}"
         )
 
 
@@ -299,7 +321,7 @@ def _at_batch_1(
     one = Batches.of([1])
     try:
         seen = observe(model, example, 1, plan.batch_symbol, grad)
-        differs = disagreement(plan, seen.plan)
+        differs = _differs(plan, seen)
     except Exception as error:  # the model itself may refuse one sample; it will say so again when it is asked to
         differs = _first_line(error)
     if differs:

@@ -99,7 +99,7 @@ def _described(value: Any) -> Any:
 
 
 def on_fake(op: OpOverload) -> Callable[..., Any]:
-    """What to call in place of an op where its tensors are fake: torch's own fake kernel, or ours where that is wrong or missing."""
+    """What to call in place of an op where its tensors are fake: torch's own fake kernel, or ours where that is wrong."""
     return RULES.get(op, op)
 
 

@@ -16,7 +16,7 @@ from ariadne.prune import without
 from ariadne.recorder import WHOLE
 from ariadne.sizes import UNKNOWN, Size, Sources
 
-_ALIAS, _SIZE = "aten.alias.default", "aten.sym_size.int"
+_ALIAS, SIZE = "aten.alias.default", "aten.sym_size.int"
 
 
 class Disagreement(CaptureError):
@@ -49,7 +49,7 @@ def disagreement(plan: TracePlan, seen: TracePlan) -> str | None:
     rest = _ops(seen)
     at = 0
     for i, node in enumerate(plan.nodes):
-        if node.target == _SIZE:
+        if node.target == SIZE:
             ref, dim = node.args
             env[node.outputs[0]] = seen.values[names[ref.name]].shape[dim]
             continue
@@ -89,7 +89,7 @@ def disagreement(plan: TracePlan, seen: TracePlan) -> str | None:
 
 def _ops(plan: TracePlan) -> list[TraceNode]:
     """The ops of a plan that a real run has, too: there a size is read without one."""
-    return [node for node in plan.nodes if node.target != _SIZE]
+    return [node for node in plan.nodes if node.target != SIZE]
 
 
 def unexplained(plan: TracePlan, seen: TracePlan) -> str | None:
@@ -104,11 +104,13 @@ def unexplained(plan: TracePlan, seen: TracePlan) -> str | None:
         if a.target != b.target:
             break
         if a.is_witness and b.is_witness and not _same_constant(witnessed(plan, a), witnessed(seen, b)):
-            end = plan.definitions.get(a.args[0].name, i) if a.target == _SIZE else i
+            end = plan.definitions.get(a.args[0].name, i) if a.target == SIZE else i
             break
     if end is None:
         return disagreement(plan, seen)
-    plan, seen = (replace(p, nodes=p.nodes[:end], output=(), output_spec=plan.output_spec, stores=()) for p in (plan, seen))
+    plan, seen = (
+        replace(p, nodes=p.nodes[:end], output=(), output_spec=plan.output_spec, stores=()) for p in (plan, seen)
+    )
     return disagreement(plan, seen)
 
 
@@ -131,7 +133,7 @@ def without_slices_of_all(plan: TracePlan, seen: TracePlan) -> TracePlan:
     dropped: set[int] = set()
     at = 0
     for i, node in enumerate(plan.nodes):
-        if node.target == _SIZE:
+        if node.target == SIZE:
             continue
         if node.target == _ALIAS and (at >= len(rest) or rest[at].target != _ALIAS):
             dropped.add(i)

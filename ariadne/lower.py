@@ -286,6 +286,10 @@ class Lowering:
             return value
         if id(value) in self.leaf_objects:
             return Ref(self.leaf_objects[id(value)])
+        if isinstance(value, (torch.UntypedStorage, torch.TypedStorage)):
+            raise UnsupportedError(
+                "forward makes a tensor of another one's storage, which takes data out of sight of a plan; use torch's own views"
+            )
         return self._object(value)
 
     def _object(self, value: Any) -> Ref:

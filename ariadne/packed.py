@@ -117,7 +117,7 @@ def patch(mine: Callable[[], bool], run: Callable[[OpOverload, tuple[Any, ...]],
 
         return expected
 
-    plain_pad: Any = torch._VF._pad_packed_sequence  # type: ignore[attr-defined]
+    plain_pad: Any = torch._VF._pad_packed_sequence
 
     def pad(*args: Any) -> Any:
         if isinstance(args[0], FakeTensor) and mine():

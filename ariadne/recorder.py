@@ -563,7 +563,9 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
             if not mine() or called_by_torch():
                 return base(self, *args, **kwargs)
             if isinstance(self, FakeTensor):
-                raise UnsupportedError(f"forward makes text of a tensor's data in {recorder.where()}, and here it has none")
+                raise UnsupportedError(
+                    f"forward makes text of a tensor's data in {recorder.where()}, and here it has none"
+                )
             return by_data(self, *args, **kwargs)
 
         return method

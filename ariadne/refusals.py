@@ -66,7 +66,9 @@ def refuse(
 
         def call(*args: Any, **kwargs: Any) -> Any:
             asked = mine() and (torch._C.is_grad_enabled() or not only_with_grad)
-            if asked and not (by_torch and sys._getframe(1).f_globals.get("__name__", "").startswith(("torch.", "ariadne."))):
+            if asked and not (
+                by_torch and sys._getframe(1).f_globals.get("__name__", "").startswith(("torch.", "ariadne."))
+            ):
                 raise UnsupportedError(f"forward calls {shown} in {where()}, {why}")
             return original(*args, **kwargs)
 
@@ -79,8 +81,10 @@ def refuse(
     for name in ("__dlpack__", "__deepcopy__"):
         refused(torch.Tensor, name, f"Tensor.{name}", why)
     why = "which takes data out of sight of a plan; use torch's own ops and views, or item() and tolist() for numbers"
-    for name in ("storage", "untyped_storage", "data_ptr"):
-        refused(torch.Tensor, name, f"Tensor.{name}", why, by_torch=True)
+    refused(torch.Tensor, "data_ptr", "Tensor.data_ptr", why, by_torch=True)
+    for storage in (torch.UntypedStorage, torch.TypedStorage):
+        for name in ("__getitem__", "__setitem__", "tolist", "data_ptr", "clone", "copy_", "fill_"):
+            refused(storage, name, f"{storage.__name__}.{name}", why, by_torch=True)
     refused(torch.utils.dlpack, "to_dlpack", "torch.utils.dlpack.to_dlpack", why)
     refused(torch.Tensor, "__reduce_ex__", "Tensor.__reduce_ex__ (by pickle, torch.save or copy.copy)", why)
     for name in ("manual_seed", "set_rng_state", "seed"):

@@ -244,6 +244,21 @@ class LostWitness(Planted):
         )
 
 
+class KnownSize(Planted):
+    """A size that follows the data is taken for the one that it was at capture, and not looked at again."""
+
+    piece = "foreseen"
+
+    @classmethod
+    def in_plan(cls, plan: TracePlan) -> TracePlan:
+        return edited(
+            plan,
+            lambda node, _: [
+                replace(node, is_witness=False, witness=None) if node.target == "aten.sym_size.int" else node
+            ],
+        )
+
+
 class LostAssumption(Planted):
     """The plan of a forward that records gradients serves calls that record none, though Python asked for the mode."""
 

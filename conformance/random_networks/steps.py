@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torchvision  # noqa: F401 - has nms
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from conformance.random_networks.scripted_steps import CALLED, both, doubled_
 
@@ -73,6 +75,36 @@ def _called(frame: Frame, *operands: Tensor, module: str) -> Any:
 
 def _branch(condition: Callable[[Frame, Tensor], Any]) -> Callable[..., Tensor]:
     return lambda frame, x: x * 2 if condition(frame, x) else x - 1
+
+
+def _steps(x: Tensor) -> Tensor:
+    if x.dim() != 3 or not x.numel():
+        raise ValueError("no sequences")
+    return x.mean(1)
+
+
+def _packed(frame: Frame, x: Tensor, total: bool, sort: bool) -> Tensor:
+    """The mean over the steps of packed sequences, as far as the longest goes or to the end; their lengths are data."""
+    lengths = (x.detach()[:, :, 0] > 0).sum(1).clamp(min=1).cpu()
+    if sort:
+        lengths = lengths.sort(descending=True)[0]
+    packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=sort)
+    return pad_packed_sequence(packed, batch_first=True, total_length=x.shape[1] if total else None)[0].mean(1)
+
+
+def _counted(kept: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """A step that multiplies by the size of what is kept of the data."""
+    return lambda frame, x: x * kept(x.detach()).shape[0]
+
+
+def _repeats(x: Tensor) -> Tensor:
+    return torch.repeat_interleave((x.flatten() > 0).long())
+
+
+def _boxes(x: Tensor) -> Tensor:
+    low = x.reshape(-1, 1).expand(-1, 2)
+    found: Tensor = torch.ops.torchvision.nms(torch.cat([low, low + 1], 1), low[:, 0].contiguous(), 0.5)
+    return found
 
 
 def _window(x: Tensor, dim: int, start: int, stop: int | None, step: int = 1) -> Tensor:
@@ -197,6 +229,12 @@ STEPS: dict[str, Step] = {
     "if_positive": Step("f", _branch(lambda f, x: x.sum() > 0), {}, "Python branches on data", lambda f, x: x * 2),
     "times_item": Step("f", lambda f, x: x * x.sum().item(), {}, "Python reads a number from data", lambda f, x: x * 2),
     "compress": Step("b", lambda f, x: x.nonzero(), {}, "a size follows data", lambda f, x: x.long().view(-1, 1)),
+    "packed": Step("f", _packed, {"total": (True, False), "sort": (True, False)}, "", lambda f, x, **_: _steps(x)),
+    "count_kept": Step("f", _counted(lambda x: x[x > 0]), {}, "a size follows data", lambda f, x: x * 2),
+    "count_nonzero": Step("f", _counted(lambda x: x.relu().nonzero()), {}, "a size follows data", lambda f, x: x * 2),
+    "count_unique": Step("f", _counted(lambda x: (x > 0).unique()), {}, "a size follows data", lambda f, x: x * 2),
+    "count_repeats": Step("f", _counted(_repeats), {}, "a size follows data", lambda f, x: x * 2),
+    "count_nms": Step("f", _counted(_boxes), {}, "a size follows data", lambda f, x: x * 2),
 }  # fmt: skip
 
 UNDER: dict[str, Callable[[], AbstractContextManager[Any]]] = {

@@ -3,6 +3,7 @@
 from model_zoo.families import (
     toys_batch,
     toys_groups,
+    toys_lengths,
     toys_scripted,
     toys_state,
     toys_values,
@@ -10,6 +11,15 @@ from model_zoo.families import (
     toys_writes,
 )
 
-_MODULES = (toys_batch, toys_groups, toys_scripted, toys_state, toys_values, toys_weights, toys_writes)
+_MODULES = (
+    toys_batch,
+    toys_groups,
+    toys_lengths,
+    toys_scripted,
+    toys_state,
+    toys_values,
+    toys_weights,
+    toys_writes,
+)
 
 ENTRIES = tuple(made for module in _MODULES for made in module.ENTRIES)
