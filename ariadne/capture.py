@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -479,6 +480,7 @@ def observe(
     snapshot.save_buffers()
     state = state_tensors(snapshot)
     args, kwargs = tree.unflatten(leaves, example.spec)
+    found: Recording | None = None
     try:
         if watch is not None:
             for i in example.batched:
@@ -494,7 +496,7 @@ def observe(
         found.forget_tensors()
         for left in reversed(range(_UNTIL_WARM if found.scripted else twice)):
             found.output = None
-            snapshot.again()
+            snapshot.again(found.drew)
             args, kwargs = tree.unflatten(example.resized(batch, perturbed), example.spec)
             with torch.set_grad_enabled(grad):
                 now = model(*args, **kwargs)
@@ -515,12 +517,19 @@ def observe(
             later = _gives(model, example.turned(), batch, grad, snapshot)
         return Observation(plan, unpruned, Evidence(batch, output), shapes, found, frozenset(low.unforeseen), later)
     finally:
-        snapshot.restore()
+        snapshot.restore(found is None or (found.drew and not found.disturbed))
 
 
 def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
-    moved = snapshot.moved_rng()
+    if found.disturbed:
+        raise UnsupportedError(
+            "another thread drew from torch's random generator while forward, which draws too, was captured: which numbers are "
+            "whose can't be told. Prepare, and call each new batch size once, while no other thread draws"
+        )
+    mine = found.drew_python or threading.active_count() == 1  # else it was another thread that drew
+    moved = [name for name in snapshot.moved_rng() if mine or name != "random"]
     if moved:
+        found.drew = True
         raise UnsupportedError(
             f"forward draws from {' and '.join(moved)}, whose numbers would be frozen in the plan; draw from torch's RNG instead"
         )
@@ -584,7 +593,7 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
             found.read_attributes = {k: read for k, read in found.read_attributes.items() if simple(read[1])}
             recordings.append(found)
     finally:
-        snapshot.restore()
+        snapshot.restore(False)  # no fake tensor draws
     of_ops = shapes.asked("op", symbol, batch_symbol)
     plan = within_questions(plan, shapes.asked("forward", symbol, batch_symbol))
     if found.raised:  # forward went on: with another answer the op may not raise

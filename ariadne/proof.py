@@ -61,7 +61,7 @@ def _run(
         with torch.set_grad_enabled(grad):
             return then(run(*args, **kwargs))
     finally:
-        snapshot.restore()
+        snapshot.restore(any(node.seeded for node in plan.nodes))
 
 
 def _prove_output(model: nn.Module, variant: Variant, example: Example, batch: int, output: Any) -> None:

@@ -78,6 +78,9 @@ class Recording:
     asked: set[int | None] = field(default_factory=set)  # storages of the model's tensors whose type it asked
     raised: bool = False  # an op has, and forward may have gone on
     scripted: bool = False  # functions under torch.jit.script ran
+    drew: bool = False  # it drew from a generator of the process
+    drew_python: bool = False  # and that was Python's, `random`
+    disturbed: bool = False  # another thread drew from torch's while forward drew
     output: Any = None
     stores: list[tuple[str, str, torch.Tensor]] = field(default_factory=list)
     changed: list[tuple[str, str, Any, Any]] = field(default_factory=list)
@@ -127,6 +130,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.state: set[int] = set()  # the storages of the model's tensors
         self.autocast: list[str] = []
         self.scope = 0
+        self.drawn: torch.Tensor = snapshot.rng["torch"]  # how forward left torch's generator when it drew last
 
     def is_mine(self) -> bool:
         """Whether it is forward's own Python that runs: in the thread that records, and outside of any op."""
@@ -182,9 +186,11 @@ class Recorder(ProxyTorchDispatchMode):
         if self.fake is None:
             strangers = self._keep_what_is_written(func, args, kwargs)
             self.depth += 1
+            seeded = torch.Tag.nondeterministic_seeded in func.tags
             try:
                 with (
-                    torch._C._DisablePythonDispatcher()
+                    self.drawing(seeded),
+                    torch._C._DisablePythonDispatcher(),
                 ):  # else composite ops such as lstm run as Python decompositions
                     out = func(*args, **kwargs)
             except Exception:
@@ -244,6 +250,23 @@ class Recorder(ProxyTorchDispatchMode):
         if self.watch is not None:
             self.watch.learn(len(self.recording.events) - 1, made)
 
+    @contextmanager
+    def drawing(self, may: bool = True) -> Iterator[None]:
+        """Note whether what runs in the block draws from torch's generator, if it `may`; and whether another thread did before."""
+        if not may or self.fake is not None:
+            yield
+            return
+        before = torch.get_rng_state()
+        try:
+            yield
+        finally:
+            after = torch.get_rng_state()
+            on_device = "cuda" in self.snapshot.rng
+            if on_device or not torch.equal(before, after):
+                self.recording.drew = True
+                self.recording.disturbed |= not torch.equal(before, self.drawn)
+                self.drawn = after
+
     def scripted(self, running: Running, run: Callable[..., Any]) -> Any:
         """Run a scripted function, and note it as one op: `Call` as the target, leaves as arguments and result."""
         if self.watch is not None:
@@ -254,7 +277,8 @@ class Recorder(ProxyTorchDispatchMode):
             self._keep(written)
         with self.aside():
             try:
-                out = running.result(run, self.fake is not None)
+                with self.drawing(running.effects.draws):
+                    out = running.result(run, self.fake is not None)
             except Exception:
                 self.recording.raised = True
                 raise
@@ -606,11 +630,8 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if not mine():
             return original_apply.__get__(None, cls)(*args, **kwargs)
-        recorder.depth += 1
-        try:
+        with recorder.aside(), recorder.drawing():
             out = original_apply.__get__(None, cls)(*args, **kwargs)
-        finally:
-            recorder.depth -= 1
         if kwargs:
             raise UnsupportedError(
                 f"forward calls {cls.__name__}.apply with keywords in {recorder.where()}; pass all of its arguments by position"
@@ -758,6 +779,8 @@ def recording(
             patches.restore()
     if read:
         found.outside, found.names, found.whole = read.lasting(), read.names, read.whole
+        found.drew_python = read.drew
+        found.drew = found.drew or read.drew
     found.stores = list(snapshot.replaced_buffers())
     found.changed = list(snapshot.changes())
     for at, before, now in snapshot.changed_containers():

@@ -178,16 +178,20 @@ class Snapshot:
             if name in groups.parent and groups.find(name) in written:
                 self.save(tensor)
 
-    def again(self) -> None:
-        """Put back buffers, tensors' data and torch's generators, and leave what Python keeps as it is now."""
+    def again(self, drew: bool = True) -> None:
+        """Put back buffers, tensors' data and torch's generators, and leave what Python keeps as it is now.
+
+        Those of the process are left where they are unless forward `drew` from them: then only another thread can have.
+        """
         registries = {id(table) for m in self.modules.values() for table in (m._parameters, m._buffers)}
         for d, old in self._dicts:
             if id(d) in registries and any(d.get(k, d) is not v for k, v in old.items()):
                 d.update(old)
         self._restore_tensors()
-        torch.set_rng_state(self.rng["torch"])
-        if "cuda" in self.rng:
-            torch.cuda.set_rng_state_all(self.rng["cuda"])
+        if drew:
+            torch.set_rng_state(self.rng["torch"])
+            if "cuda" in self.rng:
+                torch.cuda.set_rng_state_all(self.rng["cuda"])
         for put, state in self._generators:
             put(state)
 
@@ -249,8 +253,12 @@ class Snapshot:
                     if was is not now and (what == "parameter" or _holds_tensors(was) or _holds_tensors(now)):
                         yield path, name, what
 
-    def restore(self) -> None:
-        """Put everything back."""
+    def restore(self, drew: bool = True) -> None:
+        """Put everything back.
+
+        The random generators of the process are left where they are unless the model `drew` from them: they are every thread's,
+        and to rewind them would give another thread its numbers twice.
+        """
         for d, old in self._dicts:
             if _moved(d, old):
                 d.clear()
@@ -281,7 +289,8 @@ class Snapshot:
         self._saved.clear()
         for put, state in (*self._generators, *self._own_rng):
             put(state)
-        self.restore_rng()
+        if drew:
+            self.restore_rng()
 
     def _restore_tensors(self) -> None:
         for tensor, data in self._saved.values():

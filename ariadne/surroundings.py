@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import random
 import re
 import sys
 import weakref
@@ -103,6 +104,7 @@ class Surroundings:
     names: set[str] = field(default_factory=set)
     whole: dict[int, Any] = field(default_factory=dict)
     quiet: set[int] = field(default_factory=set)  # codes that read nothing that counts
+    drew: bool = False  # this thread drew from Python's own generator
     _reads: dict[int, tuple[CodeType, list[Chain], bool]] = field(default_factory=dict)
     _seen: set[tuple[int, ...]] = field(default_factory=set)  # two modules may hold equal code
     _others: dict[int, tuple[bool, Any]] = field(default_factory=dict)
@@ -154,12 +156,15 @@ def surroundings(
     To look is done `aside`. A profiler that is at work meanwhile sees nothing of the block.
     """
     found, before = Surroundings(belongs), sys.getprofile()
-    quiet = found.quiet
+    quiet, shared = found.quiet, random.seed.__self__  # type: ignore[attr-defined]
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and id(frame.f_code) not in quiet and mine():
-            with aside():
-                found.note(frame)
+        if event == "call":
+            if id(frame.f_code) not in quiet and mine():
+                with aside():
+                    found.note(frame)
+        elif event == "c_call" and getattr(argument, "__self__", None) is shared:
+            found.drew = True
 
     sys.setprofile(profile)
     try:
