@@ -12,6 +12,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ariadne import tree
 from ariadne.baseline import GLOBAL_HOOKS, Baseline
+from ariadne.effects import (
+    Change,
+    Containers,
+    Effects,
+    Place,
+    Put,
+    effects_of,
+    outside_of,
+    refusal,
+    stores_of,
+)
 from ariadne.errors import CaptureError, UnsupportedError, named
 from ariadne.expr import Expr
 from ariadne.generalize import (
@@ -23,6 +34,7 @@ from ariadne.generalize import (
     with_views_of,
     without_slices_of_all,
 )
+from ariadne.held import MISSING, strays
 from ariadne.lower import Lowering, state_tensors
 from ariadne.plan import Assumption, Batches, TraceNode, TracePlan, check
 from ariadne.prune import Groups, prune, reached
@@ -112,6 +124,7 @@ class Observation:
     evidence: Evidence
     shapes: tuple[tuple[tuple[int, ...], ...], ...]
     recorded: Recording
+    effects: Effects
 
 
 @dataclass(frozen=True)
@@ -140,7 +153,8 @@ def capture(
     reasons: list[tuple[str, str]] = []
     refuse_hooks(model)
     refuse_scripted(model)
-    real = observe(model, example, size, batch_symbol, grad, twice=True)
+    real = observe(model, example, size, batch_symbol, grad)
+    effects = real.effects
     plan: TracePlan | None = None
     plain = False  # of a size, forward was seen to make a plain number
     others: list[Recording] = []  # what the plan rests on besides the run at the example's batch
@@ -149,7 +163,7 @@ def capture(
         reasons = [*like.not_captured_by]
     else:
         try:
-            plan = symbolic(model, example, batch_symbol, batches, grad, others)
+            plan = symbolic(model, example, batch_symbol, batches, grad, effects, others)
         except UnsupportedError as error:
             plain = isinstance(error, PlainNumberError)
             reasons.append(("symbolic", str(error)))
@@ -170,18 +184,18 @@ def capture(
             if plan is not None:
                 reasons.insert(0, ("symbolic", "; ".join(plan.excluded)))
             plan, others = seen, ran
-    plan, more = _at_batch_1(model, example, plan, batches, grad, others)
+    plan, more = _at_batch_1(model, example, plan, batches, grad, others, effects)
     if needed and example.batch not in plan.batches:
         reasons.append((plan.captured_by, "; ".join(plan.excluded)))
         plan, more, others = at_batch(real.plan, example.batch), [], []
     plan, recordings = replace(plan, not_captured_by=tuple(reasons)), [real.recorded, *others]
     if grad and plan.assumption.grad is None:
-        other = observe(model, example, size, batch_symbol, False)
+        other = observe(model, example, size, batch_symbol, False, effects=effects)
         recordings.append(other.recorded)
         if size in plan.batches and disagreement(plan, other.plan):
             plan = replace(plan, assumption=replace(plan.assumption, grad=True))
     if plan.constants and not any(node.is_witness for node in plan.nodes):
-        _refuse_leaks(plan, observe(model, example, size, batch_symbol, grad, perturbed=True).plan)
+        _refuse_leaks(plan, observe(model, example, size, batch_symbol, grad, effects=effects, perturbed=True).plan)
     return Captured(check(plan), (real.evidence, *more), Baseline(model, recordings))
 
 
@@ -196,6 +210,35 @@ def _refuse_leaks(plan: TracePlan, seen: TracePlan) -> None:
             "forward takes data out of torch and brings them back in as a tensor (by numpy, dlpack, deepcopy, or another "
             "thread), which a plan would freeze; keep to torch's own ops"
         )
+
+
+class Reach:
+    """The containers that forward can reach outside of the model and of what it is given."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = dict(model.named_modules())
+        self.roots = outside_of(self.modules)
+
+    def things(self) -> list[Any]:
+        """What the variables hold now."""
+        return [thing for root in self.roots if (thing := root.now()) is not MISSING]
+
+    def containers(self, args: Any, kwargs: Any) -> Containers:
+        """All containers, as they are now, with those in the arguments and in the model."""
+        return Containers(self.modules, strays(self.modules), (args, kwargs), self.roots)
+
+
+def with_stores(
+    plan: TracePlan, effects: Effects, changes: Mapping[Place, Change], put: Mapping[tuple[Place, Any], Put], reach: Reach
+) -> TracePlan:
+    """The plan with what its run put into containers, as two runs showed that forward does at each call."""
+    strange = next((place for place in changes if place not in effects.known), None)
+    if strange is not None:
+        raise refusal(strange, "changes in some runs alone")
+    stores = (*plan.stores, *stores_of(effects.rules, changes, put))
+    roots = {root.name: root.thing for root in reach.roots}
+    objects = {s.path: roots[s.path] for s in stores if s.table == "outside"}
+    return check(replace(plan, stores=stores, objects={**plan.objects, **objects}))
 
 
 def refuse_hooks(model: nn.Module) -> None:
@@ -222,14 +265,15 @@ def _first_line(error: BaseException) -> str:
 
 
 def _at_batch_1(
-    model: nn.Module, example: Example, plan: TracePlan, batches: range, grad: bool, recordings: list[Recording]
+    model: nn.Module, example: Example, plan: TracePlan, batches: range, grad: bool, recordings: list[Recording],
+    effects: Effects,
 ) -> tuple[TracePlan, list[Evidence]]:
     """Batch 1 takes paths of its own (sizes of 1 broadcast): it is covered if a real run does what the plan says."""
     if 1 not in batches or plan.traced_batch == 1 or plan.captured_by == "observed-per-batch":
         return plan, []
     one = Batches.of([1])
     try:
-        seen = observe(model, example, 1, plan.batch_symbol, grad)
+        seen = observe(model, example, 1, plan.batch_symbol, grad, effects=effects)
         differs = disagreement(plan, seen.plan)
     except Exception as error:  # the model itself may refuse one sample; it will say so again when it is asked to
         differs = _first_line(error)
@@ -275,7 +319,7 @@ def _observed(
         try:
             if not sizes:
                 raise Disagreement("the range holds no batch above 1 to compare runs at")
-            runs = [real if b == here else observe(model, example, b, batch_symbol, grad) for b in sizes]
+            runs = [real if b == here else observe(model, example, b, batch_symbol, grad, effects=real.effects) for b in sizes]
             plan = check(prune(_as_far_as_shown(model, example, runs, batches, plain)))
             plan = _assuming(plan, *(r.plan.assumption for r in runs))
             if here in plan.batches or here == 1:
@@ -339,7 +383,7 @@ def _as_far_as_shown(
     lost = True
     if sources is not None:
         watch = Watch(sources)
-        again = observe(model, example, shown.ranges[0][0], plan.batch_symbol, plan.grad_enabled, watch)
+        again = observe(model, example, shown.ranges[0][0], plan.batch_symbol, plan.grad_enabled, watch, runs[0].effects)
         differs = disagreement(prune(plan), again.plan)
         if differs:
             raise Disagreement(f"the same batch run twice differs: {differs}")
@@ -368,36 +412,42 @@ def observe(
     batch_symbol: str,
     grad: bool,
     watch: Watch | None = None,
-    twice: bool = False,
+    effects: Effects | None = None,
     perturbed: bool = False,
 ) -> Observation:
     """Run the forward on real tensors of this batch: the plan of that run, all its numbers as they were, and the output.
 
-    With a `watch`, sizes that follow the batch note what is asked of them. With `twice` the model runs once more in the state
-    that the first run left Python in, and must give the same.
+    With a `watch`, sizes that follow the batch note what is asked of them. Without `effects`, of an earlier observation, the model
+    runs once more in the state that the first run left Python in, and must give the same: what it does to containers in both
+    runs is no cache.
     """
     leaves = example.resized(batch, perturbed)
-    snapshot = Snapshot(model)
+    reach = Reach(model)
+    args, kwargs = tree.unflatten(leaves, example.spec)
+    snapshot = Snapshot(model, (args, kwargs, *reach.things()))
     snapshot.save_buffers()
     state = state_tensors(snapshot)
-    args, kwargs = tree.unflatten(leaves, example.spec)
+    containers = reach.containers(args, kwargs)
     try:
         if watch is not None:
             for i in example.batched:
                 watch.tell(leaves[i], (batch_symbol, *(None,) * (leaves[i].dim() - 1)))
         with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
             found.output = model(*args, **kwargs)
+        found.effects = containers.changes()
         _refuse_python_state(found, snapshot)
         low = Lowering(model, found, snapshot, state, leaves, example.batched, None, batch_symbol, {})
         unpruned = low.plan(example.spec, batch, Batches(((batch, batch),)), "observed", grad)
-        plan = check(prune(unpruned))
+        changes, put = dict(found.effects), low.put
+        del low
         output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, found.output)
         shapes = tuple(tuple(tuple(t.shape) for t in tensors_in(e.out)) for e in found.events)
         found.forget_tensors()
-        if twice:
+        if effects is None:
             found.output = None
             snapshot.again()
             args, kwargs = tree.unflatten(example.resized(batch), example.spec)
+            containers = reach.containers(args, kwargs)
             with torch.set_grad_enabled(grad):
                 differs = difference(output, model(*args, **kwargs))
             if differs:
@@ -406,7 +456,11 @@ def observe(
                     "it keeps state in Python, draws from a generator of its own, or is not deterministic. Keep state in buffers, "
                     "and draw from torch's RNG"
                 )
-        return Observation(plan, unpruned, Evidence(batch, output), shapes, found)
+            effects = effects_of(changes, containers.changes())
+        assert effects is not None
+        unpruned = with_stores(unpruned, effects, changes, put, reach)
+        plan = check(prune(unpruned))
+        return Observation(plan, unpruned, Evidence(batch, output), shapes, found, effects)
     finally:
         snapshot.restore()
 
@@ -438,7 +492,7 @@ def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
             )
 
 
-def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: range, grad: bool,
+def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: range, grad: bool, effects: Effects,
              recordings: list[Recording] | None = None) -> TracePlan:  # fmt: skip
     """Run the forward on fake tensors whose batch is a symbol; the plan holds for batches that meet every guard.
 
@@ -448,8 +502,7 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
     fake = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
     size = max(example.batch, 2)
     leaves = example.resized(size)
-    snapshot = Snapshot(model)
-    state = state_tensors(snapshot)
+    reach = Reach(model)
     inputs: list[Any] = []
     for i, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):
@@ -458,15 +511,20 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
         inputs.append(symbolic_batch(fake, leaf, f"x{i}", i in example.batched))
     symbol = inputs[example.batched[0]].shape[0].node.expr
     args, kwargs = tree.unflatten(inputs, example.spec)
+    snapshot = Snapshot(model, (args, kwargs, *reach.things()))
+    state = state_tensors(snapshot)
+    containers = reach.containers(args, kwargs)
     try:
         with torch.set_grad_enabled(grad), recording(model, fake, snapshot) as (found, recorder):
             shapes.recorder = recorder
             found.output = model(*args, **kwargs)
         shapes.recorder = None
+        found.effects = containers.changes()
         low = Lowering(
             model, found, snapshot, state, inputs, example.batched, fake, batch_symbol, {symbol: batch_symbol}
         )
         plan = low.plan(example.spec, size, _above_1(batches), "symbolic", grad)
+        plan = with_stores(plan, effects, found.effects, low.put, reach)
         if recordings is not None:
             found.forget_tensors()
             found.read_attributes = {k: read for k, read in found.read_attributes.items() if simple(read[1])}

@@ -107,7 +107,8 @@ def entrance(
         env[name] = thing
         lines.append(f"    {line}")
     lines += ["  except (AttributeError, ValueError, LookupError, TypeError):", "    return None"]
-    lines.append(f"  return (B, {''.join(leaf[i] + ', ' for i, _ in plan.inputs)})")
+    handed_in = "(args, kwargs), " if plan.keeps_inputs else ""
+    lines.append(f"  return (B, {''.join(leaf[i] + ', ' for i, _ in plan.inputs)}{handed_in})")
     exec("\n".join(lines), env)
     found: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None] = env["enter"]
     return found

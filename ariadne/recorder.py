@@ -24,6 +24,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
+from ariadne.effects import Change, Place
 from ariadne.errors import UnsupportedError
 from ariadne.held import BOOKKEEPING, SIMPLE, is_a
 from ariadne.plan import PLAIN, Region
@@ -66,6 +67,7 @@ class Recording:
     stores: list[tuple[str, str, torch.Tensor]] = field(default_factory=list)
     changed: list[tuple[str, str, Any, Any]] = field(default_factory=list)
     containers: list[tuple[Any, Any]] = field(default_factory=list)
+    effects: dict[Place, Change] = field(default_factory=dict)  # what it did to containers
     moved: set[int] = field(default_factory=set)
     backwards: list[tuple[int, int, str]] = field(default_factory=list)
     outside: list[Outside] = field(default_factory=list)
@@ -79,6 +81,7 @@ class Recording:
         """Let go of what the ops took and gave."""
         self.events.clear()
         self.again.clear()
+        self.effects.clear()
 
 
 def bind(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

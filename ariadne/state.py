@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import is_not
 from typing import Any
@@ -45,10 +45,11 @@ class Snapshot:
     """A model's Python state and every RNG at one moment; tensors are added as something is about to write them.
 
     Covers each module's attributes, the lists, deques, dicts, sets, numpy arrays and objects that these hold, and the
-    registries of parameters, buffers, submodules and hooks. `restore` puts all of it back, tensors' data included.
+    registries of parameters, buffers, submodules and hooks. `restore` puts all of it back, tensors' data included. So it does with
+    what `others` hold, which are not the model's.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, others: Iterable[Any] = ()) -> None:
         self.rng = _rng()
         self.modules = dict(model.named_modules())
         self.strays = strays(self.modules)
@@ -69,6 +70,13 @@ class Snapshot:
         for t in {id(v): v for table in tables for v in table.values() if is_a(v, torch.Tensor)}.values():
             if t.layout is torch.strided and not t.is_meta:
                 self._owners.setdefault(t.untyped_storage()._cdata, []).append(t)
+        self._held = {*self._seen}
+        self.note(others)
+
+    def note(self, others: Iterable[Any]) -> None:
+        """Note what others hold, which are not the model's."""
+        for thing in others:
+            self._note(thing)
 
     def _note(self, thing: Any) -> None:
         """Note a dict of attributes, and all that is held by what it holds."""
@@ -127,7 +135,7 @@ class Snapshot:
 
     def holds(self, thing: Any) -> bool:
         """Whether a thing is a module, or one of the objects and containers that modules held at that moment."""
-        return id(thing) in self._seen
+        return id(thing) in self._held
 
     def save(self, tensor: torch.Tensor) -> None:
         """Keep a copy of a tensor's data, the first time it is about to be written."""
