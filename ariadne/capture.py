@@ -216,12 +216,17 @@ class Reach:
     """The containers that forward can reach outside of the model and of what it is given."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.modules = dict(model.named_modules())
+        self.model, self.modules = model, dict(model.named_modules())
         self.roots = outside_of(self.modules)
 
-    def things(self) -> list[Any]:
-        """What the variables hold now."""
-        return [thing for root in self.roots if (thing := root.now()) is not MISSING]
+    def snapshot(self, args: Any, kwargs: Any) -> Snapshot:
+        """All of it as it is now, to be put back."""
+        things = [root.now() for root in self.roots if not root.names]
+        found = Snapshot(self.model, (args, kwargs, *(thing for thing in things if thing is not MISSING)))
+        for root in self.roots:
+            if root.names:
+                found.note_variables(root.thing, root.names)
+        return found
 
     def containers(self, args: Any, kwargs: Any) -> Containers:
         """All containers, as they are now, with those in the arguments and in the model."""
@@ -424,7 +429,7 @@ def observe(
     leaves = example.resized(batch, perturbed)
     reach = Reach(model)
     args, kwargs = tree.unflatten(leaves, example.spec)
-    snapshot = Snapshot(model, (args, kwargs, *reach.things()))
+    snapshot = reach.snapshot(args, kwargs)
     snapshot.save_buffers()
     state = state_tensors(snapshot)
     containers = reach.containers(args, kwargs)
@@ -511,7 +516,7 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
         inputs.append(symbolic_batch(fake, leaf, f"x{i}", i in example.batched))
     symbol = inputs[example.batched[0]].shape[0].node.expr
     args, kwargs = tree.unflatten(inputs, example.spec)
-    snapshot = Snapshot(model, (args, kwargs, *reach.things()))
+    snapshot = reach.snapshot(args, kwargs)
     state = state_tensors(snapshot)
     containers = reach.containers(args, kwargs)
     try:

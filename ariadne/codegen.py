@@ -139,13 +139,15 @@ class _Writer:
             text = self.use(self.submodule(store.path).__dict__, f"a_{store.path or 'model'}", ("a", store.path))
         else:
             text = self.use(self.plan.objects[store.path], "outside", ("outside", store.path))
-        *steps, last = store.steps if store.how in ("set", "remove") else (*store.steps, None)
+        *steps, last = store.steps if store.how in ("set", "remove", "grow") else (*store.steps, None)
         text += "".join(f".{step}" if isinstance(step, Attribute) else f"[{self._atom(step)}]" for step in steps)
         value = self._nested(store.spec, store.atoms)
         if store.how == "set":
             return f"{text}.{last} = {value}" if isinstance(last, Attribute) else f"{text}[{self._atom(last)}] = {value}"
         if store.how == "remove":
             return f"{text}.pop({self._atom(last)}, None)"
+        if store.how == "grow":
+            return f"{text}.setdefault({self._atom(last)}, []).extend({value})"
         return f"{text}.extend({value})" if store.how == "append" else f"{text}.clear(); {text}.extend({value})"
 
     def _regions(self, body: Sequence[tuple[Region, str]]) -> list[str]:

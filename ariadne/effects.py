@@ -7,10 +7,11 @@ second run in the state that the first one left: what changes there again is no 
 
 from __future__ import annotations
 
+import dis
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -32,6 +33,7 @@ from ariadne.held import (
     shown,
     slot_of,
     slots_of,
+    variables,
 )
 from ariadne.plan import Store
 from ariadne.surroundings import is_known
@@ -45,11 +47,15 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A variable, or an object, outside of the model: by `steps` from `thing` one comes to what it holds now."""
+    """A variable, or an object, outside of the model: by `steps` from `thing` one comes to what it holds now.
+
+    With `names`, the variables of these names themselves, of a cell, of a class or among the globals in `thing`.
+    """
 
     name: str
     thing: Any
     steps: tuple[Any, ...] = ()
+    names: tuple[str, ...] = ()
 
     def now(self) -> Any:
         """What it holds now; `MISSING` where it holds nothing."""
@@ -76,9 +82,11 @@ class Place:
             side, *steps = (*self.steps, *more)
             first = f"input {steps[0]!r}" if side else f"input {steps[0]}"
             return first + "".join(map(shown, steps[1:]))
-        steps = [*map(shown, (*self.steps, *more))]
         if self.table == "outside":
-            return self.path + "".join(steps)
+            steps = [s for s in (*self.steps, *more) if s != "cell_contents"]
+            named_already = bool(self.steps) and self.steps[0] != "cell_contents"
+            return self.path + "".join(map(shown, steps[named_already:]))
+        steps = [*map(shown, (*self.steps, *more))]
         return f"{str(self.steps[0])!r}{''.join(steps[1:])} of {named(self.path)}"
 
 
@@ -120,12 +128,14 @@ class Change:
 class Rule:
     """What forward does to a container at each call: `how` is items, append or contents.
 
-    `what`: of items, the keys that it sets; else how many things it puts there. `gone`: the keys that it removes.
+    `what`: of items, the keys that it sets; else how many things it puts there. `gone`: the keys that it removes. `grown`: the
+    keys of lists that it makes where there are none, and appends to.
     """
 
     how: str
     what: tuple[Any, ...] = ()
     gone: tuple[Any, ...] = ()
+    grown: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -158,7 +168,12 @@ class Containers:
             for step, value in held(part):
                 self._walk(Place("input", "", (side, step)), value)
         for root in outside:
-            self._walk(Place("outside", root.name, root.steps), root.now())
+            if root.names:
+                kind = "dict" if is_a(root.thing, dict) else "object"
+                place = Place("outside", root.name, ())
+                self._noted[id(root.thing)] = place, root, kind, variables(root.thing, root.names)
+            else:
+                self._walk(Place("outside", root.name, root.steps), root.now())
 
     def _walk(self, start: Place, thing: Any) -> None:
         todo = [(start, thing)]
@@ -197,6 +212,8 @@ def kind_of(value: Any) -> str:
 
 def contents(value: Any, kind: str) -> Any:
     """What a container holds now, whatever its class makes of iteration: a dict, a list or a set of its own."""
+    if isinstance(value, Root):
+        return variables(value.thing, value.names)
     if kind == "dict":
         return dict(dict.items(value))
     if kind == "list":
@@ -213,11 +230,18 @@ def effects_of(first: Mapping[Place, Change], second: Mapping[Place, Change]) ->
     for place, again in second.items():
         change = first.get(place)
         if change is None:
-            raise refusal(place, "changes in the second run alone")
+            parent, key = Place(place.table, place.path, place.steps[:-1]), place.steps[-1:]
+            made = first[parent].after.get(*key) if parent in first and first[parent].kind == "dict" else None
+            if not key or type(made) is not list or again.kind != "list" or again.added() != len(again.before):
+                raise refusal(place, "changes in the second run alone")
+            known = found.rules.get(parent, Rule("items"))
+            found.rules[parent] = replace(known, grown=(*known.grown, *key))
+            continue
         rule = _rule(change, again)
         if rule is None:
             raise refusal(place, "changes in another way at each call")
-        found.rules[place] = rule
+        grown = found.rules[place].grown if place in found.rules else ()
+        found.rules[place] = replace(rule, grown=grown)
     for place, change in first.items():
         if place not in second and change.gone() and not change.put():
             raise refusal(place, f"loses {change.gone()[0]!r}, which may be for once or for each call")
@@ -254,7 +278,9 @@ def follows(change: Change, rule: Rule) -> bool:
         return change.added() == rule.what[0]
     if rule.how == "contents":
         return len(change.after) == rule.what[0] and _renewed(change)
-    return {*rule.what} <= {*change.put()} and {*rule.gone} <= {*change.gone()}
+    if not all(type(change.after.get(key)) is list for key in rule.grown):
+        return False
+    return {*rule.what, *rule.grown} <= {*change.put()} and {*rule.gone} <= {*change.gone()}
 
 
 def stores_of(
@@ -281,6 +307,14 @@ def stores_of(
                     step = Attribute(key) if change.kind == "object" else key
                     yield Store(path, place.table, place.words(step), spec, atoms, (*place.steps, step), "set", earlier)
                     earlier += atoms
+            for key in rule.grown:
+                spec, atoms = found(key)
+                at, before = 0, ()
+                for one in spec.children:
+                    inner = atoms[at : at + one.size]
+                    inside = tree.Spec("list", list, (), (one,))
+                    yield Store(path, place.table, place.words(key), inside, inner, (*place.steps, key), "grow", before)
+                    at, before = at + one.size, (*before, *inner)
             for key in rule.gone:
                 if change.kind == "object":
                     raise refusal(place, f"loses {key!r}")
@@ -330,7 +364,7 @@ def outside_of(modules: Mapping[str, nn.Module]) -> list[Root]:
 
 class _Search:
     def __init__(self) -> None:
-        self.found: dict[tuple[int, tuple[Any, ...]], Root] = {}
+        self.found: dict[tuple[int, tuple[Any, ...], bool], Root] = {}
         self.names: set[str] = set()
         self.seen: set[tuple[int, ...]] = set()
         self.known: dict[int, tuple[bool, Any]] = {}
@@ -351,6 +385,11 @@ class _Search:
                     self.enter(thing, 0)
                 elif not name.startswith("__"):
                     self.consider(thing, Root(f"{base.__name__}.{name}", thing), 0)
+            code = [f.__code__ for f in vars(base).values() if isinstance(f, FunctionType)]
+            names = {n for c in code if _says_class(c) for n in _names(c)}
+            names -= {n for n in names if hasattr(vars(base).get(n), "__get__")}
+            if names:
+                self.keep(Root(base.__name__, base, (), tuple(sorted(names))))
 
     def enter(self, thing: Any, far: int) -> None:
         """Look at what a function, or something else that can be called, reaches."""
@@ -381,8 +420,13 @@ class _Search:
         for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
             root = Root(f"the variable {name!r} of {_called(f)}", cell, (Attribute("cell_contents"),))
             self.consider(root.now(), root, far)
+            if name in _assigned(f.__code__)[0]:
+                self.keep(Root(root.name, cell, (), ("cell_contents",)))
         for value in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()):
             self.consider(value, Root(f"a default argument of {_called(f)}", value), far)
+        counted = sorted(_assigned(f.__code__)[1])
+        if counted:
+            self.keep(Root(f"the globals of {f.__module__}", table, (), tuple(counted)))
         names = {*_names(f.__code__)}
         for name in sorted(names & table.keys()):
             self.consider(table[name], Root(f"the global {name!r}", table, (name,)), far, names)
@@ -403,14 +447,21 @@ class _Search:
                     if not is_opaque(inner):
                         self.consider(inner, Root(f"{value.__name__}.{name}", inner), far + 1)
         elif type(value) not in LEAVES and value is not MISSING and not is_opaque(value) and not is_array(value):
-            key = id(root.thing), root.steps
-            if kind_of(value) and key not in self.found:
-                name, i = root.name, 1
-                while name in self.names:
-                    i += 1
-                    name = f"{root.name} ({i})"
-                self.names.add(name)
-                self.found[key] = Root(name, root.thing, root.steps)
+            if kind_of(value):
+                self.keep(root)
+
+    def keep(self, root: Root) -> None:
+        key = id(root.thing), root.steps, bool(root.names)
+        if key in self.found:
+            names = tuple(dict.fromkeys((*self.found[key].names, *root.names)))
+            self.found[key] = replace(self.found[key], names=names)
+            return
+        name, i = root.name, 1
+        while name in self.names:
+            i += 1
+            name = f"{root.name} ({i})"
+        self.names.add(name)
+        self.found[key] = replace(root, name=name)
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -419,6 +470,22 @@ def _names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
+
+
+def _says_class(code: CodeType) -> bool:
+    """Whether a function may assign an attribute of its class."""
+    stores = any(s.opname == "STORE_ATTR" for s in dis.get_instructions(code))
+    return stores and (not {"__class__", "type", "cls"}.isdisjoint({*code.co_names, *code.co_varnames, *code.co_freevars}))
+
+
+@lru_cache(maxsize=4096)
+def _assigned(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The variables of functions around, and the globals, that a function assigns; with those of functions inside."""
+    inner = [_assigned(c) for c in code.co_consts if isinstance(c, CodeType)]
+    steps = [(s.opname, s.argval) for s in dis.get_instructions(code)]
+    around = {name for kind, name in steps if kind == "STORE_DEREF"}.union(*(a for a, _ in inner))
+    counted = {name for kind, name in steps if kind == "STORE_GLOBAL"}.union(*(b for _, b in inner))
+    return frozenset(around), frozenset(counted)
 
 
 def _called(f: Any) -> str:

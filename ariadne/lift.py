@@ -162,7 +162,9 @@ def _is_store(part: ast.stmt, known: Container[str]) -> bool:
         root: ast.expr = part.targets[0]
     elif isinstance(part, ast.Expr) and isinstance(part.value, ast.Call) and isinstance(part.value.func, ast.Attribute):
         root = part.value.func
-        if root.attr not in ("clear", "extend", "pop"):  # no methods of tensors
+        if isinstance(root.value, ast.Call) and isinstance(root.value.func, ast.Attribute):
+            root = root.value.func
+        if root.attr not in ("clear", "extend", "pop", "setdefault"):  # no methods of tensors
             return False
     else:
         return False

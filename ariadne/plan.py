@@ -189,7 +189,8 @@ class Store:
     `table` says where: `_buffers` for a buffer replaced by assignment, `__dict__` for a plain attribute; and for what is put into
     a container, `held` for one that an attribute holds, `input` for one that is handed in, `outside` for one that the object
     `path` of the plan holds. There, `steps` lead to it: from the module, from (args, kwargs), from that object; and `name` says it
-    in words. `how` is set (at the last of the steps), append, contents (in place of all that a list holds) or remove.
+    in words. `how` is set (at the last of the steps), append, grow (append, to a new list where there is none), contents (in
+    place of all that a list holds) or remove.
     `needs`: what goes into the same container before.
     """
 
@@ -206,6 +207,11 @@ class Store:
     def where(self) -> str:
         """Where it is put, in words."""
         return self.name if self.inside else f"{self.name!r} of {named(self.path)}"
+
+    @property
+    def container(self) -> tuple[Any, ...]:
+        """The steps to the container that it goes into."""
+        return self.steps[:-1] if self.how in ("set", "remove", "grow") else self.steps
 
     @property
     def inside(self) -> bool:

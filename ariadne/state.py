@@ -13,7 +13,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from ariadne.held import LEAVES, Slots, held, is_a, is_array, is_opaque, own_of, slot_of, slots_of, strays
+from ariadne.held import (
+    LEAVES,
+    MISSING,
+    Slots,
+    held,
+    is_a,
+    is_array,
+    is_opaque,
+    own_of,
+    slot_of,
+    slots_of,
+    strays,
+    variables,
+)
 from ariadne.plan import TracePlan
 from ariadne.prune import Groups
 
@@ -71,6 +84,7 @@ class Snapshot:
             if t.layout is torch.strided and not t.is_meta:
                 self._owners.setdefault(t.untyped_storage()._cdata, []).append(t)
         self._held = {*self._seen}
+        self._variables: list[tuple[Any, tuple[str, ...], dict[str, Any]]] = []
         self.note(others)
 
     def note(self, others: Iterable[Any]) -> None:
@@ -128,6 +142,10 @@ class Snapshot:
         else:
             return False
         return True
+
+    def note_variables(self, thing: Any, names: Iterable[str]) -> None:
+        """Note the globals of these names in a dict, the attributes of a class, or what a cell holds."""
+        self._variables.append((thing, tuple(names), variables(thing, names)))
 
     def storages(self) -> set[int]:
         """What tells the memory of parameters and buffers, and of other tensors that dicts and lists hold, from that of others."""
@@ -263,6 +281,14 @@ class Snapshot:
             for name, old_value in names.items():
                 if slot_of(slots.thing, name) is not old_value:
                     slots[name] = old_value
+        for thing, names, found in self._variables:
+            now = variables(thing, names)
+            table = thing if is_a(thing, dict) else Slots(thing)
+            for name in {**found, **now}:
+                if name not in found and is_a(thing, dict):
+                    del thing[name]
+                elif found.get(name, MISSING) is not now.get(name, MISSING):
+                    table[name] = found.get(name, MISSING)
         for p, data, gradient, flag in self._parameters:
             if p.data.untyped_storage()._cdata != data.untyped_storage()._cdata or p.shape != data.shape:
                 p.data = data

@@ -77,11 +77,13 @@ class Interpreter:
             start: Any = self.model.get_submodule(store.path).__dict__
         else:
             start = given if store.table == "input" else self.plan.objects[store.path]
-        if store.how in ("set", "remove"):
+        if store.how in ("set", "remove", "grow"):
             *steps, last = store.steps
             holder = place(follow(start, tuple(steps)), last)
             if store.how == "set":
                 holder[last] = value
+            elif store.how == "grow":
+                holder.setdefault(last, []).extend(value)
             else:
                 holder.pop(last, None)
             return
