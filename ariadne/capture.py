@@ -34,7 +34,8 @@ from ariadne.generalize import (
     with_views_of,
     without_slices_of_all,
 )
-from ariadne.held import MISSING, strays
+from ariadne.given import Given
+from ariadne.held import MISSING, follow, strays
 from ariadne.lower import Lowering, state_tensors
 from ariadne.plan import Assumption, Batches, TraceNode, TracePlan, check
 from ariadne.prune import Groups, prune, reached
@@ -196,7 +197,19 @@ def capture(
             plan = replace(plan, assumption=replace(plan.assumption, grad=True))
     if plan.constants and not any(node.is_witness for node in plan.nodes):
         _refuse_leaks(plan, observe(model, example, size, batch_symbol, grad, effects=effects, perturbed=True).plan)
+    plan = replace(plan, given=_given(plan, example))
     return Captured(check(plan), (real.evidence, *more), Baseline(model, recordings))
+
+
+def _given(plan: TracePlan, example: Example) -> dict[str, Given]:
+    """The inputs that are neither tensors nor plain values, as they are now, but for what forward itself puts there."""
+    handed_in = tree.unflatten(example.leaves, example.spec)
+    put = [
+        (id(follow(handed_in, s.container)), s.steps[-1] if s.how in ("set", "remove") else None)
+        for s in plan.stores
+        if s.table == "input"
+    ]
+    return {name: Given(example.leaves[plan.values[name].origin[0]], put) for name in plan.given}
 
 
 def _refuse_leaks(plan: TracePlan, seen: TracePlan) -> None:

@@ -155,7 +155,7 @@ class Lowering:
                 value = self.values[name]
                 self.values[name] = replace(value, shape=(Expr(self.batch_symbol), *value.shape[1:]))
         elif simple(leaf) or isinstance(leaf, complex):
-            self.literals.append((i, leaf))
+            self.literals.append((i, {*leaf} if isinstance(leaf, set) else leaf))  # a set can change in place
         else:
             name = self.names.new(f"object{i}")
             self.inputs.append((i, name))
@@ -603,7 +603,8 @@ class Lowering:
         value = change.after[key]
         before = change.before.get(key) if isinstance(change.before, dict) else (*change.before[key : key + 1], None)[0]
         leaves, spec = tree.flatten(value)
-        if place.table != "input" and any(id(t) in self.read for t in tree.leaves(before) if isinstance(t, torch.Tensor)):
+        given = {*map(id, self.input_tensors)}  # these are read anew at each call
+        if any(id(t) in self.read - given for t in tree.leaves(before) if isinstance(t, torch.Tensor)):
             return refused(place, key, "in place of a tensor that it reads, which a plan can't follow; keep it in a buffer")
         if not is_a(key, SIMPLE) and not lasts(key):
             return refused(place, key, f"under a key that is a {type(key).__name__}; use strings and numbers as keys")

@@ -249,7 +249,7 @@ class SplitRuntime:
         """Keep a copy of whatever state running this split may write."""
         for plan in self._plans:
             snapshot.save_written(plan)
-            snapshot.note(plan.given.values())
+            snapshot.note(given.thing for given in plan.given.values())
             for store in plan.stores:
                 if store.table == "outside":
                     holder = follow(plan.objects[store.path], store.container)
