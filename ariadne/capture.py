@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from ariadne.generalize import (
     with_views_of,
     without_slices_of_all,
 )
+from ariadne.first import emptied, filled_again, filled_before
 from ariadne.given import Given
 from ariadne.held import MISSING, follow, strays
 from ariadne.lower import Lowering, state_tensors
@@ -151,11 +152,42 @@ def capture(
     Raises `UnsupportedError` where forward does something that no plan can hold, and what the model raises itself.
     """
     size = example.batch if example.batch in batches else max(batches.start, min(2, batches.stop - 1))
-    reasons: list[tuple[str, str]] = []
     refuse_hooks(model)
     refuse_scripted(model)
     real = observe(model, example, size, batch_symbol, grad)
-    effects = real.effects
+    slots = filled_again(
+        filled_before(dict(model.named_modules()), real.recorded),
+        lambda full: _gives(model, example, size, grad, real.evidence.output, full),
+    )
+    if not slots:
+        return _captured(model, example, real, batch_symbol, batches, grad, needed, like)
+    with emptied(slots):
+        real = observe(model, example, size, batch_symbol, grad)
+        return _captured(model, example, real, batch_symbol, batches, grad, needed, like)
+
+
+def _gives(
+    model: nn.Module, example: Example, batch: int, grad: bool, output: Any, holds: Callable[[], bool]
+) -> bool:
+    """Whether a run of the model as it is now gives this output, and something holds then; the model is put back after."""
+    args, kwargs = tree.unflatten(example.resized(batch), example.spec)
+    snapshot = Reach(model).snapshot(args, kwargs)
+    snapshot.save_buffers()
+    try:
+        with torch.set_grad_enabled(grad):
+            return difference(output, model(*args, **kwargs)) is None and holds()
+    except Exception:  # it needs what was taken away
+        return False
+    finally:
+        snapshot.restore()
+
+
+def _captured(
+    model: nn.Module, example: Example, real: Observation, batch_symbol: str, batches: range, grad: bool, needed: bool,
+    like: TracePlan | None,
+) -> Captured:  # fmt: skip
+    size, effects = real.evidence.batch, real.effects
+    reasons: list[tuple[str, str]] = []
     plan: TracePlan | None = None
     plain = False  # of a size, forward was seen to make a plain number
     others: list[Recording] = []  # what the plan rests on besides the run at the example's batch

@@ -74,6 +74,8 @@ class Recording:
     foreign: set[str] = field(default_factory=set)  # modules that another module's code looked at
     used: set[str] = field(default_factory=set)  # modules of which anything was read
     names: set[str] = field(default_factory=set)  # of a real run: those in the code that ran
+    assigned: set[str] = field(default_factory=set)  # of a real run: attributes that the code that ran assigns
+    filled: set[str] = field(default_factory=set)  # and those it reads where it puts something into a container
     whole: dict[int, Any] = field(default_factory=dict)  # objects of which it may have read any
     again: dict[int, torch.Tensor] = field(default_factory=dict)  # by an alias of it, what an op gave back as it was
 
@@ -637,6 +639,7 @@ def recording(
             patches.restore()
     if read:
         found.outside, found.names, found.whole = read.lasting(), read.names, read.whole
+        found.assigned, found.filled = read.assigned, read.filled
     found.stores = list(snapshot.replaced_buffers())
     found.changed = list(snapshot.changes())
     for at, before, now in snapshot.changed_containers():
