@@ -5,8 +5,10 @@ The pipeline, in import order; nothing imports backwards::
     errors, expr, tree, held, plan, solve     the words: errors, sizes, nested values, plans as data
     prune, state, strided, sizes              what a forward may move, noted and put back
     versions, kept                            what a guard holds of things that change by themselves
-    surroundings, refusals, recorder          a forward, recorded
-    baseline, lower, generalize, frontier     recordings become a plan; every cut of it
+    surroundings, effects, refusals, recorder a forward, recorded; what it puts into containers
+    given                                     inputs that are no tensors, and what they held
+    baseline, first, lower, generalize        recordings become a plan; what forward filled at an earlier call
+    frontier                                  every cut of it
     shapes, verify, capture                   for which batches; how equality is proved; from a model to a plan
     spec, select                              the cut that was asked for
     bindings, codegen, segment                one side of a cut becomes Python

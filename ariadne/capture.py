@@ -18,9 +18,11 @@ from ariadne.effects import (
     Effects,
     Place,
     Put,
+    attributes_of,
     effects_of,
     outside_of,
     refusal,
+    stores_beside_caches,
     stores_of,
 )
 from ariadne.errors import CaptureError, UnsupportedError, named
@@ -285,7 +287,8 @@ def with_stores(
     strange = next((place for place in changes if place not in effects.known), None)
     if strange is not None:
         raise refusal(strange, "changes in some runs alone")
-    stores = (*plan.stores, *stores_of(effects.rules, changes, put))
+    beside = stores_beside_caches(sorted(effects.assigned), put)
+    stores = (*plan.stores, *beside, *stores_of(effects.rules, changes, put))
     roots = {root.name: root.thing for root in reach.roots}
     objects = {s.path: roots[s.path] for s in stores if s.table == "outside"}
     return check(replace(plan, stores=stores, objects={**plan.objects, **objects}))
@@ -498,6 +501,7 @@ def observe(
             snapshot.again()
             args, kwargs = tree.unflatten(example.resized(batch), example.spec)
             containers = reach.containers(args, kwargs)
+            attributes = attributes_of(snapshot.modules)
             with torch.set_grad_enabled(grad):
                 differs = difference(output, model(*args, **kwargs))
             if differs:
@@ -507,12 +511,31 @@ def observe(
                     "and draw from torch's RNG"
                 )
             effects = effects_of(changes, containers.changes())
+            now = attributes_of(snapshot.modules)
+            effects.assigned = {
+                key for key, value in now.items() if attributes.get(key, MISSING) is not value and not _alike(attributes.get(key), value)
+            }
+            _refuse_renewed(found, effects)
         assert effects is not None
         unpruned = with_stores(unpruned, effects, changes, put, reach)
         plan = check(prune(unpruned))
         return Observation(plan, unpruned, Evidence(batch, output), shapes, found, effects)
     finally:
         snapshot.restore()
+
+
+def _alike(a: Any, b: Any) -> bool:
+    return simple(a) and simple(b) and tree.identical(a, b)
+
+
+def _refuse_renewed(found: Recording, effects: Effects) -> None:
+    """Raise `UnsupportedError` for an attribute that forward reads and changes in the second run, too: it is no cache."""
+    for path, name, _, _ in found.changed:
+        if (path, name) in effects.assigned and (path, name) in found.read_attributes:
+            raise UnsupportedError(
+                f"forward reads and changes the attribute {name!r} of {named(path)} at every call, which a plan can't follow; "
+                "return what it keeps there, or keep it in a buffer"
+            )
 
 
 def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:

@@ -86,6 +86,8 @@ class Place:
             steps = [s for s in (*self.steps, *more) if s != "cell_contents"]
             named_already = bool(self.steps) and self.steps[0] != "cell_contents"
             return self.path + "".join(map(shown, steps[named_already:]))
+        if not self.steps:
+            return f"the attribute {more[0]!r} of {named(self.path)}"
         steps = [*map(shown, (*self.steps, *more))]
         return f"{str(self.steps[0])!r}{''.join(steps[1:])} of {named(self.path)}"
 
@@ -144,6 +146,7 @@ class Effects:
 
     rules: dict[Place, Rule] = field(default_factory=dict)
     known: set[Place] = field(default_factory=set)
+    assigned: set[tuple[str, str]] = field(default_factory=set)  # attributes of modules that changed in the second run
 
 
 class Containers:
@@ -193,7 +196,7 @@ class Containers:
         """The containers that hold other things now."""
         found = {}
         for place, thing, kind, was in self._noted.values():
-            change = Change(kind, was, contents(thing, kind), getattr(thing, "maxlen", None))
+            change = Change(kind, was, contents(thing, kind), thing.maxlen if is_a(thing, deque) else None)
             if kind == "set":
                 if change.before != change.after:
                     found[place] = change
@@ -212,7 +215,7 @@ def kind_of(value: Any) -> str:
 
 def contents(value: Any, kind: str) -> Any:
     """What a container holds now, whatever its class makes of iteration: a dict, a list or a set of its own."""
-    if isinstance(value, Root):
+    if is_a(value, Root):
         return variables(value.thing, value.names)
     if kind == "dict":
         return dict(dict.items(value))
@@ -334,6 +337,28 @@ def stores_of(
             earlier += atoms
 
 
+def stores_beside_caches(
+    assigned: Iterable[tuple[str, str]], put: Mapping[tuple[Place, Any], Put]
+) -> Iterator[Store]:
+    """What is assigned at each call to attributes of modules that keep a cache in others."""
+    for path, name in assigned:
+        value = put.get((Place("held", path, ()), name))
+        if isinstance(value, UnsupportedError):
+            raise value
+        if value is not None:
+            yield Store(path, "__dict__", name, *value)
+
+
+def attributes_of(modules: Mapping[str, nn.Module]) -> dict[tuple[str, str], Any]:
+    """What stands in the attributes of modules now."""
+    return {
+        (path, name): value
+        for path, module in modules.items()
+        for name, value in module.__dict__.items()
+        if name not in BOOKKEEPING
+    }
+
+
 def refusal(place: Place, how: str) -> UnsupportedError:
     return UnsupportedError(
         f"forward changes what is in {place.words()}, which {how}; a plan can follow what is assigned to the same keys, or "
@@ -377,11 +402,11 @@ class _Search:
             if base.__module__.partition(".")[0] == "torch" or base is nn.Module:
                 continue
             for name, thing in list(vars(base).items()):
-                if isinstance(thing, (staticmethod, classmethod)):
+                if is_a(thing, (staticmethod, classmethod)):
                     thing = thing.__func__
-                if isinstance(thing, property):
+                if is_a(thing, property):
                     thing = thing.fget
-                if isinstance(thing, (FunctionType, partial)):
+                if is_a(thing, (FunctionType, partial)):
                     self.enter(thing, 0)
                 elif not name.startswith("__"):
                     self.consider(thing, Root(f"{base.__name__}.{name}", thing), 0)
@@ -395,15 +420,15 @@ class _Search:
         """Look at what a function, or something else that can be called, reaches."""
         if far > _NEAR:
             return
-        if isinstance(thing, partial):
+        if is_a(thing, partial):
             self.enter(thing.func, far)
             name = f"an argument of {_called(thing.func)}"
             for value in (*thing.args, *thing.keywords.values()):
                 self.consider(value, Root(name, value), far)
-        elif isinstance(thing, MethodType):
+        elif is_a(thing, MethodType):
             self.consider(thing.__self__, Root(f"the {type(thing.__self__).__name__} of {_called(thing)}", thing.__self__), far)
             self.enter(thing.__func__, far)
-        elif isinstance(thing, FunctionType):
+        elif is_a(thing, FunctionType):
             self.function(thing, far)
         elif callable(thing) and not is_opaque(thing):
             self.consider(thing, Root(f"the {type(thing).__name__} that is called", thing), far)
@@ -433,14 +458,14 @@ class _Search:
 
     def consider(self, value: Any, root: Root, far: int, names: Iterable[str] = ()) -> None:
         """Keep a root, if something can be put into what it holds; go on from there if it can be called."""
-        if isinstance(value, (FunctionType, MethodType, partial)):
+        if is_a(value, (FunctionType, MethodType, partial)):
             self.enter(value, far + 1)
-        elif isinstance(value, ModuleType) and not is_known(vars(value)):
+        elif is_a(value, ModuleType) and not is_known(vars(value)):
             for name in sorted({*names} & vars(value).keys()):
                 inner = vars(value)[name]
                 if not isinstance(inner, ModuleType):
                     self.consider(inner, Root(f"{value.__name__}.{name}", vars(value), (name,)), far + 1)
-        elif isinstance(value, type) and not is_a(value, ModuleType) and not issubclass(value, nn.Module):
+        elif is_a(value, type) and not is_a(value, ModuleType) and not issubclass(value, nn.Module):
             if not value.__module__.partition(".")[0] == "torch":
                 for name in sorted({*names} & vars(value).keys()):
                     inner = vars(value)[name]

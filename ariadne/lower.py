@@ -125,6 +125,7 @@ class Lowering:
         self.input_tensors: list[torch.Tensor] = []
         self.literals: list[tuple[int, Any]] = []
         self.put: dict[tuple[Place, Any], Put] = {}
+        self.beside_caches: dict[tuple[str, str], Any] = {}  # assigned in modules that keep a cache, too
         self.backward = ""
         self.crowd: dict[tuple[str, int], int] = {}
         for e in recorded.events:
@@ -537,6 +538,9 @@ class Lowering:
         leaves, output_spec = tree.flatten(self.recorded.output)
         output = tuple(self._output(leaf) for leaf in leaves)
         stores = (*self._buffer_stores(), *self._attribute_stores())
+        for (path, name), now in self.beside_caches.items():
+            held = Place("held", path, ())
+            self.put[held, name] = self._put(held, Change("dict", {}, {name: now}), name)
         for place, change in self.recorded.effects.items():
             for key in () if change.kind == "set" else change.put():
                 self.put[place, key] = self._put(place, change, key)
@@ -583,7 +587,11 @@ class Lowering:
         reads = self.recorded.read_attributes.keys() | self.recorded.missing
         caching = {path for path, name, _, _ in self.recorded.changed if (path, name) in reads}
         for path, name, _, now in self.recorded.changed:
-            if path in caching or (path, name) not in self.recorded.written:
+            if (path, name) not in self.recorded.written:
+                continue
+            if path in caching:
+                if path in self.snapshot.modules:
+                    self.beside_caches[path, name] = now
                 continue
             if path in self.snapshot.strays:
                 raise UnsupportedError(
