@@ -274,7 +274,6 @@ class Names:
             return True
         return isinstance(value, partial) or isinstance(type(value).__getattribute__, types.FunctionType)
 
-
     def moves(self, value: Any) -> bool:
         """Whether forward changes a plain container, or one inside of it."""
         if not self.moved or not is_a(value, (dict, list, tuple, set)):

@@ -27,6 +27,7 @@ from ariadne.effects import (
 )
 from ariadne.errors import CaptureError, UnsupportedError, named
 from ariadne.expr import Expr
+from ariadne.first import emptied, filled_again, filled_before
 from ariadne.generalize import (
     Disagreement,
     at_batch,
@@ -36,7 +37,6 @@ from ariadne.generalize import (
     with_views_of,
     without_slices_of_all,
 )
-from ariadne.first import emptied, filled_again, filled_before
 from ariadne.given import Given
 from ariadne.held import MISSING, follow, strays
 from ariadne.lower import Lowering, state_tensors
@@ -168,9 +168,7 @@ def capture(
         return _captured(model, example, real, batch_symbol, batches, grad, needed, like)
 
 
-def _gives(
-    model: nn.Module, example: Example, batch: int, grad: bool, output: Any, holds: Callable[[], bool]
-) -> bool:
+def _gives(model: nn.Module, example: Example, batch: int, grad: bool, output: Any, holds: Callable[[], bool]) -> bool:
     """Whether a run of the model as it is now gives this output, and something holds then; the model is put back after."""
     args, kwargs = tree.unflatten(example.resized(batch), example.spec)
     snapshot = Reach(model).snapshot(args, kwargs)
@@ -281,7 +279,11 @@ class Reach:
 
 
 def with_stores(
-    plan: TracePlan, effects: Effects, changes: Mapping[Place, Change], put: Mapping[tuple[Place, Any], Put], reach: Reach
+    plan: TracePlan,
+    effects: Effects,
+    changes: Mapping[Place, Change],
+    put: Mapping[tuple[Place, Any], Put],
+    reach: Reach,
 ) -> TracePlan:
     """The plan with what its run put into containers, as two runs showed that forward does at each call."""
     strange = next((place for place in changes if place not in effects.known), None)
@@ -318,7 +320,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def _at_batch_1(
-    model: nn.Module, example: Example, plan: TracePlan, batches: range, grad: bool, recordings: list[Recording],
+    model: nn.Module,
+    example: Example,
+    plan: TracePlan,
+    batches: range,
+    grad: bool,
+    recordings: list[Recording],
     effects: Effects,
 ) -> tuple[TracePlan, list[Evidence]]:
     """Batch 1 takes paths of its own (sizes of 1 broadcast): it is covered if a real run does what the plan says."""
@@ -372,7 +379,10 @@ def _observed(
         try:
             if not sizes:
                 raise Disagreement("the range holds no batch above 1 to compare runs at")
-            runs = [real if b == here else observe(model, example, b, batch_symbol, grad, effects=real.effects) for b in sizes]
+            runs = [
+                real if b == here else observe(model, example, b, batch_symbol, grad, effects=real.effects)
+                for b in sizes
+            ]
             plan = check(prune(_as_far_as_shown(model, example, runs, batches, plain)))
             plan = _assuming(plan, *(r.plan.assumption for r in runs))
             if here in plan.batches or here == 1:
@@ -436,7 +446,9 @@ def _as_far_as_shown(
     lost = True
     if sources is not None:
         watch = Watch(sources)
-        again = observe(model, example, shown.ranges[0][0], plan.batch_symbol, plan.grad_enabled, watch, runs[0].effects)
+        again = observe(
+            model, example, shown.ranges[0][0], plan.batch_symbol, plan.grad_enabled, watch, runs[0].effects
+        )
         differs = disagreement(prune(plan), again.plan)
         if differs:
             raise Disagreement(f"the same batch run twice differs: {differs}")
@@ -513,7 +525,9 @@ def observe(
             effects = effects_of(changes, containers.changes())
             now = attributes_of(snapshot.modules)
             effects.assigned = {
-                key for key, value in now.items() if attributes.get(key, MISSING) is not value and not _alike(attributes.get(key), value)
+                key
+                for key, value in now.items()
+                if attributes.get(key, MISSING) is not value and not _alike(attributes.get(key), value)
             }
             _refuse_renewed(found, effects)
         assert effects is not None

@@ -143,7 +143,9 @@ class _Writer:
         text += "".join(f".{step}" if isinstance(step, Attribute) else f"[{self._atom(step)}]" for step in steps)
         value = self._nested(store.spec, store.atoms)
         if store.how == "set":
-            return f"{text}.{last} = {value}" if isinstance(last, Attribute) else f"{text}[{self._atom(last)}] = {value}"
+            return (
+                f"{text}.{last} = {value}" if isinstance(last, Attribute) else f"{text}[{self._atom(last)}] = {value}"
+            )
         if store.how == "remove":
             return f"{text}.pop({self._atom(last)}, None)"
         if store.how == "grow":

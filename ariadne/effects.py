@@ -23,12 +23,14 @@ from ariadne.held import (
     BOOKKEEPING,
     LEAVES,
     MISSING,
+    SIMPLE,
     Attribute,
     follow,
     held,
     is_a,
     is_array,
     is_opaque,
+    lasts,
     own_of,
     shown,
     slot_of,
@@ -208,7 +210,7 @@ class Containers:
 def kind_of(value: Any) -> str:
     """dict, list, set or object; nothing for what holds nothing that can be put there."""
     for kind, name in ((dict, "dict"), ((list, deque), "list"), (set, "set"), ((tuple, frozenset, partial), "")):
-        if is_a(value, kind):  # type: ignore[arg-type]
+        if is_a(value, kind):
             return name
     return "object" if own_of(value) is not None or slots_of(value) else ""
 
@@ -243,6 +245,9 @@ def effects_of(first: Mapping[Place, Change], second: Mapping[Place, Change]) ->
         rule = _rule(change, again)
         if rule is None:
             raise refusal(place, "changes in another way at each call")
+        counted = _counted(change, again, rule)
+        if counted is not None:
+            raise refusal(place, f"is {counted} in a first call and something else in a second")
         grown = found.rules[place].grown if place in found.rules else ()
         found.rules[place] = replace(rule, grown=grown)
     for place, change in first.items():
@@ -258,6 +263,9 @@ def _rule(first: Change, second: Change) -> Rule | None:
         put, gone = second.put(), second.gone()
         if not {*put} <= {*first.put()} or not {*gone} <= {*first.gone()}:
             return None
+        plain = [k for k in first.put() if k not in put]
+        if put and all(lasts(first.after[k]) for k in plain):  # no cache is among them: an equal number was put there again
+            put = first.put()
         return Rule("items", tuple(put), tuple(gone))
     if first.added() is not None and first.added() == second.added():
         return Rule("append", (first.added(),))
@@ -266,6 +274,24 @@ def _rule(first: Change, second: Change) -> Rule | None:
         return Rule("items", tuple(first.put()))
     if len(first.after) == len(second.after) and all(_renewed(change) for change in (first, second)):
         return Rule("contents", (len(first.after),))
+    return None
+
+
+def _counted(first: Change, second: Change, rule: Rule) -> str | None:
+    """Something plain that two calls, one after the other, put there otherwise: it follows what was there, as a count does."""
+    if rule.how == "items":
+        pairs = [(first.after[key], second.after[key]) for key in rule.what]
+    else:
+        pairs = (
+            list(zip(first.after[-rule.what[0] :], second.after[-rule.what[0] :], strict=True)) if rule.what[0] else []
+        )
+    for one, other in pairs:
+        (a, spec), (b, spec_again) = tree.flatten(one), tree.flatten(other)
+        if spec != spec_again:
+            return f"{type(one).__name__} {spec}"
+        for x, y in zip(a, b, strict=True):
+            if is_a(x, SIMPLE) and not tree.identical(x, y):
+                return repr(x)
     return None
 
 
@@ -278,9 +304,9 @@ def _renewed(change: Change) -> bool:
 def follows(change: Change, rule: Rule) -> bool:
     """Whether what a further run did to a container is what a rule says."""
     if rule.how == "append":
-        return change.added() == rule.what[0]
+        return bool(change.added() == rule.what[0])
     if rule.how == "contents":
-        return len(change.after) == rule.what[0] and _renewed(change)
+        return bool(len(change.after) == rule.what[0]) and _renewed(change)
     if not all(type(change.after.get(key)) is list for key in rule.grown):
         return False
     return {*rule.what, *rule.grown} <= {*change.put()} and {*rule.gone} <= {*change.gone()}
@@ -337,9 +363,7 @@ def stores_of(
             earlier += atoms
 
 
-def stores_beside_caches(
-    assigned: Iterable[tuple[str, str]], put: Mapping[tuple[Place, Any], Put]
-) -> Iterator[Store]:
+def stores_beside_caches(assigned: Iterable[tuple[str, str]], put: Mapping[tuple[Place, Any], Put]) -> Iterator[Store]:
     """What is assigned at each call to attributes of modules that keep a cache in others."""
     for path, name in assigned:
         value = put.get((Place("held", path, ()), name))
@@ -360,6 +384,7 @@ def attributes_of(modules: Mapping[str, nn.Module]) -> dict[tuple[str, str], Any
 
 
 def refusal(place: Place, how: str) -> UnsupportedError:
+    """The error for a container that forward changes so that no plan can follow."""
     return UnsupportedError(
         f"forward changes what is in {place.words()}, which {how}; a plan can follow what is assigned to the same keys, or "
         "appended to a list, at every call. Return it instead, or keep it in a buffer"
@@ -426,13 +451,15 @@ class _Search:
             for value in (*thing.args, *thing.keywords.values()):
                 self.consider(value, Root(name, value), far)
         elif is_a(thing, MethodType):
-            self.consider(thing.__self__, Root(f"the {type(thing.__self__).__name__} of {_called(thing)}", thing.__self__), far)
+            self.consider(
+                thing.__self__, Root(f"the {type(thing.__self__).__name__} of {_called(thing)}", thing.__self__), far
+            )
             self.enter(thing.__func__, far)
         elif is_a(thing, FunctionType):
             self.function(thing, far)
         elif callable(thing) and not is_opaque(thing):
             self.consider(thing, Root(f"the {type(thing).__name__} that is called", thing), far)
-            self.enter(getattr(type(thing), "__call__", None), far)
+            self.enter(type(thing).__call__, far)
 
     def function(self, f: FunctionType, far: int) -> None:
         table = f.__globals__
@@ -466,16 +493,17 @@ class _Search:
                 if not isinstance(inner, ModuleType):
                     self.consider(inner, Root(f"{value.__name__}.{name}", vars(value), (name,)), far + 1)
         elif is_a(value, type) and not is_a(value, ModuleType) and not issubclass(value, nn.Module):
-            if not value.__module__.partition(".")[0] == "torch":
+            if value.__module__.partition(".")[0] != "torch":
                 for name in sorted({*names} & vars(value).keys()):
                     inner = vars(value)[name]
                     if not is_opaque(inner):
                         self.consider(inner, Root(f"{value.__name__}.{name}", inner), far + 1)
         elif type(value) not in LEAVES and value is not MISSING and not is_opaque(value) and not is_array(value):
-            if kind_of(value):
-                self.keep(root)
+            self.keep(root)
 
     def keep(self, root: Root) -> None:
+        if not root.names and not kind_of(root.now()):
+            return
         key = id(root.thing), root.steps, bool(root.names)
         if key in self.found:
             names = tuple(dict.fromkeys((*self.found[key].names, *root.names)))
@@ -500,7 +528,9 @@ def _names(code: CodeType) -> Iterator[str]:
 def _says_class(code: CodeType) -> bool:
     """Whether a function may assign an attribute of its class."""
     stores = any(s.opname == "STORE_ATTR" for s in dis.get_instructions(code))
-    return stores and (not {"__class__", "type", "cls"}.isdisjoint({*code.co_names, *code.co_varnames, *code.co_freevars}))
+    return stores and (
+        not {"__class__", "type", "cls"}.isdisjoint({*code.co_names, *code.co_varnames, *code.co_freevars})
+    )
 
 
 @lru_cache(maxsize=4096)

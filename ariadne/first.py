@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -61,7 +60,7 @@ def filled_again(slots: Sequence[Slot], same: Callable[[Callable[[], bool]], boo
         return found if slots else []
     for module in dict.fromkeys(module for module, _ in slots):
         mine = [slot for slot in slots if slot[0] is module]
-        found += fills(mine) or (sum((fills([slot]) for slot in mine), []) if len(mine) > 1 else [])
+        found += fills(mine) or ([one for slot in mine for one in fills([slot])] if len(mine) > 1 else [])
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ariadne import tree
-from ariadne.errors import CaptureError, named
+from ariadne.errors import CaptureError
 from ariadne.expr import Expr
 from ariadne.plan import Batches, Ref, TraceNode, TracePlan, Value, substitute, uses
 from ariadne.prune import without
@@ -136,9 +136,7 @@ def without_slices_of_all(plan: TracePlan, seen: TracePlan) -> TracePlan:
         )
         for node in plan.nodes
     )
-    stores = tuple(
-        replace(store, atoms=named_now(store.atoms), needs=named_now(store.needs)) for store in plan.stores
-    )
+    stores = tuple(replace(store, atoms=named_now(store.atoms), needs=named_now(store.needs)) for store in plan.stores)
     return without(replace(plan, nodes=nodes, output=named_now(plan.output), stores=stores), dropped)
 
 

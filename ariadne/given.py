@@ -54,7 +54,7 @@ class Given:
 
 
 def _data(value: Any) -> tuple[Any, ...]:
-    if getattr(value, "dtype", None) == object:
+    if getattr(getattr(value, "dtype", None), "kind", "") == "O":
         return (value.shape, value.ravel().tolist())
     return (getattr(value, "dtype", None), getattr(value, "shape", None), value.tobytes())
 
@@ -77,8 +77,8 @@ def _matches(now: Any, then: tuple[Any, ...], seen: list[Any]) -> bool:
     if kind == "any":
         return True
     if kind == "set":
-        return ({*now} if is_a(rest[1], set) else [*map(id, now)]) == rest[1]
+        return bool(({*now} if is_a(rest[1], set) else [*map(id, now)]) == rest[1])
     steps = [(s, v) for s, v in held(now) if s not in rest[3]]
-    return tuple(s for s, _ in steps) == rest[1] and all(
+    return bool(tuple(s for s, _ in steps) == rest[1]) and all(
         _matches(value, was, seen) for (_, value), was in zip(steps, rest[2], strict=True)
     )

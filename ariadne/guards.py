@@ -185,8 +185,8 @@ def explain(
             given = plan.given[value.name]
             if not given.same(leaf) and leaf is given.thing:
                 raise InputError(
-                    f"input {name}, {reprlib.repr(leaf)}, holds other things than at capture: it was changed in place. A value that "
-                    "is no tensor is part of the plan; undo that, or prepare again"
+                    f"input {name}, {reprlib.repr(leaf)}, holds other things than at capture: it was changed in place. A value "
+                    "that is no tensor is part of the plan; undo that, or prepare again"
                 )
             if not given.same(leaf):
                 raise InputError(

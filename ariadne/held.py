@@ -137,7 +137,7 @@ def slot_of(value: Any, name: str) -> Any:
 
 
 def variables(thing: Any, names: Iterable[str]) -> dict[str, Any]:
-    """What stands under these names among globals, in a class itself, or in a cell; those under which nothing stands are left out."""
+    """What stands under these names among globals, in a class itself, or in a cell; where nothing does, the name is left out."""
     if is_a(thing, dict):
         return {n: thing[n] for n in names if n in thing}
     if is_a(thing, type):

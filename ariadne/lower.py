@@ -613,14 +613,18 @@ class Lowering:
         leaves, spec = tree.flatten(value)
         given = {*map(id, self.input_tensors)}  # these are read anew at each call
         if any(id(t) in self.read - given for t in tree.leaves(before) if isinstance(t, torch.Tensor)):
-            return refused(place, key, "in place of a tensor that it reads, which a plan can't follow; keep it in a buffer")
+            return refused(
+                place, key, "in place of a tensor that it reads, which a plan can't follow; keep it in a buffer"
+            )
         if not is_a(key, SIMPLE) and not lasts(key):
             return refused(place, key, f"under a key that is a {type(key).__name__}; use strings and numbers as keys")
         if place.path in self.snapshot.strays:
             return refused(place, key, "of a module that stands in no registry; register it as a submodule")
         if not all(isinstance(leaf, (torch.Tensor, *_SYMBOLIC, *_CONSTANTS)) for leaf in leaves):
             kind = next(type(v).__name__ for v in leaves if not isinstance(v, (torch.Tensor, *_SYMBOLIC, *_CONSTANTS)))
-            return refused(place, key, f"that a plan can't hold, a {kind}; keep tensors and numbers there, or return it")
+            return refused(
+                place, key, f"that a plan can't hold, a {kind}; keep tensors and numbers there, or return it"
+            )
         try:
             return spec, tuple(self.atom(leaf) for leaf in leaves)
         except UnsupportedError as error:

@@ -366,9 +366,7 @@ class TracePlan:
     @cached_property
     def stored_from_sizes(self) -> frozenset[tuple[str, str]]:
         """The path and name of each attribute in which forward stores what follows from sizes alone."""
-        return frozenset(
-            (s.path, s.name) for s in self.stores if not s.inside and self._follows_from_sizes(s)
-        )
+        return frozenset((s.path, s.name) for s in self.stores if not s.inside and self._follows_from_sizes(s))
 
     def _follows_from_sizes(self, store: Store) -> bool:
         """Whether what is stored is the same in every call of these sizes: no input, state or random number is in it."""

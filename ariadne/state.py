@@ -281,14 +281,14 @@ class Snapshot:
             for name, old_value in names.items():
                 if slot_of(slots.thing, name) is not old_value:
                     slots[name] = old_value
-        for thing, names, found in self._variables:
-            now = variables(thing, names)
+        for thing, known, then in self._variables:
+            found = variables(thing, known)
             table = thing if is_a(thing, dict) else Slots(thing)
-            for name in {**found, **now}:
-                if name not in found and is_a(thing, dict):
+            for name in {**then, **found}:
+                if name not in then and is_a(thing, dict):
                     del thing[name]
-                elif found.get(name, MISSING) is not now.get(name, MISSING):
-                    table[name] = found.get(name, MISSING)
+                elif then.get(name, MISSING) is not found.get(name, MISSING):
+                    table[name] = then.get(name, MISSING)
         for p, data, gradient, flag in self._parameters:
             if p.data.untyped_storage()._cdata != data.untyped_storage()._cdata or p.shape != data.shape:
                 p.data = data

@@ -63,7 +63,7 @@ def kept_in_order(m: Base, h: Tensor, g: Tensor) -> None:
 
 
 def put_in_place(m: Base, h: Tensor, g: Tensor) -> None:
-    m.acts.update({"h": h}, g=[g, {"both": (h, 1.5)}])
+    m.acts.update({"h": h}, g=[g, {"both": (h, 1.5)}], batch=h.shape[0], name="relu")
 
 
 def renewed(m: Base, h: Tensor, g: Tensor) -> None:
@@ -135,7 +135,7 @@ def a_longer_list(m: Base, h: Tensor, g: Tensor) -> None:
 REFUSED: dict[str, tuple[Callable[[Base, Tensor, Tensor], None], str]] = {
     f.__name__: (f, says)
     for f, says in (
-        (counted, "number"),
+        (counted, "is 1 in a first call and something else"),
         (another_key_each_time, "'acts' of the model"),
         (a_set, "set|'left' of the model"),
         (an_object_of_a_kind, "a SimpleNamespace"),
@@ -368,7 +368,7 @@ def test_an_input_that_is_changed_in_place_between_calls_is_noticed(case: str) -
     with torch.no_grad():
         assert difference(model(X, given), runtime.run_suffix(runtime.run_prefix(X, given))) is None
     change(given)
-    with pytest.raises(InputError, match="changed in place|at capture, now it is"):
+    with pytest.raises(InputError, match=r"changed in place|at capture, now it is"):
         runtime.run_prefix(X, given)
 
 

@@ -1,6 +1,14 @@
 """The family `toys`: each isolates one hard thing, which its docstring says."""
 
-from model_zoo.families import toys_batch, toys_containers, toys_groups, toys_state, toys_values, toys_weights, toys_writes
+from model_zoo.families import (
+    toys_batch,
+    toys_containers,
+    toys_groups,
+    toys_state,
+    toys_values,
+    toys_weights,
+    toys_writes,
+)
 
 _MODULES = (toys_batch, toys_containers, toys_groups, toys_state, toys_values, toys_weights, toys_writes)
 
