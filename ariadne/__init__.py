@@ -5,7 +5,8 @@ The pipeline, in import order; nothing imports backwards::
     errors, expr, tree, held, plan, solve     the words: errors, sizes, nested values, plans as data
     prune, state, strided, sizes              what a forward may move, noted and put back
     versions, kept                            what a guard holds of things that change by themselves
-    surroundings, effects, refusals, recorder a forward, recorded; what it puts into containers
+    surroundings, effects                     what forward reads outside; what it puts into containers
+    refusals, recorder                        a forward, recorded
     given                                     inputs that are no tensors, and what they held
     baseline, first, lower, generalize        recordings become a plan; what forward filled at an earlier call
     frontier                                  every cut of it

@@ -104,7 +104,7 @@ def test_each_side_puts_there_what_it_makes() -> None:
     boundary = runtime.run_prefix(X)
     assert list(model.acts) == ["h"]
     runtime.run_suffix(boundary)
-    assert list(model.acts) == ["h", "g"]
+    assert list(model.acts) == ["h", "g", "batch", "name"]
 
 
 def counted(m: Base, h: Tensor, g: Tensor) -> None:
