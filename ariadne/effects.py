@@ -264,7 +264,9 @@ def _rule(first: Change, second: Change) -> Rule | None:
         if not {*put} <= {*first.put()} or not {*gone} <= {*first.gone()}:
             return None
         plain = [k for k in first.put() if k not in put]
-        if put and all(lasts(first.after[k]) for k in plain):  # no cache is among them: an equal number was put there again
+        if put and all(
+            lasts(first.after[k]) for k in plain
+        ):  # no cache is among them: an equal number was put there again
             put = first.put()
         return Rule("items", tuple(put), tuple(gone))
     if first.added() is not None and first.added() == second.added():
