@@ -285,6 +285,13 @@ class Names:
             return True
         return isinstance(value, partial) or isinstance(type(value).__getattribute__, types.FunctionType)
 
+    def moves(self, value: Any) -> bool:
+        """Whether forward changes a plain container, or one inside of it."""
+        if not self.moved or not is_a(value, (dict, list, tuple, set)):
+            return False
+        inner = dict.values(value) if is_a(value, dict) else value
+        return id(value) in self.moved or (simple(value) and any(map(self.moves, inner)))
+
 
 def _kept(module: nn.Module, name: str, value: Any, names: Names) -> Iterable[tuple[tuple[Any, ...], Any]]:
     """What a guard keeps of an attribute that forward read, and of all that it holds.
@@ -293,6 +300,9 @@ def _kept(module: nn.Module, name: str, value: Any, names: Names) -> Iterable[tu
     the identity.
     """
     mine = name in module.__dict__
+    if mine and names.moves(module.__dict__[name]):
+        yield from _inside((name,), module.__dict__[name], set(), names)
+        return
     if simple(value):
         owner = owner_of(module, name)
         plain = owner is not None and not hasattr(
@@ -312,7 +322,7 @@ def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> 
     if is_a(value, torch.Tensor):
         yield keys, value if is_followed(keys) else Same(value)
         return
-    if simple(value):
+    if simple(value) and not names.moves(value):
         yield keys, value if lasts(value) else copy.deepcopy(value)
         return
     yield keys, Same(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -14,8 +14,22 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ariadne import tree
 from ariadne.baseline import GLOBAL_HOOKS, Baseline, global_hooks
+from ariadne.effects import (
+    Change,
+    Containers,
+    Effects,
+    Place,
+    Put,
+    attributes_of,
+    effects_of,
+    outside_of,
+    refusal,
+    stores_beside_caches,
+    stores_of,
+)
 from ariadne.errors import CaptureError, UnsupportedError, named
 from ariadne.expr import Expr
+from ariadne.first import emptied, filled_again, filled_before
 from ariadne.generalize import (
     SIZE,
     Disagreement,
@@ -27,6 +41,8 @@ from ariadne.generalize import (
     with_views_of,
     without_slices_of_all,
 )
+from ariadne.given import Given
+from ariadne.held import MISSING, follow, strays
 from ariadne.lower import Lowering, state_tensors
 from ariadne.plan import Assumption, Batches, TraceNode, TracePlan, check
 from ariadne.prune import Groups, prune, reached
@@ -132,6 +148,7 @@ class Observation:
     shapes: tuple[tuple[tuple[int, ...], ...], ...]
     recorded: Recording
     unforeseen: frozenset[str]
+    effects: Effects
     later: Any = None
 
     @cached_property
@@ -170,14 +187,52 @@ def capture(
     Raises `UnsupportedError` where forward does something that no plan can hold, and what the model raises itself.
     """
     size = example.batch if example.batch in batches else max(batches.start, min(2, batches.stop - 1))
-    reasons: list[tuple[str, str]] = []
     refuse_hooks(model)
     refuse_scripted(model)
-    real = observe(model, example, size, batch_symbol, grad, twice=True)
-    if real.later is not None:
-        snapshot = Snapshot(model)
-        snapshot.save_written(real.plan)
-        _refuse_first_of_many(real, _gives(model, example.turned(), size, grad, snapshot))
+    real = observe(model, example, size, batch_symbol, grad)
+    slots = filled_again(
+        filled_before(dict(model.named_modules()), real.recorded),
+        lambda full: _still_gives(model, example, size, grad, real.evidence.output, full),
+    )
+    if slots:
+        with emptied(slots):
+            fresh = observe(model, example, size, batch_symbol, grad)
+            if _sets_up(model, example, fresh, grad) is None:
+                return _captured(model, example, fresh, batch_symbol, batches, grad, needed, like)
+    else:
+        _refuse_first_of_many(real, _sets_up(model, example, real, grad))
+    return _captured(model, example, real, batch_symbol, batches, grad, needed, like)
+
+
+def _sets_up(model: nn.Module, example: Example, real: Observation, grad: bool) -> str | None:
+    """What a later call gives otherwise for what the first had left in Python, if that follows from that call's inputs."""
+    if real.later is None:
+        return None
+    snapshot = Snapshot(model)
+    snapshot.save_written(real.plan)
+    return difference(_gives(model, example.turned(), real.evidence.batch, grad, snapshot), real.later)
+
+
+def _still_gives(model: nn.Module, example: Example, batch: int, grad: bool, output: Any, holds: Callable[[], bool]) -> bool:
+    """Whether a run of the model as it is now gives this output, and something holds then; the model is put back after."""
+    args, kwargs = tree.unflatten(example.resized(batch), example.spec)
+    snapshot = Reach(model).snapshot(args, kwargs)
+    snapshot.save_buffers()
+    try:
+        with torch.set_grad_enabled(grad):
+            return difference(output, model(*args, **kwargs)) is None and holds()
+    except Exception:  # it needs what was taken away
+        return False
+    finally:
+        snapshot.restore()
+
+
+def _captured(
+    model: nn.Module, example: Example, real: Observation, batch_symbol: str, batches: range, grad: bool, needed: bool,
+    like: TracePlan | None,
+) -> Captured:  # fmt: skip
+    size, effects = real.evidence.batch, real.effects
+    reasons: list[tuple[str, str]] = []
     plan: TracePlan | None = None
     plain = False  # of a size, forward was seen to make a plain number
     others: list[Recording] = []  # what the plan rests on besides the run at the example's batch
@@ -186,7 +241,7 @@ def capture(
         reasons = [*like.not_captured_by]
     else:
         try:
-            plan = symbolic(model, example, batch_symbol, batches, grad, others)
+            plan = symbolic(model, example, batch_symbol, batches, grad, effects, others)
         except UnsupportedError as error:
             plain = isinstance(error, PlainNumberError)
             reasons.append(("symbolic", str(error)))
@@ -208,7 +263,7 @@ def capture(
             if plan is not None:
                 reasons.insert(0, ("symbolic", "; ".join(plan.excluded)))
             plan, others = observed, ran
-    plan, more = _at_batch_1(model, example, plan, batches, grad, others)
+    plan, more = _at_batch_1(model, example, plan, batches, grad, others, effects)
     if needed and example.batch not in plan.batches:
         reasons.append((plan.captured_by, "; ".join(plan.excluded)))
         plan, more, others = at_batch(real.plan, example.batch), [], []
@@ -217,19 +272,20 @@ def capture(
     # Fake tensors have no data to take: a symbolic plan has them, if at all, in a tensor that no op made.
     leaks = plan.captured_by != "symbolic" or bool(plan.constants)
     if leaks:
-        other = _perturbed(model, example, size, batch_symbol, grad and not asks_grad)
+        other = _perturbed(model, example, size, batch_symbol, grad and not asks_grad, effects)
         if other is not None and size in plan.batches and not _differs(plan, other):
             asks_grad = leaks = False  # neither other numbers nor gradients change what forward does
             recordings.append(other.recorded)
     if asks_grad:
-        other = observe(model, example, size, batch_symbol, False)
+        other = observe(model, example, size, batch_symbol, False, effects=effects)
         recordings.append(other.recorded)
         if size in plan.batches and _differs(plan, other):
             plan = replace(plan, assumption=replace(plan.assumption, grad=True))
     if leaks:
-        other = _perturbed(model, example, size, batch_symbol, grad)
+        other = _perturbed(model, example, size, batch_symbol, grad, effects)
         if other is not None:
             _refuse_leaks(real.plan, other.plan)
+    plan = replace(plan, given=_given(plan, example))
     return Captured(check(plan), (real.evidence, *more), Baseline(model, recordings))
 
 
@@ -240,10 +296,12 @@ def _differs(plan: TracePlan, seen: Observation) -> str | None:
     return None if None in found else found[0]
 
 
-def _perturbed(model: nn.Module, example: Example, batch: int, batch_symbol: str, grad: bool) -> Observation | None:
+def _perturbed(
+    model: nn.Module, example: Example, batch: int, batch_symbol: str, grad: bool, effects: Effects
+) -> Observation | None:
     """A real run on inputs with other numbers; None where the model can't be recorded on them."""
     try:
-        return observe(model, example, batch, batch_symbol, grad, perturbed=True)
+        return observe(model, example, batch, batch_symbol, grad, effects=effects, perturbed=True)
     except Exception:  # the model may refuse numbers that nobody asked it to run on
         return None
 
@@ -263,9 +321,19 @@ def _gives(model: nn.Module, example: Example, batch: int, grad: bool, snapshot:
         snapshot.restore()
 
 
-def _refuse_first_of_many(real: Observation, anew: Any) -> None:
+def _given(plan: TracePlan, example: Example) -> dict[str, Given]:
+    """The inputs that are neither tensors nor plain values, as they are now, but for what forward itself puts there."""
+    handed_in = tree.unflatten(example.leaves, example.spec)
+    put = [
+        (id(follow(handed_in, s.container)), s.steps[-1] if s.how in ("set", "remove") else None)
+        for s in plan.stores
+        if s.table == "input"
+    ]
+    return {name: Given(example.leaves[plan.values[name].origin[0]], put) for name in plan.given}
+
+
+def _refuse_first_of_many(real: Observation, differs: str | None) -> None:
     """Raise `UnsupportedError` if what forward sets up when it runs first, and uses after, follows from that call's inputs."""
-    differs = difference(anew, real.later)
     if differs:
         set_up = [f"{name!r} of {named(path)}" for path, name, _, _ in real.recorded.changed] or ["a container or an object"]
         raise UnsupportedError(
@@ -285,6 +353,45 @@ def _refuse_leaks(plan: TracePlan, seen: TracePlan) -> None:
             "them back in as a tensor, a number or a branch, which a plan would freeze; keep to torch's own ops, or read numbers "
             f"by item() or tolist(). On inputs with other numbers: {differs}"
         )
+
+
+class Reach:
+    """The containers that forward can reach outside of the model and of what it is given."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.modules = model, dict(model.named_modules())
+        self.roots = outside_of(self.modules)
+
+    def snapshot(self, args: Any, kwargs: Any) -> Snapshot:
+        """All of it as it is now, to be put back."""
+        things = [root.now() for root in self.roots if not root.names]
+        found = Snapshot(self.model, (args, kwargs, *(thing for thing in things if thing is not MISSING)))
+        for root in self.roots:
+            if root.names:
+                found.note_variables(root.thing, root.names)
+        return found
+
+    def containers(self, args: Any, kwargs: Any) -> Containers:
+        """All containers, as they are now, with those in the arguments and in the model."""
+        return Containers(self.modules, strays(self.modules), (args, kwargs), self.roots)
+
+
+def with_stores(
+    plan: TracePlan,
+    effects: Effects,
+    changes: Mapping[Place, Change],
+    put: Mapping[tuple[Place, Any], Put],
+    reach: Reach,
+) -> TracePlan:
+    """The plan with what its run put into containers, as two runs showed that forward does at each call."""
+    strange = next((place for place in changes if place not in effects.known), None)
+    if strange is not None:
+        raise refusal(strange, "changes in some runs alone")
+    beside = stores_beside_caches(sorted(effects.assigned), put)
+    stores = (*plan.stores, *beside, *stores_of(effects.rules, changes, put))
+    roots = {root.name: root.thing for root in reach.roots}
+    objects = {s.path: roots[s.path] for s in stores if s.table == "outside"}
+    return check(replace(plan, stores=stores, objects={**plan.objects, **objects}))
 
 
 def refuse_hooks(model: nn.Module) -> None:
@@ -314,14 +421,20 @@ def _first_line(error: BaseException) -> str:
 
 
 def _at_batch_1(
-    model: nn.Module, example: Example, plan: TracePlan, batches: range, grad: bool, recordings: list[Recording]
+    model: nn.Module,
+    example: Example,
+    plan: TracePlan,
+    batches: range,
+    grad: bool,
+    recordings: list[Recording],
+    effects: Effects,
 ) -> tuple[TracePlan, list[Evidence]]:
     """Batch 1 takes paths of its own (sizes of 1 broadcast): it is covered if a real run does what the plan says."""
     if 1 not in batches or plan.traced_batch == 1 or plan.captured_by == "observed-per-batch":
         return plan, []
     one = Batches.of([1])
     try:
-        seen = observe(model, example, 1, plan.batch_symbol, grad)
+        seen = observe(model, example, 1, plan.batch_symbol, grad, effects=effects)
         differs = _differs(plan, seen)
     except Exception as error:  # the model itself may refuse one sample; it will say so again when it is asked to
         differs = _first_line(error)
@@ -367,7 +480,10 @@ def _observed(
         try:
             if not sizes:
                 raise Disagreement("the range holds no batch above 1 to compare runs at")
-            runs = [real if b == here else observe(model, example, b, batch_symbol, grad) for b in sizes]
+            runs = [
+                real if b == here else observe(model, example, b, batch_symbol, grad, effects=real.effects)
+                for b in sizes
+            ]
             plan = check(prune(_as_far_as_shown(model, example, runs, batches, plain)))
             plan = _assuming(plan, *(r.plan.assumption for r in runs))
             if here in plan.batches or here == 1:
@@ -436,7 +552,9 @@ def _as_far_as_shown(
     lost = True
     if sources is not None:
         watch = Watch(sources)
-        again = observe(model, example, shown.ranges[0][0], plan.batch_symbol, plan.grad_enabled, watch)
+        again = observe(
+            model, example, shown.ranges[0][0], plan.batch_symbol, plan.grad_enabled, watch, runs[0].effects
+        )
         differs = disagreement(prune(plan), again.plan)
         if differs:
             raise Disagreement(f"the same batch run twice differs: {differs}")
@@ -465,21 +583,23 @@ def observe(
     batch_symbol: str,
     grad: bool,
     watch: Watch | None = None,
-    twice: bool = False,
+    effects: Effects | None = None,
     perturbed: bool = False,
 ) -> Observation:
     """Run the forward on real tensors of this batch: the plan of that run, all its numbers as they were, and the output.
 
-    With a `watch`, sizes that follow the batch note what is asked of them. With `twice` the model runs once more in the state
-    that the first run left Python in, and must give the same; and again on other inputs, if that state is not as it was. A function
-    under `torch.jit.script` may round in another way once it is warm: then the model runs until it gives the same twice, and that is
-    the output.
+    With a `watch`, sizes that follow the batch note what is asked of them. Without `effects`, of an earlier observation, the model
+    runs once more in the state that the first run left Python in, and must give the same: what it does to containers in both runs
+    is no cache; and again on other inputs, if that state is not as it was. A function under `torch.jit.script` may round in another
+    way once it is warm: then the model runs until it gives the same twice, and that is the output.
     """
     leaves = example.resized(batch, perturbed)
-    snapshot = Snapshot(model)
+    reach = Reach(model)
+    args, kwargs = tree.unflatten(leaves, example.spec)
+    snapshot = reach.snapshot(args, kwargs)
     snapshot.save_buffers()
     state = state_tensors(snapshot)
-    args, kwargs = tree.unflatten(leaves, example.spec)
+    containers = reach.containers(args, kwargs)
     found: Recording | None = None
     try:
         if watch is not None:
@@ -487,17 +607,22 @@ def observe(
                 watch.tell(leaves[i], (batch_symbol, *(None,) * (leaves[i].dim() - 1)))
         with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
             found.output = model(*args, **kwargs)
+        found.effects = containers.changes()
         _refuse_python_state(found, snapshot)
         low = Lowering(model, found, snapshot, state, leaves, example.batched, None, batch_symbol, {})
         unpruned = low.plan(example.spec, batch, Batches(((batch, batch),)), "observed", grad)
-        plan = check(prune(unpruned))
+        changes, put, unforeseen = dict(found.effects), low.put, frozenset(low.unforeseen)
+        del low
         output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, found.output)
         shapes = tuple(tuple(sizes_in(t) for t in tensors_in(e.out)) for e in found.events)
         found.forget_tensors()
-        for left in reversed(range(_UNTIL_WARM if found.scripted else twice)):
+        first, attributes = effects is None, {}
+        for left in reversed(range(_UNTIL_WARM if found.scripted else first)):
             found.output = None
             snapshot.again(found.drew)
             args, kwargs = tree.unflatten(example.resized(batch, perturbed), example.spec)
+            containers = reach.containers(args, kwargs)
+            attributes = attributes_of(snapshot.modules)
             with torch.set_grad_enabled(grad):
                 now = model(*args, **kwargs)
             differs = difference(output, now)
@@ -512,12 +637,36 @@ def observe(
                     "and draw from torch's RNG"
                 )
         later = None
-        if twice and (found.changed or found.containers):
+        if effects is None:
+            effects = effects_of(changes, containers.changes())
+            effects.assigned = {
+                key
+                for key, value in attributes_of(snapshot.modules).items()
+                if attributes.get(key, MISSING) is not value and not _alike(attributes.get(key), value)
+            }
+            _refuse_renewed(found, effects)
+        unpruned = with_stores(unpruned, effects, changes, put, reach)
+        plan = check(prune(unpruned))
+        if first and (found.changed or found.containers):
             snapshot.again()
             later = _gives(model, example.turned(), batch, grad, snapshot)
-        return Observation(plan, unpruned, Evidence(batch, output), shapes, found, frozenset(low.unforeseen), later)
+        return Observation(plan, unpruned, Evidence(batch, output), shapes, found, unforeseen, effects, later)
     finally:
         snapshot.restore(found is None or (found.drew and not found.disturbed))
+
+
+def _alike(a: Any, b: Any) -> bool:
+    return simple(a) and simple(b) and tree.identical(a, b)
+
+
+def _refuse_renewed(found: Recording, effects: Effects) -> None:
+    """Raise `UnsupportedError` for an attribute that forward reads and changes in the second run, too: it is no cache."""
+    for path, name, _, _ in found.changed:
+        if (path, name) in effects.assigned and (path, name) in found.read_attributes:
+            raise UnsupportedError(
+                f"forward reads and changes the attribute {name!r} of {named(path)} at every call, which a plan can't follow; "
+                "return what it keeps there, or keep it in a buffer"
+            )
 
 
 def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
@@ -559,7 +708,7 @@ def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
             )
 
 
-def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: range, grad: bool,
+def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: range, grad: bool, effects: Effects,
              recordings: list[Recording] | None = None) -> TracePlan:  # fmt: skip
     """Run the forward on fake tensors whose batch is a symbol; the plan holds for batches that meet every guard.
 
@@ -569,8 +718,7 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
     fake = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
     size = max(example.batch, 2)
     leaves = example.resized(size)
-    snapshot = Snapshot(model)
-    state = state_tensors(snapshot)
+    reach = Reach(model)
     inputs: list[Any] = []
     for i, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):
@@ -579,15 +727,20 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
         inputs.append(symbolic_batch(fake, leaf, f"x{i}", i in example.batched))
     symbol = inputs[example.batched[0]].shape[0].node.expr
     args, kwargs = tree.unflatten(inputs, example.spec)
+    snapshot = reach.snapshot(args, kwargs)
+    state = state_tensors(snapshot)
+    containers = reach.containers(args, kwargs)
     try:
         with torch.set_grad_enabled(grad), recording(model, fake, snapshot) as (found, recorder):
             shapes.recorder = recorder
             found.output = model(*args, **kwargs)
         shapes.recorder = None
+        found.effects = containers.changes()
         low = Lowering(
             model, found, snapshot, state, inputs, example.batched, fake, batch_symbol, {symbol: batch_symbol}
         )
         plan = low.plan(example.spec, size, _above_1(batches), "symbolic", grad)
+        plan = with_stores(plan, effects, found.effects, low.put, reach)
         if recordings is not None:
             found.forget_tensors()
             found.read_attributes = {k: read for k, read in found.read_attributes.items() if simple(read[1])}

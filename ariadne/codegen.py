@@ -16,6 +16,7 @@ from ariadne.bindings import Binder, Binding
 from ariadne.errors import WitnessError
 from ariadne.expr import FUNCTIONS, Expr
 from ariadne.frontier import SplitCandidate
+from ariadne.held import Attribute
 from ariadne.lower import HELPERS, Namespace
 from ariadne.plan import PLAIN, Ref, Region, Store, TraceNode, TracePlan, Value, uses
 from ariadne.recorder import WHOLE
@@ -69,6 +70,7 @@ class _Writer:
         self.binder = Binder(plan)
         self.bound: dict[Any, str] = {}
         self.lines: list[str] = []
+        self.handed_in = ""  # the name of (args, kwargs), where something is put into what they hold
 
     def use(self, thing: Any, wanted: str, key: Any = None) -> str:
         """The name under which the source reaches an object."""
@@ -90,12 +92,15 @@ class _Writer:
                 if name in made_here:
                     last[name] = i
         symbol = self.plan.batch_symbol
+        if prefix and self.plan.keeps_inputs:
+            self.handed_in = self.names.new("handed_in")
+            parameters = (*parameters, self.handed_in)
         head = f"def {self.side}({', '.join((symbol, *parameters))}):"
         body: list[tuple[Region, str]] = []
         if not prefix:
             for name in candidate.written:
                 body.append((PLAIN, f"{name} = own({name})  # the suffix writes into it; the boundary keeps its own"))
-        dead = [n for n in parameters if n not in last and n not in kept]
+        dead = [n for n in parameters if n not in last and n not in kept and n != self.handed_in]
         if dead and nodes:
             body.append((PLAIN, f"del {', '.join(dead)}"))
         for i, node in enumerate(nodes):
@@ -105,6 +110,9 @@ class _Writer:
             if gone:
                 body.append((node.region, f"del {', '.join(gone)}"))
         for store in stores:
+            if store.inside:
+                body.append((PLAIN, self._put(store)))
+                continue
             module, letter = self.submodule(store.path), "b" if store.table == "_buffers" else "a"
             holder = module.__dict__ if letter == "a" else module._buffers
             table = self.use(holder, f"{letter}_{store.path or 'model'}", (letter, store.path))
@@ -122,6 +130,27 @@ class _Writer:
         """The stores of this side."""
         cut = len(nodes) if prefix else len(self.plan.nodes) - len(nodes)
         return [s for s in self.plan.stores if self.plan.stored_before(cut, s) == prefix]
+
+    def _put(self, store: Store) -> str:
+        """The statement that puts something into a container."""
+        if store.table == "input":
+            text = self.handed_in
+        elif store.table == "held":
+            text = self.use(self.submodule(store.path).__dict__, f"a_{store.path or 'model'}", ("a", store.path))
+        else:
+            text = self.use(self.plan.objects[store.path], "outside", ("outside", store.path))
+        *steps, last = store.steps if store.how in ("set", "remove", "grow") else (*store.steps, None)
+        text += "".join(f".{step}" if isinstance(step, Attribute) else f"[{self._atom(step)}]" for step in steps)
+        value = self._nested(store.spec, store.atoms)
+        if store.how == "set":
+            return (
+                f"{text}.{last} = {value}" if isinstance(last, Attribute) else f"{text}[{self._atom(last)}] = {value}"
+            )
+        if store.how == "remove":
+            return f"{text}.pop({self._atom(last)}, None)"
+        if store.how == "grow":
+            return f"{text}.setdefault({self._atom(last)}, []).extend({value})"
+        return f"{text}.extend({value})" if store.how == "append" else f"{text}.clear(); {text}.extend({value})"
 
     def _regions(self, body: Sequence[tuple[Region, str]]) -> list[str]:
         lines, current = [], PLAIN

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ariadne.errors import named
 from ariadne.plan import TraceNode, TracePlan, Value, uses
 from ariadne.prune import Groups
 
@@ -75,8 +74,7 @@ def _sweep(plan: TracePlan) -> Iterator[tuple[int, dict[str, None]]]:
     """Each cut with what is live across it, from the last to the first."""
     values = plan.values
     live = {n: None for n in uses(plan.output) if crosses(values.get(n))}
-    made = plan.definitions
-    pending = [(max((made.get(n, -1) for n in uses(s.atoms)), default=-1), s) for s in plan.stores]
+    pending = [(plan.stored_from(s) - 1, s) for s in plan.stores if s.table != "input"]
     for cut in range(len(plan.nodes) - 1, 0, -1):
         node = plan.nodes[cut]
         for last, store in pending:
@@ -249,6 +247,7 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
         for s in plan.stores
         if (written := [n for n in uses(s.atoms) if n in groups.parent and groups.find(n) in last_write.keys() - state])
     ]
+    handed_in = [(s, plan.stored_from(s)) for s in plan.stores if s.table == "input"]
     order_of_gradients = GradientOrder(plan, groups)
     casts: dict[str, tuple[int, int]] = {}
     last_scope: dict[tuple[int, str], int] = {}
@@ -291,9 +290,12 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
         for store, last in written_stores:
             if last >= cut and plan.stored_before(cut, store):
                 reason = (
-                    f"forward keeps {next(uses(store.atoms))!r} as {store.name!r} of {named(store.path)} before the cut, and "
+                    f"forward keeps {next(uses(store.atoms))!r} as {store.where} before the cut, and "
                     f"{plan.nodes[last].name!r} writes into it after"
                 )
+        for store, start in handed_in:
+            if cut < start:
+                reason = f"forward puts what is made after the cut into {store.name}, which the prefix alone is given"
         names_in_order = tuple(sorted(live, key=order.__getitem__))
         if not names_in_order:
             reason = reason or "nothing crosses it: the suffix does not depend on the prefix"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ariadne import tree
-from ariadne.errors import CaptureError, named
+from ariadne.errors import CaptureError
 from ariadne.expr import Expr
 from ariadne.plan import Batches, Ref, TraceNode, TracePlan, Value, substitute, uses
 from ariadne.prune import without
@@ -82,8 +82,8 @@ def disagreement(plan: TracePlan, seen: TracePlan) -> str | None:
     if plan.output_spec != seen.output_spec or not same(plan.output, seen.output):
         return "the outputs differ"
     for left, right in zip(plan.stores, seen.stores, strict=False):
-        if replace(left, atoms=()) != replace(right, atoms=()) or not same(left.atoms, right.atoms):
-            return f"what forward assigns to {left.name!r} of {named(left.path)} differs"
+        if replace(left, atoms=(), needs=()) != replace(right, atoms=(), needs=()) or not same(left.atoms, right.atoms):
+            return f"what forward assigns to {left.where} differs"
     return None if len(plan.stores) == len(seen.stores) else "what forward assigns to attributes differs"
 
 
@@ -160,7 +160,7 @@ def without_slices_of_all(plan: TracePlan, seen: TracePlan) -> TracePlan:
         )
         for node in plan.nodes
     )
-    stores = tuple(replace(store, atoms=named_now(store.atoms)) for store in plan.stores)
+    stores = tuple(replace(store, atoms=named_now(store.atoms), needs=named_now(store.needs)) for store in plan.stores)
     return without(replace(plan, nodes=nodes, output=named_now(plan.output), stores=stores), dropped)
 
 
@@ -290,7 +290,7 @@ def generalize(plans: Sequence[TracePlan], batches: Batches, loose: Collection[s
     output = merge([p.output for p in plans], lambda: "the output")
     if any(p.output_spec != first.output_spec for p in others):
         raise Disagreement("the structure of the output differs from one batch to another")
-    if len({tuple((s.path, s.table, s.name, str(s.spec)) for s in p.stores) for p in plans}) > 1:
+    if len({tuple((s.path, s.table, s.name, str(s.spec), s.how, str(s.steps)) for s in p.stores) for p in plans}) > 1:
         raise Disagreement("what forward assigns to attributes differs from one batch to another")
     stores = tuple(
         replace(group[0], atoms=merge([s.atoms for s in group], lambda: "an attribute that forward assigns"))

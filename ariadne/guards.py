@@ -72,8 +72,8 @@ def entrance(
             continue
         value = plan.values[names[i]]
         if value.kind == "object":
-            env[f"given{i}"], env["same_given"] = plan.given[value.name], same_given
-            lines.append(f"    if not same_given({leaf[i]}, given{i}): return None")
+            env[f"given{i}"] = plan.given[value.name].same
+            lines.append(f"    if not given{i}({leaf[i]}): return None")
             continue
         lines.append(f"    if not isinstance({leaf[i]}, Tensor): return None")
         dims = [f"d{i}_{k}" for k in range(len(value.shape))]
@@ -107,7 +107,8 @@ def entrance(
         env[name] = thing
         lines.append(f"    {line}")
     lines += ["  except (AttributeError, ValueError, LookupError, TypeError):", "    return None"]
-    lines.append(f"  return (B, {''.join(leaf[i] + ', ' for i, _ in plan.inputs)})")
+    handed_in = "(args, kwargs), " if plan.keeps_inputs else ""
+    lines.append(f"  return (B, {''.join(leaf[i] + ', ' for i, _ in plan.inputs)}{handed_in})")
     exec("\n".join(lines), env)
     found: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None] = env["enter"]
     return found
@@ -146,17 +147,6 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
     return found
 
 
-def same_given(now: Any, then: Any) -> bool:
-    """Whether an input that is neither a tensor nor a plain value is what it was: itself, or equal in type and contents."""
-    if now is then:
-        return True
-    if type(now) is not type(then):
-        return False
-    if hasattr(now, "tobytes") and hasattr(now, "dtype"):
-        return bool(now.dtype == then.dtype and now.shape == then.shape and now.tobytes() == then.tobytes())
-    return bool(now == then)
-
-
 def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
     """Autocast as it is now, per device type: (device type, enabled, dtype)."""
     return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
@@ -192,7 +182,13 @@ def explain(
             continue
         value = plan.values[dict(plan.inputs)[i]]
         if value.kind == "object":
-            if not same_given(leaf, plan.given[value.name]):
+            given = plan.given[value.name]
+            if not given.same(leaf) and leaf is given.thing:
+                raise InputError(
+                    f"input {name}, {reprlib.repr(leaf)}, holds other things than at capture: it was changed in place. A value "
+                    "that is no tensor is part of the plan; undo that, or prepare again"
+                )
+            if not given.same(leaf):
                 raise InputError(
                     f"input {name} was {reprlib.repr(plan.given[value.name])} at capture, now it is {reprlib.repr(leaf)}; a value "
                     "that is no tensor is part of the plan. Prepare again for another one"

@@ -6,7 +6,7 @@ import os
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
 from operator import getitem
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
@@ -134,6 +134,18 @@ def slot_of(value: Any, name: str) -> Any:
             except AttributeError:
                 return MISSING
     return MISSING
+
+
+def variables(thing: Any, names: Iterable[str]) -> dict[str, Any]:
+    """What stands under these names among globals, in a class itself, or in a cell; where nothing does, the name is left out."""
+    if is_a(thing, dict):
+        return {n: thing[n] for n in names if n in thing}
+    if is_a(thing, type):
+        return {n: vars(thing)[n] for n in names if n in vars(thing)}
+    try:
+        return {"cell_contents": thing.cell_contents}
+    except ValueError:  # assigned later
+        return {}
 
 
 def slots_of(value: Any) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +116,7 @@ def lift(source: Source, plan: TracePlan) -> Lifted:
     function = ast.parse(source.text).body[0]
     assert isinstance(function, ast.FunctionDef)
     text = source.text.splitlines(keepends=True)
-    tail = _tail(function, source.namespace)
+    tail = _tail(function, {*source.namespace, *source.parameters} - plan.values.keys())
     body = function.body[: len(function.body) - len(tail)]
     assigned = {
         n.id for part in body for n in ast.walk(part) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
@@ -134,7 +134,7 @@ def lift(source: Source, plan: TracePlan) -> Lifted:
                 state[where] = _fresh(where, taken)
             edits.append((node, state[where]))
     end = body[-1].end_lineno if body else function.lineno
-    inputs = tuple(p for p in source.parameters)
+    inputs = tuple(p for p in source.parameters if p in plan.values)
     sizes = {n: plan.values[n].shape for n in inputs if n in plan.values and plan.values[n].dtype is not None}
     return Lifted(
         source,
@@ -149,18 +149,30 @@ def lift(source: Source, plan: TracePlan) -> Lifted:
     )
 
 
-def _tail(function: ast.FunctionDef, namespace: Mapping[str, Any]) -> list[ast.stmt]:
+def _tail(function: ast.FunctionDef, known: Container[str]) -> list[ast.stmt]:
     """The statements at the end that compute nothing: stores on the model, and the return."""
     at = len(function.body)
-    while at and (isinstance(part := function.body[at - 1], ast.Return) or _is_store(part, namespace)):
+    while at and (isinstance(part := function.body[at - 1], ast.Return) or _is_store(part, known)):
         at -= 1
     return function.body[at:]
 
 
-def _is_store(part: ast.stmt, namespace: Mapping[str, Any]) -> bool:
-    if not (isinstance(part, ast.Assign) and isinstance(part.targets[0], ast.Subscript)):
+def _is_store(part: ast.stmt, known: Container[str]) -> bool:
+    if isinstance(part, ast.Assign):
+        root: ast.expr = part.targets[0]
+    elif isinstance(part, ast.Expr) and isinstance(part.value, ast.Call) and isinstance(part.value.func, ast.Attribute):
+        root = part.value.func
+        if isinstance(root.value, ast.Call) and isinstance(root.value.func, ast.Attribute):
+            root = root.value.func
+        if root.attr not in ("clear", "extend", "pop", "setdefault"):  # no methods of tensors
+            return False
+    else:
         return False
-    return isinstance(root := part.targets[0].value, ast.Name) and root.id in namespace
+    if isinstance(root, ast.Name):
+        return False
+    while isinstance(root, (ast.Subscript, ast.Attribute)):
+        root = root.value
+    return isinstance(root, ast.Name) and root.id in known
 
 
 def _reads(node: ast.AST, namespace: Mapping[str, Any]) -> Iterator[ast.expr]:

@@ -17,10 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._sympy.printers import PythonPrinter
 
 from ariadne import tree
+from ariadne.effects import Change, Place, Put, refused
 from ariadne.errors import UnsupportedError, named
 from ariadne.expr import FUNCTIONS, Expr
 from ariadne.foreseen import Dims, Foresight
-from ariadne.held import DEPTH, LEAVES, Attribute, held, is_a, is_followed, is_opaque
+from ariadne.held import DEPTH, LEAVES, SIMPLE, Attribute, held, is_a, is_followed, is_opaque, lasts
 from ariadne.plan import (
     Assumption,
     Batches,
@@ -125,6 +126,8 @@ class Lowering:
         self.given: dict[str, Any] = {}
         self.input_tensors: list[torch.Tensor] = []
         self.literals: list[tuple[int, Any]] = []
+        self.put: dict[tuple[Place, Any], Put] = {}
+        self.beside_caches: dict[tuple[str, str], Any] = {}  # assigned in modules that keep a cache, too
         self.backward = ""
         self.foresight = Foresight()
         self.unforeseen: set[str] = set()  # sizes of which no fake kernel tells whether they follow data
@@ -133,6 +136,7 @@ class Lowering:
             self.crowd[e.module, e.call] = self.crowd.get((e.module, e.call), 0) + 1
         leaves_out, _ = tree.flatten(recorded.output)
         self.readers = Counter(id(t) for e in recorded.events for t in tensors_in(e.args))
+        self.read = {*self.readers}
         self.readers.update(id(t) for t in tensors_in(leaves_out))
         self.written = {
             self._storage_key(t)
@@ -157,7 +161,7 @@ class Lowering:
                 value = self.values[name]
                 self.values[name] = replace(value, shape=(Expr(self.batch_symbol), *value.shape[1:]))
         elif simple(leaf) or isinstance(leaf, complex):
-            self.literals.append((i, leaf))
+            self.literals.append((i, {*leaf} if isinstance(leaf, set) else leaf))  # a set can change in place
         else:
             name = self.names.new(f"object{i}")
             self.inputs.append((i, name))
@@ -590,7 +594,10 @@ class Lowering:
     def plan(
         self, input_spec: tree.Spec, traced_batch: int, batches: Batches, captured_by: str, grad_enabled: bool
     ) -> TracePlan:
-        """The plan of the whole recording, with the ops whose results nothing uses."""
+        """The plan of the whole recording, with the ops whose results nothing uses.
+
+        What was put into containers is not in it yet, but in `put`.
+        """
         starts = []
         backward = {i: where for start, end, where in self.recorded.backwards for i in range(start, end)}
         for i, event in enumerate(self.recorded.events):
@@ -607,6 +614,12 @@ class Lowering:
         leaves, output_spec = tree.flatten(self.recorded.output)
         output = tuple(self._output(leaf) for leaf in leaves)
         stores = (*self._buffer_stores(), *self._attribute_stores())
+        for (path, name), now in self.beside_caches.items():
+            held = Place("held", path, ())
+            self.put[held, name] = self._put(held, Change("dict", {}, {name: now}), name)
+        for place, change in self.recorded.effects.items():
+            for key in () if change.kind == "set" else change.put():
+                self.put[place, key] = self._put(place, change, key)
         return check(
             TracePlan(
                 self.batch_symbol,
@@ -650,7 +663,11 @@ class Lowering:
         reads = self.recorded.read_attributes.keys() | self.recorded.missing
         caching = {path for path, name, _, _ in self.recorded.changed if (path, name) in reads}
         for path, name, _, now in self.recorded.changed:
-            if path in caching or (path, name) not in self.recorded.written:
+            if (path, name) not in self.recorded.written:
+                continue
+            if path in caching:
+                if path in self.snapshot.modules:
+                    self.beside_caches[path, name] = now
                 continue
             if path in self.snapshot.strays:
                 raise UnsupportedError(
@@ -664,6 +681,30 @@ class Lowering:
                     "hold; return it instead, or keep tensors and numbers"
                 )
             yield Store(path, "__dict__", name, spec, tuple(self.atom(leaf) for leaf in leaves))
+
+    def _put(self, place: Place, change: Change, key: Any) -> Put:
+        """What was put into a container at one key; or the error that says why no plan can put it there."""
+        value = change.after[key]
+        before = change.before.get(key) if isinstance(change.before, dict) else (*change.before[key : key + 1], None)[0]
+        leaves, spec = tree.flatten(value)
+        given = {*map(id, self.input_tensors)}  # these are read anew at each call
+        if any(id(t) in self.read - given for t in tree.leaves(before) if isinstance(t, torch.Tensor)):
+            return refused(
+                place, key, "in place of a tensor that it reads, which a plan can't follow; keep it in a buffer"
+            )
+        if not is_a(key, SIMPLE) and not lasts(key):
+            return refused(place, key, f"under a key that is a {type(key).__name__}; use strings and numbers as keys")
+        if place.path in self.snapshot.strays:
+            return refused(place, key, "of a module that stands in no registry; register it as a submodule")
+        if not all(isinstance(leaf, (torch.Tensor, *_SYMBOLIC, *_CONSTANTS)) for leaf in leaves):
+            kind = next(type(v).__name__ for v in leaves if not isinstance(v, (torch.Tensor, *_SYMBOLIC, *_CONSTANTS)))
+            return refused(
+                place, key, f"that a plan can't hold, a {kind}; keep tensors and numbers there, or return it"
+            )
+        try:
+            return spec, tuple(self.atom(leaf) for leaf in leaves)
+        except UnsupportedError as error:
+            return error
 
     def _output(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.is_nested:

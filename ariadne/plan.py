@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ariadne import tree
+from ariadne.errors import named
 from ariadne.expr import Expr
 
 
@@ -188,9 +189,14 @@ class ModuleCall:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Something that forward leaves on the model: `atoms`, in the structure `spec`, are put at `name` of the module `path`.
+    """Something that forward leaves behind: `atoms`, in the structure `spec`, are put at `name` of the module `path`.
 
-    `table` says where: `_buffers` for a buffer replaced by assignment, `__dict__` for a plain attribute.
+    `table` says where: `_buffers` for a buffer replaced by assignment, `__dict__` for a plain attribute; and for what is put into
+    a container, `held` for one that an attribute holds, `input` for one that is handed in, `outside` for one that the object
+    `path` of the plan holds. There, `steps` lead to it: from the module, from (args, kwargs), from that object; and `name` says it
+    in words. `how` is set (at the last of the steps), append, grow (append, to a new list where there is none), contents (in
+    place of all that a list holds) or remove.
+    `needs`: what goes into the same container before.
     """
 
     path: str
@@ -198,6 +204,24 @@ class Store:
     name: str
     spec: tree.Spec
     atoms: tuple[Any, ...]
+    steps: tuple[Any, ...] = ()
+    how: str = "set"
+    needs: tuple[Any, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """Where it is put, in words."""
+        return self.name if self.inside else f"{self.name!r} of {named(self.path)}"
+
+    @property
+    def container(self) -> tuple[Any, ...]:
+        """The steps to the container that it goes into."""
+        return self.steps[:-1] if self.how in ("set", "remove", "grow") else self.steps
+
+    @property
+    def inside(self) -> bool:
+        """Whether it goes into a container."""
+        return self.table in ("held", "input", "outside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,13 +347,31 @@ class TracePlan:
         return self.nodes[self.definitions[name]]
 
     def stored_before(self, cut: int, store: Store) -> bool:
-        """Whether a prefix of so many ops has everything that a store needs; it does it then, and else the suffix does."""
-        return all(self.definitions.get(n, -1) < cut for n in uses(store.atoms))
+        """Whether a prefix of so many ops does a store: it has all that the store needs. Else the suffix does it.
+
+        What carries gradients while the model trains is the suffix's, where the loss may add it. What goes into a container that is
+        handed in is the prefix's: no cut that lies before is safe.
+        """
+        return store.table == "input" or cut >= self.stored_from(store)
+
+    def stored_from(self, store: Store) -> int:
+        """The least number of ops with which a prefix does a store; that of all ops where only a suffix may."""
+        made = 1 + max((self.definitions.get(n, -1) for n in uses((store.atoms, store.needs))), default=-1)
+        carries = self.training and self.grad_enabled and store.table != "input"
+        names = {*uses((store.atoms, store.needs))} if carries else set()
+        if any(n in self.definitions and self.values[n].requires_grad for n in names):
+            return len(self.nodes)
+        return made
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """Whether something is put into a container that is handed in."""
+        return any(store.table == "input" for store in self.stores)
 
     @cached_property
     def stored_from_sizes(self) -> frozenset[tuple[str, str]]:
         """The path and name of each attribute in which forward stores what follows from sizes alone."""
-        return frozenset((s.path, s.name) for s in self.stores if self._follows_from_sizes(s))
+        return frozenset((s.path, s.name) for s in self.stores if not s.inside and self._follows_from_sizes(s))
 
     def _follows_from_sizes(self, store: Store) -> bool:
         """Whether what is stored is the same in every call of these sizes: no input, state or random number is in it."""
@@ -398,7 +440,10 @@ class TracePlan:
                 ]
                 for n in self.nodes
             ],
-            "stores": [[s.path, s.table, s.name, str(s.spec), told(s.atoms)] for s in self.stores],
+            "stores": [
+                [s.path, s.table, s.name, str(s.spec), told(s.atoms), *([s.how, repr(s.steps)] if s.inside else ())]
+                for s in self.stores
+            ],
             "output_spec": str(self.output_spec),
             "output": told(self.output),
             "constants": {k: _digest(v) for k, v in self.constants.items()},

@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from ariadne import packed, tree
+from ariadne.effects import Change, Place
 from ariadne.errors import UnsupportedError
 from ariadne.foreseen import on_fake
 from ariadne.held import BOOKKEEPING, SIMPLE, is_a
@@ -85,12 +86,15 @@ class Recording:
     stores: list[tuple[str, str, torch.Tensor]] = field(default_factory=list)
     changed: list[tuple[str, str, Any, Any]] = field(default_factory=list)
     containers: list[tuple[Any, Any]] = field(default_factory=list)
+    effects: dict[Place, Change] = field(default_factory=dict)  # what it did to containers
     moved: set[int] = field(default_factory=set)
     backwards: list[tuple[int, int, str]] = field(default_factory=list)
     outside: list[Outside] = field(default_factory=list)
     foreign: set[str] = field(default_factory=set)  # modules that another module's code looked at
     used: set[str] = field(default_factory=set)  # modules of which anything was read
     names: set[str] = field(default_factory=set)  # of a real run: those in the code that ran
+    assigned: set[str] = field(default_factory=set)  # of a real run: attributes that the code that ran assigns
+    filled: set[str] = field(default_factory=set)  # and those it reads where it puts something into a container
     whole: dict[int, Any] = field(default_factory=dict)  # objects of which it may have read any
     again: dict[int, torch.Tensor] = field(default_factory=dict)  # by an alias of it, what an op gave back as it was
 
@@ -98,6 +102,7 @@ class Recording:
         """Let go of what the ops took and gave."""
         self.events.clear()
         self.again.clear()
+        self.effects.clear()
 
 
 def bind(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -781,6 +786,7 @@ def recording(
         found.outside, found.names, found.whole = read.lasting(), read.names, read.whole
         found.drew_python = read.drew
         found.drew = found.drew or read.drew
+        found.assigned, found.filled = read.assigned, read.filled
     found.stores = list(snapshot.replaced_buffers())
     found.changed = list(snapshot.changes())
     for at, before, now in snapshot.changed_containers():

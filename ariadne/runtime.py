@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from types import CellType
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierErro
 from ariadne.expr import Expr
 from ariadne.frontier import SplitCandidate, frontiers, with_trainable
 from ariadne.guards import explain
+from ariadne.held import follow, is_a
 from ariadne.plan import TracePlan, Value, short_dtype
 from ariadne.proof import prove
 from ariadne.select import select
@@ -255,6 +257,16 @@ class SplitRuntime:
         """Keep a copy of whatever state running this split may write."""
         for plan in self._plans:
             snapshot.save_written(plan)
+            snapshot.note(given.thing for given in plan.given.values())
+            for store in plan.stores:
+                if store.table == "outside":
+                    holder = follow(plan.objects[store.path], store.container)
+                    if store.container or not store.steps:
+                        snapshot.note([holder])
+                    elif is_a(holder, (dict, type, CellType)):  # variables
+                        snapshot.note_variables(holder, store.steps)
+                    else:
+                        snapshot.note([holder])
 
     def replay(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, grad: bool) -> Any:
         """Prefix and suffix in one go, with gradients on or off, as the model itself would run; the output, detached."""

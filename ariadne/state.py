@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import is_not
 from typing import Any
@@ -13,7 +13,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from ariadne.held import LEAVES, Slots, held, is_a, is_array, is_opaque, own_of, slot_of, slots_of, strays
+from ariadne.held import (
+    LEAVES,
+    MISSING,
+    Slots,
+    held,
+    is_a,
+    is_array,
+    is_opaque,
+    own_of,
+    slot_of,
+    slots_of,
+    strays,
+    variables,
+)
 from ariadne.plan import TracePlan
 from ariadne.prune import Groups
 
@@ -49,10 +62,11 @@ class Snapshot:
     """A model's Python state and every RNG at one moment; tensors are added as something is about to write them.
 
     Covers each module's attributes, the lists, deques, dicts, sets, numpy arrays and objects that these hold, and the
-    registries of parameters, buffers, submodules and hooks. `restore` puts all of it back, tensors' data included.
+    registries of parameters, buffers, submodules and hooks. `restore` puts all of it back, tensors' data included. So it does with
+    what `others` hold, which are not the model's.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, others: Iterable[Any] = ()) -> None:
         self.rng = _rng()
         self.modules = dict(model.named_modules())
         self.strays = strays(self.modules)
@@ -73,6 +87,14 @@ class Snapshot:
         for t in {id(v): v for table in tables for v in table.values() if is_a(v, torch.Tensor)}.values():
             if t.layout is torch.strided and not t.is_meta:
                 self._owners.setdefault(t.untyped_storage()._cdata, []).append(t)
+        self._held = {*self._seen}
+        self._variables: list[tuple[Any, tuple[str, ...], dict[str, Any]]] = []
+        self.note(others)
+
+    def note(self, others: Iterable[Any]) -> None:
+        """Note what others hold, which are not the model's."""
+        for thing in others:
+            self._note(thing)
 
     def _note(self, thing: Any) -> None:
         """Note a dict of attributes, and all that is held by what it holds."""
@@ -125,13 +147,17 @@ class Snapshot:
             return False
         return True
 
+    def note_variables(self, thing: Any, names: Iterable[str]) -> None:
+        """Note the globals of these names in a dict, the attributes of a class, or what a cell holds."""
+        self._variables.append((thing, tuple(names), variables(thing, names)))
+
     def storages(self) -> set[int]:
         """What tells the memory of parameters and buffers, and of other tensors that dicts and lists hold, from that of others."""
         return set(self._owners)
 
     def holds(self, thing: Any) -> bool:
         """Whether a thing is a module, or one of the objects and containers that modules held at that moment."""
-        return id(thing) in self._seen
+        return id(thing) in self._held
 
     def save(self, tensor: torch.Tensor) -> None:
         """Keep a copy of a tensor's data, the first time it is about to be written."""
@@ -278,6 +304,14 @@ class Snapshot:
             for name, old_value in names.items():
                 if slot_of(slots.thing, name) is not old_value:
                     slots[name] = old_value
+        for thing, known, then in self._variables:
+            found = variables(thing, known)
+            table = thing if is_a(thing, dict) else Slots(thing)
+            for name in {**then, **found}:
+                if name not in then and is_a(thing, dict):
+                    del thing[name]
+                elif then.get(name, MISSING) is not found.get(name, MISSING):
+                    table[name] = then.get(name, MISSING)
         for p, data, gradient, flag in self._parameters:
             if p.data.untyped_storage()._cdata != data.untyped_storage()._cdata or p.shape != data.shape:
                 p.data = data

@@ -34,6 +34,7 @@ _SILENT = ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL")
 _WHOLESALE = frozenset(
     "__dict__ __getstate__ __reduce_ex__ asdict astuple attrgetter format getmembers model_dump repr vars".split()
 )
+_PUTTING = frozenset({"setdefault", "update"})
 _PACKAGES = {"torch", "ariadne", "sympy", "numpy", "builtins"}
 
 Step = tuple[str, Any]
@@ -103,6 +104,8 @@ class Surroundings:
     found: dict[tuple[int, bool, Any], Outside] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     whole: dict[int, Any] = field(default_factory=dict)
+    assigned: set[str] = field(default_factory=set)  # attributes that the code assigns
+    filled: set[str] = field(default_factory=set)  # attributes that it reads where it puts something into a container
     quiet: set[int] = field(default_factory=set)  # codes that read nothing that counts
     drew: bool = False  # this thread drew from Python's own generator
     _reads: dict[int, tuple[CodeType, list[Chain], bool]] = field(default_factory=dict)
@@ -119,6 +122,9 @@ class Surroundings:
             if str(table.get("__name__")).partition(".")[0] not in ("ariadne", "torch"):
                 self.names.update(code.co_names, _texts(code.co_consts))
             steps = [] if others else list(plain_steps(dis.get_instructions(code)))
+            self.assigned.update(name for kind, name in steps if kind == "STORE_ATTR")
+            if any(kind == "STORE_SUBSCR" for kind, _ in steps) or not _PUTTING.isdisjoint(code.co_names):
+                self.filled.update(name for kind, name in steps if kind == "ATTRIBUTE")
             wholesale = not _WHOLESALE.isdisjoint(code.co_names) or makes_names(steps)
             self._reads[id(code)] = code, list(chains(_given(code), steps)), wholesale
         _, reads, wholesale = self._reads[id(code)]

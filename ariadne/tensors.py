@@ -95,7 +95,7 @@ class StateGuard:
 
     def __init__(self, plan: TracePlan, cut: int, nodes: Iterable[TraceNode], model: nn.Module, baseline: Baseline,
                  paths: Collection[str]) -> None:  # fmt: skip
-        before = {(s.path, s.name) for s in plan.stores if plan.stored_before(cut, s)}
+        before = {(s.path, s.name) for s in plan.stores if not s.inside and plan.stored_before(cut, s)}
         read = {name for node in nodes for name in node.reads}
         origins = {(v.origin[0], _steps(v)): name in read for name, v in plan.values.items() if v.is_state}
         sizes = known_facts(plan, model, baseline) if asks_sizes(plan, baseline) else []

@@ -12,7 +12,8 @@ from ariadne import tree
 from ariadne.errors import WitnessError
 from ariadne.expr import Expr
 from ariadne.frontier import SplitCandidate
-from ariadne.plan import Ref, Region, TracePlan, substitute, uses
+from ariadne.held import follow, place
+from ariadne.plan import Ref, Region, Store, TracePlan, substitute
 from ariadne.recorder import WHOLE
 from ariadne.strided import own
 
@@ -29,6 +30,7 @@ class Interpreter:
     def __call__(self, batch: int, *given: Any) -> Any:
         plan, prefix = self.plan, self.side == "prefix"
         names = [n for _, n in plan.inputs] if prefix else list(self.candidate.live)
+        *given, kept = (*given, None) if not (prefix and plan.keeps_inputs) else given  # type: ignore[assignment]
         env: dict[str, Any] = {plan.batch_symbol: batch, **dict(zip(names, given, strict=True))}
         if not prefix:
             env.update({n: own(env[n]) for n in self.candidate.written})
@@ -60,14 +62,35 @@ class Interpreter:
                         f"{node.target} gave {expected!r} at capture, now it gives {out!r}; prepare again"
                     )
         for store in plan.stores:
-            early = all(plan.definitions.get(n, -1) < self.candidate.cut for n in uses(store.atoms))
-            if early == prefix:
+            if plan.stored_before(self.candidate.cut, store) == prefix:
                 leaves = [substitute(a, lambda r: self._value(r, env)) for a in store.atoms]
-                table = getattr(self.model.get_submodule(store.path), store.table)
-                table[store.name] = tree.unflatten(leaves, store.spec)
+                self._store(store, tree.unflatten(leaves, store.spec), kept)
         if prefix:
             return tuple(env[n] for n in self.candidate.live)
         return tree.unflatten([substitute(a, lambda r: self._value(r, env)) for a in plan.output], plan.output_spec)
+
+    def _store(self, store: Store, value: Any, given: Any) -> None:
+        if not store.inside:
+            getattr(self.model.get_submodule(store.path), store.table)[store.name] = value
+            return
+        if store.table == "held":
+            start: Any = self.model.get_submodule(store.path).__dict__
+        else:
+            start = given if store.table == "input" else self.plan.objects[store.path]
+        if store.how in ("set", "remove", "grow"):
+            *steps, last = store.steps
+            holder = place(follow(start, tuple(steps)), last)
+            if store.how == "set":
+                holder[last] = value
+            elif store.how == "grow":
+                holder.setdefault(last, []).extend(value)
+            else:
+                holder.pop(last, None)
+            return
+        thing = follow(start, store.steps)
+        if store.how == "contents":
+            thing.clear()
+        thing.extend(value)
 
     def _value(self, atom: Ref | Expr, env: dict[str, Any]) -> Any:
         if isinstance(atom, Expr):

@@ -146,5 +146,7 @@ def state(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> d
             "flags": {n: m.training for n, m in model.named_modules()},
             "optimizer": remembered,
             "generators": generators(),
+            "records": list(getattr(model, "records", ())),
+            "notes": dict(getattr(model, "notes", {})),
         }
     )

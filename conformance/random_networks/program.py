@@ -204,6 +204,11 @@ class Network(nn.Module):
         super().__init__()
         self.program = program
         self.parts = parts.make(program.parts)
+        self.records: list[Tensor] = []  # what steps put there stays
+        self.notes: dict[str, Tensor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "records": [], "notes": {}}  # torch copies no tensors that have a graph
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         program = self.program

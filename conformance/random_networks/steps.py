@@ -120,6 +120,16 @@ def _scripted(takes: str, function: Any, use: Callable[..., Any]) -> Step:
     return Step(takes, run, shaped=shaped)
 
 
+def _appended(frame: Frame, x: Tensor) -> Tensor:
+    frame.net.records.append(x)
+    return x * 1
+
+
+def _put(frame: Frame, x: Tensor, at: str) -> Tensor:
+    frame.net.notes[at] = x
+    return x * 1
+
+
 DIM = (-1, 0, 1, 2)
 DTYPES = {
     name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16", "int64", "int32", "bool")
@@ -225,6 +235,9 @@ STEPS: dict[str, Step] = {
     "if_batch": Step("f", _branch(lambda f, x: f.batch > 2)),
     "if_contiguous": Step("f", _branch(lambda f, x: x.is_contiguous())),
     "if_wanted": Step("f", _branch(lambda f, x: x.requires_grad)),
+    # what stays in a container of the network
+    "append": Step("f", _appended, shaped=lambda f, x: x * 1),
+    "note": Step("f", _put, {"at": ("a", "b")}, shaped=lambda f, x, at: x * 1),
     # the answer hangs on data
     "if_positive": Step("f", _branch(lambda f, x: x.sum() > 0), {}, "Python branches on data", lambda f, x: x * 2),
     "times_item": Step("f", lambda f, x: x * x.sum().item(), {}, "Python reads a number from data", lambda f, x: x * 2),

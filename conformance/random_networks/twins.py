@@ -63,6 +63,9 @@ class Twins:
         """Set the second model and its optimizer to the state of the first."""
         with torch.no_grad():
             self.split.load_state_dict(self.whole.state_dict())
+            self.split.records[:] = self.whole.records
+            self.split.notes.clear()
+            self.split.notes.update(self.whole.notes)
             theirs = dict(self.whole.named_parameters())
             for n, p in self.split.named_parameters():
                 p.grad = copied(theirs[n].grad)

@@ -2,6 +2,7 @@
 
 from model_zoo.families import (
     toys_batch,
+    toys_containers,
     toys_groups,
     toys_lengths,
     toys_scripted,
@@ -13,6 +14,7 @@ from model_zoo.families import (
 
 _MODULES = (
     toys_batch,
+    toys_containers,
     toys_groups,
     toys_lengths,
     toys_scripted,
