@@ -188,7 +188,11 @@ class _Writer:
             differs = (
                 f"not identical({name}, {expected})" if isinstance(node.witness, float) else f"{name} != {expected}"
             )
-            lines.append(f"if {differs}: raise broken_witness({name}, {expected}, {node.target!r}, {node.module!r})")
+            asked = node.target
+            if asked == "aten.sym_size.int":
+                maker = self.plan.definitions.get(node.args[0].name)
+                asked = f"size {node.args[1]} of {self.plan.nodes[maker].target if maker is not None else 'an input'}"
+            lines.append(f"if {differs}: raise broken_witness({name}, {expected}, {asked!r}, {node.module!r})")
         return lines
 
     def _call(self, node: TraceNode) -> str:
