@@ -15,7 +15,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -278,16 +278,19 @@ class Recorder(ProxyTorchDispatchMode):
             self.watch.lost = True  # its branches on sizes are no Python
         refuse_transforms(self.where())
         written = running.tensors(running.effects.writes)
+        runs = running
         if self.fake is None:
             self._keep(written)
+        else:  # what is below an op is not made fake, and would be written into
+            runs = replace(running, args=self._faked(running.args), kwargs=self._faked(running.kwargs))
         with self.aside():
             try:
                 with self.drawing(running.effects.draws):
-                    out = running.result(run, self.fake is not None)
+                    out = runs.result(run, self.fake is not None)
             except Exception:
                 self.recording.raised = True
                 raise
-            given = {id(t) for t in tensors_in(tree.leaves((running.args, running.kwargs)))}
+            given = {id(t) for one in (running, runs) for t in tensors_in(tree.leaves((one.args, one.kwargs)))}
             out = tree.map_leaves(lambda leaf: self._named_anew(leaf) if id(leaf) in given else leaf, out)
         self.recording.scripted = True
         call, leaves, results = running.call(out)

@@ -268,12 +268,6 @@ class SplitRuntime:
                     else:
                         snapshot.note([holder])
 
-    def replay(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, grad: bool) -> Any:
-        """Prefix and suffix in one go, with gradients on or off, as the model itself would run; the output, detached."""
-        with torch.set_grad_enabled(grad):
-            output = self.joined(*args, **kwargs)
-        return tree.map_leaves(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, output)
-
     def joined(self, *args: Any, **kwargs: Any) -> Any:
         """Prefix and suffix in one go, in the grad mode of the caller, with one graph through both: as the model would run."""
         grad = _is_grad_enabled()

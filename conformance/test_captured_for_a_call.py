@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import ariadne.runtime
 from ariadne import SplitRuntime, SplitSpec, prepare_split
@@ -150,6 +151,54 @@ def test_a_plan_that_holds_serves_as_the_model_does_and_leaves_nothing_behind(mo
                 split.backward_prefix(boundary, gradients)
             found.append((loss.detach(), *stands(of), [p.grad.clone() for p in of.parameters()]))
         assert difference(*found) is None
+
+
+def reentrant(s: Any, h: Tensor) -> Tensor:
+    return checkpoint(lambda t: s.b(t).relu(), h, use_reentrant=True) + h
+
+
+def turned(s: Any, h: Tensor) -> Tensor:
+    return torch.view_as_real(torch.fft.fft(h)).sum(-1)
+
+
+@pytest.mark.filterwarnings("ignore:.*requires_grad=True.*:UserWarning")
+@pytest.mark.parametrize("change", [reentrant, turned])
+def test_what_torch_s_own_grad_does_not_take_is_held_by_backward(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = from_five(change)
+    split, twin = prepared(kind), kind()
+    for p in split.model.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: pytest.fail("the proof told a hook of the user's"))
+    x, t = torch.randn(6, 4), torch.randn(6, 4)
+    torch.manual_seed(1)
+    boundary = split.run_training_prefix(x)
+    for p in split.model.parameters():
+        p._post_accumulate_grad_hooks.clear()
+    _, gradients = split.train_suffix(boundary, t, loss_fn=F.mse_loss)
+    split.backward_prefix(boundary, gradients)
+    torch.manual_seed(1)
+    F.mse_loss(twin(x), t).backward()
+    assert difference([p.grad for p in twin.parameters()], [p.grad for p in split.model.parameters()]) is None
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.e, self.b = nn.Embedding(8, 4, sparse=True), nn.Linear(4, 4)
+
+    def forward(self, i: Tensor) -> Tensor:
+        return self.b(self.e(i).relu() if i.shape[0] > 4 else self.e(i))
+
+
+def test_sparse_gradients_are_held_as_well() -> None:
+    split, twin = prepare_split(Sparse(), (torch.tensor([1, 1]),), split=SPLIT), Sparse()
+    i = torch.tensor([1, 2, 2, 7, 1, 0])
+    boundary = split.run_training_prefix(i)
+    _, gradients = split.train_suffix(boundary, torch.ones(6, 4), loss_fn=F.mse_loss)
+    split.backward_prefix(boundary, gradients)
+    F.mse_loss(twin(i), torch.ones(6, 4)).backward()
+    found = [p.grad.to_dense() for m in (twin, split.model) for p in m.parameters()]
+    assert difference(found[:3], found[3:]) is None
 
 
 def test_a_plan_is_proven_once() -> None:

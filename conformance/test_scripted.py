@@ -287,6 +287,14 @@ def test_what_it_may_give_back_of_what_it_got_is_followed_through_branches_and_c
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("spelling", ["a buffer is written", "written", "draws"])
+def test_preparing_leaves_behind_nothing_of_what_it_writes_or_draws(spelling: str) -> None:
+    made = model(SPELLINGS[spelling])
+    before = [*(b.clone() for b in made.buffers()), torch.get_rng_state()]
+    prepare_split(made, (torch.ones(2, 4),), split=SplitSpec("50%", trainable=True))
+    assert difference(before, [*made.buffers(), torch.get_rng_state()]) is None
+
+
 def test_a_branch_inside_of_it_holds_for_the_batches_of_that_branch() -> None:
     assert str(prepared(SPELLINGS["branches on the batch"]).plan.batches) == "1 to 4"
 

@@ -94,7 +94,10 @@ class Hidden(Net):
 @pytest.mark.parametrize("kind", [Gated, Imported, Chosen, Hidden])
 def test_what_forward_itself_draws_from_python_is_refused_whoever_draws_beside_it(kind: type[Net]) -> None:
     for beside in (torchs, random.random):
-        with another(beside), pytest.raises(UnsupportedError, match=r"forward (draws from random|gives another result)"):
+        with (
+            another(beside),
+            pytest.raises(UnsupportedError, match=r"forward (draws from random|gives another result)"),
+        ):
             prepare_split(kind(), (torch.ones(2, 4),), split="50%")
     with pytest.raises(UnsupportedError, match=r"forward (draws from random|gives another result)"):
         prepare_split(kind(), (torch.ones(2, 4),), split="50%")

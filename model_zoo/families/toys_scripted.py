@@ -66,11 +66,9 @@ class ScriptedActivation(_Ends):
 
 @toy("scripted_attribute")
 class ScriptedAttribute(_Ends):
-    """A scripted function that a module keeps, with a number in and tensors, a number and a list out."""
+    """A scripted function that stands in the class, with a number in and tensors, a number and a list out."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.act = _parts
+    act = staticmethod(_parts)
 
     def forward(self, x: Tensor) -> Tensor:
         low, width, (high, bent) = self.act(self.enter(x), shift=2)
@@ -78,7 +76,7 @@ class ScriptedAttribute(_Ends):
         return found
 
 
-@toy("scripted_by_size")
+@toy("scripted_by_size", "rows-mixed")
 class ScriptedBySize(_Ends):
     """A scripted function that branches on the batch: from 3 on it does something else."""
 
