@@ -14,7 +14,7 @@ The pipeline, in import order; nothing imports backwards::
     lift, compilable, tracing                 the same, for compilers
     rows, buckets                             samples that never meet may be padded
     package, ahead, compiled                  native code with what it relies on; compiled ahead of time, and when first called
-    wire, boundary, training                  what crosses, and how gradients come back
+    wire, boundary, waiting, training         what crosses, and how gradients come back
     visualization                             pictures of a plan and of a cut, from what they hold
     variant, runtime, prepare                 a plan, cut; running and training it; the door
     benchmark                                 how long each part of it takes here

@@ -358,6 +358,7 @@ class SplitRuntime:
             scaler=scaler,
             shared=[p for p in variant.shared() if p.requires_grad],
             cast=variant.cast,
+            parameters=variant.parameters,
         )
 
     def backward_prefix(
