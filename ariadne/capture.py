@@ -180,6 +180,9 @@ def capture(
         recordings.append(other.recorded)
         if size in plan.batches and disagreement(plan, other.plan):
             plan = replace(plan, assumption=replace(plan.assumption, grad=True))
+    classes = tuple(tree.subclass_of(example.leaves[i]) for i, name in plan.inputs if plan.values[name].kind == "input")
+    if any(classes):
+        plan = replace(plan, assumption=replace(plan.assumption, classes=classes))
     if plan.constants and not any(node.is_witness for node in plan.nodes):
         _refuse_leaks(plan, observe(model, example, size, batch_symbol, grad, perturbed=True).plan)
     return Captured(check(plan), (real.evidence, *more), Baseline(model, recordings))

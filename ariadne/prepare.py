@@ -21,6 +21,7 @@ from ariadne.spec import ExecutionMode, Objective, SplitSpec, parse_boundary
 from ariadne.state import Snapshot
 from ariadne.variant import Settings
 from ariadne.verify import difference
+from ariadne.waiting import leaves_of, without_hooks
 
 _AT_FAULT = (
     "If the model gives the same result twice on the same input, and follows nothing outside of itself, such as a variable "
@@ -122,7 +123,7 @@ def _prepare(model: nn.Module, example: Example, settings: Settings, training: b
 
 def _verify_gradients(runtime: SplitRuntime, example: Example) -> None:
     """Hold the gradients of all parameters, through both halves, against the model's own, bit for bit."""
-    found = []
+    found, wanting = [], []
     for run in (runtime.model, runtime.joined):
         snapshot = Snapshot(runtime.model)
         runtime.save_written(snapshot)
@@ -130,17 +131,25 @@ def _verify_gradients(runtime: SplitRuntime, example: Example) -> None:
         parameters = [p for p in runtime.model.parameters() if p.requires_grad]
         try:
             with torch.enable_grad():
-                leaves = [
-                    t for t in tree.leaves(run(*args, **kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad
-                ]
+                outputs = [(at, t) for at, t in tree.paths(run(*args, **kwargs)) if isinstance(t, torch.Tensor)]
+                wanting.append([(at, t.requires_grad) for at, t in outputs])
+                leaves = [t for _, t in outputs if t.requires_grad]
                 losses = [
                     (t.float() * torch.arange(t.numel(), device=t.device).view(t.shape).cos()).sum() for t in leaves
                 ]
-                if not losses:
-                    return
-                found.append(torch.autograd.grad(sum(losses), parameters, allow_unused=True))  # type: ignore[arg-type]
+                found.append(_gradients(torch.stack(losses).sum(), parameters) if losses else [])
         finally:
             snapshot.restore()
+    unlike = next((a[0] for a, b in zip(*wanting, strict=True) if a != b), None)
+    if unlike is not None:
+        mine, theirs = (
+            "one that requires grad" if dict(side)[unlike] else "one that requires none" for side in wanting
+        )
+        raise VerificationError(
+            f"the output{unlike} of the model is {mine}, and through the split at {runtime.split_id} {theirs}: forward makes tensors or "
+            "changes what they require in a way that ops don't show. Keep to torch's own ops, or pass trainable=False if "
+            "it need not train"
+        )
     wrong = difference(*found)
     if wrong:
         raise VerificationError(
@@ -148,6 +157,21 @@ def _verify_gradients(runtime: SplitRuntime, example: Example) -> None:
             "in a way that ops don't show (hooks on tensors or graph nodes): move it outside, or pass trainable=False if "
             "it need not train"
         )
+
+
+def _gradients(loss: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor | None]:
+    """What `backward` puts on parameters: a reentrant checkpoint takes nothing else. No hook of theirs runs, and all is put back."""
+    leaves = list({id(p): p for p in (*parameters, *leaves_of(loss, ()))}.values())
+    before = [leaf.grad for leaf in leaves]
+    try:
+        for leaf in leaves:
+            leaf.grad = None
+        with without_hooks(leaves):
+            loss.backward()
+        return [p.grad for p in parameters]
+    finally:
+        for leaf, gradient in zip(leaves, before, strict=True):
+            leaf.grad = gradient
 
 
 def _trained_at(runtime: SplitRuntime, example: Example) -> int:
