@@ -78,9 +78,8 @@ def entrance(
             lines.append(f"    if not same_given({leaf[i]}, given{i}): return None")
             continue
         env[f"kind{i}"] = cls = next(classes)
-        lines.append(
-            f"    if type({leaf[i]}) is not {'Tensor' if cls is None else f'kind{i}'} and not of_class({leaf[i]}, kind{i}): return None"
-        )
+        usual = "Tensor" if cls is None else f"kind{i}"
+        lines.append(f"    if type({leaf[i]}) is not {usual} and not of_class({leaf[i]}, kind{i}): return None")
         dims = [f"d{i}_{k}" for k in range(len(value.shape))]
         lines.append(
             f"    {', '.join(dims)}, = {leaf[i]}.shape" if dims else f"    if {leaf[i]}.dim() != 0: return None"

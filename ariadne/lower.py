@@ -586,8 +586,8 @@ class Lowering:
             kind = next((cls for cls in map(tree.subclass_of, leaves) if cls is not None), None)
             if kind is not None:
                 raise UnsupportedError(
-                    f"forward leaves a tensor of class {kind.__name__} in attribute {name!r} of {named(path)}, and a plan keeps plain "
-                    "tensors there; keep it as a plain tensor (.as_subclass(torch.Tensor)), or return it"
+                    f"forward leaves a tensor of class {kind.__name__} in attribute {name!r} of {named(path)}, and a plan keeps "
+                    "plain tensors there; keep it as a plain tensor (.as_subclass(torch.Tensor)), or return it"
                 )
             if not all(isinstance(leaf, (torch.Tensor, *_SYMBOLIC, *_CONSTANTS)) for leaf in leaves):
                 raise UnsupportedError(

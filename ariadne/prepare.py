@@ -146,9 +146,9 @@ def _verify_gradients(runtime: SplitRuntime, example: Example) -> None:
             "one that requires grad" if dict(side)[unlike] else "one that requires none" for side in wanting
         )
         raise VerificationError(
-            f"the output{unlike} of the model is {mine}, and through the split at {runtime.split_id} {theirs}: forward makes tensors or "
-            "changes what they require in a way that ops don't show. Keep to torch's own ops, or pass trainable=False if "
-            "it need not train"
+            f"the output{unlike} of the model is {mine}, and through the split at {runtime.split_id} {theirs}: forward makes "
+            "tensors or changes what they require in a way that ops don't show. Keep to torch's own ops, or pass trainable=False "
+            "if it need not train"
         )
     wrong = difference(*found)
     if wrong:
@@ -160,7 +160,7 @@ def _verify_gradients(runtime: SplitRuntime, example: Example) -> None:
 
 
 def _gradients(loss: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor | None]:
-    """What `backward` puts on parameters: a reentrant checkpoint takes nothing else. No hook of theirs runs, and all is put back."""
+    """What `backward` puts on parameters, which no hook of theirs sees; a reentrant checkpoint takes nothing but `backward`."""
     leaves = list({id(p): p for p in (*parameters, *leaves_of(loss, ()))}.values())
     before = [leaf.grad for leaf in leaves]
     try:

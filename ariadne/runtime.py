@@ -356,9 +356,9 @@ class SplitRuntime:
             loss_fn=loss_fn,
             optimizer=optimizer,
             scaler=scaler,
-            shared=[p for p in variant.shared() if p.requires_grad],
+            prefix=variant.parameters("prefix"),
+            suffix_parameters=variant.parameters("suffix"),
             cast=variant.cast,
-            parameters=variant.parameters,
         )
 
     def backward_prefix(

@@ -7,8 +7,8 @@ prefix's graph, which is still alive. Nothing is computed twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -73,7 +73,8 @@ def carried(labels: tuple[str, ...], raw: tuple[Any, ...]) -> tuple[tuple[Any, .
 def tapped(boundary: BoundaryPayload, walking: list[bool]) -> tuple[list[Any], Gradients]:
     """The boundary's values for a training run of the suffix, and the dict that its gradients will be put into.
 
-    Until `walking` holds something, none may come. The gradient of a tensor that crosses under several labels comes under the first: autograd adds up as for one tensor.
+    Until `walking` holds something, none may come. The gradient of a tensor that crosses under several labels comes under the
+    first: autograd adds up as for one tensor.
     """
     kept: Gradients = {}
     taps: dict[int, torch.Tensor] = {}
@@ -109,20 +110,22 @@ def train_suffix(
     loss_fn: Callable[[Any, Any], torch.Tensor],
     optimizer: torch.optim.Optimizer | None,
     scaler: Any,
-    shared: Iterable[torch.nn.Parameter],
+    prefix: Sequence[torch.nn.Parameter],
+    suffix_parameters: Sequence[torch.nn.Parameter],
     cast: Sequence[str],
-    parameters: Callable[[str], list[torch.nn.Parameter]],
 ) -> tuple[torch.Tensor, Gradients]:
     """Run the suffix, its loss and its backward pass; step `optimizer` if there is one.
 
     Returns the loss, detached, and the gradient of each boundary tensor by label, None where none arrived. Gradients of
     what the prefix uses too, or what the loss alone takes from it, wait in the boundary until `backward_prefix` adds its own;
-    where the boundary came over a wire, those of shared parameters stay, as one share of two. `parameters`: those of a side.
+    where the boundary came over a wire, those of shared parameters stay, as one share of two. `prefix`: the prefix's parameters.
     """
-    shared, here = list(shared), boundary._graph is not None
-    refuse_shared(shared, optimizer, "suffix", here)
-    autocast = any(torch.is_autocast_enabled(d) for d in ("cpu", "cuda"))
-    if cast and shared and autocast and torch.is_autocast_cache_enabled():
+    here, theirs = boundary._graph is not None, {id(p) for p in prefix}
+    shared = [p for p in suffix_parameters if id(p) in theirs and p.requires_grad]
+    if shared:
+        refuse_shared(shared, optimizer, "suffix", here)
+    autocast = cast and shared and any(torch.is_autocast_enabled(d) for d in ("cpu", "cuda"))
+    if autocast and torch.is_autocast_cache_enabled():
         raise TrainingError(
             f"autocast casts the parameter {cast[0]!r} once for both sides of the cut, and the whole model adds their gradients "
             "before it casts back; two halves can't. Use torch.autocast(..., cache_enabled=False), or cut elsewhere"
@@ -134,10 +137,10 @@ def train_suffix(
         walking: list[bool] = []
         values, kept = tapped(boundary, walking)
         output = suffix(boundary.batch, *values)
-        stops, before, walks = ends(output), _held(parameters("prefix")), _walks[0]
+        stops, before, walks = ends(output), _held(prefix), _walks[0]
         loss = _loss_of(loss_fn, output, targets)
         boundary._disturbed = walks == _walks[0] and _disturbed(before)
-        waiting, noted = _reached(leaves_of(loss, stops), boundary, optimizer, parameters)
+        waiting, noted = _reached(leaves_of(loss, stops), boundary, optimizer, theirs, suffix_parameters)
         del output, values, stops, before
         waiting += [p for p in shared if here and not any(p is w for w in waiting)]
         walking.append(True)
@@ -160,8 +163,8 @@ def _loss_of(loss_fn: Callable[[Any, Any], torch.Tensor], output: Any, targets: 
         if "appears to not have been used in the graph" not in str(error):
             raise
         raise TrainingError(
-            "loss_fn asks torch.autograd.grad for gradients with respect to something that the graph of the loss does not hold. That "
-            "graph ends at the boundary: inputs of the model and parameters of the prefix lie behind it. Take gradients with "
+            "loss_fn asks torch.autograd.grad for gradients with respect to something that the graph of the loss does not hold. "
+            "That graph ends at the boundary: inputs of the model and parameters of the prefix lie behind it. Take gradients with "
             "respect to the output or to runtime.suffix_parameters(), or train the whole model with such a loss"
         ) from error
     if not (isinstance(loss, torch.Tensor) and loss.numel() == 1):
@@ -193,23 +196,24 @@ def _reached(
     leaves: Sequence[torch.Tensor],
     boundary: BoundaryPayload,
     optimizer: torch.optim.Optimizer | None,
-    parameters: Callable[[str], list[torch.nn.Parameter]],
+    prefix: set[int],
+    suffix_parameters: Iterable[torch.nn.Parameter],
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Of the leaves that a loss reaches by itself, those whose gradients must wait for the prefix's, and those that neither side has.
+    """Of the leaves that a loss reaches by itself, those whose gradients must wait for the prefix's, and those of neither side.
 
     Raises `TrainingError` where such a gradient can't wait.
     """
     if not leaves:
         return [], []
-    prefix, suffix = ({id(p) for p in parameters(side)} for side in ("prefix", "suffix"))
+    suffix = {id(p) for p in suffix_parameters}
     others = [leaf for leaf in leaves if id(leaf) not in prefix | suffix]
     if boundary._graph is None:
         alone = [leaf for leaf in leaves if id(leaf) in prefix - suffix]
         if alone:
             raise TrainingError(
-                f"the loss reaches {len(alone)} parameter(s) that only the prefix uses (shape {tuple(alone[0].shape)}), as a penalty "
-                "over all parameters does, and this boundary came over a wire: the prefix is trained in another process, where its "
-                "gradients are. Leave runtime.prefix_parameters() out of the loss here; there, call backward() on "
+                f"the loss reaches {len(alone)} parameter(s) that only the prefix uses (shape {tuple(alone[0].shape)}), as a "
+                "penalty over all parameters does, and this boundary came over a wire: the prefix is trained in another process, "
+                "where its gradients are. Leave runtime.prefix_parameters() out of the loss here; there, call backward() on "
                 "their penalty after backward_prefix with optimizer=None, then step"
             )
         return [], others
@@ -235,23 +239,27 @@ def backward_prefix(
             "run_training_prefix returned"
         )
     boundary.refuse_if_taken("backward_prefix")
-    labels = set(boundary.tensors)
-    unknown = sorted(set(gradients) - labels)
+    held: dict[str, torch.Tensor] = {}
+    for label, value in zip(boundary.labels, boundary._graph, strict=True):
+        if isinstance(value, torch.Tensor):
+            held[label] = value
+        else:
+            held.update((label + at, t) for at, t in tree.paths(value) if isinstance(t, torch.Tensor))
+    unknown = sorted(gradients.keys() - held.keys())
     if unknown:
         raise BoundaryError(
-            f"there is a gradient for {unknown[0]!r}, but the boundary holds {', '.join(sorted(labels))}; pass what train_suffix "
+            f"there is a gradient for {unknown[0]!r}, but the boundary holds {', '.join(sorted(held))}; pass what train_suffix "
             "returned for this boundary"
         )
     roots, given = [], []
-    for label, value in zip(boundary.labels, boundary._graph, strict=True):
-        for at, t in tree.paths(value):
-            gradient = gradients.get(f"{label}{at}")
-            if gradient is None or not isinstance(t, torch.Tensor) or not t.requires_grad:
-                continue
-            _refuse_another_kind(label + at, gradient, t)
-            if _leads_on(t):
-                roots.append(t)
-                given.append(gradient)
+    for label, t in held.items():
+        gradient = gradients.get(label)
+        if gradient is None or not t.requires_grad:
+            continue
+        _refuse_another_kind(label, gradient, t)
+        if _leads_on(t):
+            roots.append(t)
+            given.append(gradient)
     shared = list(shared)
     if "train_suffix" not in boundary._consumed:  # the suffix was trained elsewhere
         refuse_shared(shared, optimizer, "prefix", False)
@@ -301,6 +309,8 @@ def _refuse_another_kind(label: str, gradient: Any, t: torch.Tensor) -> None:
     """Raise `BoundaryError` unless the gradient is one that can have arrived at `t`: autograd gives it the same type."""
     if not isinstance(gradient, torch.Tensor):
         raise BoundaryError(f"the gradient of {label!r} must be a tensor or None; found {type(gradient).__name__}")
+    if gradient.dtype is t.dtype and gradient.shape == t.shape and gradient.device == t.device:
+        return
     found, wanted = (f"{short_dtype(x.dtype)}{list(x.shape)} on {x.device}" for x in (gradient, t))
     if found != wanted:
         raise BoundaryError(
@@ -318,14 +328,18 @@ def _leads_on(t: torch.Tensor) -> bool:
     return node is not None and node.next_functions[0][0] is not None
 
 
-@contextmanager
-def _no_autocast() -> Iterator[None]:
+def _no_autocast() -> AbstractContextManager[Any]:
     """Backward passes run outside of autocast, as torch's documentation has it, wherever the halves are called from."""
-    with ExitStack() as stack:
-        for device in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        yield
+    enabled = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    if not enabled:
+        return _NOTHING
+    stack = ExitStack()
+    for device in enabled:
+        stack.enter_context(torch.autocast(device, enabled=False))
+    return stack
+
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 def _step(optimizer: torch.optim.Optimizer, scaler: Any) -> None:

@@ -125,7 +125,7 @@ def build(spec: Spec, children: Sequence[Any]) -> Any:
 
 
 def subclass_of(value: Any) -> type | None:
-    """The class of a tensor, if it is one that only adds Python to torch's own: not `Parameter`, nor one with a dispatch of its own."""
+    """The class of a tensor that only adds Python to torch's own; None for `Parameter`, and where it has a dispatch of its own."""
     cls = type(value)
     if cls is torch.Tensor or not isinstance(value, torch.Tensor) or cls in _OWN:
         return None

@@ -323,7 +323,7 @@ def test_a_penalty_that_the_loss_walks_back_itself_is_added_or_refused(held: boo
     boundary = pair.runtime.run_training_prefix(x)
     _, gradients = pair.runtime.train_suffix(boundary, y, loss_fn=loss_of(pair.split))
     front = pair.sgd(pair.runtime.prefix_parameters())
-    with pytest.raises(TrainingError, match="put gradients on parameters of the prefix.*pass optimizer=None"):
+    with pytest.raises(TrainingError, match=r"put gradients on parameters of the prefix.*pass optimizer=None"):
         pair.runtime.backward_prefix(boundary, gradients, optimizer=front)
     pair.runtime.backward_prefix(boundary, gradients)
     pair.equal()

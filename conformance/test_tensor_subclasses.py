@@ -1,4 +1,4 @@
-"""Tensors of classes of the user's own: outputs come back in their class, gradients go through, and what can't be held is refused."""
+"""Tensors of classes of the user's own: outputs come back in their class, gradients go through, the rest is refused."""
 
 from __future__ import annotations
 
