@@ -33,8 +33,8 @@ class BoundaryPayload:
     (1605632, {'layer3_1_relu_call2': [8, 256, 14, 14]})
     """
 
-    __slots__ = ("_consumed", "_graph", "_held", "_shared", "batch", "labels", "plan_signature", "raw", "requires_grad",
-                 "split_id")  # fmt: skip
+    __slots__ = ("_consumed", "_disturbed", "_graph", "_held", "_noted", "_shared", "batch", "labels", "plan_signature",
+                 "raw", "requires_grad", "split_id")  # fmt: skip
 
     def __init__(
         self,
@@ -50,7 +50,11 @@ class BoundaryPayload:
         self.labels, self.raw, self.requires_grad = labels, raw, requires_grad
         self._graph, self._held = graph, _NOTHING
         self._consumed: tuple[str, ...] = ()
-        self._shared: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._shared: list[tuple[torch.Tensor, torch.Tensor]] = []  # leaves, with what waits for the prefix's part
+        self._noted: list[
+            tuple[torch.Tensor, torch.Tensor]
+        ] = []  # leaves of neither side, with what the loss gave them
+        self._disturbed = False  # whether loss_fn itself put gradients on parameters of the prefix
 
     @property
     def protocol_version(self) -> int:

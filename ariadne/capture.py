@@ -281,6 +281,9 @@ def _captured(
         recordings.append(other.recorded)
         if size in plan.batches and _differs(plan, other):
             plan = replace(plan, assumption=replace(plan.assumption, grad=True))
+    classes = tuple(tree.subclass_of(example.leaves[i]) for i, name in plan.inputs if plan.values[name].kind == "input")
+    if any(classes):
+        plan = replace(plan, assumption=replace(plan.assumption, classes=classes))
     if leaks:
         other = _perturbed(model, example, size, batch_symbol, grad, effects)
         if other is not None:

@@ -45,6 +45,7 @@ def entrance(
         "Tensor": torch.Tensor,
         "flatten": tree.flatten,
         "identical": tree.identical,
+        "of_class": of_class,
         "spec": plan.input_spec,
     }
     lines = ["def enter(args, kwargs):", "  try:"]
@@ -65,6 +66,7 @@ def entrance(
             f"    {', '.join(leaf)}, = leaves",
         ]
     first = True
+    classes = iter(plan.assumption.classes or [None] * count)
     for i in range(count):
         if i in literals:
             env[f"literal{i}"] = literals[i]
@@ -75,7 +77,9 @@ def entrance(
             env[f"given{i}"] = plan.given[value.name].same
             lines.append(f"    if not given{i}({leaf[i]}): return None")
             continue
-        lines.append(f"    if not isinstance({leaf[i]}, Tensor): return None")
+        env[f"kind{i}"] = cls = next(classes)
+        usual = "Tensor" if cls is None else f"kind{i}"
+        lines.append(f"    if type({leaf[i]}) is not {usual} and not of_class({leaf[i]}, kind{i}): return None")
         dims = [f"d{i}_{k}" for k in range(len(value.shape))]
         lines.append(
             f"    {', '.join(dims)}, = {leaf[i]}.shape" if dims else f"    if {leaf[i]}.dim() != 0: return None"
@@ -112,6 +116,11 @@ def entrance(
     exec("\n".join(lines), env)
     found: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None] = env["enter"]
     return found
+
+
+def of_class(value: Any, cls: type | None) -> bool:
+    """Whether a value is a tensor of that subclass; with None, of torch's own classes."""
+    return isinstance(value, torch.Tensor) and tree.subclass_of(value) is cls
 
 
 def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tuple[str, str, Any]]:

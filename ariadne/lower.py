@@ -613,6 +613,7 @@ class Lowering:
         )
         leaves, output_spec = tree.flatten(self.recorded.output)
         output = tuple(self._output(leaf) for leaf in leaves)
+        output_spec = self._classed(output_spec, zip(leaves, output, strict=True))
         stores = (*self._buffer_stores(), *self._attribute_stores())
         for (path, name), now in self.beside_caches.items():
             held = Place("held", path, ())
@@ -675,6 +676,12 @@ class Lowering:
                     "submodule, or keep what it assigns in a buffer"
                 )
             leaves, spec = tree.flatten(now)
+            kind = next((cls for cls in map(tree.subclass_of, leaves) if cls is not None), None)
+            if kind is not None:
+                raise UnsupportedError(
+                    f"forward leaves a tensor of class {kind.__name__} in attribute {name!r} of {named(path)}, and a plan keeps "
+                    "plain tensors there; keep it as a plain tensor (.as_subclass(torch.Tensor)), or return it"
+                )
             if not all(isinstance(leaf, (torch.Tensor, *_SYMBOLIC, *_CONSTANTS)) for leaf in leaves):
                 raise UnsupportedError(
                     f"forward leaves a {type(now).__name__} in attribute {name!r} of {named(path)}, which a plan can't "
@@ -718,6 +725,32 @@ class Lowering:
                 "a known container nor one of the inputs; return its parts, or register the type with torch.utils._pytree"
             )
         return atom
+
+    def _classed(self, spec: tree.Spec, found: Iterator[tuple[Any, Any]]) -> tree.Spec:
+        """The structure of the output, with the classes of the tensors that ops made; those of inputs and state are as they are.
+
+        Ops on tensors of a class may give tensors of that class, so where there are any, plain ones are told, too.
+        """
+        around = any(tree.subclass_of(t) for e in self.recorded.events for t in tensors_in(e.args))
+
+        def walk(spec: tree.Spec) -> tree.Spec:
+            if spec.kind != tree.LEAF:
+                return replace(spec, children=tuple([walk(c) for c in spec.children]))
+            leaf, atom = next(found)
+            made = isinstance(atom, Ref) and atom.name in self.values and self.values[atom.name].kind == "tensor"
+            if not made or not isinstance(leaf, torch.Tensor) or isinstance(leaf, FakeTensor):
+                return spec
+            cls = tree.subclass_of(leaf)
+            if cls is None and not (around and type(leaf) is torch.Tensor):
+                return spec
+            if cls is not None and vars(leaf):
+                raise UnsupportedError(
+                    f"forward returns a {cls.__name__} with attributes of its own ({', '.join(sorted(vars(leaf)))}), which a plan "
+                    "can't hold; return a plain tensor and the attributes beside it, and make the object outside"
+                )
+            return tree.Spec("subclass", cls or torch.Tensor, children=(spec,))
+
+        return walk(spec)
 
     def _assumption(self, grad_enabled: bool) -> Assumption:
         looked = self.recorded.looked

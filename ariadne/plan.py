@@ -291,6 +291,7 @@ class Assumption:
     path, and `inputs_require_grad` those of the inputs; `autocast`: (device type, enabled, dtype) per device; `layouts`: memory
     formats of the inputs. `dtypes` is true where Python read a dtype, or a dtype or device is written in the plan, and `shapes`
     where it read the shape of a parameter or buffer: then `model.to(...)`, or another tensor there, calls for a new capture.
+    `classes`: those of the tensor inputs, where any was of a subclass of torch's; inputs of another call for a new capture.
     """
 
     grad: bool | None = None
@@ -300,6 +301,7 @@ class Assumption:
     dtypes: bool = False
     shapes: bool = False
     inputs_require_grad: tuple[bool, ...] | None = None
+    classes: tuple[type | None, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)

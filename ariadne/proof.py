@@ -18,6 +18,7 @@ from ariadne.state import Snapshot
 from ariadne.strided import own
 from ariadne.variant import Variant
 from ariadne.verify import difference
+from ariadne.waiting import leaves_of, without_hooks
 
 AT_FAULT = (
     "Forward may do what no op shows (`t.data = ...`, `apply_`, a generator that it seeds): write that with torch's ops. If "
@@ -83,15 +84,23 @@ def _detached(output: Any) -> Any:
 
 
 def _prove_gradients(model: nn.Module, variant: Variant, example: Example) -> None:
-    """Hold the gradients of all parameters, through both halves, against the model's own."""
+    """Hold which outputs require grad, and the gradients of all parameters, through both halves, against the model's own."""
     batch, parameters = _trained_at(variant.plan, example), [p for p in model.parameters() if p.requires_grad]
     wrong = None
     for _ in range(_rounds(variant.plan)):
-        whole = _run(model, model, variant.plan, example, batch, True, lambda out: _gradients(out, parameters))
-        if whole is None:  # there is nothing to hold them against; who trains it is told the same
-            return
-        split = _run(variant.joined, model, variant.plan, example, batch, True, lambda out: _gradients(out, parameters))
-        wrong = difference(whole, split)
+        (wanting, mine), (wants, theirs) = (
+            _run(run, model, variant.plan, example, batch, True, lambda out: _gradients(out, parameters))
+            for run in (model, variant.joined)
+        )
+        unlike = next((at for at in wanting if wanting[at] != wants.get(at)), None)
+        if unlike is not None:
+            one, other = ("one that requires grad" if side.get(unlike) else "one that requires none" for side in (wanting, wants))
+            raise VerificationError(
+                f"the output{unlike} of the model is {one}, and through the split at {variant.candidate.split_id} {other}: forward "
+                "makes tensors or changes what they require in a way that ops don't show. Keep to torch's own ops, or pass "
+                "trainable=False if it need not train"
+            )
+        wrong = difference(mine, theirs)
         if not wrong:
             return
     raise VerificationError(
@@ -101,39 +110,30 @@ def _prove_gradients(model: nn.Module, variant: Variant, example: Example) -> No
     )
 
 
-def _gradients(output: Any, parameters: list[nn.Parameter]) -> Any:
-    """Those of a loss in which each element of the output has a weight of its own; None where torch can't take them."""
-    leaves = [t for t in tree.leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
-    losses = [_weighed(torch.view_as_real(t) if t.is_complex() else t) for t in leaves]
+def _gradients(output: Any, parameters: list[nn.Parameter]) -> tuple[dict[str, bool], list[torch.Tensor | None]]:
+    """Which tensors of the output require grad; and what `backward` puts on parameters, of a loss in which each element of the
+    output has a weight of its own. No hook of theirs sees it; a reentrant checkpoint takes nothing but `backward`."""
+    outputs = {at: t for at, t in tree.paths(output) if isinstance(t, torch.Tensor)}
+    wanting = {at: t.requires_grad for at, t in outputs.items()}
+    losses = [
+        (t.float() * torch.arange(t.numel(), device=t.device).view(t.shape).cos()).sum()
+        for t in outputs.values()
+        if t.requires_grad
+    ]
     if not losses:
-        return ()
-    loss: Any = sum(losses)
+        return wanting, []
+    loss = torch.stack(losses).sum()
+    leaves = list({id(p): p for p in (*parameters, *leaves_of(loss, ()))}.values())
+    before = [leaf.grad for leaf in leaves]
     try:
-        found = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
-    except RuntimeError:  # as a reentrant checkpoint does, which takes no part in `grad`
-        found = _by_backward(loss, parameters)
-    return None if found is None else [(str(g.layout), g.to_dense()) if g is not None else None for g in found]
-
-
-def _weighed(t: torch.Tensor) -> torch.Tensor:
-    return (t.float() * torch.arange(t.numel(), device=t.device).view(t.shape).cos()).sum()
-
-
-def _by_backward(loss: torch.Tensor, parameters: list[nn.Parameter]) -> Any:
-    """The gradients that `backward` leaves, with no hook told of it; the snapshot around puts the old ones back."""
-    tables: list[dict[Any, Any]] = [p._post_accumulate_grad_hooks or {} for p in parameters]
-    hooks = [dict(table) for table in tables]
-    try:
-        for p, table in zip(parameters, tables, strict=True):
-            p.grad = None
-            table.clear()
-        loss.backward()
-        return [p.grad for p in parameters]
-    except RuntimeError:
-        return None
+        for leaf in leaves:
+            leaf.grad = None
+        with without_hooks(leaves):
+            loss.backward()  # type: ignore[no-untyped-call]
+        return wanting, [p.grad for p in parameters]
     finally:
-        for table, hook in zip(tables, hooks, strict=True):
-            table.update(hook)
+        for leaf, gradient in zip(leaves, before, strict=True):
+            leaf.grad = gradient
 
 
 def _trained_at(plan: TracePlan, example: Example) -> int:

@@ -655,7 +655,16 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
         return recorder.scripted(Running(self, args, kwargs), run_script)
 
     patches.set(torch.jit.ScriptFunction, "__call__", scripted)
+    plain_subclass = torch.Tensor.as_subclass
+
+    def as_subclass(self: torch.Tensor, cls: Any) -> torch.Tensor:
+        out: torch.Tensor = plain_subclass(self, cls)
+        if mine():  # no op hears of it, and gradients go on through it
+            recorder.add(torch.ops.aten.alias.default, (self,), out)
+        return out
+
     patches.set(nn.Module, "__call__", call)
+    patches.set(torch.Tensor, "as_subclass", as_subclass)
     patches.set(torch.Tensor, "shape", property(shape))
     for name in ("size", "numel", "nelement", "dim", "ndim", "__len__", "__iter__"):
         patches.set(torch.Tensor, name, sized(name))

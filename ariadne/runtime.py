@@ -383,7 +383,8 @@ class SplitRuntime:
                 loss_fn=loss_fn,
                 optimizer=optimizer,
                 scaler=scaler,
-                shared=[p for p in variant.shared() if p.requires_grad],
+                prefix=variant.parameters("prefix"),
+                suffix_parameters=variant.parameters("suffix"),
                 cast=variant.cast,
             )
         except (KeyError, TypeError, AttributeError) as error:

@@ -21,7 +21,8 @@ class Spec:
     """The structure of a nested value without its leaves: a kind, a class, its keys and its children.
 
     `kind` is one of leaf, list, tuple, size (torch.Size), namedtuple, dict, fields (a dataclass or a dict-like dataclass such as
-    `transformers.ModelOutput`), mapping (another dict class) or registered (a type in torch's pytree registry).
+    `transformers.ModelOutput`), mapping (another dict class) or registered (a type in torch's pytree registry). A plan's output
+    may hold `subclass` too: one tensor, of that class.
     """
 
     kind: str
@@ -117,7 +118,21 @@ def build(spec: Spec, children: Sequence[Any]) -> Any:
         return spec.cls(**dict(zip(spec.keys, children, strict=True)))
     if spec.kind == "mapping":
         return spec.cls(zip(spec.keys, children, strict=True))
+    if spec.kind == "subclass":
+        (t,) = children
+        return t if type(t) is spec.cls else t.as_subclass(spec.cls)
     return torch_pytree.SUPPORTED_NODES[spec.cls].unflatten_fn(list(children), spec.context)
+
+
+def subclass_of(value: Any) -> type | None:
+    """The class of a tensor that only adds Python to torch's own; None for `Parameter`, and where it has a dispatch of its own."""
+    cls = type(value)
+    if cls is torch.Tensor or not isinstance(value, torch.Tensor) or cls in _OWN:
+        return None
+    return cls if cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ else None
+
+
+_OWN = (torch.nn.Parameter, torch.nn.Buffer, torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
 
 
 def unflatten(leaves: Sequence[Any], spec: Spec) -> Any:

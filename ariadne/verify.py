@@ -149,10 +149,18 @@ def difference(whole: Any, split: Any, *, exact: bool = True) -> str | None:
 def _leaf_difference(x: Any, y: Any, exact: bool) -> str | None:
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
         return None if tree.identical(x, y) else f"{x!r} against {y!r}"
+    kinds = [tree.subclass_of(t) or torch.Tensor for t in (x, y)]
+    if kinds[0] is not kinds[1]:
+        return f"class {kinds[0].__name__} against {kinds[1].__name__}"
     for what in ("dtype", "shape", "device", "layout"):
         if getattr(x, what) != getattr(y, what):
             return f"{what} {getattr(x, what)} against {getattr(y, what)}"
-    if x.layout is torch.strided and x.stride() != y.stride():
+    if x.layout is not torch.strided:
+        pairs = zip(_parts(x), _parts(y), strict=True)
+        return next(
+            (f"{name} {wrong}" for (name, a), (_, b) in pairs if (wrong := _leaf_difference(a, b, exact))), None
+        )
+    if x.stride() != y.stride():
         return f"stride {x.stride()} against {y.stride()}"
     if x.numel() == 0 or x is y:
         return None
@@ -163,11 +171,26 @@ def _leaf_difference(x: Any, y: Any, exact: bool) -> str | None:
     return f"values differ in {int(unequal.sum())} of {x.numel()} elements, by at most {far}"
 
 
+def _parts(t: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """The dense tensors that a sparse one, or one in a library's own layout, consists of."""
+    if t.layout is torch.sparse_coo:
+        return [("indices", t._indices()), ("values", t._values())]
+    if t.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [("rows", t.crow_indices()), ("columns", t.col_indices()), ("values", t.values())]
+    if t.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [("columns", t.ccol_indices()), ("rows", t.row_indices()), ("values", t.values())]
+    return [("elements", t.to_dense())]
+
+
 def largest_difference(whole: Any, split: Any) -> float:
     """The largest absolute difference between two nested results of the same structure; 0.0 where all bits agree."""
     found = 0.0
     for x, y in zip(tree.leaves(whole), tree.leaves(split), strict=True):
-        if isinstance(x, torch.Tensor) and x.numel() and not torch.equal(bits(x), bits(y)):
+        if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
+            continue
+        if x.layout is not torch.strided:
+            x, y = x.to_dense(), y.to_dense()
+        if x.numel() and not torch.equal(bits(x), bits(y)):
             wide = torch.complex128 if x.is_complex() else torch.float64
             gap = (x.detach().to(wide) - y.detach().to(wide)).abs().max().item()
             found = max(found, gap if gap == gap else float("inf"))

@@ -122,6 +122,10 @@ class Machine(RuleBasedStateMachine):
     def freeze(self, number: int) -> None:
         self.do("freeze", number)
 
+    @rule(number=NUMBERS)
+    def hook(self, number: int) -> None:
+        self.do("hook", number)
+
 
 def explore(chosen: settings, tally: Tally, keep: Path | None) -> Tally:
     """Run the state machine; the smallest failing session is saved in the folder `keep`, if there is one."""
@@ -169,6 +173,7 @@ SCRIPT = [
     ["trace", 0], ["run", 1], ["step", 1], ["split", 2], ["step", 2], ["load_weights", 3], ["run", 3], ["new_batch", 4],
     ["run", 4], ["step", 4], ["deep_copy", 0], ["resplit", 4], ["step", 5], ["replace_parameter", 1], ["step", 6],
     ["freeze", 0], ["step", 7], ["freeze", 0], ["step", 8], ["flip", 0], ["run", 9], ["trace", 0], ["step", 9], ["run", 6],
+    ["hook", 0], ["hook", 1], ["step", 1], ["step", 3],
 ]  # fmt: skip
 
 

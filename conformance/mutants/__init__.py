@@ -13,12 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from conformance.mutants import boundaries, captures, containers, entrances, plans, preparations, runs, segments, trainings
+from conformance.mutants import (
+    boundaries,
+    captures,
+    containers,
+    entrances,
+    penalties,
+    plans,
+    preparations,
+    runs,
+    segments,
+    trainings,
+)
 from conformance.mutants.planted import Planted
 from conformance.statuses import Status
 
 NOTICED = Path(__file__).with_name("noticed.toml")
-_MODULES = (plans, containers, segments, runs, boundaries, trainings, entrances, preparations, captures)
+_MODULES = (plans, segments, runs, boundaries, trainings, entrances, preparations, captures, containers, penalties)
 
 
 @dataclass(frozen=True)

@@ -142,6 +142,13 @@ class Session:
             p.grad = None
         self.twins.optimizers()
 
+    def _hook(self, number: int) -> None:
+        """A hook that cuts the gradient of a parameter off at a bound, which one that saw shares of it would do otherwise."""
+        for module, name in self._slot(number):
+            p = module._parameters[name]
+            if p.requires_grad:
+                p.register_hook(lambda g: g.clamp(-0.25, 0.25))
+
     def models(self) -> tuple[nn.Module, nn.Module]:
         """The whole and the split model."""
         return self.twins.whole, self.twins.split
@@ -159,4 +166,5 @@ ACTIONS: dict[str, Callable[[Session, int], None]] = {
     "resplit": Session._resplit,
     "replace_parameter": Session._replace_parameter,
     "freeze": Session._freeze,
+    "hook": Session._hook,
 }

@@ -31,6 +31,20 @@ def loss_of(output: Any, targets: Any = None) -> Tensor:
     return total
 
 
+def penalised(model: nn.Module, seed: int) -> Callable[..., Tensor]:
+    """The loss for a step of that number: every second has a penalty over all parameters, before the sum or after it."""
+    if seed % 2 == 0:
+        return loss_of
+
+    def loss(output: Any, targets: Any = None) -> Tensor:
+        found = loss_of(output) if seed % 4 == 1 else torch.zeros(())
+        for k, p in enumerate(p for p in model.parameters() if p.requires_grad and p.is_floating_point()):
+            found = found + (0.125 + k) * (p.float().pow(3) / 8).sum()
+        return found if seed % 4 == 1 else found + loss_of(output)
+
+    return loss
+
+
 class Twins:
     """The whole network and its split twin, each with an optimizer of its own."""
 
@@ -114,13 +128,13 @@ class Twins:
 
         def halves() -> Tensor:
             boundary = runtime.run_training_prefix(*theirs[0], **theirs[1])
-            loss, gradients = runtime.train_suffix(boundary, loss_fn=loss_of)
+            loss, gradients = runtime.train_suffix(boundary, loss_fn=penalised(self.split, seed))
             runtime.backward_prefix(boundary, gradients)
             return loss
 
         try:
             with torch.enable_grad():
-                loss = loss_of(self.whole(*mine[0], **mine[1]))
+                loss = penalised(self.whole, seed)(self.whole(*mine[0], **mine[1]))
                 loss.backward()
         except Exception as error:
             return self._raises(error, halves, where)

@@ -1,0 +1,112 @@
+"""Gradients that wait: what the suffix's backward pass has for leaves to which the prefix's will add.
+
+The whole model adds up all that a leaf gets before it accumulates once, and before any hook of the leaf sees it. Two backward
+passes would accumulate twice. So what the first has for such a leaf is caught where it would be accumulated, and enters the
+second as a root: autograd then adds in the order in which the whole does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node, get_gradient_edge
+
+from ariadne import tree
+
+Shares = list[tuple[torch.Tensor, torch.Tensor]]
+_AccumulateGrad = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+_task: Callable[[], int] = torch._C._current_graph_task_id
+
+
+def ends(output: Any) -> set[Node]:
+    """The nodes at which the graph of a loss meets that of the output it is made from."""
+    if isinstance(output, torch.Tensor):
+        found = [output.grad_fn]
+    else:
+        found = [t.grad_fn for t in tree.leaves(output) if isinstance(t, torch.Tensor)]
+    return {node for node in found if node is not None}
+
+
+def leaves_of(loss: torch.Tensor, stops: Collection[Node]) -> list[torch.Tensor]:
+    """The leaves to which the graph of `loss` leads otherwise than through `stops`: for most losses none."""
+    return [node.variable for node in _behind([loss], stops)]
+
+
+def led_to(values: Iterable[Any], wanted: Iterable[torch.Tensor]) -> set[int]:
+    """Those of some leaves, by id, to which the graph of any of the values leads."""
+    ids = {id(leaf) for leaf in wanted}
+    roots = [t for t in tree.leaves(tuple(values)) if isinstance(t, torch.Tensor) and t.requires_grad]
+    return {id(node.variable) for node in _behind(roots, ())} & ids if ids else set()
+
+
+def _behind(roots: Iterable[torch.Tensor], stops: Collection[Node]) -> Iterator[Any]:
+    seen: set[Any] = set(stops)
+    ahead: list[Any] = [get_gradient_edge(t).node if t.grad_fn is None else t.grad_fn for t in roots]
+    while ahead:
+        node = ahead.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, _AccumulateGrad):
+            yield node
+        ahead += [n for n, _ in node.next_functions if n is not None]
+
+
+@contextmanager
+def caught(
+    root: torch.Tensor, waiting: Iterable[torch.Tensor], noted: Iterable[torch.Tensor]
+) -> Iterator[tuple[Shares, Shares]]:
+    """While in the block, a backward pass from `root` puts what it has for some leaves into two lists.
+
+    For those `waiting` nothing is accumulated, and none of their hooks runs; for those `noted` all goes on as it would.
+    Passes of other threads go on as they would, save that they don't see the hooks of leaves that wait either.
+    """
+    found: tuple[Shares, Shares] = [], []
+    mine: list[int] = []
+    here = threading.get_ident()
+    handles = [get_gradient_edge(root).node.register_prehook(lambda _: mine.append(_task()))]
+
+    def catch(leaf: torch.Tensor, into: Shares, instead: tuple[None] | None) -> Callable[..., Any]:
+        def hook(gradients: tuple[torch.Tensor | None, ...]) -> tuple[None] | None:
+            # A pass within this one, as a reentrant checkpoint starts it, has another number and this thread.
+            if _task() not in mine and threading.get_ident() != here:
+                return None
+            if gradients[0] is not None:
+                into.append((leaf, gradients[0]))
+            return instead
+
+        return hook
+
+    waiting = list(waiting)
+    with without_hooks(waiting):
+        try:
+            for leaves, into, instead in ((waiting, found[0], (None,)), (noted, found[1], None)):
+                for leaf in leaves:
+                    handles.append(get_gradient_edge(leaf).node.register_prehook(catch(leaf, into, instead)))
+            yield found
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@contextmanager
+def without_hooks(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Without the gradient hooks and the post-accumulate hooks of some leaves."""
+    hidden = [
+        (leaf, name, hooks)
+        for leaf in leaves
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks")
+        if (hooks := getattr(leaf, name))
+    ]
+    try:
+        for leaf, name, _ in hidden:
+            setattr(leaf, name, OrderedDict())
+        yield
+    finally:
+        for leaf, name, hooks in hidden:
+            setattr(leaf, name, hooks)

@@ -1,0 +1,76 @@
+"""Toys about what the loss reaches, and about what trains in a way of its own."""
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from model_zoo.families.toys_kit import Toys
+from model_zoo.sampling import call, integers
+
+toy = Toys()
+
+
+class _Twice(nn.Module):
+    """A layer that is used twice at the start, so that with a penalty its gradient has three parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.turn = nn.Linear(8, 16), nn.Linear(16, 16)
+        self.middle, self.leave = nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def features(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.turn(torch.tanh(self.turn(self.enter(x)))))
+        return torch.tanh(self.middle(h))
+
+
+@toy("returns_a_weight")
+class ReturnsAWeight(_Twice):
+    """A weight of the first half comes back beside the output, and so the loss has a part in its gradient."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.leave(self.features(x)), self.turn.weight
+
+
+@toy("returns_penalties")
+class ReturnsPenalties(_Twice):
+    """The penalty is computed at the end of forward, as models that sum up their own losses do."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        logits = self.leave(self.features(x))
+        penalty = torch.stack([p.pow(2).sum() for p in (self.turn.weight, self.turn.bias, self.leave.weight)]).sum()
+        return {"logits": logits, "penalty": penalty}
+
+
+@toy("returns_all_weights")
+class ReturnsAllWeights(_Twice):
+    """All parameters come back, for a penalty outside: those of either half."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        return self.leave(self.features(x)), [*self.parameters()]
+
+
+@toy("sparse_gradients", "int-input", call(integers(0, 32, 6)))
+class SparseGradients(nn.Module):
+    """An embedding whose gradient is sparse, looked up twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.leave = nn.Embedding(32, 16, sparse=True), nn.Linear(16, 4)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        found: Tensor = self.leave(torch.tanh(self.embed(indices) * self.embed(indices.flip(1))).mean(1))
+        return found
+
+
+@toy("reentrant_checkpoint")
+class ReentrantCheckpoint(_Twice):
+    """A part is computed again in the backward pass, by a backward pass of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.enter(x))
+        h = checkpoint(self.middle, h, use_reentrant=True)
+        found: Tensor = self.leave(torch.tanh(self.turn(h)))
+        return found
+
+
+ENTRIES = tuple(toy.entries)
