@@ -19,6 +19,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from ariadne import tree
 from ariadne.errors import UnsupportedError, named
 from ariadne.expr import FUNCTIONS, Expr
+from ariadne.followed import Spent
 from ariadne.held import DEPTH, LEAVES, Attribute, held, is_a, is_followed, is_opaque
 from ariadne.plan import (
     Assumption,
@@ -260,9 +261,8 @@ class Lowering:
             return self.tensor(value)
         if isinstance(value, _SYMBOLIC):
             return self._symbolic(value)
-        source = getattr(value, "__ariadne_expr__", None)
-        if source is not None:
-            return Expr(source)
+        if type(value) is Spent:
+            return Expr(value.node.text)
         if isinstance(value, (list, tuple)):
             return tuple(self.atom(v) for v in value)
         if isinstance(value, _CONSTANTS):
