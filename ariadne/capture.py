@@ -352,7 +352,7 @@ def _as_far_as_shown(
 def _where_watched(
     model: nn.Module, example: Example, plan: TracePlan, runs: Sequence[Observation], wanted: Batches
 ) -> tuple[Batches, list[str], str]:
-    """Those of the batches at which forward, by what it does with followed sizes, runs the plan; why not others; why that is unknown.
+    """Those of the batches at which forward, by what it does with followed sizes, runs the plan; why not others; or why none knows.
 
     Every number of the plan that follows the batch must be seen to do so, and be the plan's at each of them.
     """
@@ -371,7 +371,11 @@ def _where_watched(
     kept, excluded = holding(watch, symbol, wanted)
     for ours, theirs in dict.fromkeys(expressed(prune(plan), again)):
         if not isinstance(theirs, Expr):
-            return wanted, [], f"forward computes with its batch in a way that can't be followed ({ours} comes from nowhere)"
+            return (
+                wanted,
+                [],
+                f"forward computes with its batch in a way that can't be followed ({ours} comes from nowhere)",
+            )
         same = where(Expr(f"({ours}) == ({theirs})"), symbol, True, kept)
         if same != kept:
             excluded.append(f"batch {kept - same}: the runs show {ours}, and forward computes {theirs}")

@@ -78,7 +78,7 @@ def disguise_type(patches: Patches) -> None:
 
 @contextmanager
 def disguised(mine: Callable[[], bool], patches: Patches, refuse: Callable[[str], None]) -> Iterator[None]:
-    """While in the block, torch's symbols pose as plain numbers where it is `mine`; `refuse` is told of text that is made of one."""
+    """While in the block, torch's symbols pose as plain numbers where it is `mine`; `refuse` is told of text made of one."""
     disguise_type(patches)
     bases = [(symbol, symbol.__bases__) for symbol in SYMBOLS]
     for symbol, of in SYMBOLS.items():
@@ -96,7 +96,7 @@ def _mixin(of: type, mine: Callable[[], bool]) -> type:
 
     class Posing:
         __slots__ = ()
-        __class__ = property(lambda self: of if mine() and not is_told() else type(self))  # type: ignore[assignment]
+        __class__ = property(lambda self: of if mine() and not is_told() else type(self))
         real = property(lambda self: self)
         imag = property(lambda self: of(0))
         if of is int:

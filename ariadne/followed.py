@@ -117,7 +117,9 @@ class Node:
         """C++ goes on from the answer, as Python would."""
         return self.ledger.ask(self.text, bool(self.value))
 
-    expect_true = guard_size_oblivious = guard_or_false = guard_or_true = statically_known_true = expect_size = guard_bool
+    expect_true = guard_size_oblivious = guard_or_false = guard_or_true = statically_known_true = expect_size = (
+        guard_bool
+    )
 
     def guard_int(self, *_: Any) -> NoReturn:
         """C++ wants the number itself."""
@@ -140,7 +142,8 @@ def followed(node: Node) -> Any:
     """The number of a node; bools are asked for at once."""
     if type(node.value) is bool:
         return node.guard_bool()
-    number: Any = (Size if type(node.value) is int else Real)(node)
+    kind: Any = Size if type(node.value) is int else Real
+    number = kind(node)
     node.ledger.alive.append(weakref.ref(number))
     return number
 
@@ -172,8 +175,8 @@ def following(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         first = next((a for a in args if type(a) in _FOLLOWED), None)
         if first is None:
             return function(*args)
-        nodes = [_operand(first, a) for a in args]
-        if None in nodes:
+        nodes = [node for a in args if (node := _operand(first, a)) is not None]
+        if len(nodes) < len(args):
             first.node.ledger.lose(f"math.{name} takes it with what is no plain number")
         head, *rest = nodes
         return followed(head.call(f"math.{name}", function, *rest))
@@ -188,7 +191,9 @@ def _operand(number: Any, other: Any) -> Node | None:
         return node
     if type(other) in _PLAIN:
         return Node(other, shown(other), number.node.ledger)
-    if not isinstance(other, _NO_NUMBERS) and any(hasattr(type(other), n) for n in ("__index__", "__float__", "__complex__")):
+    if not isinstance(other, _NO_NUMBERS) and any(
+        hasattr(type(other), n) for n in ("__index__", "__float__", "__complex__")
+    ):
         number.node.ledger.lose(f"it meets a {type(other).__name__}, which makes of it what it likes")
     return None
 
@@ -224,8 +229,9 @@ def _unary(sign: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _call(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, *others: Any) -> Any:
-        nodes = [_operand(self, o) for o in others if o is not None]
-        if None in nodes:
+        others = tuple(o for o in others if o is not None)  # `round(n, None)` is `round(n)`
+        nodes = [node for o in others if (node := _operand(self, o)) is not None]
+        if len(nodes) < len(others):
             return NotImplemented
         return followed(self.node.call(name, function, *nodes))
 
@@ -233,13 +239,13 @@ def _call(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _losing(name: str) -> Callable[..., Any]:
-    def method(self: Any, *_: Any, **__: Any) -> NoReturn:
+    def method(self: Any, *_: Any, **__: Any) -> None:
         self.node.ledger.lose(f"the number itself is asked for by {name}")
 
     return method
 
 
-def _hash(self: Any) -> NoReturn:
+def _hash(self: Any) -> None:
     if asked_by() == "einops":
         raise TypeError("unhashable")  # which einops takes for a symbol's, and does without its cache
     self.node.ledger.lose("a set, a dict or a cache looks it up")
@@ -270,7 +276,7 @@ _OPERATIONS = {
 }  # fmt: skip
 _COMPARISONS = {sign: (name, getattr(operator, name)) for sign, name in
                 (("==", "eq"), ("!=", "ne"), ("<", "lt"), ("<=", "le"), (">", "gt"), (">=", "ge"))}  # fmt: skip
-_UNARY = {"-": ("neg", operator.neg), "+": ("pos", operator.pos)}
+_UNARY: dict[str, tuple[str, Callable[[Any], Any]]] = {"-": ("neg", operator.neg), "+": ("pos", operator.pos)}
 _CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
     "abs": ("abs", abs), "round": ("round", round), "ceil": ("math.ceil", math.ceil), "floor": ("math.floor", math.floor),
     "trunc": ("int", int), "sym_float": ("float", float), "sym_max": ("max", max), "sym_min": ("min", min),
@@ -290,12 +296,12 @@ def _equip(cls: type, of: type) -> None:
     for sign, (name, function) in _COMPARISONS.items():
         setattr(cls, f"__{name}__", _comparison(sign, function))
         setattr(Node, name, lambda self, other, s=sign, f=function: self.binary(s, f, other))
-    for sign, (name, function) in _UNARY.items():
-        setattr(cls, f"__{name}__", _unary(sign, function))
-        setattr(Node, name, lambda self, s=sign, f=function: self._made(f(self.value), f"({s}{self.text})"))
-    for name, (text, function) in _CALLS.items():
-        setattr(cls, f"__{name}__", _call(text, function))
-        setattr(Node, name, lambda self, *others, t=text, f=function: self.call(t, f, *others))
+    for sign, (name, alone) in _UNARY.items():
+        setattr(cls, f"__{name}__", _unary(sign, alone))
+        setattr(Node, name, lambda self, s=sign, f=alone: self._made(f(self.value), f"({s}{self.text})"))
+    for name, (text, called) in _CALLS.items():
+        setattr(cls, f"__{name}__", _call(text, called))
+        setattr(Node, name, lambda self, *others, t=text, f=called: self.call(t, f, *others))
     for name in _READS:
         setattr(cls, name, _losing(name))
     for name in ("conjugate", "__copy__", "__deepcopy__"):
@@ -310,7 +316,10 @@ def _equip(cls: type, of: type) -> None:
     made.__hash__ = _hash
 
 
-class Spent(torch.SymInt.__base__):  # type: ignore[misc] # whose layout is that of both kinds
+_BASE: Any = torch.SymInt.__base__  # with whose heirs `__class__` may be exchanged
+
+
+class Spent(_BASE):  # type: ignore[misc]
     """A followed number after its run: a plain one, to all who find it."""
 
     node: Node

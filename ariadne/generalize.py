@@ -100,7 +100,7 @@ def evaluated(plan: TracePlan) -> TracePlan:
 
 
 def expressed(plan: TracePlan, seen: TracePlan) -> Iterator[tuple[Any, Any]]:
-    """The numbers of a plan that follow the batch, or do so in `seen`, a recording that agrees with it op by op; and those of `seen`."""
+    """The numbers that follow the batch in a plan or in `seen`, a recording that agrees with it op by op: those of both."""
 
     def pairs(a: Any, b: Any) -> Iterator[tuple[Any, Any]]:
         if type(a) is tuple:

@@ -136,7 +136,8 @@ class Recorder(ProxyTorchDispatchMode):
     def refuse_reading(self, how: str) -> NoReturn:
         """Raise `UnsupportedError`, as capture does again if forward catches it."""
         self.recording.read_size = (
-            f"forward makes {how} of a size that follows the batch in {self.where()}, so that a symbolic plan would hold for one batch"
+            f"forward makes {how} of a size that follows the batch in {self.where()}, so that a symbolic plan would hold for "
+            "one batch"
         )
         raise UnsupportedError(self.recording.read_size)
 

@@ -53,6 +53,14 @@ def caught(n: Any) -> float:
         return 1.0
 
 
+def filled(text: str, n: Any) -> str:
+    return text.format(n)
+
+
+def modulo(text: str, n: Any) -> str:
+    return text % n
+
+
 # Each is one thing up to batch 5, and another at a larger one.
 INDEX = {
     "an item of a list": lambda x: TABLE[x.shape[0]],
@@ -61,7 +69,9 @@ INDEX = {
     "an item of a string": lambda x: "000000111111111111"[len(x)] == "1",
     "an item of an array": lambda x: np.array(TABLE)[x.shape[0]],
     "an item that is caught": lambda x: caught(x.shape[0]),
-    "the last items of a list": lambda x: sum(NUMBERS[x.shape[0] - 3 :]) if x.shape[0] * 1 != 99 and LATER[len(x)] else 1,
+    "the last items of a list": lambda x: (
+        sum(NUMBERS[x.shape[0] - 3 :]) if x.shape[0] * 1 != 99 and LATER[len(x)] else 1
+    ),
     "a slice of a list": lambda x: len(NUMBERS[4 : x.shape[0] - 2]) + 1,
     "a slice of bytes": lambda x: len(bytes(99)[6 : x.shape[0]]) + 1,
     "islice": lambda x: max(itertools.islice(TABLE, x.shape[0])),
@@ -124,7 +134,7 @@ FLOAT = {
     "a float to its power": lambda x: max(0.5 ** x.shape[0], 0.03125),
     "a float divided": lambda x: 11.0 // x.shape[0] < 2,
     "a float, rest": lambda x: 6.0 % x.shape[0] == 0.0,
-    "a float on the left of a comparison": lambda x: 5.5 < x.shape[0],
+    "a float on the left of a comparison": lambda x: x.shape[0] > 5.5,
     "a float of numpy": lambda x: np.float64(0.5) * x.shape[0] > 2.5,
     "a clamp of a float": lambda x: max(0.0, min(1.0, (x.shape[0] - 5) * 0.25)),
     "a rounded product": lambda x: int(0.19 * x.shape[0]) > 0,
@@ -142,9 +152,9 @@ TEXT = {
     "str": lambda x: {"7": 2.0}.get(str(x.shape[0]), 1.0),
     "repr": lambda x: {"7": 2.0}.get(repr(x.shape[0]), 1.0),
     "format": lambda x: {"007": 2.0}.get(format(x.shape[0], "03d"), 1.0),
-    "str.format": lambda x: {"n7": 2.0}.get("n{}".format(x.shape[0]), 1.0),
-    "percent": lambda x: {"7": 2.0}.get("%d" % x.shape[0], 1.0),
-    "percent s": lambda x: {"7": 2.0}.get("%s" % x.shape[0], 1.0),
+    "str.format": lambda x: {"n7": 2.0}.get(filled("n{}", x.shape[0]), 1.0),
+    "percent": lambda x: {"7": 2.0}.get(modulo("%d", x.shape[0]), 1.0),
+    "percent s": lambda x: {"7": 2.0}.get(modulo("%s", x.shape[0]), 1.0),
     "hex": lambda x: {"0x7": 2.0}.get(hex(x.shape[0]), 1.0),
     "bin": lambda x: {"0b111": 2.0}.get(bin(x.shape[0]), 1.0),
     "json": lambda x: json.dumps([x.shape[0]]) == "[7]",
@@ -178,7 +188,8 @@ def matched(n: Any) -> float:
     return 1.0
 
 
-ALL = {f"{kind}: {name}": f for kind, table in (("index", INDEX), ("float", FLOAT), ("text", TEXT), ("type", TYPE)) for name, f in table.items()}  # fmt: skip
+KINDS = (("index", INDEX), ("float", FLOAT), ("text", TEXT), ("type", TYPE))
+ALL = {f"{kind}: {name}": learns for kind, table in KINDS for name, learns in table.items()}
 
 
 @pytest.mark.parametrize("real", [False, True], ids=["symbolic_first", "real_runs_alone"])
