@@ -3,7 +3,7 @@
 The pipeline, in import order; nothing imports backwards::
 
     errors, expr, tree, held, plan, solve     the words: errors, sizes, nested values, plans as data
-    prune, state, strided, sizes              what a forward may move, noted and put back
+    prune, state, strided                     what a forward may move, noted and put back
     versions, kept                            what a guard holds of things that change by themselves
     surroundings, refusals                    what it reads elsewhere; what it may not do
     packed, foreseen                          sequences packed by their lengths; which sizes follow data

@@ -30,11 +30,14 @@ from ariadne.effects import (
 from ariadne.errors import CaptureError, UnsupportedError, named
 from ariadne.expr import Expr
 from ariadne.first import emptied, filled_again, filled_before
+from ariadne.followed import ReadError
 from ariadne.generalize import (
     SIZE,
     Disagreement,
     at_batch,
     disagreement,
+    evaluated,
+    expressed,
     generalize,
     size_sources,
     unexplained,
@@ -50,6 +53,7 @@ from ariadne.recorder import Recording, recording, simple, sizes_in, tensors_in
 from ariadne.refusals import refuse_scripted
 from ariadne.shapes import PlainNumberError, Sizes, symbolic_batch, within_questions, within_shapes
 from ariadne.sizes import Watch, holding
+from ariadne.solve import where
 from ariadne.state import Snapshot
 from ariadne.strided import own
 from ariadne.verify import difference
@@ -550,29 +554,49 @@ def _as_far_as_shown(
     plan, why = _of_runs(runs)
     why = why or ("it makes a plain number of its batch" if plain else "")
     wanted, shown = _above_1(batches), Batches.of(r.plan.traced_batch for r in runs)
-    sources = size_sources([r.shapes for r in runs], list(shown), plan.batch_symbol)
     excluded: list[str] = []
-    lost = True
-    if sources is not None:
-        watch = Watch(sources)
-        again = observe(
-            model, example, shown.ranges[0][0], plan.batch_symbol, plan.grad_enabled, watch, runs[0].effects
-        )
-        differs = disagreement(prune(plan), again.plan)
-        if differs:
-            raise Disagreement(f"the same batch run twice differs: {differs}")
-        lost = watch.lost or bool(why)
-        wanted, excluded = holding(watch, plan.batch_symbol, wanted)
-    if lost:
-        others = wanted - shown
-        if others:
-            unlike = "how many tensors or dims an op makes follows it" if sources is None else ""
-            told = why or unlike or "forward computes with its batch in a way that can't be followed"
-            excluded.append(f"batch {others}: {told}")
-        wanted &= shown
-    if shown - wanted:
-        raise Disagreement(f"forward branches on its batch: {'; '.join(excluded)}")
-    return within_shapes(replace(plan, batches=wanted, excluded=tuple(excluded)), shown)
+    others = wanted - shown
+    if others and not why:
+        others, excluded, why = _where_watched(model, example, plan, runs, others)
+    if others and why:
+        excluded.append(f"batch {others}: {why}")
+        others = Batches(())
+    held = others | (shown & wanted)
+    return within_shapes(replace(plan, batches=held, excluded=tuple(excluded)), shown)
+
+
+def _where_watched(
+    model: nn.Module, example: Example, plan: TracePlan, runs: Sequence[Observation], wanted: Batches
+) -> tuple[Batches, list[str], str]:
+    """Those of the batches at which forward, by what it does with followed sizes, runs the plan; why not others; or why none knows.
+
+    Every number of the plan that follows the batch must be seen to do so, and be the plan's at each of them.
+    """
+    batch, symbol = runs[0].plan.traced_batch, plan.batch_symbol
+    sources = size_sources([r.shapes for r in runs], [r.plan.traced_batch for r in runs], symbol)
+    if sources is None:
+        return wanted, [], "how many tensors or dims an op makes follows it"
+    watch = Watch(sources=sources)
+    try:
+        again = observe(model, example, batch, symbol, plan.grad_enabled, watch, runs[0].effects).plan
+        differs = disagreement(prune(plan), evaluated(again))
+    except (ReadError, Exception) as error:  # whatever forward raises where a size is no int
+        differs = _first_line(error)
+    if watch.lost or differs:
+        return wanted, [], f"forward computes with its batch in a way that can't be followed ({watch.lost or differs})"
+    kept, excluded = holding(watch, symbol, wanted)
+    for ours, theirs in dict.fromkeys(expressed(prune(plan), again)):
+        if not isinstance(theirs, Expr):
+            return (
+                wanted,
+                [],
+                f"forward computes with its batch in a way that can't be followed ({ours} comes from nowhere)",
+            )
+        same = where(Expr(f"({ours}) == ({theirs})"), symbol, True, kept)
+        if same != kept:
+            excluded.append(f"batch {kept - same}: the runs show {ours}, and forward computes {theirs}")
+            kept = same
+    return kept, excluded, ""
 
 
 def _above_1(batches: range) -> Batches:
@@ -739,6 +763,8 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
             found.output = model(*args, **kwargs)
         shapes.recorder = None
         found.effects = containers.changes()
+        if found.read_size:  # and it caught the error
+            raise PlainNumberError(found.read_size)
         low = Lowering(
             model, found, snapshot, state, inputs, example.batched, fake, batch_symbol, {symbol: batch_symbol}
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from ariadne.expr import Expr
 from ariadne.plan import Batches, Ref, TraceNode, TracePlan, Value, substitute, uses
 from ariadne.prune import without
 from ariadne.recorder import WHOLE
-from ariadne.sizes import UNKNOWN, Size, Sources
+from ariadne.sizes import UNKNOWN, Sources
 
 _ALIAS, SIZE = "aten.alias.default", "aten.sym_size.int"
 
@@ -85,6 +85,37 @@ def disagreement(plan: TracePlan, seen: TracePlan) -> str | None:
         if replace(left, atoms=(), needs=()) != replace(right, atoms=(), needs=()) or not same(left.atoms, right.atoms):
             return f"what forward assigns to {left.where} differs"
     return None if len(plan.stores) == len(seen.stores) else "what forward assigns to attributes differs"
+
+
+def evaluated(plan: TracePlan) -> TracePlan:
+    """The plan of one run, with the numbers that its expressions have at its batch."""
+    env = {plan.batch_symbol: plan.traced_batch}
+
+    def numbers(atoms: Any) -> Any:
+        return substitute(atoms, lambda a: a.evaluate(env) if isinstance(a, Expr) and a.names <= env.keys() else a)
+
+    nodes = tuple(
+        replace(n, args=numbers(n.args), kwargs=tuple((k, numbers(v)) for k, v in n.kwargs)) for n in plan.nodes
+    )
+    stores = tuple(replace(s, atoms=numbers(s.atoms)) for s in plan.stores)
+    return replace(plan, nodes=nodes, stores=stores, output=numbers(plan.output))
+
+
+def expressed(plan: TracePlan, seen: TracePlan) -> Iterator[tuple[Any, Any]]:
+    """The numbers that follow the batch in a plan or in `seen`, a recording that agrees with it op by op: those of both."""
+
+    def pairs(a: Any, b: Any) -> Iterator[tuple[Any, Any]]:
+        if type(a) is tuple:
+            for x, y in zip(a, b, strict=True):
+                yield from pairs(x, y)
+        elif isinstance(a, Expr) or isinstance(b, Expr):
+            yield a, b
+
+    for node, other in zip(_ops(plan), _ops(seen), strict=True):
+        yield from pairs((node.args, node.kwargs), (other.args, other.kwargs))
+    yield from pairs(plan.output, seen.output)
+    for left, right in zip(plan.stores, seen.stores, strict=True):
+        yield from pairs(left.atoms, right.atoms)
 
 
 def _ops(plan: TracePlan) -> list[TraceNode]:
@@ -165,12 +196,8 @@ def without_slices_of_all(plan: TracePlan, seen: TracePlan) -> TracePlan:
 
 
 def _same_number(a: Any, b: Any) -> bool:
-    """Whether two constants are one and the same; sizes that remember where they came from count as the ints that they are."""
-    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        return False
-    return tree.identical(
-        int.__index__(a) if isinstance(a, Size) else a, int.__index__(b) if isinstance(b, Size) else b
-    )
+    """Whether two constants are one and the same."""
+    return not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor) and tree.identical(a, b)
 
 
 def _same_constant(a: Any, b: Any) -> bool:

@@ -20,6 +20,7 @@ from ariadne import tree
 from ariadne.effects import Change, Place, Put, refused
 from ariadne.errors import UnsupportedError, named
 from ariadne.expr import FUNCTIONS, Expr
+from ariadne.followed import Spent
 from ariadne.foreseen import Dims, Foresight
 from ariadne.held import DEPTH, LEAVES, SIMPLE, Attribute, held, is_a, is_followed, is_opaque, lasts
 from ariadne.plan import (
@@ -281,9 +282,8 @@ class Lowering:
             return self.tensor(value)
         if isinstance(value, _SYMBOLIC):
             return self._symbolic(value)
-        source = getattr(value, "__ariadne_expr__", None)
-        if source is not None:
-            return Expr(source)
+        if type(value) is Spent:
+            return Expr(value.node.text)
         if isinstance(value, (list, tuple)):
             return tuple(self.atom(v) for v in value)
         if isinstance(value, _CONSTANTS):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -27,14 +27,16 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from ariadne import packed, tree
+from ariadne.disguise import disguise_type, disguised
 from ariadne.effects import Change, Place
 from ariadne.errors import UnsupportedError
+from ariadne.followed import Real, Size, following, own_numbers, plain
 from ariadne.foreseen import on_fake
 from ariadne.held import BOOKKEEPING, SIMPLE, is_a
 from ariadne.plan import PLAIN, Region
 from ariadne.refusals import Patches, called_by_torch, refuse, refuse_transforms
 from ariadne.scripted import Running
-from ariadne.sizes import Shape, Size, Watch
+from ariadne.sizes import Watch
 from ariadne.state import Snapshot
 from ariadne.strided import storage_of
 from ariadne.surroundings import Outside, surroundings
@@ -82,6 +84,7 @@ class Recording:
     drew: bool = False  # it drew from a generator of the process
     drew_python: bool = False  # and that was Python's, `random`
     disturbed: bool = False  # another thread drew from torch's while forward drew
+    read_size: str = ""  # why a symbolic plan would hold for one batch, should forward go on after it was told
     output: Any = None
     stores: list[tuple[str, str, torch.Tensor]] = field(default_factory=list)
     changed: list[tuple[str, str, Any, Any]] = field(default_factory=list)
@@ -167,6 +170,14 @@ class Recorder(ProxyTorchDispatchMode):
         self.add(func, args, out)
         return out
 
+    def refuse_reading(self, how: str) -> NoReturn:
+        """Raise `UnsupportedError`, as capture does again if forward catches it."""
+        self.recording.read_size = (
+            f"forward makes {how} of a size that follows the batch in {self.where()}, so that a symbolic plan would hold for "
+            "one batch"
+        )
+        raise UnsupportedError(self.recording.read_size)
+
     @contextmanager
     def backward(self) -> Iterator[None]:
         """Note the events in the block as those of a backward pass."""
@@ -197,7 +208,7 @@ class Recorder(ProxyTorchDispatchMode):
                     self.drawing(seeded),
                     torch._C._DisablePythonDispatcher(),
                 ):  # else composite ops such as lstm run as Python decompositions
-                    out = func(*args, **kwargs)
+                    out = func(*plain(args), **plain(kwargs)) if self.watch else func(*args, **kwargs)
             except Exception:
                 self.recording.raised = True
                 raise
@@ -244,6 +255,7 @@ class Recorder(ProxyTorchDispatchMode):
     def add(self, target: Any, args: tuple[Any, ...], out: Any, effect: Effect | None = None) -> None:
         """Note one op."""
         path, call = self.stack[-1]
+        args = own_numbers(args) if self.watch is not None else args
         self.recording.events.append(Event(target, args, out, path, call, self._region(), effect))
         made = list(tensors_in(out))
         if any(t.layout is torch.jagged for t in made):
@@ -275,7 +287,7 @@ class Recorder(ProxyTorchDispatchMode):
     def scripted(self, running: Running, run: Callable[..., Any]) -> Any:
         """Run a scripted function, and note it as one op: `Call` as the target, leaves as arguments and result."""
         if self.watch is not None:
-            self.watch.lost = True  # its branches on sizes are no Python
+            self.watch.lose("a scripted function branches on sizes, if it does, in no Python")
         refuse_transforms(self.where())
         written = running.tensors(running.effects.writes)
         runs = running
@@ -509,7 +521,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
             if mine() and not called_by_torch():
                 recording.looked.add(fact)
                 if recorder.watch is not None and fact == "layout" and name != "is_contiguous":
-                    recorder.watch.lost = True  # strides follow the batch in ways of their own
+                    recorder.watch.lose("it reads strides, which follow it in ways of their own")
             return base(self, *args, **kwargs)
 
         return method
@@ -638,6 +650,8 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if not mine():
             return original_apply.__get__(None, cls)(*args, **kwargs)
+        if recorder.watch is not None and any(isinstance(a, (Size, Real)) for a in tree.leaves((args, kwargs))):
+            recorder.watch.lose(f"{cls.__name__} takes the number")
         with recorder.aside(), recorder.drawing():
             out = original_apply.__get__(None, cls)(*args, **kwargs)
         if kwargs:
@@ -652,6 +666,8 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     def scripted(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not mine():
             return run_script(self, *args, **kwargs)
+        if recorder.watch is not None:
+            args, kwargs = plain(args), plain(kwargs)
         return recorder.scripted(Running(self, args, kwargs), run_script)
 
     patches.set(torch.jit.ScriptFunction, "__call__", scripted)
@@ -698,9 +714,10 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
 
 
 def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: Patches) -> None:
+    disguise_type(patches)
     read_shape = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
 
-    def shape(self: torch.Tensor) -> torch.Size | Shape:
+    def shape(self: torch.Tensor) -> torch.Size:
         return watch.shape(self, read_shape(self)) if mine() else read_shape(self)
 
     def size(self: torch.Tensor, dim: int | None = None) -> Any:
@@ -712,8 +729,8 @@ def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: Patches) -> No
     plain_length: Any = torch.Tensor.__len__
 
     def length(self: torch.Tensor) -> int:
-        if mine() and isinstance(shape(self)[0] if self.dim() else 0, Size):
-            watch.lost = True  # len() makes a plain int of whatever it gets
+        if mine() and self.dim() and isinstance(shape(self)[0], Size):
+            watch.lose("__len__ makes a plain int of whatever it gets")
         return int(plain_length(self))
 
     def told_of(name: str) -> Callable[..., Any]:
@@ -721,7 +738,7 @@ def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: Patches) -> No
 
         def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if mine() and not called_by_torch():
-                watch.lost = True  # they follow the batch in ways of their own, as strides do
+                watch.lose(f"it reads {name}, which follows it in ways of its own")
             return base(self, *args, **kwargs)
 
         return method
@@ -753,15 +770,14 @@ def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: Patches) -> No
     patches.set(torch.Tensor, "__getitem__", item)
     patches.set(torch.Tensor, "__setitem__", put_item)
     patches.set(torch, "numel", numel)
-    patches.set(builtins, "range", watch.range())
     patches.set(torch.Tensor, "shape", property(shape))
     patches.set(torch.Tensor, "__len__", length)
     patches.set(torch.Tensor, "size", size)
     patches.set(torch.Tensor, "numel", numel)
     patches.set(torch.Tensor, "nelement", numel)
     patches.set(torch.Tensor, "nbytes", property(lambda self: numel(self) * self.element_size()))
-    for name in ("log", "log2", "log10", "sqrt", "isqrt", "gcd", "lcm", "ceil", "floor", "pow", "exp"):
-        patches.set(math, name, watch.losing(getattr(math, name)))
+    for name in ("log", "log2", "log10", "sqrt", "isqrt", "gcd", "lcm", "pow", "exp"):
+        patches.set(math, name, following(name, getattr(math, name)))
 
 
 @contextmanager
@@ -785,6 +801,7 @@ def recording(
             refuse(model, recorder.is_mine, recorder.where, recorder.backward, patches)
             if fake is not None:
                 packed.patch(recorder.is_mine, recorder.run_on_fake, patches)
+                stack.enter_context(disguised(recorder.is_mine, patches, recorder.refuse_reading))
                 stack.enter_context(fake)
             stack.enter_context(enable_python_dispatcher())
             stack.enter_context(recorder)
@@ -794,6 +811,8 @@ def recording(
             yield found, recorder
         finally:
             patches.restore()
+            if watch is not None:
+                watch.close()
     if read:
         found.outside, found.names, found.whole = read.lasting(), read.names, read.whole
         found.drew_python = read.drew

@@ -48,12 +48,17 @@ class Sizes(ShapeEnv):
                 return answer
         in_forward = self.recorder is not None and not self.recorder.depth
         in_function = self.recorder is not None and running is None  # or that of an autograd.Function, which is one op
-        if in_forward and orig_expr.free_symbols and not (orig_expr.is_Relational or orig_expr.is_Boolean):
+        if (
+            in_forward
+            and self.recorder
+            and orig_expr.free_symbols
+            and not (orig_expr.is_Relational or orig_expr.is_Boolean)
+        ):
             # The plan would hold for one batch; and what forward makes of the number, it may keep outside of the model.
-            kind = PlainNumberError if orig_expr.free_symbols & self.backed_var_to_val.keys() else UnsupportedError
-            raise kind(
-                f"forward makes a plain number of a size that follows the batch ({orig_expr}), so that a symbolic plan would hold "
-                "for one batch"
+            told = f"forward makes a plain number of a size that follows the batch ({orig_expr}), so that a symbolic plan would "
+            self.recorder.recording.read_size = told = f"{told}hold for one batch"
+            raise (PlainNumberError if orig_expr.free_symbols & self.backed_var_to_val.keys() else UnsupportedError)(
+                told
             )
         answer = super().evaluate_expr(orig_expr, *args, **kwargs)
         asked = self.__dict__.setdefault("asked_by_forward" if in_function else "asked_by_op", {})

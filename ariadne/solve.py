@@ -20,7 +20,7 @@ def where(question: Expr, symbol: str, answer: bool, batches: Batches) -> Batche
     """Those of `batches` at which `question`, which reads `symbol` alone, is true, or false if `answer` is.
 
     Comparisons of numbers that are linear in the batch are solved, whatever the range; others are evaluated at every batch.
-    A question that divides by zero has no answer.
+    A question that divides by zero, or asks for the root of a negative number, has no answer.
 
     >>> where(Expr("2*B > 100"), "B", False, Batches(((1, 10**9),)))
     Batches(ranges=((1, 50),))
@@ -31,7 +31,7 @@ def where(question: Expr, symbol: str, answer: bool, batches: Batches) -> Batche
     def at(batch: int) -> bool:
         try:
             return bool(question.evaluate({symbol: batch})) == answer
-        except ZeroDivisionError:
+        except (ArithmeticError, ValueError, TypeError):  # TypeError: a complex number compares with none
             return False
 
     found: list[tuple[int, int]] = []
