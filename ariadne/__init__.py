@@ -5,7 +5,9 @@ The pipeline, in import order; nothing imports backwards::
     errors, expr, tree, held, plan, solve     the words: errors, sizes, nested values, plans as data
     prune, state, strided, sizes              what a forward may move, noted and put back
     versions, kept                            what a guard holds of things that change by themselves
-    surroundings, refusals, recorder          a forward, recorded
+    classes, functions, outside               what stands outside of the model
+    refusals, switches, surroundings          what forward may not do; torch's settings; what its functions read
+    recorder                                  a forward, recorded
     baseline, lower, generalize, frontier     recordings become a plan; every cut of it
     shapes, verify, capture                   for which batches; how equality is proved; from a model to a plan
     spec, select                              the cut that was asked for

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ariadne import tree
+from ariadne import switches, tree
 from ariadne.baseline import GLOBAL_HOOKS, Baseline
 from ariadne.errors import CaptureError, UnsupportedError, named
 from ariadne.expr import Expr
@@ -180,6 +180,8 @@ def capture(
         recordings.append(other.recorded)
         if size in plan.batches and disagreement(plan, other.plan):
             plan = replace(plan, assumption=replace(plan.assumption, grad=True))
+    asked = set[str]().union(*(recorded.switches for recorded in recordings))
+    plan = replace(plan, assumption=replace(plan.assumption, switches=switches.state_of(asked)))
     if plan.constants and not any(node.is_witness for node in plan.nodes):
         _refuse_leaks(plan, observe(model, example, size, batch_symbol, grad, perturbed=True).plan)
     return Captured(check(plan), (real.evidence, *more), Baseline(model, recordings))
@@ -247,7 +249,9 @@ def _assuming(plan: TracePlan, *others: Assumption) -> TracePlan:
         changes = {
             field.name: getattr(other, field.name)
             for field in fields(Assumption)
-            if getattr(found, field.name) in (None, False) and getattr(other, field.name) is not None
+            if field.name != "switches"
+            and getattr(found, field.name) in (None, False)
+            and getattr(other, field.name) is not None
         }
         found = replace(found, **changes)
     return replace(plan, assumption=found)

@@ -262,6 +262,7 @@ class Assumption:
     path, and `inputs_require_grad` those of the inputs; `autocast`: (device type, enabled, dtype) per device; `layouts`: memory
     formats of the inputs. `dtypes` is true where Python read a dtype, or a dtype or device is written in the plan, and `shapes`
     where it read the shape of a parameter or buffer: then `model.to(...)`, or another tensor there, calls for a new capture.
+    `switches`: settings of torch that it asked for, and how they stood; with the default dtype and device, which always count.
     """
 
     grad: bool | None = None
@@ -271,6 +272,7 @@ class Assumption:
     dtypes: bool = False
     shapes: bool = False
     inputs_require_grad: tuple[bool, ...] | None = None
+    switches: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,16 +26,18 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from ariadne.errors import UnsupportedError
 from ariadne.held import BOOKKEEPING, SIMPLE, is_a
+from ariadne.outside import Outside
 from ariadne.plan import PLAIN, Region
 from ariadne.refusals import Patches, called_by_torch, refuse, refuse_transforms
 from ariadne.sizes import Shape, Size, Watch
 from ariadne.state import Snapshot
 from ariadne.strided import storage_of
-from ariadne.surroundings import Outside, surroundings
+from ariadne.surroundings import surroundings
 
 PATCHING = threading.RLock()
 WHOLE = "ariadne.whole"  # the target of an event by which Python took all of a tensor's data, by `tolist` or `numpy`
 AUTOCAST_DEVICES = ("cpu", "cuda")
+HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks")
 
 
 @dataclass(slots=True)
@@ -73,6 +75,8 @@ class Recording:
     used: set[str] = field(default_factory=set)  # modules of which anything was read
     names: set[str] = field(default_factory=set)  # of a real run: those in the code that ran
     whole: dict[int, Any] = field(default_factory=dict)  # objects of which it may have read any
+    switches: set[str] = field(default_factory=set)  # settings of torch that Python asked for
+    registered: set[tuple[type, str]] = field(default_factory=set)  # found in a registry of a module of this class
     again: dict[int, torch.Tensor] = field(default_factory=dict)  # by an alias of it, what an op gave back as it was
 
     def forget_tensors(self) -> None:
@@ -345,7 +349,10 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
         if here:
             recording.used.add(paths[id(self)])
         try:
-            return original_find(self, name)
+            found = original_find(self, name)
+            if here:
+                recording.registered.add((type(self), name))
+            return found
         except AttributeError:
             if here:
                 recording.missing.add((paths[id(self)], name))
@@ -633,7 +640,9 @@ def recording(
         finally:
             patches.restore()
     if read:
-        found.outside, found.names, found.whole = read.lasting(), read.names, read.whole
+        hooks = (hook for m in snapshot.modules.values() for kind in HOOK_TABLES for hook in m.__dict__[kind].values())
+        found.outside = read.lasting([*(value for _, value, _ in found.read_attributes.values()), *hooks])
+        found.names, found.whole, found.switches = read.names, read.whole, read.switches
     found.stores = list(snapshot.replaced_buffers())
     found.changed = list(snapshot.changes())
     for at, before, now in snapshot.changed_containers():
