@@ -14,13 +14,28 @@ from typing import Any
 import torch
 from torch import nn
 
+from ariadne.classes import Hiding, Lookup
 from ariadne.errors import ModuleError
-from ariadne.held import Attribute, follow, held, is_a, is_array, is_followed, is_opaque, lasts, own_of, place, strays
+from ariadne.held import (
+    MISSING,
+    Attribute,
+    follow,
+    held,
+    is_a,
+    is_array,
+    is_followed,
+    is_opaque,
+    lasts,
+    own_of,
+    place,
+    strays,
+)
 from ariadne.held import shown as shown_step
 from ariadne.kept import Bytes, Contents, Kept, Length, Same
+from ariadne.outside import Outside
 from ariadne.recorder import Recording, simple
 from ariadne.strided import storage_of
-from ariadne.surroundings import ANY, Outside
+from ariadne.surroundings import ANY
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 GLOBAL_HOOKS = tuple(
@@ -104,7 +119,8 @@ class Baseline:
             taken = {(path, keys[0]) for path, keys, _ in self.attributes}  # by earlier runs, the first of them real
             changed = {(path, name) for path, name, _, _ in recorded.changed}
             known = {o.place for o in self.outside}
-            self.outside += [o for o in recorded.outside if o.place not in known]
+            found_outside = [*recorded.outside, *of_classes(recorded.read_attributes, recorded.registered)]
+            self.outside += [o for o in found_outside if o.place not in known and o.is_same()]
             self.foreign |= recorded.foreign
             # What forward sets up itself may be there or not; a `__getattr__` of its own may find what torch's misses.
             self.missing |= {
@@ -202,6 +218,21 @@ class Baseline:
                     value = type(value)(copied_one)
             new.attributes.append((path, keys, value))
         return new
+
+
+def of_classes(
+    read: Mapping[tuple[str, str], tuple[nn.Module, Any, int]], registered: Iterable[tuple[type, str]]
+) -> Iterable[Outside]:
+    """What must stay in the modules' classes: methods and properties that were used, and that nothing hides an attribute."""
+    for (_, name), (module, _, _) in read.items():
+        cls = type(module)
+        hiding = Hiding(cls)
+        if name in module.__dict__ and hiding[name] is MISSING:
+            yield Outside(hiding, name, MISSING, f"{cls.__qualname__}.{name}")
+        elif hasattr(type(there := Lookup(cls)[name]), "__get__"):
+            yield Outside(Lookup(cls), name, there, f"{cls.__qualname__}.{name}")
+    for cls, name in registered:
+        yield Outside(Lookup(cls), name, MISSING, f"{cls.__qualname__}.{name}")
 
 
 def looks_at_its_flag(module: nn.Module) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ariadne import tree
+from ariadne import switches, tree
 from ariadne.baseline import GLOBAL_HOOKS, Baseline, global_hooks
 from ariadne.effects import (
     Change,
@@ -285,6 +285,8 @@ def _captured(
         recordings.append(other.recorded)
         if size in plan.batches and _differs(plan, other):
             plan = replace(plan, assumption=replace(plan.assumption, grad=True))
+    asked = set[str]().union(*(recorded.switches for recorded in recordings))
+    plan = replace(plan, assumption=replace(plan.assumption, switches=switches.state_of(asked)))
     classes = tuple(tree.subclass_of(example.leaves[i]) for i, name in plan.inputs if plan.values[name].kind == "input")
     if any(classes):
         plan = replace(plan, assumption=replace(plan.assumption, classes=classes))
@@ -459,7 +461,9 @@ def _assuming(plan: TracePlan, *others: Assumption) -> TracePlan:
         changes = {
             field.name: getattr(other, field.name)
             for field in fields(Assumption)
-            if getattr(found, field.name) in (None, False) and getattr(other, field.name) is not None
+            if field.name != "switches"
+            and getattr(found, field.name) in (None, False)
+            and getattr(other, field.name) is not None
         }
         found = replace(found, **changes)
     return replace(plan, assumption=found)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ariadne import tree
+from ariadne import switches, tree
 from ariadne.baseline import (
     HOOKS,
     Baseline,
@@ -21,14 +22,16 @@ from ariadne.baseline import (
     shown,
     table_of,
 )
+from ariadne.classes import Lookup
 from ariadne.errors import BatchError, InputError, ModuleError, named
 from ariadne.expr import Expr
-from ariadne.held import MISSING, Attribute, lasts
+from ariadne.held import Attribute, lasts
 from ariadne.kept import Kept, Same
+from ariadne.outside import Outside
 from ariadne.plan import TracePlan, layout, short_dtype
 from ariadne.recorder import simple
 from ariadne.tensors import facts_of_state, tied
-from ariadne.watched import Watched
+from ariadne.watched import Surrounded, Watched
 
 
 def entrance(
@@ -146,6 +149,9 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
         found.append(
             ("given_flags", f"if [{', '.join(names)}] != given_flags: return None", [*assumed.inputs_require_grad])
         )
+    for i, (ask, was) in enumerate(switches.readers(assumed.switches)):
+        found.append((f"switch{i}", f"if switch{i}() != stood{i}: return None", ask))
+        found.append((f"stood{i}", "pass", was))
     pairs = tied(plan, model, baseline)
     facts = facts_of_state(plan, model, baseline, pairs)
     if facts is not None:
@@ -270,7 +276,8 @@ class ModuleGuard:
         self._contents: list[Kept] = []
         inner: set[int] = set()  # the dicts that attributes hold
         identical: dict[Any, tuple[Any, Any, Any]] = {}
-        slots: dict[Any, tuple[Any, Any, Any]] = {}  # what stands in a class is read once for all
+        slots: dict[Any, tuple[Any, Any, Any]] = {}
+        of_classes: list[Outside] = []  # plain values that stand in a class, which is read once for all
         for path, m in modules.items():
             if path in base.training:
                 slots[id(m.__dict__), "training"] = m.__dict__, "training", base.training[path]
@@ -296,17 +303,18 @@ class ModuleGuard:
                     continue
                 if len(keys) > 1 and not isinstance(keys[-1], Attribute):  # writes into an object's dict are not told
                     inner.add(id(table))
-                if isinstance(value, Same):
+                if isinstance(table, MappingProxyType) and lasts(value):
+                    if (there := table[keys[-1]]) is not value and not tree.identical(there, value):
+                        self._changed = True
+                    of_classes.append(Outside(Lookup(type(m)), keys[0], there, keys[0]))
+                elif isinstance(value, Same):
                     identical[id(table), keys[-1]] = table, keys[-1], value.thing
                 else:
                     home = (
                         table if isinstance(table, dict) else owner_of(m, keys[0])
                     )  # a class makes a new view each time
                     slots.setdefault((id(home), keys[-1]), (table, keys[-1], value))
-        gone = [o for o in base.outside if o.value is MISSING]
-        for o in base.outside:
-            if o.value is not MISSING:
-                (slots if o.is_plain else identical)[o.place] = o.table, o.key, o.value
+        self._surrounded = Surrounded([*base.outside, *of_classes])
         parents = [(m, base.children[p]) for p, m in modules.items() if base.children[p] or p not in self.called]
         families = [(m._modules, children) for m, children in parents]
         hooks = [(m, h, base.hooks[p, h]) for p, m in modules.items() for h in HOOKS]
@@ -329,7 +337,6 @@ class ModuleGuard:
             (m.__dict__, k[0]) for p, m in modules.items() for k, _ in attributes.get(p, ()) if k[0] not in m.__dict__
         ]
         absent += [(modules[p].__dict__, n) for p, n in base.inherited if p in modules]
-        absent += [(o.table, o.key) for o in gone]
         # Buffers may be written at each call, by the plan itself.
         dicts = [d for d in (*sized, *(s[0] for s in (*slots.values(), *identical.values()))) if id(d) in own]
         self._watched = Watched(
@@ -340,7 +347,7 @@ class ModuleGuard:
         self._classes = [base.classes[p] for p in modules]
 
     def __call__(self) -> bool:
-        if self._changed or not self._watched.holds():
+        if self._changed or not self._watched.holds() or not self._surrounded.holds():
             return False
         for hooks, expected_hooks in self._loud:
             if [*hooks.values()] != expected_hooks:
@@ -434,15 +441,8 @@ class ModuleGuard:
             if path in self.modules and hasattr(self.modules[path], name):
                 raise ModuleError(f"forward found no attribute {name!r} on {named(path)}, now there is one{again}")
         for outside in base.outside:
-            found = outside.now()
-            if found is not outside.value and not (
-                outside.is_plain and simple(found) and tree.identical(found, outside.value)
-            ):
-                now_it_is = "gone" if found is MISSING else reprlib.repr(found) if lasts(found) else "another"
-                then = "missing" if outside.value is MISSING else reprlib.repr(outside.value)
-                raise ModuleError(
-                    f"{outside.name} was {then} when a function that forward calls read it, now it is {now_it_is}{again}"
-                )
+            if not outside.is_same():
+                raise ModuleError(f"{outside.told()}{again}")
         if global_hooks():
             raise ModuleError(
                 f"a global module hook was added ({global_hooks()[0]!r}), which a captured plan does not run; remove it"

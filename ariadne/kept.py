@@ -10,7 +10,7 @@ from operator import is_
 from typing import Any
 
 from ariadne import tree
-from ariadne.held import lasts
+from ariadne.held import is_a, lasts
 from ariadne.versions import VERSION
 
 _SIZED = (list, dict, set, deque)
@@ -130,6 +130,40 @@ class Contents(Kept):
             same = bool(now == self.held)
         else:
             same = len(now) == len(self.held) and (all(map(is_, now, self.held)) or tree.identical(now, self.held))
+        if same:
+            self.version = version
+        return same
+
+
+class Members(Kept):
+    """What stands in a container, each thing by identity; a dict's keys count too, and their order."""
+
+    __slots__ = ("version",)
+
+    def __init__(self, thing: Any) -> None:
+        super().__init__(thing)
+        self.version = _version(thing)
+
+    def look(self, thing: Any) -> list[Any]:
+        """A copy one level deep; of a dict, its keys and then its values."""
+        if is_a(thing, dict):
+            return [*dict.keys(thing), *dict.values(thing)]
+        kind: Any = next(k for k in (list, set, deque) if is_a(thing, k))
+        return list(kind.__iter__(thing))
+
+    def words(self, held: list[Any]) -> str:
+        """The type, and how many."""
+        return f"a {type(self.thing).__name__} of {len(held)} entries"
+
+    def is_same(self) -> bool:
+        """Whether the same things stand in it still, or plain values equal to them."""
+        version = _version(self.thing)
+        if version is not None and version == self.version:
+            return True
+        now = self.look(self.thing)
+        same = len(now) == len(self.held) and all(
+            a is b or (lasts(a) and lasts(b) and tree.identical(a, b)) for a, b in zip(now, self.held, strict=True)
+        )
         if same:
             self.version = version
         return same

@@ -292,6 +292,7 @@ class Assumption:
     formats of the inputs. `dtypes` is true where Python read a dtype, or a dtype or device is written in the plan, and `shapes`
     where it read the shape of a parameter or buffer: then `model.to(...)`, or another tensor there, calls for a new capture.
     `classes`: those of the tensor inputs, where any was of a subclass of torch's; inputs of another call for a new capture.
+    `switches`: settings of torch that it asked for, and how they stood; with the default dtype and device, which always count.
     """
 
     grad: bool | None = None
@@ -302,6 +303,7 @@ class Assumption:
     shapes: bool = False
     inputs_require_grad: tuple[bool, ...] | None = None
     classes: tuple[type | None, ...] | None = None
+    switches: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,17 +33,19 @@ from ariadne.errors import UnsupportedError
 from ariadne.followed import Real, Size, following, own_numbers, plain
 from ariadne.foreseen import on_fake
 from ariadne.held import BOOKKEEPING, SIMPLE, is_a
+from ariadne.outside import Outside
 from ariadne.plan import PLAIN, Region
 from ariadne.refusals import Patches, called_by_torch, refuse, refuse_transforms
 from ariadne.scripted import Running
 from ariadne.sizes import Watch
 from ariadne.state import Snapshot
 from ariadne.strided import storage_of
-from ariadne.surroundings import Outside, surroundings
+from ariadne.surroundings import surroundings
 
 PATCHING = threading.RLock()
 WHOLE = "ariadne.whole"  # the target of an event by which Python took all of a tensor's data, by `tolist` or `numpy`
 AUTOCAST_DEVICES = ("cpu", "cuda")
+HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks")
 
 
 @dataclass(slots=True)
@@ -99,6 +101,8 @@ class Recording:
     assigned: set[str] = field(default_factory=set)  # of a real run: attributes that the code that ran assigns
     filled: set[str] = field(default_factory=set)  # and those it reads where it puts something into a container
     whole: dict[int, Any] = field(default_factory=dict)  # objects of which it may have read any
+    switches: set[str] = field(default_factory=set)  # settings of torch that Python asked for
+    registered: set[tuple[type, str]] = field(default_factory=set)  # found in a registry of a module of this class
     again: dict[int, torch.Tensor] = field(default_factory=dict)  # by an alias of it, what an op gave back as it was
 
     def forget_tensors(self) -> None:
@@ -478,7 +482,10 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
         if here:
             recording.used.add(paths[id(self)])
         try:
-            return original_find(self, name)
+            found = original_find(self, name)
+            if here:
+                recording.registered.add((type(self), name))
+            return found
         except AttributeError:
             if here:
                 recording.missing.add((paths[id(self)], name))
@@ -814,7 +821,9 @@ def recording(
             if watch is not None:
                 watch.close()
     if read:
-        found.outside, found.names, found.whole = read.lasting(), read.names, read.whole
+        hooks = (hook for m in snapshot.modules.values() for kind in HOOK_TABLES for hook in m.__dict__[kind].values())
+        found.outside = read.lasting([*(value for _, value, _ in found.read_attributes.values()), *hooks])
+        found.names, found.whole, found.switches = read.names, read.whole, read.switches
         found.drew_python = read.drew
         found.drew = found.drew or read.drew
         found.assigned, found.filled = read.assigned, read.filled

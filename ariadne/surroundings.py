@@ -2,31 +2,39 @@
 
 A plan holds the numbers that such reads gave, so a guard has to know of them. They are found in the code of each function that
 ran, as chains of attributes and constant keys (`getattr` and `hasattr` with a constant name, too) that start at a global, or at
-an argument or a variable of a function around that belongs to the model. Not seen: a value that is reached through an import
-inside of a function, a variable that is assigned twice, or `.get`; a global array, enum member or function that is another now; a
-container that is iterated.
+an argument or a variable of a function around that belongs to the model, or that a global led to. Where a chain ends at a
+container, all that is in it counts; where it ends at a function, an object or a tensor, which one it is. So do the methods that
+ran, the code, the defaults and the closed-over variables of functions, environment and context variables, and the switches of
+torch that were asked for. Not seen: a value that is reached through an import inside of a function, or a variable that is assigned
+twice; what functions of torch's own and Python's own read.
 """
 
 from __future__ import annotations
 
 import dis
 import inspect
+import os
 import random
 import re
 import sys
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import dropwhile, takewhile
-from types import CodeType, FrameType, MemberDescriptorType, ModuleType
+from types import CodeType, FrameType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
+from ariadne import switches
+from ariadne.classes import Lookup, changeable, own_dict
+from ariadne.functions import made_inside, reached
 from ariadne.held import MISSING, Slots, is_a, is_pythons, lasts, own_of
+from ariadne.outside import Outside, Variable, of_function, with_contents
 
 ANY = "*"  # among names: attributes may have been read by others, too
 
@@ -36,48 +44,17 @@ _WHOLESALE = frozenset(
 )
 _PUTTING = frozenset({"setdefault", "update"})
 _PACKAGES = {"torch", "ariadne", "sympy", "numpy", "builtins"}
+_CALLING = ("torch.nn.", "torch.functional")  # whose Python calls what users replace: `F.gelu`
+_NOT_CALLING = "torch.nn.modules.module"
+_CHANGES = frozenset(
+    "add append appendleft clear discard extend insert move_to_end pop popitem popleft remove reverse setdefault sort "
+    "update".split()
+)
+_KEYS = ("LOAD_GLOBAL", "LOAD VARIABLE", "CONSTANT", "ATTRIBUTE", "SUBSCRIPT")
+_ENVIRONMENT: CodeType | None = getattr(getattr(type(os.environ), "__getitem__", None), "__code__", None)
 
 Step = tuple[str, Any]
 _ASKING: tuple[Step, ...] = (("LOAD_GLOBAL", "getattr"), ("LOAD_GLOBAL", "hasattr"))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Outside:
-    """Something in the surroundings: `table[key]`, called `name`, was `value`, a plain value or what one was taken out of.
-
-    `MISSING` stands for an attribute that was looked for in vain.
-    """
-
-    table: Any
-    key: Any
-    value: Any
-    name: str
-    owner: Any = None  # the object of the model that it was read from
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether an equal value would do as well."""
-        return lasts(self.value)
-
-    @property
-    def place(self) -> tuple[int, bool, Any]:
-        """The same for two that stand in one place: an attribute and an item of one object are two."""
-        slots = isinstance(self.table, Slots)
-        return id(self.table.thing if slots else self.table), slots, self.key
-
-    def of_copy(self, memo: Mapping[int, Any]) -> Outside:
-        """The same for a deep copy of the model; what stands outside of it is shared."""
-        if id(self.owner) not in memo:
-            return self
-        owner = memo[id(self.owner)]
-        return replace(self, table=Slots(owner) if isinstance(self.table, Slots) else vars(owner), owner=owner)
-
-    def now(self) -> Any:
-        """What stands there now; `MISSING` where nothing does."""
-        try:
-            return self.table[self.key]
-        except (LookupError, TypeError):
-            return MISSING
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +75,27 @@ class Surroundings:
 
     `belongs` tells the objects that the model holds. `names`: all names and texts in the code of these functions; an attribute of
     an object that goes by none of them was not read, unless `ANY` is among them, or the object among those read as a `whole`.
+    `switches`: the settings of torch that were asked for.
     """
 
     belongs: Callable[[Any], bool]
-    found: dict[tuple[int, bool, Any], Outside] = field(default_factory=dict)
+    found: dict[tuple[int, Any, Any], Outside] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     whole: dict[int, Any] = field(default_factory=dict)
     assigned: set[str] = field(default_factory=set)  # attributes that the code assigns
     filled: set[str] = field(default_factory=set)  # attributes that it reads where it puts something into a container
     quiet: set[int] = field(default_factory=set)  # codes that read nothing that counts
     drew: bool = False  # this thread drew from Python's own generator
-    _reads: dict[int, tuple[CodeType, list[Chain], bool]] = field(default_factory=dict)
+    switches: set[str] = field(default_factory=set)
+    _reads: dict[int, _Code] = field(default_factory=dict)
     _seen: set[tuple[int, ...]] = field(default_factory=set)  # two modules may hold equal code
     _others: dict[int, tuple[bool, Any]] = field(default_factory=dict)
+    _outer: dict[int, tuple[Any, str]] = field(default_factory=dict)  # objects outside of the model, and their names
+    _made: set[int] = field(default_factory=set)  # codes of functions that forward makes as it runs
+    _began: dict[int, dict[str, list[Any]]] = field(default_factory=dict)  # what closed-over variables held, by code
 
     def note(self, frame: FrameType) -> None:
-        """Look at the code of a call; of torch's or Python's own, only at the names in it."""
+        """Look at the code of a call; of torch's or Python's own, only at the names in it, and at the functions it calls."""
         code, table = frame.f_code, frame.f_globals
         if id(table) not in self._others:
             self._others[id(table)] = is_known(table), table
@@ -121,36 +103,197 @@ class Surroundings:
         if id(code) not in self._reads:
             if str(table.get("__name__")).partition(".")[0] not in ("ariadne", "torch"):
                 self.names.update(code.co_names, _texts(code.co_consts))
-            steps = [] if others else list(plain_steps(dis.get_instructions(code)))
-            self.assigned.update(name for kind, name in steps if kind == "STORE_ATTR")
-            if any(kind == "STORE_SUBSCR" for kind, _ in steps) or not _PUTTING.isdisjoint(code.co_names):
-                self.filled.update(name for kind, name in steps if kind == "ATTRIBUTE")
-            wholesale = not _WHOLESALE.isdisjoint(code.co_names) or makes_names(steps)
-            self._reads[id(code)] = code, list(chains(_given(code), steps)), wholesale
-        _, reads, wholesale = self._reads[id(code)]
-        if not reads and not wholesale:  # as in nearly all of torch's code, which is most of what runs
+            self._reads[id(code)] = _Code.of(code, others, str(table.get("__name__")))
+            if not others:
+                self._made.update(made_inside(code))
+                steps = list(plain_steps(dis.get_instructions(code)))
+                self.assigned.update(name for kind, name in steps if kind == "STORE_ATTR")
+                if any(kind == "STORE_SUBSCR" for kind, _ in steps) or not _PUTTING.isdisjoint(code.co_names):
+                    self.filled.update(name for kind, name in steps if kind == "ATTRIBUTE")
+        read = self._reads[id(code)]
+        if others and self._of_torch(frame):
+            return
+        variables = code.co_freevars if not others and id(code) not in self._made else ()
+        methods = bool(code.co_argcount) and (not others or read.chains)
+        if not read.chains and not read.wholesale and not variables and not methods:  # nearly all of torch's code
             self.quiet.add(id(code))
             return
-        names = _given(code)
-        given = frame.f_locals if names else {}
-        mine = {name: given[name] for name in names if name in given and self.belongs(given[name])}
-        at = (id(code), id(table), *map(id, mine.values()))
+        given = frame.f_locals if variables or methods or _given(code) else {}
+        for name in variables:
+            if name in given and name not in read.owned:
+                held_before = self._began.setdefault(id(code), {}).setdefault(name, [])
+                if not any(given[name] is thing for thing in held_before):
+                    held_before.append(given[name])
+                if not self.belongs(given[name]) and not is_known_thing(given[name]):
+                    self._outer.setdefault(
+                        id(given[name]), (given[name], f"the variable {name!r} around {code.co_name}")
+                    )
+        mine = {name: given[name] for name in _given(code) if name in given and self.belongs(given[name])}
+        outer = {name: given[name] for name in _given(code) if name in given and id(given[name]) in self._outer}
+        kind = _kind(given.get(code.co_varnames[0])) if methods else None
+        at = (id(code), id(table), id(kind), *map(id, mine.values()), *map(id, outer.values()))
         if at in self._seen:
             return
         self._seen.add(at)
-        for thing in mine.values() if wholesale else ():
+        for outside in _method(kind, code) if kind is not None else ():
+            self.found.setdefault(outside.place, outside)
+        for thing in mine.values() if read.wholesale else ():
             if is_a(thing, nn.Module):  # or something that it holds
                 if not others:
                     self.names.add(ANY)
             else:
                 self.whole[id(thing)] = thing
-        for chain in reads:
-            for outside in _read(chain, table, mine):
+        for chain in read.chains:
+            for outside in self._read(chain, table, mine, outer, read.owned, others):
                 self.found.setdefault(outside.place, outside)
 
-    def lasting(self) -> list[Outside]:
-        """What was read and is still as it was: what forward itself changes tells nothing about the next call."""
-        return [outside for outside in self.found.values() if outside.now() is outside.value]
+    def ask(self, function: Any, frame: FrameType) -> None:
+        """Look at a call of a function of C's."""
+        name = switches.asked(function)
+        if name is not None:
+            if not switches.is_torchs_business(frame.f_globals.get("__name__")):
+                self.switches.add(name)
+        elif function.__name__ == "get" and type(function.__self__) is ContextVar:
+            variable = function.__self__
+            outside = Outside(Variable(variable), "", variable.get(MISSING), f"the context variable {variable.name!r}")
+            self.found.setdefault(outside.place, outside)
+
+    def _of_torch(self, frame: FrameType) -> bool:
+        """Whether a function of torch's or Python's own tells a switch, or a variable of the environment, which then counts."""
+        switch = switches.asked_by(frame.f_code)
+        if switch is None and frame.f_code is not _ENVIRONMENT:
+            return False
+        caller = frame.f_back
+        while caller is not None and caller.f_globals.get("__name__") in ("os", "collections.abc", "_collections_abc"):
+            caller = caller.f_back
+        if caller is None or switches.is_torchs_business(caller.f_globals.get("__name__")):
+            return True
+        if switch is not None:
+            self.switches.add(switch)
+        elif frame.f_locals.get("self") is os.environ and isinstance(key := frame.f_locals.get("key"), str):
+            found = Outside(os.environ, key, MISSING, f"the environment variable {key!r}")
+            self.found.setdefault(found.place, replace(found, value=found.now()))
+        return True
+
+    def _read(
+        self,
+        chain: Chain,
+        table: dict[str, Any],
+        mine: Mapping[str, Any],
+        outer: Mapping[str, Any],
+        owned: frozenset[str],
+        others: bool,
+    ) -> Iterator[Outside]:
+        """What a chain passes on its way to a value that counts, as far as no other guard looks at it."""
+        way: list[Outside] = []
+        foreign = not chain.of_argument
+        if chain.of_argument:
+            if chain.start in mine:
+                value = mine[chain.start]
+                name = type(value).__name__
+            elif chain.start in outer:
+                value, foreign = outer[chain.start], True
+                name = self._outer[id(value)][1]
+            else:
+                return
+        else:
+            if chain.start not in table:
+                return
+            value, name = table[chain.start], f"the global {table.get('__name__')}.{chain.start}"
+            way.append(Outside(table, chain.start, value, name))
+        for kind, key in chain.links:
+            if lasts(value):
+                break
+            link = _link(value, kind, key, name)
+            if link is None:
+                break
+            # What an object of the model has itself, or a module from its class, is held already as the attribute that was read.
+            if foreign:
+                way.append(link)
+            elif not (is_a(value, nn.Module) or _has_itself(value, key)):
+                way.append(replace(link, owner=value))
+            value, name = link.value, link.name
+            if kind == "asked":
+                break
+        if others:
+            if callable(value) and not is_a(value, (type, nn.Module)):
+                yield from way
+            return
+        if lasts(value) or value is MISSING:
+            yield from way
+        elif foreign and way and not is_a(value, (ModuleType, *weakref.ProxyTypes)) and not self.belongs(value):
+            yield from way[:-1]
+            yield from [way[-1]] if chain.start in owned else with_contents(way[-1])
+            if not is_known_thing(value):
+                self._outer.setdefault(id(value), (value, name))
+
+    def lasting(self, roots: Iterable[Any] = ()) -> list[Outside]:
+        """What was read and is still as it was: what forward itself changes tells nothing about the next call.
+
+        With what may change of the functions that ran, among those that it leads to, or `roots` do.
+        """
+        found = dict(self.found)
+        for function in reached([*(o.value for o in self.found.values()), *roots]):
+            read = self._reads.get(id(function.__code__))
+            if read is not None and not read.of_others and id(function.__code__) not in self._made:
+                for outside in of_function(function, self._began.get(id(function.__code__), {}), read.owned):
+                    found.setdefault(outside.place, outside)
+        return [outside for outside in found.values() if outside.is_same()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """A function's code: the reads in it, whether it may read attributes by any name, and the names that it `owned`.
+
+    Those are what it assigns to, or changes the contents of, itself: a counter, a cache.
+    """
+
+    code: CodeType  # kept, so that its id stays its own
+    chains: tuple[Chain, ...]
+    wholesale: bool
+    owned: frozenset[str]
+    of_others: bool
+
+    @classmethod
+    def of(cls, code: CodeType, others: bool, module: str) -> _Code:
+        calling = others and module.startswith(_CALLING) and module != _NOT_CALLING
+        steps = list(plain_steps(dis.get_instructions(code))) if calling or not others else []
+        if calling:
+            return cls(code, tuple(c for c in chains((), steps) if not c.of_argument), False, frozenset(), True)
+        wholesale = not _WHOLESALE.isdisjoint(code.co_names) or makes_names(steps)
+        return cls(code, tuple(chains(_given(code), steps)), wholesale, frozenset(owned_by(steps)), others)
+
+
+def owned_by(steps: Sequence[Step]) -> Iterator[str]:
+    """The globals and variables that a function assigns to, or the contents of which it changes."""
+    for i, (kind, name) in enumerate(steps):
+        if kind in ("STORE_GLOBAL", "STORE VARIABLE", "DELETE VARIABLE", "DELETE_GLOBAL"):
+            yield name
+        elif kind in ("LOAD_GLOBAL", "LOAD VARIABLE"):
+            after = list(takewhile(lambda s: s[0] in _KEYS, steps[i + 1 : i + 8]))
+            end = steps[i + 1 + len(after) : i + 2 + len(after)]
+            if end and end[0][0] in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+                yield name
+            if after and after[0][0] == "ATTRIBUTE" and after[0][1] in _CHANGES:
+                yield name
+
+
+def _kind(first: Any) -> type | None:
+    """The class whose methods a function may be one of, by its first argument."""
+    kind = first if is_a(first, type) else type(first)
+    return kind if next(changeable(kind), None) is not None else None
+
+
+def _method(kind: type, code: CodeType) -> Iterator[Outside]:
+    """Where in a class the function with this code stands, and that nothing comes before it."""
+    name = code.co_name
+    for cls in changeable(kind):
+        thing = vars(cls).get(name, MISSING)
+        if thing is not MISSING and any(f.__code__ is code for f in reached([thing])):
+            yield Outside(own_dict(cls), name, thing, f"{cls.__qualname__}.{name}")
+            if (lookup := Lookup(kind))[name] is thing:
+                yield Outside(lookup, name, thing, f"{kind.__qualname__}.{name}")
+            return
 
 
 @contextmanager
@@ -169,8 +312,12 @@ def surroundings(
             if id(frame.f_code) not in quiet and mine():
                 with aside():
                     found.note(frame)
-        elif event == "c_call" and getattr(argument, "__self__", None) is shared:
-            found.drew = True
+        elif event == "c_call":
+            if getattr(argument, "__self__", None) is shared:
+                found.drew = True
+            if mine():
+                with aside():
+                    found.ask(argument, frame)
 
     sys.setprofile(profile)
     try:
@@ -280,37 +427,6 @@ def _links(steps: Sequence[Step], at: int, asks: bool) -> tuple[tuple[tuple[str,
     return tuple(found), at
 
 
-def _read(chain: Chain, table: dict[str, Any], arguments: Mapping[str, Any]) -> Iterator[Outside]:
-    """What a chain passes on its way to a plain value, as far as no other guard looks at it."""
-    way: list[Outside] = []
-    if chain.of_argument:
-        if chain.start not in arguments:
-            return
-        value = arguments[chain.start]
-        name = type(value).__name__
-    else:
-        if chain.start not in table:
-            return
-        value, name = table[chain.start], f"the global {table.get('__name__')}.{chain.start}"
-        way.append(Outside(table, chain.start, value, name))
-    for kind, key in chain.links:
-        if lasts(value):
-            break
-        link = _link(value, kind, key, name)
-        if link is None:
-            break
-        # What an object of the model has itself, or a module from its class, is held already as the attribute that was read.
-        if not chain.of_argument:
-            way.append(link)
-        elif not (is_a(value, nn.Module) or _has_itself(value, key)):
-            way.append(replace(link, owner=value))
-        value, name = link.value, link.name
-        if kind == "asked":
-            break
-    if lasts(value) or value is MISSING:
-        yield from way
-
-
 def _link(value: Any, kind: str, key: Any, name: str) -> Outside | None:
     """What one link of a chain leads to; None where that can't be told without running the model's code."""
     if kind == "item":
@@ -320,7 +436,10 @@ def _link(value: Any, kind: str, key: Any, name: str) -> Outside | None:
         found = Outside(value, key, MISSING, "").now()
         return None if found is MISSING else Outside(value, key, found, f"{name}[{key!r}]")
     if _is_torchs(value):
-        return None
+        there = (
+            vars(value).get(key, MISSING) if is_a(value, ModuleType) and _home(value).startswith("torch") else MISSING
+        )
+        return Outside(vars(value), key, there, f"{name}.{key}") if callable(there) or is_a(there, ModuleType) else None
     there = inspect.getattr_static(value, key, MISSING)
     if there is MISSING and is_a(value, dict) and key in value and getattr(value, key, MISSING) is value[key]:
         return Outside(value, key, value[key], f"{name}.{key}")  # a dict whose keys can be read as attributes
@@ -347,6 +466,19 @@ def _is_torchs(value: Any) -> bool:
         return True
     if not is_a(value, (ModuleType, type)):
         return False
-    home = value.__name__ if is_a(value, ModuleType) else value.__module__
-    module = sys.modules.get(str(home))
+    module = sys.modules.get(_home(value))
+    return module is not None and is_known(vars(module))
+
+
+def _home(value: Any) -> str:
+    """The name of a module, or of the one that a class is from."""
+    return str(value.__name__ if is_a(value, ModuleType) else value.__module__)
+
+
+def is_known_thing(value: Any) -> bool:
+    """Whether a thing has no methods of the user's own: plain values, tensors, modules, functions, containers."""
+    known = (torch.Tensor, nn.Module, ModuleType, type, FunctionType, dict, list, set, deque, tuple)
+    if lasts(value) or is_a(value, known):
+        return True
+    module = sys.modules.get(str(type(value).__module__))
     return module is not None and is_known(vars(module))

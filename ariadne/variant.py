@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from ariadne import switches
 from ariadne.baseline import Baseline
 from ariadne.boundary import BoundaryPayload
 from ariadne.codegen import emit
 from ariadne.compiled import SegmentReport, compiled
-from ariadne.errors import AriadneError, BoundaryError, ModuleError, SpecError, TrainingError, named
+from ariadne.errors import AriadneError, BoundaryError, GuardError, ModuleError, SpecError, TrainingError, named
 from ariadne.frontier import SplitCandidate
 from ariadne.guards import ModuleGuard, entrance
 from ariadne.plan import TraceNode, TracePlan, Value, short_dtype, uses
@@ -86,6 +87,7 @@ class Variant:
             for node in plan.nodes
             if node.is_witness and node.target == "aten.sym_size.int"
         )
+        self._switches = switches.readers(plan.assumption.switches)
         label = f"{candidate.split_id} of {type(model).__name__}"
         self.reports: list[SegmentReport] = []
         if settings.mode == "debug_interpreter":
@@ -122,7 +124,13 @@ class Variant:
         return self.suffix(entered[0], *self.prefix(*entered))
 
     def check_suffix(self, boundary: BoundaryPayload) -> None:
-        """Raise `ModuleError` where the model is not what the suffix relies on."""
+        """Raise `ModuleError` where the model is not what the suffix relies on, `GuardError` where a setting of torch is not."""
+        for ask, was in self._switches:
+            if ask() != was:
+                raise GuardError(
+                    f"{switches.changed(self.plan.assumption.switches)}: the suffix was captured under the setting of then. Run both "
+                    "sides under one, or prepare again"
+                )
         if not self.suffix_guard():
             self.suffix_guard.explain()
         here = self.made(boundary)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from operator import getitem, is_not
+from operator import attrgetter, getitem, is_not
 from typing import Any
 
 from ariadne import tree
 from ariadne.held import lasts
-from ariadne.kept import Contents
+from ariadne.kept import Contents, Kept
+from ariadne.outside import PARTS, Outside, is_cell, is_function
 from ariadne.versions import VERSION
 
 Slot = tuple[Any, Any, Any]  # a table, a key, and what stands there
@@ -121,4 +122,58 @@ class Watched:
         if not self._all.holds():
             return False
         self._versions = versions
+        return True
+
+
+class Surrounded:
+    """What stands outside of a model: for each dict, what rests on it, and what is compared at each call."""
+
+    def __init__(self, outside: Iterable[Outside]) -> None:
+        groups: dict[int, tuple[dict[Any, Any], list[Outside]]] = {}
+        cells: list[Outside] = []
+        parts: dict[str, list[Outside]] = {part: [] for part in PARTS}
+        self._rest: list[Outside] = []
+        self._kept: list[Kept] = []
+        for one in {o.place: o for o in outside}.values():
+            dicts = one.dicts if VERSION is not None else []
+            inside = [one.value] if VERSION is not None and one.kept is not None and type(one.value) is dict else []
+            if one.kept is not None and not inside:
+                self._kept.append(one.kept)
+            for table in (*dicts, *inside):
+                groups.setdefault(id(table), (table, []))[1].append(one)
+            if dicts:
+                continue
+            if is_function(one.table) and one.key in parts:
+                parts[one.key].append(one)
+            else:
+                (cells if is_cell(one.table) else self._rest).append(one)
+        self._groups = list(groups.values())
+        self._dicts = [table for table, _ in self._groups]
+        self._versions: list[int | None] = [None] * len(self._dicts)
+        self._parts = [
+            (attrgetter(part), [o.table.thing for o in found], [o.value for o in found], found)
+            for part, found in [*parts.items(), ("cell_contents", cells)]
+            if found
+        ]
+
+    def holds(self) -> bool:
+        """Whether all is as it was."""
+        if VERSION is not None:
+            versions = list(map(VERSION, self._dicts))
+            if versions != self._versions and not self._still(versions):
+                return False
+        try:
+            for get, things, values, found in self._parts:
+                if any(map(is_not, map(get, things), values)) and not all(o.is_same() for o in found):
+                    return False
+        except ValueError:  # an empty cell
+            return False
+        return all(o.is_same() for o in self._rest) and all(kept.is_same() for kept in self._kept)
+
+    def _still(self, versions: list[int]) -> bool:
+        """Whether what rests on the dicts that were written is as it was."""
+        for now, then, (_, found) in zip(versions, self._versions, self._groups, strict=True):
+            if now != then and not all(o.is_same() for o in found):
+                return False
+        self._versions = [*versions]
         return True

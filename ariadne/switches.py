@@ -1,0 +1,111 @@
+"""Switches: settings of torch that Python can ask for, so that forward may go another way after one is changed.
+
+Ops follow most of them by themselves, since a plan's ops are torch's own. What a plan can't follow is an answer that Python got:
+`if torch.is_inference_mode_enabled()`. Which were asked for is seen where a forward is recorded; two are always held: the default
+dtype and the default device decide what torch makes of Python's numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import CodeType
+from typing import Any
+
+import torch
+import torch.backends.mha
+import torch.backends.opt_einsum
+
+from ariadne.refusals import TORCH
+
+_CPU = torch.device("cpu")
+_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
+
+
+def default_device() -> torch.device:
+    """Where torch makes tensors if nobody says where; fast where no `torch.set_default_device` is at work."""
+    return torch.get_default_device() if _modes() else _CPU
+
+
+# By C's own functions, since all that Python offers asks these in the end; whichever of them this torch has.
+_OF_C = {
+    "torch.is_inference_mode_enabled()": "is_inference_mode_enabled",
+    "torch.is_anomaly_enabled()": "is_anomaly_enabled",
+    "torch.get_num_threads()": "get_num_threads",
+    "torch.get_num_interop_threads()": "get_num_interop_threads",
+    "torch.are_deterministic_algorithms_enabled()": "_get_deterministic_algorithms",
+    "torch.is_deterministic_algorithms_warn_only_enabled()": "_get_deterministic_algorithms_warn_only",
+    "torch.utils.deterministic.fill_uninitialized_memory": "_get_deterministic_fill_uninitialized_memory",
+    "torch.get_float32_matmul_precision()": "_get_float32_matmul_precision",
+    "torch.backends.cuda.matmul.allow_tf32": "_get_cublas_allow_tf32",
+    "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction": "_get_cublas_allow_fp16_reduced_precision_reduction",
+    "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction": "_get_cublas_allow_bf16_reduced_precision_reduction",
+    "torch.backends.cuda.matmul.allow_fp16_accumulation": "_get_cublas_allow_fp16_accumulation",
+    "torch.backends.cuda.flash_sdp_enabled()": "_get_flash_sdp_enabled",
+    "torch.backends.cuda.mem_efficient_sdp_enabled()": "_get_mem_efficient_sdp_enabled",
+    "torch.backends.cuda.math_sdp_enabled()": "_get_math_sdp_enabled",
+    "torch.backends.cuda.cudnn_sdp_enabled()": "_get_cudnn_sdp_enabled",
+    "torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()": "_get_math_sdp_allow_fp16_bf16_reduction",
+    "torch.backends.cuda.preferred_linalg_library()": "_get_linalg_preferred_backend",
+    "torch.backends.cuda.preferred_blas_library()": "_get_blas_preferred_backend",
+    "torch.backends.cudnn.enabled": "_get_cudnn_enabled",
+    "torch.backends.cudnn.benchmark": "_get_cudnn_benchmark",
+    "torch.backends.cudnn.deterministic": "_get_cudnn_deterministic",
+    "torch.backends.cudnn.allow_tf32": "_get_cudnn_allow_tf32",
+    "torch.backends.mkldnn.enabled": "_get_mkldnn_enabled",
+    "torch.backends.mkldnn.deterministic": "_get_mkldnn_deterministic",
+    "torch.backends.mkldnn.allow_tf32": "_get_onednn_allow_tf32",
+    "torch.backends.nnpack": "_get_nnpack_enabled",
+    "torch.backends.quantized.engine": "_get_qengine",
+}
+_OF_PYTHON: dict[str, Callable[[], Any] | None] = {
+    "torch.backends.mha.get_fastpath_enabled()": torch.backends.mha.get_fastpath_enabled,
+    "torch.backends.opt_einsum.enabled": getattr(torch.backends.opt_einsum, "_get_enabled", None),
+    "torch.backends.opt_einsum.strategy": getattr(torch.backends.opt_einsum, "_get_strategy", None),
+}
+ALWAYS: dict[str, Callable[[], Any]] = {
+    "torch.get_default_dtype()": torch.get_default_dtype,
+    "torch.get_default_device()": default_device,
+}
+SWITCHES: dict[str, Callable[[], Any]] = {
+    **{name: getattr(torch._C, own) for name, own in _OF_C.items() if hasattr(torch._C, own)},
+    **{name: ask for name, ask in _OF_PYTHON.items() if ask is not None},
+    **ALWAYS,
+}
+_BY_FUNCTION = {id(ask): name for name, ask in SWITCHES.items() if not hasattr(ask, "__code__")}
+_BY_CODE = {ask.__code__: name for name, ask in SWITCHES.items() if hasattr(ask, "__code__")}
+
+State = tuple[tuple[str, Any], ...]
+
+
+def asked(function: Any) -> str | None:
+    """The name of the switch that a function of C's tells."""
+    return _BY_FUNCTION.get(id(function))
+
+
+def asked_by(code: CodeType) -> str | None:
+    """The name of the switch that a Python function of torch's own tells, by its code."""
+    return _BY_CODE.get(code)
+
+
+def is_torchs_business(module: Any) -> bool:
+    """Whether a switch was asked for in a part of torch that no result follows, or by Ariadne itself."""
+    return str(module).startswith(TORCH)
+
+
+def state_of(names: Iterable[str]) -> State:
+    """How these switches stand now, and those that always count."""
+    return tuple((name, SWITCHES[name]()) for name in sorted({*names, *ALWAYS}))
+
+
+def changed(then: State) -> str | None:
+    """The first switch that stands otherwise now, in words; None where none does."""
+    for name, was in then:
+        now = SWITCHES[name]()
+        if now != was:
+            return f"{name} was {was!r} at capture, now it is {now!r}"
+    return None
+
+
+def readers(then: Mapping[str, Any] | State) -> list[tuple[Callable[[], Any], Any]]:
+    """What to ask, and what it must tell."""
+    return [(SWITCHES[name], was) for name, was in dict(then).items()]
