@@ -169,7 +169,9 @@ class BoundaryPayload:
                     f"the header's {key!r} must be of type {kind.__name__}; found {shown(header.get(key))}; refuse the sender"
                 )
         if header["batch"] < 1:
-            raise PayloadError(f"the payload has batch {shown(header['batch'])}, which no split serves; refuse the sender")
+            raise PayloadError(
+                f"the payload has batch {shown(header['batch'])}, which no split serves; refuse the sender"
+            )
         labels, wanting = _names(header, "labels"), _names(header, "requires_grad")
         if header.get("protocol_version") != PROTOCOL_VERSION:
             raise PayloadError(
@@ -183,7 +185,9 @@ class BoundaryPayload:
         held = found.tensors if wanting else {}
         odd = next((n for n in wanting if n not in held or not _differentiable(held[n])), None)
         if odd is not None:
-            raise PayloadError(f"the payload wants a gradient of {shown(odd)}, which is no tensor of floats in it; refuse the sender")
+            raise PayloadError(
+                f"the payload wants a gradient of {shown(odd)}, which is no tensor of floats in it; refuse the sender"
+            )
         return found
 
     def __repr__(self) -> str:
@@ -211,7 +215,7 @@ def _differentiable(t: torch.Tensor) -> bool:
 
 def _names(header: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """The names under a key of a header that a stranger may have written, each there once."""
-    found = header.get(key)
+    found: Any = header.get(key)
     if type(found) not in (tuple, list) or not all(type(name) is str for name in found):
         raise PayloadError(f"the header's {key!r} must be a list of strings; found {shown(found)}; refuse the sender")
     if len({*found}) < len(found):

@@ -217,7 +217,9 @@ def _sets_up(model: nn.Module, example: Example, real: Observation, grad: bool) 
     return difference(_gives(model, example.turned(), real.evidence.batch, grad, snapshot), real.later)
 
 
-def _still_gives(model: nn.Module, example: Example, batch: int, grad: bool, output: Any, holds: Callable[[], bool]) -> bool:
+def _still_gives(
+    model: nn.Module, example: Example, batch: int, grad: bool, output: Any, holds: Callable[[], bool]
+) -> bool:
     """Whether a run of the model as it is now gives this output, and something holds then; the model is put back after."""
     args, kwargs = tree.unflatten(example.resized(batch), example.spec)
     snapshot = Reach(model).snapshot(args, kwargs)
@@ -344,10 +346,12 @@ def _given(plan: TracePlan, example: Example) -> dict[str, Given]:
 def _refuse_first_of_many(real: Observation, differs: str | None) -> None:
     """Raise `UnsupportedError` if what forward sets up when it runs first, and uses after, follows from that call's inputs."""
     if differs:
-        set_up = [f"{name!r} of {named(path)}" for path, name, _, _ in real.recorded.changed] or ["a container or an object"]
+        set_up = [f"{name!r} of {named(path)}" for path, name, _, _ in real.recorded.changed] or [
+            "a container or an object"
+        ]
         raise UnsupportedError(
-            f"forward sets up {', '.join(set_up[:3])} when it runs first, from that call's inputs or random numbers, and later calls "
-            f"use what it then was ({differs}); a plan would set it up at each call. Run the model once, model(*example_inputs), and "
+            f"forward sets up {', '.join(set_up[:3])} when it first runs, from that call's inputs or random numbers; later calls "
+            f"use what it then was ({differs}), and a plan would set it up anew. Run the model once, model(*example_inputs), and "
             "prepare then; or keep such state in a buffer"
         )
 
@@ -411,7 +415,9 @@ def refuse_hooks(model: nn.Module) -> None:
     hook = next((hook for hooks in GLOBAL_HOOKS for hook in hooks.values()), None)
     if hook is not None:
         counter = hook not in global_hooks()
-        todo = "capture outside of FlopCounterMode, and count calls of the split alone" if counter else "remove it first"
+        todo = (
+            "capture outside of FlopCounterMode, and count calls of the split alone" if counter else "remove it first"
+        )
         raise UnsupportedError(
             f"a global module hook is registered ({hook!r}, by torch.nn.modules.module.register_module_...), which would run while "
             f"the model is captured, and a captured plan does not run; {todo}"
@@ -715,8 +721,8 @@ def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
         )
     for path, name, what in snapshot.registered():
         raise UnsupportedError(
-            f"forward registers, replaces or removes the {what} {name!r} of {named(path)}, which no plan does; if it does so when it "
-            "runs first, run the model once, model(*example_inputs), and prepare then"
+            f"forward registers, replaces or removes the {what} {name!r} of {named(path)}, which no plan does; if it does so "
+            "when it runs first, run the model once, model(*example_inputs), and prepare then"
         )
     for before, now in found.containers:
         counted = [(a, b) for a, b in zip(before, now, strict=False) if isinstance(a, (bool, int, float)) and a != b]

@@ -218,11 +218,11 @@ def _same_source(plan: TracePlan, a: Value, seen: TracePlan, b: Value) -> bool:
 
 
 def _same_object(a: Any, b: Any) -> bool:
-    """Whether two objects that ops took are one, or stand for one: torch wraps its own, such as packed weights, anew for each op."""
+    """Whether two objects that ops took are one, or stand for one: torch wraps its own (packed weights) anew for each op."""
     if a is b:
         return True
     if isinstance(a, torch.ScriptObject) and isinstance(b, torch.ScriptObject):
-        return str(a._type()) == str(b._type()) and _same_state(a.__getstate__(), b.__getstate__())  # type: ignore[attr-defined]
+        return str(a._type()) == str(b._type()) and _same_state(a.__getstate__(), b.__getstate__())
     return bool(a == b)
 
 

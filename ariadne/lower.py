@@ -780,7 +780,7 @@ def _is_of_all(event: Event) -> bool:
 
 
 def _dims_of_ragged(out: Any, args: tuple[Any, ...]) -> Dims:
-    """Of what is made of nested tensors all sizes follow data, unless an argument says them: `output_size` of `to_padded_tensor`."""
+    """Of what is made of nested tensors all sizes follow data, unless an argument says them, as `output_size` does."""
     if not isinstance(out, torch.Tensor) or out.is_nested:
         return ()
     told = any(isinstance(a, (list, tuple)) and len(a) and tuple(a) == tuple(out.shape) for a in args)

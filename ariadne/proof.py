@@ -94,7 +94,9 @@ def _prove_gradients(model: nn.Module, variant: Variant, example: Example) -> No
         )
         unlike = next((at for at in wanting if wanting[at] != wants.get(at)), None)
         if unlike is not None:
-            one, other = ("one that requires grad" if side.get(unlike) else "one that requires none" for side in (wanting, wants))
+            one, other = (
+                "one that requires grad" if side.get(unlike) else "one that requires none" for side in (wanting, wants)
+            )
             raise VerificationError(
                 f"the output{unlike} of the model is {one}, and through the split at {variant.candidate.split_id} {other}: forward "
                 "makes tensors or changes what they require in a way that ops don't show. Keep to torch's own ops, or pass "
@@ -129,7 +131,7 @@ def _gradients(output: Any, parameters: list[nn.Parameter]) -> tuple[dict[str, b
         for leaf in leaves:
             leaf.grad = None
         with without_hooks(leaves):
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         return wanting, [p.grad for p in parameters]
     finally:
         for leaf, gradient in zip(leaves, before, strict=True):

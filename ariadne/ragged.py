@@ -1,4 +1,4 @@
-"""Nested tensors, as the fast path of `nn.TransformerEncoder` makes them, as plain data: a buffer, and where each part lies in it."""
+"""Nested tensors, as the fast path of `nn.TransformerEncoder` makes them: a buffer, and where each part lies in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WORD = 1 << 62
 
 
 class Ragged:
-    """Where a nested tensor lies in the buffer that crosses under `label`: for each part its sizes, strides and offset, in elements.
+    """Where a nested tensor lies in the buffer that crosses under `label`: sizes, strides and offset of each part, in elements.
 
     Not a dataclass, so that `ariadne.tree` takes it for the leaf that it is.
     """
@@ -53,7 +53,7 @@ class Ragged:
             if 0 not in sizes and last >= buffer.numel():
                 raise ValueError(f"a part of a nested tensor ends at {last} of {buffer.numel()} elements")
         tables = (torch.tensor(table, dtype=torch.int64) for table in (self.sizes, self.strides, self.offsets))
-        found: torch.Tensor = torch._nested_view_from_buffer(buffer, *tables)  # type: ignore[attr-defined]
+        found: torch.Tensor = torch._nested_view_from_buffer(buffer, *tables)
         return found.detach()
 
 
@@ -61,7 +61,7 @@ def buffer_of(t: torch.Tensor) -> torch.Tensor:
     """All the memory of a nested tensor, as a tensor of one dim."""
     count = t.untyped_storage().nbytes() // t.element_size()
     with torch.no_grad():
-        return torch.empty(0, dtype=t.dtype, device=t.device).set_(t.untyped_storage(), 0, (count,), (1,))  # type: ignore[call-overload,no-any-return]
+        return torch.empty(0, dtype=t.dtype, device=t.device).set_(t.untyped_storage(), 0, (count,), (1,))
 
 
 def sizes_of(t: torch.Tensor) -> list[Any]:

@@ -264,8 +264,8 @@ class Recorder(ProxyTorchDispatchMode):
         made = list(tensors_in(out))
         if any(t.layout is torch.jagged for t in made):
             raise UnsupportedError(
-                f"forward makes a nested tensor of layout torch.jagged in {self.where()}, which a plan can't hold; use a padded tensor "
-                "and a mask"
+                f"forward makes a nested tensor of layout torch.jagged in {self.where()}, which a plan can't hold; use a padded "
+                "tensor and a mask"
             )
         self.own.update(map(id, made))
         if self.watch is not None:

@@ -129,7 +129,8 @@ def _follow_cond(mine: Callable[[], bool], where: Callable[[], str], patches: Pa
 
     Called in eager code, they compile their functions by Dynamo, which can't trace what stands here in the place of torch's own.
     """
-    compiled, run = torch.compile, HigherOrderOperator.__call__
+    compiled: Any = torch.compile
+    run: Any = HigherOrderOperator.__call__
 
     def as_it_is(model: Any = None, *args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1).f_globals.get("__name__", "")

@@ -350,7 +350,7 @@ def _step(optimizer: torch.optim.Optimizer, scaler: Any) -> None:
 
 
 def refuse_shared(
-    shared: Iterable[torch.nn.Parameter], optimizer: torch.optim.Optimizer | None, side: str, here: bool
+    shared: Iterable[torch.Tensor], optimizer: torch.optim.Optimizer | None, side: str, here: bool
 ) -> None:
     """Raise `TrainingError` if a side's optimizer owns a parameter whose gradient the other side has yet to complete."""
     if optimizer is None:

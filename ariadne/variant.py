@@ -128,8 +128,8 @@ class Variant:
         for ask, was in self._switches:
             if ask() != was:
                 raise GuardError(
-                    f"{switches.changed(self.plan.assumption.switches)}: the suffix was captured under the setting of then. Run both "
-                    "sides under one, or prepare again"
+                    f"{switches.changed(self.plan.assumption.switches)}: the suffix was captured under the setting of then. Run "
+                    "both sides under one, or prepare again"
                 )
         if not self.suffix_guard():
             self.suffix_guard.explain()
@@ -315,8 +315,10 @@ def _check_value(
         if not proven:  # what a real run showed may follow its data, as the steps of a packed sequence do
             sizes = [None if isinstance(d, int) else size for d, size in zip(expected.shape, sizes, strict=True)]
         sizes = [None if i in free else size for i, size in enumerate(sizes)]
-        wrong = value.is_nested or len(sizes) != value.dim() or any(
-            s is not None and s != n for s, n in zip(sizes, value.shape, strict=False)
+        wrong = (
+            value.is_nested
+            or len(sizes) != value.dim()
+            or any(s is not None and s != n for s, n in zip(sizes, value.shape, strict=False))
         )
         if wrong or value.dtype not in kinds:
             raise BoundaryError(

@@ -19,7 +19,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from ariadne import tree
 
 Shares = list[tuple[torch.Tensor, torch.Tensor]]
-_AccumulateGrad = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+_AccumulateGrad = torch._C._functions.AccumulateGrad
 _task: Callable[[], int] = torch._C._current_graph_task_id
 
 

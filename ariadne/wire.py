@@ -333,14 +333,15 @@ def _collect(group: list[_Item], begin: int, first: int, last: int) -> tuple[int
 
 
 def _layout(table: _Reader, room: int, max_bytes: int) -> tuple[list[tuple[int, int]], dict[str, _Row]]:
-    """The sizes of the storages, those that are sent of them, and the tensors in them, held against `room`, the bytes that are there.
-    """
+    """Sizes of storages, those sent of them, and their tensors, held against `room`, the bytes that are there."""
     tree = table.tree()
     table.need(type(tree) is tuple and [type(part) for part in tree] == [tuple, tuple], "it is not sizes and tensors")
     told, entries = tree
     pairs = [n if type(n) is tuple else (n, n) for n in told]
     known = all(len(pair) == 2 and _are_counts(pair) and pair[1] <= pair[0] for pair in pairs)
-    table.need(known and sum(sent for _, sent in pairs) == room, f"its storages do not add up to the {room} bytes found")
+    table.need(
+        known and sum(sent for _, sent in pairs) == room, f"its storages do not add up to the {room} bytes found"
+    )
     memory = sum(n for n, _ in pairs)
     table.need(memory <= max_bytes, f"its storages take {memory} bytes, more than max_bytes={max_bytes}")
     sizes, packed = [n for n, _ in pairs], [sent for _, sent in pairs]

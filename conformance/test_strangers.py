@@ -145,7 +145,7 @@ def test_two_views_with_gaps_of_one_memory_share_it_still() -> None:
 
 def test_a_packed_storage_says_what_it_takes_before_it_is_made() -> None:
     x = torch.zeros(2, 1 << 20)
-    with pytest.raises(PayloadError, match="its storages take .* more than max_bytes=1000"):
+    with pytest.raises(PayloadError, match=r"its storages take .* more than max_bytes=1000"):
         decode(encode({}, {"x": x[:, 0]}, None), max_bytes=1000)
 
 
@@ -192,7 +192,7 @@ def test_a_boundary_whose_plan_was_dropped_is_told_so(monkeypatch: pytest.Monkey
     first = runtime.run_prefix(torch.randn(5, 4))
     for batch in range(6, 12):
         runtime.run_prefix(torch.randn(batch, 4))
-    with pytest.raises(BoundaryError, match="whose plan .* was dropped.*more than 3 plans"):
+    with pytest.raises(BoundaryError, match=r"whose plan .* was dropped.*more than 3 plans"):
         runtime.run_suffix(first)
     other = prepare_split(Last().eval(), (torch.randn(2, 3, 8),), split="cut:2")
     with pytest.raises(BoundaryError, match="made by another split"):
