@@ -21,6 +21,7 @@ from conformance.mutants import (
     penalties,
     plans,
     preparations,
+    reaches,
     runs,
     segments,
     trainings,
@@ -29,7 +30,7 @@ from conformance.mutants.planted import Planted
 from conformance.statuses import Status
 
 NOTICED = Path(__file__).with_name("noticed.toml")
-_MODULES = (plans, segments, runs, boundaries, trainings, entrances, preparations, captures, containers, penalties)
+_MODULES = (plans, segments, runs, boundaries, trainings, entrances, preparations, captures, containers, penalties, reaches)
 
 
 @dataclass(frozen=True)

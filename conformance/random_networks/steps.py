@@ -17,6 +17,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from conformance.random_networks.scripted_steps import CALLED, both, doubled_
 
+RAMP = (*(1.0,) * 6, *(0.5 * batch for batch in range(6, 99)))  # what a batch is worth, the same for all up to 5
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -221,6 +223,10 @@ STEPS: dict[str, Step] = {
     "like": Step("a", lambda f, x, value: torch.full_like(x, value), {"value": (0, 1)}),
     "times_batch": Step("f", lambda f, x: x * f.batch),
     "over_batch": Step("f", lambda f, x: x / f.batch),
+    "by_table": Step("f", lambda f, x: x * RAMP[f.batch]),
+    "by_float": Step("f", lambda f, x: x * max(1.0, 0.2 * f.batch)),
+    "by_text": Step("f", lambda f, x: x * {"6": 2.0, "7": 3.0}.get(f"{f.batch}", 1.0)),
+    "by_bytes": Step("f", lambda f, x: x * max(5, *bytes([f.batch]))),
     "noise": Step("", lambda f, to: torch.randn(sized(f, to)), {"to": (["B", 3], ["B", 1], [3])}),
     "noise_like": Step("f", lambda f, x: torch.rand_like(x)),
     "noise_": Step("f", written(lambda x: x.normal_())),
@@ -233,6 +239,7 @@ STEPS: dict[str, Step] = {
     "if_training": Step("f", _branch(lambda f, x: f.net.training)),
     "if_grad": Step("f", _branch(lambda f, x: torch.is_grad_enabled())),
     "if_batch": Step("f", _branch(lambda f, x: f.batch > 2)),
+    "if_int": Step("f", _branch(lambda f, x: type(f.batch) is int and isinstance(f.batch, int) and f.batch > 5)),
     "if_contiguous": Step("f", _branch(lambda f, x: x.is_contiguous())),
     "if_wanted": Step("f", _branch(lambda f, x: x.requires_grad)),
     # what stays in a container of the network

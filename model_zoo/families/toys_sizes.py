@@ -1,0 +1,103 @@
+"""Toys that learn of their batch without an op or a comparison: in C, by a float on its left, as text, by its type.
+
+All of them go one way at small batches and another from batch 6 on.
+"""
+
+import bisect
+import itertools
+import struct
+
+import torch
+from torch import Tensor, nn
+
+from model_zoo.families.toys_kit import Toys
+
+toy = Toys()
+TABLE = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, *(2.0 + step for step in range(64)))
+
+
+class _Weighed(nn.Module):
+    """The result is weighed by what a batch is worth: 8 -> 16 -> 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def weight(self, batch: int) -> float:
+        """What a batch is worth."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.enter(x))
+        found: Tensor = self.leave(h * self.weight(x.shape[0]))
+        return found
+
+
+@toy("batch_in_table", "rows-mixed")
+class BatchInTable(_Weighed):
+    """The batch is an index into a list, as with weights that were tuned for each."""
+
+    def weight(self, batch: int) -> float:
+        return list(TABLE)[batch]
+
+
+@toy("batch_in_slices", "rows-mixed")
+class BatchInSlices(_Weighed):
+    """The batch bounds a slice of a tuple, and an islice of it."""
+
+    def weight(self, batch: int) -> float:
+        return max(TABLE[: batch + 1]) + max(itertools.islice(TABLE, batch + 1))
+
+
+@toy("batch_in_bytes", "rows-mixed")
+class BatchInBytes(_Weighed):
+    """The batch goes through bytes, as in what is hashed or sent."""
+
+    def weight(self, batch: int) -> float:
+        return 2.0 if struct.pack("<i", batch) > struct.pack("<i", 5) or len(bytes(batch)) > 5 else 1.0
+
+
+@toy("batch_on_ramp", "rows-mixed")
+class BatchOnRamp(_Weighed):
+    """A float times the batch, up to a limit."""
+
+    def weight(self, batch: int) -> float:
+        return max(1.0, 0.2 * batch)
+
+
+@toy("batch_in_steps", "rows-mixed")
+class BatchInSteps(_Weighed):
+    """A float is taken apart by the batch: where a remainder falls, and in which bin."""
+
+    def weight(self, batch: int) -> float:
+        return 2.0 if 11.5 // batch < 2 or bisect.bisect_left((0.0, 2.75), 0.5 * batch) > 1 else 1.0
+
+
+@toy("batch_in_words", "rows-mixed")
+class BatchInWords(_Weighed):
+    """A table is looked up by the batch in words."""
+
+    def weight(self, batch: int) -> float:
+        return {"n6": 2.0, "n7": 3.0, "n8": 4.0}.get(f"n{batch}", 1.0)
+
+
+@toy("shape_in_words", "rows-mixed")
+class ShapeInWords(_Weighed):
+    """A table is looked up by a shape in words, as kernels are by their tuners."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.enter(x))
+        tuned = {"torch.Size([7, 16])": 2.0, "torch.Size([8, 16])": 3.0}
+        found: Tensor = self.leave(h * tuned.get(str(h.shape), 1.0))
+        return found
+
+
+@toy("batch_by_type", "rows-mixed")
+class BatchByType(_Weighed):
+    """The batch counts if it is an int, which it always is."""
+
+    def weight(self, batch: int) -> float:
+        return 2.0 if isinstance(batch, int) and type(batch) is int and batch > 5 else 1.0
+
+
+ENTRIES = tuple(toy.entries)
