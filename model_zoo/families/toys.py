@@ -1,7 +1,7 @@
 """The family `toys`: each isolates one hard thing, which its docstring says."""
 
-from model_zoo.families import toys_batch, toys_groups, toys_state, toys_values, toys_weights, toys_writes
+from model_zoo.families import toys_batch, toys_errors, toys_groups, toys_state, toys_values, toys_weights, toys_writes
 
-_MODULES = (toys_batch, toys_groups, toys_state, toys_values, toys_weights, toys_writes)
+_MODULES = (toys_batch, toys_errors, toys_groups, toys_state, toys_values, toys_weights, toys_writes)
 
 ENTRIES = tuple(made for module in _MODULES for made in module.ENTRIES)
