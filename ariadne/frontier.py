@@ -259,6 +259,10 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
                     if first < i:
                         casts[r] = (min(first, casts.get(r, (first, i))[0]), i)
 
+    def nested(live: Iterable[str]) -> str:
+        found = next((n for n in live if plan.values[n].is_nested and plan.values[n].requires_grad), None)
+        return f"{found!r} is a nested tensor, and a step can't be taken up behind one" if found else ""
+
     def weigh(cut: int, live: dict[str, None]) -> SplitCandidate:
         written, reason = [], ""
         members: dict[str, list[str]] = {}
@@ -310,7 +314,7 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
             first_trainable < cut,
             ends.get(cut, ""),
             reason,
-            order_of_gradients.at(cut, live),
+            nested(live) or order_of_gradients.at(cut, live),
         )
 
     return tuple(weigh(cut, live) for cut, live in _sweep(plan))[::-1]

@@ -3,6 +3,7 @@
 from model_zoo.families import (
     toys_batch,
     toys_containers,
+    toys_errors,
     toys_groups,
     toys_lengths,
     toys_scripted,
@@ -17,6 +18,7 @@ from model_zoo.families import (
 _MODULES = (
     toys_batch,
     toys_containers,
+    toys_errors,
     toys_groups,
     toys_lengths,
     toys_scripted,
