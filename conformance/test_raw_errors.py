@@ -146,7 +146,10 @@ NOT_NESTED: dict[str, tuple[Body, str]] = {
         lambda m, h: torch.nested.as_nested_tensor([h, h[:1]], layout=torch.jagged).to_padded_tensor(0.0).sum(0),
         "jagged",
     ),
-    "its size": (lambda m, h: h * torch.nested.as_nested_tensor([h, h[:1]]).size(0), "asks a nested tensor for its sizes"),
+    "its size": (
+        lambda m, h: h * torch.nested.as_nested_tensor([h, h[:1]]).size(0),
+        "asks a nested tensor for its sizes",
+    ),
     "its elements": (lambda m, h: h * torch.nested.as_nested_tensor([h, h[:1]]).numel(), "for its sizes"),
     "its length": (lambda m, h: h * len(torch.nested.as_nested_tensor([h, h[:1]])), "for its sizes"),
 }
@@ -170,7 +173,9 @@ CONDS: dict[str, Body] = {
     "of data": _with_cond,
     "of its batch": lambda m, h: torch.cond(h.shape[0] > 3, lambda h: h.sin(), lambda h: h.cos(), (h,)),
     "closing over a parameter": lambda m, h: torch.cond((h * h).sum() >= 0, lambda h: h * m.p, lambda h: h + m.p, (h,)),
-    "imported by name": lambda m, h: COND((h * h).sum() >= 0, lambda h: (h.sin(), h * 2), lambda h: (h + 1, h * 3), (h,))[1],
+    "imported by name": lambda m, h: COND(
+        (h * h).sum() >= 0, lambda h: (h.sin(), h * 2), lambda h: (h + 1, h * 3), (h,)
+    )[1],
 }
 COND = torch.cond
 
@@ -323,7 +328,9 @@ def test_a_tensor_that_stands_elsewhere_now_is_named(move: Callable[[Any], None]
     model = Net(lambda m, h: h * m.p * m.q).eval()
     runtime = split(model)
     move(model)
-    with pytest.raises(ModuleError, match=r"(buffer 'q'|parameter 'p') of the model, which the plan reads, is gone, and a"):
+    with pytest.raises(
+        ModuleError, match=r"(buffer 'q'|parameter 'p') of the model, which the plan reads, is gone, and a"
+    ):
         runtime.run_suffix(runtime.run_prefix(*inputs(2)))
     boundary = None
     with pytest.raises(ModuleError, match="is gone"):

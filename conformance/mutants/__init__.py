@@ -30,7 +30,19 @@ from conformance.mutants.planted import Planted
 from conformance.statuses import Status
 
 NOTICED = Path(__file__).with_name("noticed.toml")
-_MODULES = (plans, segments, runs, boundaries, trainings, entrances, preparations, captures, containers, penalties, reaches)
+_MODULES = (
+    plans,
+    segments,
+    runs,
+    boundaries,
+    trainings,
+    entrances,
+    preparations,
+    captures,
+    containers,
+    penalties,
+    reaches,
+)
 
 
 @dataclass(frozen=True)
