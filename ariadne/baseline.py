@@ -58,6 +58,7 @@ def global_hooks() -> list[Any]:
 
 
 _TRACKER = "torch.utils.module_tracker"
+_SPECIAL = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__", "__getattribute__")
 FAR = 64  # steps into what an attribute holds; what stands further is not looked at
 _REGISTRIES = ("_parameters", "_buffers")
 _RENEWED = ("_flat_weights", "_flat_weight_refs")  # of RNNs: see `keeps_its_weights`
@@ -119,8 +120,11 @@ class Baseline:
             taken = {(path, keys[0]) for path, keys, _ in self.attributes}  # by earlier runs, the first of them real
             changed = {(path, name) for path, name, _, _ in recorded.changed}
             known = {o.place for o in self.outside}
-            found_outside = [*recorded.outside, *of_classes(recorded.read_attributes, recorded.registered)]
-            self.outside += [o for o in found_outside if o.place not in known and o.is_same()]
+            seen_outside = [*recorded.outside, *of_classes(recorded.read_attributes, recorded.registered)]
+            found_outside: dict[Any, Outside] = {}
+            for o in seen_outside:
+                found_outside.setdefault(o.place, o)
+            self.outside += [o for at, o in found_outside.items() if at not in known and o.is_same()]
             self.foreign |= recorded.foreign
             # What forward sets up itself may be there or not; a `__getattr__` of its own may find what torch's misses.
             self.missing |= {
@@ -231,6 +235,9 @@ def of_classes(
             yield Outside(hiding, name, MISSING, f"{cls.__qualname__}.{name}")
         elif hasattr(type(there := Lookup(cls)[name]), "__get__"):
             yield Outside(Lookup(cls), name, there, f"{cls.__qualname__}.{name}")
+    for cls in {type(module) for module, _, _ in read.values()}:
+        for name in _SPECIAL:  # which Python looks for in the class alone
+            yield Outside(Lookup(cls), name, Lookup(cls)[name], f"{cls.__qualname__}.{name}")
     for cls, name in registered:
         yield Outside(Lookup(cls), name, MISSING, f"{cls.__qualname__}.{name}")
 

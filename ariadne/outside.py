@@ -22,7 +22,7 @@ PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 
 
 class Variable:
-    """A context variable, to be asked for its value by any key; `MISSING` stands for none."""
+    """A context variable, to be asked for its value by any key; LookupError where it has none."""
 
     __slots__ = ("thing",)
 
@@ -30,7 +30,7 @@ class Variable:
         self.thing = variable
 
     def __getitem__(self, key: Any) -> Any:
-        return self.thing.get(MISSING)
+        return self.thing.get()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,6 +137,8 @@ def of_function(function: FunctionType, began: Mapping[str, list[Any]], owned: f
     """
     name, code = function.__qualname__, function.__code__
     for part, shown in zip(PARTS, ("code", "defaults", "keyword defaults"), strict=True):
+        if getattr(function, part) is None:  # a call that gives all arguments asks for no default
+            continue
         yield Outside(Slots(function), part, getattr(function, part), f"the {shown} of {name}")
     yield from _defaults(function, code)
     for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):

@@ -155,8 +155,8 @@ class Surroundings:
                 self.switches.add(name)
         elif function.__name__ == "get" and type(function.__self__) is ContextVar:
             variable = function.__self__
-            outside = Outside(Variable(variable), "", variable.get(MISSING), f"the context variable {variable.name!r}")
-            self.found.setdefault(outside.place, outside)
+            outside = Outside(Variable(variable), "", MISSING, f"the context variable {variable.name!r}")
+            self.found.setdefault(outside.place, replace(outside, value=outside.now()))
 
     def _of_torch(self, frame: FrameType) -> bool:
         """Whether a function of torch's or Python's own tells a switch, or a variable of the environment, which then counts."""

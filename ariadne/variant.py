@@ -128,8 +128,8 @@ class Variant:
         for ask, was in self._switches:
             if ask() != was:
                 raise GuardError(
-                    f"{switches.changed(self.plan.assumption.switches)}: the suffix was captured under the setting of then. Run "
-                    "both sides under one, or prepare again"
+                    f"{switches.changed(self.plan.assumption.switches)}: the suffix was captured under that setting. Run both "
+                    "sides under one, or prepare again"
                 )
         if not self.suffix_guard():
             self.suffix_guard.explain()
