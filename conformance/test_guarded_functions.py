@@ -1,4 +1,4 @@
-"""Functions that forward runs are guarded: another method, helper, default or closed-over variable is an error, not a stale result."""
+"""Functions and methods that forward reaches are guarded: one that was replaced after preparing is an error, not another result."""
 
 from __future__ import annotations
 
