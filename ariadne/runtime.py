@@ -17,9 +17,9 @@ from torch import nn
 from ariadne import training, tree, visualization
 from ariadne.baseline import Baseline, state_types
 from ariadne.boundary import BoundaryPayload
-from ariadne.capture import Captured, Example
 from ariadne.compiled import CompileReport, SegmentReport, cuda_graphs
 from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError, SpecError, TrainingError
+from ariadne.example import Captured, Example
 from ariadne.expr import Expr
 from ariadne.frontier import SplitCandidate, frontiers, with_trainable
 from ariadne.guards import explain
