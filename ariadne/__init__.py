@@ -2,11 +2,12 @@
 
 The pipeline, in import order; nothing imports backwards::
 
-    errors, expr, tree, held, plan, solve     the words: errors, sizes, nested values, plans as data
+    errors, expr, names, tree, held, plan, solve  the words: errors, sizes, names, nested values, plans as data
     prune, state, strided, sizes              what a forward may move, noted and put back
     versions, kept                            what a guard holds of things that change by themselves
     surroundings, refusals, recorder          a forward, recorded
-    baseline, lower, generalize, frontier     recordings become a plan; every cut of it
+    baseline, example                         the model and the inputs that a plan was captured with
+    lower, generalize, frontier, part         recordings become a plan; every cut of it
     shapes, verify, capture                   for which batches; how equality is proved; from a model to a plan
     spec, select                              the cut that was asked for
     bindings, codegen, segment                one side of a cut becomes Python
@@ -14,9 +15,11 @@ The pipeline, in import order; nothing imports backwards::
     lift, compilable, tracing                 the same, for compilers
     rows, buckets                             samples that never meet may be padded
     package, ahead, compiled                  native code with what it relies on; compiled ahead of time, and when first called
+    halves                                    one side as a file
     wire, boundary, training                  what crosses, and how gradients come back
     visualization                             pictures of a plan and of a cut, from what they hold
     variant, runtime, prepare                 a plan, cut; running and training it; the door
+    half                                      one side, loaded from its file
     benchmark                                 how long each part of it takes here
     profile                                   bytes and time along all cuts, drawn
     observation, twins, check                 a model of the user's held against its split
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from ariadne.boundary import BoundaryPayload, ReplayBoundary, register_boundary_serializer
     from ariadne.errors import AriadneError
     from ariadne.frontier import SplitCandidate
+    from ariadne.half import Half, load
     from ariadne.plan import TraceNode, TracePlan
     from ariadne.prepare import prepare_split, prepare_split_replay, validate_dynamic_batches
     from ariadne.runtime import RuntimeCacheKey, SplitRuntime
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AriadneError",
     "BoundaryPayload",
+    "Half",
     "ReplayBoundary",
     "RuntimeCacheKey",
     "SplitCandidate",
@@ -46,6 +51,7 @@ __all__ = [
     "SplitSpec",
     "TraceNode",
     "TracePlan",
+    "load",
     "prepare_split",
     "prepare_split_replay",
     "register_boundary_serializer",
@@ -57,6 +63,7 @@ __all__ = [
 _HOMES = {
     "AriadneError": "errors",
     "BoundaryPayload": "boundary",
+    "Half": "half",
     "ReplayBoundary": "boundary",
     "RuntimeCacheKey": "runtime",
     "SplitCandidate": "frontier",
@@ -64,6 +71,7 @@ _HOMES = {
     "SplitSpec": "spec",
     "TraceNode": "plan",
     "TracePlan": "plan",
+    "load": "half",
     "prepare_split": "prepare",
     "prepare_split_replay": "prepare",
     "register_boundary_serializer": "boundary",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -23,11 +23,13 @@ from ariadne.example import Captured, Example
 from ariadne.expr import Expr
 from ariadne.frontier import SplitCandidate, frontiers, with_trainable
 from ariadne.guards import explain
+from ariadne.halves.save import Cut, save
+from ariadne.part import SIDES
 from ariadne.plan import TracePlan, Value, short_dtype
 from ariadne.select import select
 from ariadne.spec import Boundary, CompileOptions, ExecutionMode, parse_boundary
 from ariadne.state import Snapshot
-from ariadne.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device
+from ariadne.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device, told_apart
 from ariadne.visualization import Depth, Detail, View
 
 MOST_PLANS = 16
@@ -392,6 +394,43 @@ class SplitRuntime:
             shared=[p for p in variant.shared() if p.requires_grad] if optimizer is not None else (),
         )
 
+    # --- files ----------------------------------------------------------------------------------------------------
+
+    def save(
+        self, path: str | os.PathLike[str], *, side: str, weights: bool = True, examples: Sequence[Any] = ()
+    ) -> None:
+        """Write one side, "prefix" or "suffix", to a safetensors file from which `ariadne.load` makes a half without the model's code.
+
+        All plans that this runtime has are in the file: those of `prepare_split`, and those that calls needed since; and those that
+        each of `examples` needs, a tuple of positional inputs or a pair of such a tuple and a dict of keywords. Without `weights` the file
+        has the names and types of the tensors alone. The file takes its place when it is whole.
+
+        Raises `SpecError` for another side, `HalfError` for what a file can't hold, `FrontierError` where one side writes what the
+        other reads.
+
+        >>> runtime.save("edge.safetensors", side="prefix")
+        """
+        if side not in SIDES:
+            raise SpecError(f"side is 'prefix' or 'suffix'; found {side!r}")
+        if self.plan.apart is not None:
+            raise SpecError("this is a half already; copy its file, or save its state_dict()")
+        for example in examples:
+            self._cover(example)
+        cuts = []
+        for variant in (self._main, *(v for v in self._variants if v is not self._main)):
+            known = told_apart(variant.plan, variant.candidate)
+            cuts.append(Cut(variant.plan, variant.candidate, self._plans[variant.plan][1], known))
+        spec = self.settings.spec
+        save(path, side, self.model, cuts, {"batches": [*spec.batch_range], "trainable": spec.trainable}, keep=weights)
+
+    def _cover(self, example: Any) -> None:
+        """Capture what plans a call with these inputs needs, with and without gradients, as this runtime has them."""
+        args, kwargs = example if len(example) == 2 and isinstance(example[1], dict) else (example, {})
+        for training_now in {v.plan.grad_enabled and v.serves(True) for v in self._variants} | {False}:
+            with torch.set_grad_enabled(training_now):
+                if self._now[training_now].enter(args, kwargs) is None:
+                    self._enter_anew(args, kwargs, training_now)
+
     # --- cutting elsewhere ----------------------------------------------------------------------------------------
 
     def resplit(
@@ -454,7 +493,7 @@ class SplitRuntime:
     ) -> Variant:
         settings = self.settings
         if chosen is None or chosen not in candidates:
-            chosen = self._choose(plan, candidates)
+            chosen = candidates[0] if plan.apart is not None else self._choose(plan, candidates)
         variant = Variant(plan, candidates, chosen, self.model, baseline, settings)
         self._variants.append(variant)
         self._by_key.setdefault(variant.key, []).append(variant)
