@@ -41,7 +41,7 @@ class _Catcher(ProxyTorchDispatchMode):
 
     def __init__(self) -> None:
         # Not the tracer's own `__init__`, which imports torch's compilers: 10 s, for a setting that nothing here asks for.
-        TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)  # type: ignore[attr-defined]
+        TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)
         self.pre_dispatch, self.enter_stack = True, []
         self._mode_key = torch._C._TorchDispatchModeKey.PROXY
         self.seen: tuple[Any, tuple[Any, ...], dict[str, Any]] | None = None

@@ -33,7 +33,7 @@ class BoundaryPayload:
     """
 
     __slots__ = ("_consumed", "_graph", "_held", "_shared", "batch", "labels", "plan_signature", "raw", "requires_grad",
-                 "split_id")  # fmt: skip
+                 "split_id", "weights")  # fmt: skip
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class BoundaryPayload:
         self.split_id, self.plan_signature, self.batch = split_id, plan_signature, batch
         self.labels, self.raw, self.requires_grad = labels, raw, requires_grad
         self._graph, self._held = graph, _NOTHING
+        self.weights = ""  # a digest of the weights of the model that the prefix is of, where it was loaded from a file
         self._consumed: tuple[str, ...] = ()
         self._shared: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -144,6 +145,8 @@ class BoundaryPayload:
             "labels": self.labels,
             "requires_grad": self.requires_grad,
         }
+        if self.weights:
+            header["weights"] = self.weights
         with torch.no_grad():
             first = {id(t): label for label, t in reversed(self.tensors.items())}
             tensors = {label: t.detach() for label, t in self.tensors.items() if first[id(t)] == label}
@@ -172,9 +175,11 @@ class BoundaryPayload:
         if not isinstance(values, (tuple, list)) or len(values) != len(labels):
             raise PayloadError(f"the payload has {len(labels)} label(s), but not as many values")
         raw = tuple(tree.map_leaves(lambda v: _take(tensors, v), value) for value in values)
-        return cls(
+        found = cls(
             header["split_id"], header["plan_signature"], header["batch"], labels, raw, tuple(header["requires_grad"])
         )
+        found.weights = str(header.get("weights", ""))[:64]
+        return found
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{k}: {list(t.shape)}" for k, t in self.tensors.items())

@@ -17,13 +17,14 @@ from torch import nn
 from ariadne import training, tree, visualization
 from ariadne.baseline import Baseline, state_types
 from ariadne.boundary import BoundaryPayload
+from ariadne.codegen import Source
 from ariadne.compiled import CompileReport, SegmentReport, cuda_graphs
 from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError, SpecError, TrainingError
 from ariadne.example import Captured, Example
 from ariadne.expr import Expr
 from ariadne.frontier import SplitCandidate, frontiers, with_trainable
 from ariadne.guards import explain
-from ariadne.halves.save import Cut, save
+from ariadne.halves.save import Cut, save, side_of, slots
 from ariadne.part import SIDES
 from ariadne.plan import TracePlan, Value, short_dtype
 from ariadne.select import select
@@ -115,12 +116,14 @@ class SplitRuntime:
     @property
     def prefix_source(self) -> str:
         """The prefix as Python source."""
-        return self._now[self.settings.spec.trainable].prefix_source.text
+        source: Source = self._now[self.settings.spec.trainable].prefix_source
+        return source.text
 
     @property
     def suffix_source(self) -> str:
         """The suffix as Python source."""
-        return self._now[self.settings.spec.trainable].suffix_source.text
+        source: Source = self._now[self.settings.spec.trainable].suffix_source
+        return source.text
 
     @property
     def cache_key(self) -> RuntimeCacheKey:
@@ -412,16 +415,42 @@ class SplitRuntime:
         """
         if side not in SIDES:
             raise SpecError(f"side is 'prefix' or 'suffix'; found {side!r}")
-        if self.plan.apart is not None:
-            raise SpecError("this is a half already; copy its file, or save its state_dict()")
         for example in examples:
             self._cover(example)
-        cuts = []
-        for variant in (self._main, *(v for v in self._variants if v is not self._main)):
-            known = told_apart(variant.plan, variant.candidate)
-            cuts.append(Cut(variant.plan, variant.candidate, self._plans[variant.plan][1], known))
         spec = self.settings.spec
-        save(path, side, self.model, cuts, {"batches": [*spec.batch_range], "trainable": spec.trainable}, keep=weights)
+        save(
+            path,
+            side,
+            self.model,
+            self._cuts(),
+            {"batches": [*spec.batch_range], "trainable": spec.trainable},
+            keep=weights,
+        )
+
+    def prefix_state_dict(self) -> dict[str, torch.Tensor]:
+        """The part of the model's `state_dict()` that the prefix uses: its parameters and buffers, detached, by name.
+
+        >>> torch.save(runtime.prefix_state_dict(), "edge.pt")
+        """
+        return self._state_dict("prefix")
+
+    def suffix_state_dict(self) -> dict[str, torch.Tensor]:
+        """The part of the model's `state_dict()` that the suffix uses: its parameters and buffers, detached, by name."""
+        return self._state_dict("suffix")
+
+    def _state_dict(self, side: str) -> dict[str, torch.Tensor]:
+        cuts = self._cuts()
+        used = {id(slot.tensor) for slot in slots(self.model, [(side_of(cut, side, self.model), cut) for cut in cuts])}
+        return {n: t.detach() for n, t in self.model.state_dict(keep_vars=True).items() if id(t) in used}
+
+    def _cuts(self) -> list[Cut]:
+        """All plans, the first one first, with what their sides know of each other."""
+        if self.plan.apart is not None:
+            raise SpecError(
+                "this is a half already, whose tensors are all its own: copy its file, or take its state_dict()"
+            )
+        variants = (self._main, *(v for v in self._variants if v is not self._main))
+        return [Cut(v.plan, v.candidate, self._plans[v.plan][1], told_apart(v.plan, v.candidate)) for v in variants]
 
     def _cover(self, example: Any) -> None:
         """Capture what plans a call with these inputs needs, with and without gradients, as this runtime has them."""

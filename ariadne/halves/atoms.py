@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
+from torch.utils import _pytree as torch_pytree
 
 from ariadne import tree
 from ariadne.errors import HalfError
@@ -365,7 +366,7 @@ def _fits(spec: tree.Spec) -> bool:
         "mapping": cls is OrderedDict,
         "namedtuple": issubclass(cls, tuple) and getattr(cls, "_fields", None) == spec.keys,
         "fields": hasattr(cls, "__dataclass_fields__"),
-        "registered": cls in tree.torch_pytree.SUPPORTED_NODES,
+        "registered": cls in torch_pytree.SUPPORTED_NODES,
     }[spec.kind]
 
 

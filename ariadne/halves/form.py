@@ -102,6 +102,10 @@ def _told_object(thing: Any) -> list[str]:
     owner = getattr(thing, "__self__", None)
     if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
         return ["function", place(owner)]
+    if isinstance(thing, torch.Generator):
+        raise HalfError(
+            "forward draws from a torch.Generator of the model's own, which a file can't hold; draw from torch's own"
+        )
     return ["object", place(thing)]
 
 
@@ -239,11 +243,16 @@ class SideReader:
             set(candidate.live) <= values.keys() and set(candidate.written) <= set(candidate.live),
             "it gives what is not there",
         )
+        taken: set[str] = set()
         for v in values.values():
             at_hand = v.is_state or v.name in plan.constants or v.name in plan.objects
-            need(at_hand or v.name in known or v.name in plan.definitions, f"nothing makes the value {v.name!r}")
+            made = at_hand or v.name in known or v.name in plan.definitions
+            # A size that another side follows may stand in a shape; nothing here may take it.
+            need(made or v.kind == "scalar", f"nothing makes the value {v.name!r}")
+            taken |= set() if made else {v.name}
             need(not v.is_state or v.name not in plan.definitions, f"an op makes the state {v.name!r}")
         for node in plan.nodes:
+            need(not taken & {*node.reads}, f"an op {node.target!r} takes a number that nothing makes")
             need(
                 {*node.writes, *(n for pair in node.may_alias for n in pair)} <= values.keys(),
                 "an op writes into nothing",
@@ -253,7 +262,7 @@ class SideReader:
             *(n for s in plan.stores for n in uses(s.atoms)),
             *(candidate.live if prefix else ()),
         }
-        need(named <= {*values, plan.batch_symbol}, "it gives a value that is not there")
+        need(named <= {*values, plan.batch_symbol} - taken, "it gives a value that is not there")
         size, leaves = plan.input_spec.size, [*(i for i, _ in plan.inputs), *(i for i, _ in plan.literals)]
         if prefix:
             children = plan.input_spec.children
@@ -369,9 +378,8 @@ class SideReader:
                 "a call is malformed",
             )
         else:
-            op = self.ops.get(node.target)
-            need(op is not None, f"the op {node.target[:80]!r} has no schema")
-            ops.check(node, op, values)
+            need(node.target in self.ops, f"the op {node.target[:80]!r} has no schema")
+            ops.check(node, self.ops[node.target], values)
 
     def _object(self, data: Any) -> Any:
         pair = items(data, "an object")

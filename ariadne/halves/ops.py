@@ -27,12 +27,13 @@ DENIED = frozenset(
 )
 _TEXTS = frozenset(("mode", "padding", "equation", "approximate", "reduction", "rounding_mode", "indexing", "reduce", "padding_mode",
                     "ord", "p", "side", "padding_side", "driver", "UPLO", "norm", "assert_msg", "interpolation", "pad_mode"))  # fmt: skip
+_NUMBERS = (bool, int, float, complex, Expr)
 _PLAIN = {
     "int": (int, Expr, Ref, torch.dtype, torch.layout, torch.memory_format),  # which schemas state as numbers
     "SymInt": (int, Expr, Ref),
     "float": (int, float, Expr, Ref),
-    "number": (bool, int, float, complex, Expr, Ref),
-    "Scalar": (bool, int, float, complex, Expr, Ref),
+    "number": (*_NUMBERS, Ref),
+    "Scalar": (*_NUMBERS, Ref),
     "bool": (bool, int, Expr, Ref),
     "Device": (torch.device, str),
     "str": (str,),
@@ -157,4 +158,4 @@ def _fits(atom: Any, kind: str, optional: bool, listed: bool, values: dict[str, 
         )
     if isinstance(atom, Ref):
         return values[atom.name].kind == "scalar" and Ref in _PLAIN.get(kind, ())
-    return isinstance(atom, _PLAIN.get(kind, ())) and not (kind == "str" and len(atom) > 256)
+    return isinstance(atom, _PLAIN.get(kind, ())) and not (isinstance(atom, str) and len(atom) > 256)

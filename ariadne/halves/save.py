@@ -90,6 +90,7 @@ def side_of(cut: Cut, name: str, model: nn.Module) -> Side:
         n for node in nodes for n in (*node.reads, *node.outputs, *node.writes, *(a for p in node.may_alias for a in p))
     }
     used |= {*part.takes, *candidate.live, *uses(output), *(n for s in stores for n in uses(s.atoms))}
+    used |= {n for name in used if name in plan.values for n in uses(plan.values[name].shape)}
     values = {n: _moved(v) for n, v in plan.values.items() if n in used}
     mine = {origin_of(plan.values[n])[1:] for n, v in values.items() if v.is_state}
     assumed = plan.assumption

@@ -129,7 +129,7 @@ def view_of(raw: torch.Tensor, at: Row) -> torch.Tensor:
         at.offset + sum((n - 1) * s for n, s in zip(at.shape, at.strides, strict=True)) + 1 if 0 not in at.shape else 0
     )
     need(
-        raw.dim() == 1 and raw.dtype is torch.uint8 and last * size <= raw.numel(),
+        raw.dim() == 1 and raw.dtype is torch.uint8 and int(last) * size <= int(raw.numel()),
         f"{at.key!r} does not hold what lies in it",
     )
     need(raw.storage_offset() == 0 and raw.numel() % size == 0, f"{at.key!r} is no whole number of elements")
@@ -196,7 +196,8 @@ class File:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         try:
-            self._file = safe_open(self.path, framework="pt", device="cpu")
+            opened: Any = safe_open(self.path, framework="pt", device="cpu")
+            self._file = opened
             self.metadata: dict[str, str] = self._file.metadata() or {}
             self.keys: frozenset[str] = frozenset(self._file.keys())
         except FileNotFoundError:

@@ -9,7 +9,20 @@ from types import MappingProxyType
 
 from conformance.bench import Bench
 from conformance.cases import Case
-from conformance.checks import autocast, debug, forward, guards, halves, inputs, left, payload, rows, source, train, twice
+from conformance.checks import (
+    autocast,
+    debug,
+    forward,
+    guards,
+    halves,
+    inputs,
+    left,
+    payload,
+    rows,
+    source,
+    train,
+    twice,
+)
 from conformance.checks.base import Check, refuses
 from conformance.oracle import is_out_of_memory
 from conformance.state import undisturbed

@@ -22,7 +22,7 @@ from conformance.compare import frozen
 from conformance.state import rng_moved, rng_state, seed_all
 from conformance.statuses import Finding, Status, Stop
 
-LIBRARIES = ("torchvision", "timm", "ultralytics", "transformers", "rfdetr", "model_zoo")
+LIBRARIES = ("torchvision", "timm", "ultralytics", "transformers", "rfdetr")
 BATCHES, STEPS, MOMENTUM = (1, 2, 3, 8), 3, 0.9
 
 
@@ -133,7 +133,10 @@ def _as(whole: Any, plain: Any) -> Any:
 
 def _hold_state(twin: nn.Module, halves: list[Any], where: str) -> None:
     """Stop where a half's parameter, buffer or gradient is not the model's of that name."""
-    tensors = {**dict(twin.named_parameters(remove_duplicate=False)), **dict(twin.named_buffers(remove_duplicate=False))}
+    tensors = {
+        **dict(twin.named_parameters(remove_duplicate=False)),
+        **dict(twin.named_buffers(remove_duplicate=False)),
+    }
     for half in halves:
         mine = half.state_dict(keep_vars=True)
         strange = sorted(mine.keys() - tensors.keys())
@@ -173,7 +176,7 @@ def _hold_training(bench: Bench, case: Case, split: Split, halves: list[Any]) ->
             return bench.entry.loss(kept[0])
 
         seed_all(step)
-        with hidden(LIBRARIES[:-1]):
+        with hidden(LIBRARIES):
             boundary = prefix.run_training_prefix(*args, **kwargs)
             received = ariadne.BoundaryPayload.from_bytes(boundary.to_bytes())
             loss, gradients = suffix.train_suffix(received, loss_fn=loss_of, optimizer=optimizers[1])
