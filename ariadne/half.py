@@ -58,7 +58,11 @@ class Half(nn.Module):
         self._non_persistent_buffers_set = root._non_persistent_buffers_set
         self.training = root.training
         made_by = {who: data[who] for who in ("ariadne", "torch")}
-        own = {"part": data["part"], "made_by": made_by, "other_weights": False}  # by no name can a tensor be in the way
+        own = {
+            "part": data["part"],
+            "made_by": made_by,
+            "other_weights": False,
+        }  # by no name can a tensor be in the way
         self.__dict__.update(own, _root=root, _runtime=runtime, _data=data)
         self._seal(data["digest"])
 
@@ -401,7 +405,9 @@ def _state(value: Any) -> list[tuple[list[tuple[str, str, str]], bool, bool, Row
         need(len(parts) == 8, "a tensor is malformed")
         places = []
         for place in items(parts[0], "the places of a tensor"):
-            kind, path, key = (text(p, "a place") for p in (*items(place, "a place"), None, None, None)[:3])
+            where = [text(p, "a place") for p in items(place, "a place")]
+            need(len(where) == 3, "a place is malformed")
+            kind, path, key = where
             steps = path.split(".") if path else []
             need(kind in ("parameter", "buffer") and all(steps) and len(steps) <= 64, "a tensor is kept nowhere")
             need(key != "" and "." not in key and (path, key) not in seen, f"the name {key[:80]!r} is taken")
@@ -461,7 +467,9 @@ def _fill(plan: TracePlan, rows: Mapping[str, tuple[Row, str]], file: File) -> N
 def _runtime(
     root: nn.Module, sides: list[Side], data: Mapping[str, Any], mode: ExecutionMode, options: Mapping[str, Any] | None
 ) -> SplitRuntime:
-    lo, hi = (count(b, "a batch", 1, 2**31) for b in (*items(data["batches"], "the batches"), None, None)[:2])
+    ends = [count(b, "a batch", 1, 2**31) for b in items(data["batches"], "the batches")]
+    need(len(ends) == 2, "the batches are malformed")
+    lo, hi = ends
     first = sides[0]
     try:
         spec = SplitSpec(

@@ -324,7 +324,9 @@ class SideReader:
         target = text(d["op"], "an op")
         region = Region()
         if "region" in d:
-            grad, casts, scope = (*items(d["region"], "a region"), None, None, None)[:3]
+            parts = items(d["region"], "a region")
+            need(len(parts) == 3, "a region is malformed")
+            grad, casts, scope = parts
             need(grad is None or type(grad) is bool, "a region is malformed")
             entries = [items(c, "autocast") for c in items(casts, "autocast")]
             need(all(len(c) == 4 for c in entries), "autocast is malformed")
@@ -435,10 +437,15 @@ class SideReader:
             reader.atom(d[k]) for k in ("grad", "requires_grad", "autocast", "layouts", "inputs_require_grad")
         )
         need(grad is None or type(grad) is bool, "what it assumes is malformed")
-        for path, on in wanting or ():
+        need(all(isinstance(v, (tuple, type(None))) for v in (wanting, autocast)), "what it assumes is malformed")
+        for pair in wanting or ():
+            need(isinstance(pair, tuple) and len(pair) == 2, "what it assumes is malformed")
+            path, on = pair
             owner, _, key = text(path, "a parameter").rpartition(".")
             need(type(on) is bool and ("parameter", owner, key) in self.state, "what it assumes is malformed")
-        for kind, on, dtype in autocast or ():
+        for entry in autocast or ():
+            need(isinstance(entry, tuple) and len(entry) == 3, "what it assumes is malformed")
+            kind, on, dtype = entry
             need(
                 kind in ("cpu", "cuda") and type(on) is bool and isinstance(dtype, torch.dtype),
                 "what it assumes is malformed",

@@ -153,9 +153,8 @@ def _fits(atom: Any, kind: str, optional: bool, listed: bool, values: dict[str, 
     if listed and isinstance(atom, Ref):
         return atom.item is None and values[atom.name].kind == "sequence"
     if kind == "Tensor":
-        return isinstance(atom, Ref) and (
-            values[atom.name].kind not in ("scalar", "object") or values[atom.name].is_state
-        )
+        # For which torch takes a number, too.
+        return isinstance(atom, (*_NUMBERS, Ref)) and not (isinstance(atom, Ref) and values[atom.name].kind == "object")
     if isinstance(atom, Ref):
         return values[atom.name].kind == "scalar" and Ref in _PLAIN.get(kind, ())
     return isinstance(atom, _PLAIN.get(kind, ())) and not (isinstance(atom, str) and len(atom) > 256)

@@ -138,7 +138,7 @@ def view_of(raw: torch.Tensor, at: Row) -> torch.Tensor:
 
 
 def _bytes(t: torch.Tensor) -> memoryview:
-    """The bytes of a dense CPU tensor, without a copy."""
+    """The bytes of a dense CPU tensor, without a copy; it is not kept alive by them."""
     n = t.numel() * t.itemsize
     return memoryview((ctypes.c_ubyte * n).from_address(t.data_ptr())).cast("B") if n else memoryview(b"")
 
@@ -148,7 +148,8 @@ def digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     found = hashlib.sha256()
     for name, t in sorted(tensors, key=lambda item: item[0]):
         found.update(json.dumps([name, str(t.dtype), list(t.shape)]).encode())
-        found.update(_bytes(t.detach().cpu().contiguous()))
+        dense = t.detach().cpu().contiguous()  # held while its bytes are read
+        found.update(_bytes(dense))
     return found.hexdigest()[:32]
 
 
@@ -170,7 +171,8 @@ def write(path: str | os.PathLike[str], half: str, tensors: Mapping[str, torch.T
             file.write(struct.pack("<Q", len(data)))
             file.write(data)
             for name in order:
-                file.write(_bytes(tensors[name].detach().cpu().contiguous()))
+                dense = tensors[name].detach().cpu().contiguous()  # held while its bytes are written
+                file.write(_bytes(dense))
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
