@@ -581,7 +581,7 @@ class SplitRuntime:
                     self._now[training] = variant
                     return variant, entered
             base = self._now[training]
-            for guard in (base.prefix_guard, base.suffix_guard):
+            for guard in base.guards:
                 if not guard():
                     guard.explain()
             lo, hi = self.settings.spec.batch_range

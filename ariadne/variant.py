@@ -118,6 +118,11 @@ class Variant:
         segments = {name: segment(source) for name, source in sources.items()}
         self.prefix, self.suffix = (segments.get(name, nobody) for name in SIDES)
 
+    @property
+    def guards(self) -> list[ModuleGuard]:
+        """The guards of the sides that are here."""
+        return [g for g in (self.prefix_guard, self.suffix_guard) if not isinstance(g, Absent)]
+
     def serves(self, training: bool) -> bool:
         """Whether it may be used for training (or for inference, if not `training`).
 

@@ -303,6 +303,7 @@ class SideReader:
         need(len(sizes) <= 64, "a value has more than 64 dims")
         steps = reader.atom(origin)
         need(isinstance(steps, tuple) and len(steps) <= 2, f"the value {found!r} comes from nowhere")
+        need(all(type(s) in (str, int) for s in steps), f"the value {found!r} comes from nowhere")
         if kind in ("parameter", "buffer"):
             need(len(steps) == 2 and (kind, *steps) in self.state, f"{found!r} is not in the file")
         need(kind not in ("input", "parameter", "buffer", "constant") or dtype is not None, f"{found!r} has no dtype")
