@@ -15,6 +15,7 @@ from ariadne.boundary import BoundaryPayload
 from ariadne.codegen import Source, emit
 from ariadne.compiled import SegmentReport, compiled
 from ariadne.errors import BoundaryError, SpecError, TrainingError
+from ariadne.expr import Expr
 from ariadne.frontier import SplitCandidate
 from ariadne.guards import ModuleGuard, entrance
 from ariadne.part import SIDES, parameters_read, parts
@@ -296,7 +297,8 @@ def _check_value(
         if expected.dtype.is_floating_point:
             kinds |= floats
         if not proven:  # what a real run showed may follow its data, as the steps of a packed sequence do
-            sizes = [None if isinstance(d, int) else size for d, size in zip(expected.shape, sizes, strict=True)]
+            plain = [isinstance(d, Expr) and d.source.isidentifier() for d in expected.shape]  # not one fitted to runs
+            sizes = [size if held else None for held, size in zip(plain, sizes, strict=True)]
         sizes = [None if i in free else size for i, size in enumerate(sizes)]
         wrong = len(sizes) != value.dim() or any(
             s is not None and s != n for s, n in zip(sizes, value.shape, strict=False)

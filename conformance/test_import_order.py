@@ -150,7 +150,7 @@ def test_importing_what_captures_loads_no_compiler_and_no_package_but_those_that
     # torch's symbolic sizes are sympy's expressions, and every capture asks for them.
     # Python's own, too, whose name says what it was built for, and so is not in the list.
     found = {name.split(".")[0] for name in own if not name.startswith("_sysconfigdata_")}
-    assert found - sys.stdlib_module_names <= {"ariadne", "torch", "sympy", "mpmath"}
+    assert found - sys.stdlib_module_names <= {"ariadne", "torch", "sympy", "mpmath", "safetensors"}
 
 
 def test_each_public_name_and_each_module_is_found_when_it_is_asked_for() -> None:

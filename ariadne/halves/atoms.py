@@ -179,9 +179,15 @@ class Reader:
         need(found.names <= self.symbols, f"the size {_show(source)} follows a number that nothing makes before it")
         return found
 
-    def dim(self, value: Any) -> int | Expr:
-        """One size of a shape."""
-        return count(value, "a size", most=2**48) if type(value) is int else self.size(_only(value, "expr"))
+    @staticmethod
+    def dim(value: Any) -> int | Expr:
+        """One size of a shape; it may follow a number that another side makes, or none, since nothing is computed from it."""
+        if type(value) is int:
+            return count(value, "a size", most=2**48)
+        found = expression(text(_only(value, "expr"), "a size"))
+        for symbol in found.names:
+            name(symbol, "a number that a size follows")
+        return found
 
 
 def _only(value: Any, kind: str) -> Any:

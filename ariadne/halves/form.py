@@ -164,7 +164,7 @@ class SideReader:
         rows = [items(v, "a value") for v in items(d["values"], "the values")]
         need(all(len(v) == 9 for v in rows), "a value is malformed")
         reader.symbols = {symbol} | {name(v[0], "a value") for v in rows if v[1] == "scalar"}
-        values = {v.name: v for v in (self._value(v, reader) for v in rows)}
+        values = {v.name: v for v in (self._value(v) for v in rows)}
         need(len(values) == len(rows) and symbol not in values, "a value appears twice")
         nodes = tuple(self._node(n, reader, values) for n in items(d["nodes"], "the ops"))
         objects = {name(k, "an object"): self._object(v) for k, v in mapped(d["objects"], "the objects").items()}
@@ -295,13 +295,13 @@ class SideReader:
         need(len(pair) == 2, "a size is malformed")
         return name(pair[0], "a value"), count(pair[1], "a dim", most=63)
 
-    def _value(self, data: list[Any], reader: Reader) -> Value:
+    def _value(self, data: list[Any]) -> Value:
         label, kind, shape, dtype, where, requires_grad, storage, origin, is_view = data
         found = name(label, "a value")
         need(kind in KINDS, f"the value {found!r} is of no kind")
-        sizes = tuple(reader.dim(s) for s in items(shape, "a shape"))
+        sizes = tuple(Reader.dim(s) for s in items(shape, "a shape"))
         need(len(sizes) <= 64, "a value has more than 64 dims")
-        steps = reader.atom(origin)
+        steps = Reader().atom(origin)
         need(isinstance(steps, tuple) and len(steps) <= 2, f"the value {found!r} comes from nowhere")
         need(all(type(s) in (str, int) for s in steps), f"the value {found!r} comes from nowhere")
         if kind in ("parameter", "buffer"):
