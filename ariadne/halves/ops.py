@@ -27,6 +27,7 @@ DENIED = frozenset(
 )
 _TEXTS = frozenset(("mode", "padding", "equation", "approximate", "reduction", "rounding_mode", "indexing", "reduce", "padding_mode",
                     "ord", "p", "side", "padding_side", "driver", "UPLO", "norm", "assert_msg", "interpolation", "pad_mode"))  # fmt: skip
+_DUNDERS = frozenset(f"__{i}{op}__" for i in ("", "i") for op in ("and", "or", "xor", "lshift", "rshift"))
 _NUMBERS = (bool, int, float, complex, Expr)
 _PLAIN = {
     "int": (int, Expr, Ref, torch.dtype, torch.layout, torch.memory_format),  # which schemas state as numbers
@@ -62,7 +63,7 @@ def find(target: str, spaces: Collection[str] = ()) -> OpOverload:
             f"this half uses the op {target!r} of the library {space!r}. If you trust it and who made the file, import the library and "
             f"load the half with allow=[{space + '::*'!r}]"
         )
-    need(not name.startswith("__") and not overload.startswith("__"), f"{target!r} names no op")
+    need((not name.startswith("__") or name in _DUNDERS) and not overload.startswith("__"), f"{target!r} names no op")
     registered = torch._C._dispatch_has_kernel(f"{space}::{name}" + ("" if overload == "default" else f".{overload}"))
     packet = getattr(getattr(torch.ops, space), name, None) if registered else None
     op = getattr(packet, overload, None)

@@ -18,7 +18,7 @@ from ariadne import tree
 from conformance.bench import REFERENCE, Bench, Split
 from conformance.cases import Case
 from conformance.checks.base import PASSED, Check, at, hold, hold_moved, no_grad
-from conformance.compare import frozen
+from conformance.compare import frozen, sharing
 from conformance.state import rng_moved, rng_state, seed_all
 from conformance.statuses import Finding, Status, Stop
 
@@ -142,7 +142,19 @@ def _hold_state(twin: nn.Module, halves: list[Any], where: str) -> None:
         strange = sorted(mine.keys() - tensors.keys())
         if strange:
             raise Stop(Status.FAIL_STATE, f"the {half.part} holds {strange[0]!r}, which the model has not; {where}")
+        theirs = {n: tensors[n] for n in mine}
+        shared = [_sharing(found) for found in (theirs, mine)]
+        if shared[0] != shared[1]:
+            raise Stop(Status.FAIL_STATE, f"the {half.part}'s names share tensors otherwise: {shared}; {where}"[:600])
         hold_moved(frozen({n: tensors[n] for n in mine}), frozen(dict(mine)), f"the {half.part}'s tensors, {where}")
+
+
+def _sharing(found: dict[str, torch.Tensor]) -> tuple[Any, Any]:
+    """Which names are one tensor, and which tensors lie in one memory."""
+    named: dict[int, list[str]] = {}
+    for name, t in found.items():
+        named.setdefault(id(t), []).append(name)
+    return [*named.values()], sharing([(n, t) for n, t in found.items() if t.numel()])
 
 
 def _hold_training(bench: Bench, case: Case, split: Split, halves: list[Any]) -> None:

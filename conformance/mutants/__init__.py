@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from conformance.mutants import boundaries, entrances, plans, preparations, runs, segments, trainings
+from conformance.mutants import boundaries, entrances, files, plans, preparations, runs, segments, trainings
 from conformance.mutants.planted import Planted
 from conformance.statuses import Status
 
 NOTICED = Path(__file__).with_name("noticed.toml")
-_MODULES = (plans, segments, runs, boundaries, trainings, entrances, preparations)
+_MODULES = (plans, segments, runs, boundaries, trainings, entrances, preparations, files)
 
 
 @dataclass(frozen=True)
