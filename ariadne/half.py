@@ -36,7 +36,8 @@ class Half(nn.Module):
     """One side of a split, loaded from a file by `ariadne.load`: a module with that side's tensors under the model's own names.
 
     `part` is "prefix" or "suffix", `made_by` the versions that saved it. A prefix has `run_prefix`, `run_training_prefix` and
-    `backward_prefix`, a suffix `run_suffix` and `train_suffix`, which mean what they do on `SplitRuntime`; those of the side that is
+    `backward_prefix`, a suffix `run_suffix` and `train_suffix`, which mean what they do on `SplitRuntime`; those of
+    the side that is
     absent raise `SpecError`. `.parameters()`, `.to()`, `state_dict()`, `load_state_dict`, optimizers and `copy.deepcopy` work as on
     any module, and calling it runs its side without gradients. `other_weights`: whether a suffix takes boundaries whose prefix was
     saved with other weights; it does not, unless told to.
@@ -109,14 +110,14 @@ class Half(nn.Module):
         self.runtime.backward_prefix(boundary, boundary_grads, optimizer=optimizer, scaler=scaler)
 
     def shared_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the other side reads too, such as tied embeddings: each half has a copy, and its share of the gradient."""
+        """The parameters that the other side reads too, as tied embeddings: each half has a copy, and a share of the gradient."""
         return self.runtime.shared_parameters()
 
     # --- weights ----------------------------------------------------------------------------------------------------
 
     @property
     def digest(self) -> str:
-        """A digest of the whole model's weights when the half was saved; empty once a tensor of the half was written or replaced."""
+        """A digest of the whole model's weights when the half was saved; empty once a tensor of the half was written."""
         digest, tensors, versions = self.__dict__["_sealed"]
         if not digest or [t._version for t in tensors] != versions or [*map(id, _tensors(self))] != [*map(id, tensors)]:
             return ""
@@ -133,14 +134,16 @@ class Half(nn.Module):
         mine = self.digest
         if mine and mine != theirs:
             raise BoundaryError(
-                f"the prefix of this boundary was saved with other weights (of a model with digest {theirs}) than this suffix ({mine}). "
+                f"the prefix of this boundary was saved with other weights (of a model with digest {theirs}) than "
+                f"this suffix ({mine}). "
                 "Save both halves of one model; or set half.other_weights = True if it is meant so"
             )
 
     def replace_weights(self, weights: Weights) -> None:
         """Put other numbers into all parameters and buffers: those of a state dict, or of a safetensors file.
 
-        The state dict may be the whole model's. All names, shapes and dtypes are looked at first: where one is missing or another, or
+        The state dict may be the whole model's. All names, shapes and dtypes are looked at first: where one is
+        missing or another, or
         two names of one tied tensor have two values, `HalfError` is raised and nothing has changed.
 
         >>> half.replace_weights(model.state_dict())
@@ -237,7 +240,8 @@ class _Moves:
         if plan.assumption.dtypes or written or any(n.region.autocast for n in plan.nodes):
             what = ", ".join(f"{a} to {b}" for a, b in (*self.dtypes.items(), *self.devices.items()))
             raise HalfError(
-                f"this half can't go from {what}: forward reads or names dtypes or devices, or makes tensors of its own, and may run "
+                f"this half can't go from {what}: forward reads or names dtypes or devices, or makes tensors of its "
+                f"own, and may run "
                 "otherwise there. Move the model, prepare the split there, and save the half again"
             )
 
@@ -280,7 +284,8 @@ def _refuse_unfit(mine: Mapping[str, torch.Tensor], given: Mapping[str, torch.Te
     if wrong:
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise HalfError(
-            f"these weights don't fit the half, and nothing was replaced: {wrong[0]}{more}. Give the state dict of the model that it is of"
+            f"these weights don't fit the half, and nothing was replaced: {wrong[0]}{more}. Give the state dict of "
+            f"the model that it is of"
         )
 
 
@@ -296,13 +301,15 @@ def load(
     compile_options: Mapping[str, Any] | None = None,
     trust_native_code: bool = False,
 ) -> Half:
-    """The half that `SplitRuntime.save` wrote to a file, ready to run; nothing that the file says is run, and no model code is needed.
+    """The half that `SplitRuntime.save` wrote to a file, ready to run without the model's code; nothing that the file says is run.
 
-    Tensors are mapped from the file, and read from the disk when they are first used. `weights`: others, from a state dict or another
+    Tensors are mapped from the file, and read from the disk when they are first used. `weights`: others, from a
+    state dict or another
     safetensors file, by the model's names; needed where the half was saved without. `device` and `dtype`: where to, as `.to()`.
     `allow`: the Python classes and functions that the file may name, as "module:qualname", and op libraries, as "library::*"; they
     are imported. `plain`: where containers of the inputs or outputs are of classes that are not allowed, take and give dicts and
-    tuples. `mode` and `compile_options` are those of `prepare_split`; packages compiled ahead of time are native code, and are taken
+    tuples. `mode` and `compile_options` are those of `prepare_split`; packages compiled ahead of time are native
+    code, and are taken
     from a `cache_dir` only with `trust_native_code`.
 
     Raises `HalfError` for a file that is not a half, that names what is not allowed, or whose ops are not here as they were.
@@ -320,7 +327,8 @@ def load(
     need("format" in data, "it has no format")
     if data["format"] != FORMAT:
         raise HalfError(
-            f"this half has format {str(data['format'])[:20]}, and this Ariadne ({VERSION}) reads format {FORMAT}. Save it with this "
+            f"this half has format {str(data['format'])[:20]}, and this Ariadne ({VERSION}) reads format {FORMAT}. "
+            f"Save it with this "
             "version, or load it with the one that saved it"
         )
     need(data.keys() == _KEYS, "its data have other parts than expected")
@@ -387,7 +395,8 @@ def _tell(made_by: Mapping[str, str]) -> None:
     other = [f"{who} {made_by[who]} (here {here[who]})" for who in here if _minor(made_by[who]) != _minor(here[who])]
     if other:
         warnings.warn(
-            f"this half was saved with {' and '.join(other)}; all its ops are here as they were, but results may differ in the last bits",
+            f"this half was saved with {' and '.join(other)}; all its ops are here as they were, but results may differ in the "
+            "last bits",
             stacklevel=3,
         )
 
@@ -489,7 +498,8 @@ def _runtime(
 
 def _no_capture(example: Any, train: bool, like: Any) -> Any:
     raise InputError(
-        f"no plan in this half's file serves batch {example.batch} {'with' if train else 'without'} gradients, in the modes and with the "
+        f"no plan in this half's file serves batch {example.batch} {'with' if train else 'without'} gradients, in the "
+        f"modes and with the "
         "dtypes of this call, and a half can't capture one. Run the split in such a way before it is saved, or name such inputs in "
         "save(..., examples=...)"
     )

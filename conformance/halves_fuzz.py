@@ -2,8 +2,10 @@
 
     python -m conformance.halves_fuzz 10000 --seed 3
 
-mutates the halves of two small nets so often, and holds what `ariadne.load` promises: it refuses with `HalfError`, or gives a half, and
-meanwhile imports nothing, opens nothing else, runs no source but what it wrote itself, and asks for no more memory than a small file can need.
+mutates the halves of two small nets so often, and holds what `ariadne.load` promises: it refuses with `HalfError`,
+or gives a half, and
+meanwhile imports nothing, opens nothing else, runs no source but what it wrote itself, and asks for no more memory
+than a small file can need.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from ariadne.halves.weights import KEY
 LIES: tuple[Any, ...] = (
     None, True, -1, 0, 1, 2**31, 2**62, 2**63, 2**64, 10**19, "", "x", "__import__", "exec", "import os", "a\nb", "a#b", "\u202e",
     "aten.from_file.default", "aten.set_.source_Tensor", "aten.add.out", "aten._print.default", "python.os.system", "os:system",
-    "builtins:eval", "B**B**B", "9**9**9**9", "__import__('os').getpid()", "open('/etc/passwd')", "().__class__", "((((((((((B))))))))))",
+    "builtins:eval", "B**B**B", "9**9**9**9", "__import__('os').getpid()", "open('/etc/passwd')", "().__class__",
+    "((((((((((B))))))))))",
     "math.factorial(10**9)", "torch", "cuda:99", "meta", "torch.float4", [], {}, [[]], {"ref": ["x", None]}, {"expr": "B"},
     {"float": "nan"}, {"float": "0x1p99999"}, {"device": "cpu:7"}, {"slice": [None, None, None]}, {"dict": [[1, 2]]},
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A plan that holds one side of a cut, as data, and back: every name, number and op of it is looked at before anything is made of it."""
+"""A plan of one side as data, and back: every name, number and op is looked at before anything is made of it."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ def _told_node(node: TraceNode) -> dict[str, Any]:
 
 
 _PLAN_KEYS = (
-    "signature first shared cast reachable sized_by_data cut batch traced_batch batches grad_enabled training captured_by input_spec "
-    "inputs literals tied_inputs values nodes stores output_spec output constants objects assumption"
+    "signature first shared cast reachable sized_by_data cut batch traced_batch batches grad_enabled training captured_by "
+    "input_spec inputs literals tied_inputs values nodes stores output_spec output constants objects assumption"
 ).split()
 _NODE_KEYS = frozenset("op args out kwargs module call region writes may_alias witness unpack seeded".split())
 
@@ -151,7 +151,8 @@ class SideReader:
         was, now = text(schema, "a schema"), ops.schema_of(op)
         if was != now and not _has_grown(was, now):
             raise HalfError(
-                f"the op {target!r} is another one here (torch {torch.__version__}): where the half was saved it was {was!r}, here it is "
+                f"the op {target!r} is another one here (torch {torch.__version__}): where the half was saved it was "
+                f"{was!r}, here it is "
                 f"{now!r}. Save the half with this version of torch"
             )
         return op

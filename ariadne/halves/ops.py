@@ -1,4 +1,4 @@
-"""Which ops a file may name: those of torch and of known op libraries that compute tensors from what they are given, and no more."""
+"""Which ops a file may name: those of torch and known op libraries that compute tensors from what they are given."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ DENIED = frozenset(
     _nested_tensor_from_tensor_list _mkldnn_reshape _lazy_clone _reshape_copy as_strided_ _reshape_alias _print
     _test_autograd_multiple_dispatch _foobar pin_memory _pin_memory is_pinned _cslt_compress rename rename_""".split()
 )
-_TEXTS = frozenset(("mode", "padding", "equation", "approximate", "reduction", "rounding_mode", "indexing", "reduce", "padding_mode",
-                    "ord", "p", "side", "padding_side", "driver", "UPLO", "norm", "assert_msg", "interpolation", "pad_mode"))  # fmt: skip
+_TEXTS = frozenset(
+    """mode padding equation approximate reduction rounding_mode indexing reduce padding_mode ord p side padding_side driver UPLO
+    norm assert_msg interpolation pad_mode""".split()
+)
 _DUNDERS = frozenset(f"__{i}{op}__" for i in ("", "i") for op in ("and", "or", "xor", "lshift", "rshift"))
 _NUMBERS = (bool, int, float, complex, Expr)
 _PLAIN = {
@@ -60,7 +62,8 @@ def find(target: str, spaces: Collection[str] = ()) -> OpOverload:
     space, name, overload = parts
     if space not in SPACES and space not in spaces:
         raise HalfError(
-            f"this half uses the op {target!r} of the library {space!r}. If you trust it and who made the file, import the library and "
+            f"this half uses the op {target!r} of the library {space!r}. If you trust it and who made the file, "
+            f"import the library and "
             f"load the half with allow=[{space + '::*'!r}]"
         )
     need((not name.startswith("__") or name in _DUNDERS) and not overload.startswith("__"), f"{target!r} names no op")

@@ -33,7 +33,7 @@ Place = tuple[str, str, str]  # kind, module path, name
 
 @dataclass(frozen=True)
 class Cut:
-    """One plan of a split as the runtime has it: with its cut, the model as it was at capture, and what one side knows of the other."""
+    """One plan of a split: its cut, the model as it was at capture, and what one side knows of the other."""
 
     plan: TracePlan
     candidate: SplitCandidate
@@ -43,7 +43,7 @@ class Cut:
 
 @dataclass
 class Slot:
-    """A tensor of the half: the places where it is kept, first the one that plans read; whether it trains, and is in state dicts."""
+    """A tensor of the half: the places where it is kept, first the one that plans read; whether it is in state dicts."""
 
     places: list[Place]
     tensor: torch.Tensor
@@ -103,7 +103,8 @@ def side_of(cut: Cut, name: str, model: nn.Module) -> Side:
     missing = [n for n in plan.given if n in values]
     if missing and prefix:
         raise HalfError(
-            f"an input of forward is a {type(plan.given[missing[0]]).__name__}, which is neither a tensor nor a plain value, and can't "
+            f"an input of forward is a {type(plan.given[missing[0]]).__name__}, which is neither a tensor nor a plain "
+            f"value, and can't "
             "be kept in a file; pass tensors and numbers"
         )
     plan = replace(
@@ -155,7 +156,8 @@ def _refuse_op(node: TraceNode) -> None:
     why = ops.refusal(ops.resolve(node.target))
     if why:
         raise HalfError(
-            f"forward runs {node.target} (in {node.module or 'the model itself'}), which a file may not name: {why}. Write it in other ops"
+            f"forward runs {node.target} (in {node.module or 'the model itself'}), which a file may not name: {why}. "
+            f"Write it in other ops"
         )
 
 
@@ -210,7 +212,8 @@ def _refuse_moved(plan: TracePlan, candidate: SplitCandidate, part: Part, other:
         if names:
             where = ".".join(str(o) for o in names[0].origin if o != "")
             raise FrontierError(
-                f"the halves at {candidate.split_id} can't part: {where!r} is written by the {writer.name} and used by the {reader.name}, "
+                f"the halves at {candidate.split_id} can't part: {where!r} is written by the {writer.name} and used "
+                f"by the {reader.name}, "
                 "and each file would have one of its own. Cut elsewhere, or keep both sides in one process"
             )
 
@@ -257,7 +260,7 @@ def save(
     *,
     keep: bool = True,
 ) -> None:
-    """Write one side of a split: its plans, and the tensors of the model that they read (their names and types alone, if not `keep`).
+    """Write one side of a split: its plans, and the tensors that they read (their names and types alone, if not `keep`).
 
     `about` is plain data that stands in the file as it is.
     """

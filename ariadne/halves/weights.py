@@ -1,6 +1,7 @@
 """Tensors in a file: in the safetensors format, each once, and read by memory map.
 
-A tensor that is dense and alone in its memory stands in the file under its own name, for any tool to see. One that shares memory with
+A tensor that is dense and alone in its memory stands in the file under its own name, for any tool to see. One that
+shares memory with
 others, has gaps, or is of a dtype that the format lacks is a view of bytes that stand under a name of their own; how it lies in
 them is part of the half's data. Tensors begin at multiples of 64 bytes, as torch's own do: kernels may round by that.
 """
@@ -79,7 +80,8 @@ def gather(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor]
             or t.is_quantized
         ):
             raise HalfError(
-                f"{name!r} is a {type(t).__name__} of layout {t.layout}; a file keeps plain dense tensors. Make it one, or run this "
+                f"{name!r} is a {type(t).__name__} of layout {t.layout}; a file keeps plain dense tensors. Make it "
+                f"one, or run this "
                 "half beside the model"
             )
         if t.is_meta:
@@ -132,8 +134,8 @@ def view_of(raw: torch.Tensor, at: Row) -> torch.Tensor:
         raw.dim() == 1 and raw.dtype is torch.uint8 and int(last) * size <= int(raw.numel()),
         f"{at.key!r} does not hold what lies in it",
     )
-    need(raw.storage_offset() == 0 and raw.numel() % size == 0, f"{at.key!r} is no whole number of elements")
-    need(last > 0 or 0 in at.shape, "a tensor is malformed")
+    need(int(raw.storage_offset()) == 0 and int(raw.numel()) % size == 0, f"{at.key!r} is no whole number of elements")
+    need(bool(last > 0) or 0 in at.shape, "a tensor is malformed")
     return torch.as_strided(raw.view(at.dtype), at.shape, at.strides, at.offset)
 
 
@@ -256,7 +258,8 @@ def parsed(file: File) -> dict[str, Any]:
         if isinstance(error, HalfError):
             raise
         raise HalfError(
-            f"this is not a half as Ariadne writes it: its data can't be read ({str(error)[:80]}). Save it again, or refuse who sent it"
+            f"this is not a half as Ariadne writes it: its data can't be read ({str(error)[:80]}). Save it again, or "
+            f"refuse who sent it"
         ) from None
     need(type(found) is dict, "its data are no object")
     return dict(found)
