@@ -311,7 +311,7 @@ class Shared(nn.Module):
 def test_state_that_one_side_writes_and_the_other_reads_keeps_the_halves_together(tmp_path: Path) -> None:
     runtime = ariadne.prepare_split(Shared().train(), (torch.randn(3, 4),), split="after:mid")
     with pytest.raises(
-        FrontierError, match=r"can't part: 'norm.num_batches_tracked' is written by the prefix and used by the suffix"
+        FrontierError, match=r"can't part: 'norm\.\w+' is written by the prefix and used by the suffix"
     ):
         runtime.save(tmp_path / "p", side="prefix")
     assert not (tmp_path / "p").exists()

@@ -208,7 +208,7 @@ def _refuse_moved(plan: TracePlan, candidate: SplitCandidate, part: Part, other:
 
     for writer, reader in ((part, other), (other, part)):
         both = touched(writer, True) & touched(reader, False)
-        names = [state[root] for root in both] + [v for at, v in read(reader).items() if at in stored(writer)]
+        names = [v for root, v in state.items() if root in both] + [v for at, v in read(reader).items() if at in stored(writer)]
         if names:
             where = ".".join(str(o) for o in names[0].origin if o != "")
             raise FrontierError(
