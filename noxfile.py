@@ -130,6 +130,8 @@ def fuzz(session: nox.Session) -> None:
     files = [f"conformance/test_{name}.py" for name in ("random_networks", "state_machine", "views_and_writes")]
     env = {"ARIADNE_HYPOTHESIS_PROFILE": profile, "ARIADNE_FUZZ_RESULTS": str(Path("results/fuzz.jsonl").resolve())}
     Path("results").mkdir(exist_ok=True)
+    env |= {"ARIADNE_HALVES_FUZZ": {"smoke": "150", "full": "5000", "nightly": "500000"}[profile]}
+    files.append("conformance/test_halves.py::test_mutated_files_are_refused_or_decoded")
     session.run("pytest", *files, *options, env=offline(session) | ONE_THREAD | env)
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ariadne.boundary import BoundaryPayload, ReplayBoundary, register_boundary_serializer
     from ariadne.errors import AriadneError
     from ariadne.frontier import SplitCandidate
+    from ariadne.half import Half, load
     from ariadne.plan import TraceNode, TracePlan
     from ariadne.prepare import prepare_split, prepare_split_replay, validate_dynamic_batches
     from ariadne.runtime import RuntimeCacheKey, SplitRuntime
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AriadneError",
     "BoundaryPayload",
+    "Half",
     "ReplayBoundary",
     "RuntimeCacheKey",
     "SplitCandidate",
@@ -48,6 +50,7 @@ __all__ = [
     "SplitSpec",
     "TraceNode",
     "TracePlan",
+    "load",
     "prepare_split",
     "prepare_split_replay",
     "register_boundary_serializer",
@@ -59,6 +62,7 @@ __all__ = [
 _HOMES = {
     "AriadneError": "errors",
     "BoundaryPayload": "boundary",
+    "Half": "half",
     "ReplayBoundary": "boundary",
     "RuntimeCacheKey": "runtime",
     "SplitCandidate": "frontier",
@@ -66,6 +70,7 @@ _HOMES = {
     "SplitSpec": "spec",
     "TraceNode": "plan",
     "TracePlan": "plan",
+    "load": "half",
     "prepare_split": "prepare",
     "prepare_split_replay": "prepare",
     "register_boundary_serializer": "boundary",

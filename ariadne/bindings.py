@@ -16,6 +16,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ariadne.expr import Expr
 from ariadne.plan import Ref, TraceNode, TracePlan, substitute
@@ -39,8 +40,15 @@ class _Catcher(ProxyTorchDispatchMode):
     """Catches the first op that reaches the dispatcher, and stops there."""
 
     def __init__(self) -> None:
-        super().__init__(None, "real", pre_dispatch=True)  # type: ignore[arg-type]
+        # Not the tracer's own `__init__`, which imports torch's compilers: 10 s, for a setting that nothing here asks for.
+        TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)
+        self.pre_dispatch, self.enter_stack = True, []
+        self._mode_key = torch._C._TorchDispatchModeKey.PROXY
         self.seen: tuple[Any, tuple[Any, ...], dict[str, Any]] | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing compiles what is caught here, and to be skipped brings in the compiler
 
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **(kwargs or {}))
@@ -89,7 +97,7 @@ class Binder:
         try:
             args = substitute(node.args, self._dummy)
             kwargs = {k: substitute(v, self._dummy) for k, v in node.kwargs}
-        except (KeyError, RuntimeError, ValueError, TypeError):
+        except (KeyError, RuntimeError, ValueError, TypeError, ArithmeticError):
             return self._overload(op)
         for binding in _candidates(op, node.target):
             if self._same(binding, op, args, kwargs):

@@ -34,7 +34,7 @@ class BoundaryPayload:
     """
 
     __slots__ = ("_consumed", "_disturbed", "_graph", "_held", "_noted", "_shared", "batch", "labels", "plan_signature",
-                 "raw", "requires_grad", "split_id")  # fmt: skip
+                 "raw", "requires_grad", "split_id", "weights")  # fmt: skip
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class BoundaryPayload:
         self.split_id, self.plan_signature, self.batch = split_id, plan_signature, batch
         self.labels, self.raw, self.requires_grad = labels, raw, requires_grad
         self._graph, self._held = graph, _NOTHING
+        self.weights = ""  # a digest of the weights of the model that the prefix is of, where it was loaded from a file
         self._consumed: tuple[str, ...] = ()
         self._shared: list[tuple[torch.Tensor, torch.Tensor]] = []  # leaves, with what waits for the prefix's part
         self._noted: list[
@@ -149,6 +150,8 @@ class BoundaryPayload:
             "labels": self.labels,
             "requires_grad": self.requires_grad,
         }
+        if self.weights:
+            header["weights"] = self.weights
         with torch.no_grad():
             first = {id(t): label for label, t in reversed(self.tensors.items())}
             tensors = {label: t.detach() for label, t in self.tensors.items() if first[id(t)] == label}
@@ -188,6 +191,7 @@ class BoundaryPayload:
             raise PayloadError(
                 f"the payload wants a gradient of {shown(odd)}, which is no tensor of floats in it; refuse the sender"
             )
+        found.weights = str(header.get("weights", ""))[:64]
         return found
 
     def __repr__(self) -> str:

@@ -15,9 +15,9 @@ from ariadne import tree
 from ariadne.bindings import Binder, Binding
 from ariadne.errors import WitnessError
 from ariadne.expr import FUNCTIONS, Expr
-from ariadne.frontier import SplitCandidate
 from ariadne.held import Attribute
-from ariadne.lower import HELPERS, Namespace
+from ariadne.names import HELPERS, Namespace
+from ariadne.part import Part
 from ariadne.plan import PLAIN, Ref, Region, Store, TraceNode, TracePlan, Value, uses
 from ariadne.recorder import WHOLE
 from ariadne.strided import own
@@ -38,13 +38,9 @@ class Source:
     returns: tuple[str, ...]
 
 
-def emit(plan: TracePlan, candidate: SplitCandidate, side: str, model: nn.Module) -> Source:
-    """The source of one side of a cut: `side` is prefix or suffix."""
-    prefix = side == "prefix"
-    nodes = plan.nodes[: candidate.cut] if prefix else plan.nodes[candidate.cut :]
-    parameters = tuple(name for _, name in plan.inputs) if prefix else candidate.live
-    writer = _Writer(plan, model, side)
-    return writer.write(nodes, parameters, candidate)
+def emit(plan: TracePlan, part: Part, model: nn.Module) -> Source:
+    """The source of one part of a plan."""
+    return _Writer(plan, model).write(part)
 
 
 def broken_witness(found: Any, expected: Any, target: str, module: str) -> WitnessError:
@@ -62,8 +58,8 @@ def same_data(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 class _Writer:
-    def __init__(self, plan: TracePlan, model: nn.Module, side: str) -> None:
-        self.plan, self.side = plan, side
+    def __init__(self, plan: TracePlan, model: nn.Module) -> None:
+        self.plan = plan
         self.submodule = functools.cache(model.get_submodule)
         self.namespace: dict[str, Any] = {}
         self.names = Namespace(set(plan.values) | {plan.batch_symbol} | HELPERS)
@@ -80,10 +76,13 @@ class _Writer:
             self.namespace[self.bound[key]] = thing
         return self.bound[key]
 
-    def write(self, nodes: Sequence[TraceNode], parameters: tuple[str, ...], candidate: SplitCandidate) -> Source:
-        prefix = self.side == "prefix"
-        final = candidate.live if prefix else tuple(n for n in uses(self.plan.output))
-        stores = self._stores(nodes, prefix)
+    def write(self, part: Part) -> Source:
+        nodes, parameters, final, stores = (
+            part.nodes(self.plan),
+            part.takes,
+            part.final(self.plan),
+            part.stores(self.plan),
+        )
         kept = set(final) | {name for store in stores for name in uses(store.atoms)}
         made_here = set(parameters) | {n for node in nodes for n in node.outputs}
         last: dict[str, int] = {}
@@ -92,14 +91,13 @@ class _Writer:
                 if name in made_here:
                     last[name] = i
         symbol = self.plan.batch_symbol
-        if prefix and self.plan.keeps_inputs:
+        if part.start == 0 and self.plan.keeps_inputs:
             self.handed_in = self.names.new("handed_in")
             parameters = (*parameters, self.handed_in)
-        head = f"def {self.side}({', '.join((symbol, *parameters))}):"
+        head = f"def {part.name}({', '.join((symbol, *parameters))}):"
         body: list[tuple[Region, str]] = []
-        if not prefix:
-            for name in candidate.written:
-                body.append((PLAIN, f"{name} = own({name})  # the suffix writes into it; the boundary keeps its own"))
+        for name in part.written:
+            body.append((PLAIN, f"{name} = own({name})  # the {part.name} writes into it; the boundary keeps its own"))
         dead = [n for n in parameters if n not in last and n not in kept and n != self.handed_in]
         if dead and nodes:
             body.append((PLAIN, f"del {', '.join(dead)}"))
@@ -117,19 +115,14 @@ class _Writer:
             holder = module.__dict__ if letter == "a" else module._buffers
             table = self.use(holder, f"{letter}_{store.path or 'model'}", (letter, store.path))
             body.append((PLAIN, f"{table}[{store.name!r}] = {self._nested(store.spec, store.atoms)}"))
-        if prefix:
-            body.append((PLAIN, f"return ({''.join(f'{n}, ' for n in candidate.live)})"))
+        if part.gives is not None:
+            body.append((PLAIN, f"return ({''.join(f'{n}, ' for n in part.gives)})"))
         else:
             body.append((PLAIN, f"return {self._nested(self.plan.output_spec, self.plan.output)}"))
         lines = [head, *self._regions(body)]
         self.namespace.update(broken_witness=broken_witness, identical=tree.identical, same_data=same_data, own=own)
         self.namespace.update(FUNCTIONS)
-        return Source(self.side, "\n".join(lines) + "\n", self.namespace, parameters, candidate.live if prefix else ())
-
-    def _stores(self, nodes: Sequence[TraceNode], prefix: bool) -> list[Store]:
-        """The stores of this side."""
-        cut = len(nodes) if prefix else len(self.plan.nodes) - len(nodes)
-        return [s for s in self.plan.stores if self.plan.stored_before(cut, s) == prefix]
+        return Source(part.name, "\n".join(lines) + "\n", self.namespace, parameters, part.gives or ())
 
     def _put(self, store: Store) -> str:
         """The statement that puts something into a container."""
@@ -191,7 +184,7 @@ class _Writer:
             asked = node.target
             if asked == "aten.sym_size.int":
                 maker = self.plan.definitions.get(node.args[0].name)
-                asked = f"size {node.args[1]} of {self.plan.nodes[maker].target if maker is not None else 'an input'}"
+                asked = f"size {node.args[1]} of {self.plan.node(node.args[0].name).target if maker is not None else 'an input'}"
             lines.append(f"if {differs}: raise broken_witness({name}, {expected}, {asked!r}, {node.module!r})")
         return lines
 

@@ -18,6 +18,7 @@ The tree, most general first::
       TrainingError        (RuntimeError)  parameters or optimizers that can't be trained split
       CompileError         (RuntimeError)  a segment that the compiler refused
       VerificationError    (RuntimeError)  split and whole were compared, and differ
+      HalfError            (ValueError)    a half that can't be kept in a file, or a file that can't be loaded as one
       VisualizationError   (RuntimeError)  a picture that could not be made, for want of a program
 
 Each message says what was asked, what was found, and what to do.
@@ -91,6 +92,10 @@ class CompileError(AriadneError, RuntimeError):
 
 class VerificationError(AriadneError, RuntimeError):
     """The split and the whole model were run on the same input, and their results differ."""
+
+
+class HalfError(AriadneError, ValueError):
+    """A half that a file can't hold, a file that is not a half, or a half that can't run here; nothing was run."""
 
 
 class VisualizationError(AriadneError, RuntimeError):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-import keyword
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,10 +16,11 @@ from torch.utils._sympy.printers import PythonPrinter
 from ariadne import tree
 from ariadne.effects import Change, Place, Put, refused
 from ariadne.errors import UnsupportedError, named
-from ariadne.expr import FUNCTIONS, Expr
+from ariadne.expr import Expr
 from ariadne.followed import Spent
 from ariadne.foreseen import Dims, Foresight
 from ariadne.held import DEPTH, LEAVES, SIMPLE, Attribute, held, is_a, is_followed, is_opaque, lasts
+from ariadne.names import HELPERS, Namespace
 from ariadne.plan import (
     Assumption,
     Batches,
@@ -43,27 +41,6 @@ _NUMBERS = (bool, int, float, complex)
 _CONSTANTS = (type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format, *_NUMBERS)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _END = 2**63 - 1
-HELPERS = frozenset("broken_witness identical same_data own set_grad_enabled autocast".split())  # of generated code
-
-
-class Namespace:
-    """The one owner of names in a plan: valid, unique, and never those of Python or of an op."""
-
-    def __init__(self, reserved: set[str]) -> None:
-        self.taken = reserved | set(keyword.kwlist) | set(dir(builtins)) | set(FUNCTIONS)
-        self.counts: dict[str, int] = {}
-
-    def new(self, wanted: str) -> str:
-        """A fresh name as near to `wanted` as can be."""
-        base = re.sub(r"\W", "_", wanted).lstrip("_") or "value"
-        if base[0].isdigit():
-            base = f"m{base}"
-        name = base
-        while name in self.taken:
-            self.counts[base] = self.counts.get(base, 0) + 1
-            name = f"{base}_{self.counts[base]}"
-        self.taken.add(name)
-        return name
 
 
 def state_tensors(snapshot: Snapshot) -> dict[int, tuple[str, tuple[Any, ...]]]:

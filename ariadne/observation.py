@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.capture import Example
 from ariadne.errors import TrainingError
+from ariadne.example import Example
 from ariadne.strided import own
 from ariadne.verify import difference
 

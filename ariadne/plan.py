@@ -306,6 +306,25 @@ class Assumption:
     switches: tuple[tuple[str, Any], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """What a plan that holds one part of another's ops has to know of that one.
+
+    `part`: prefix or suffix. `first`: how many ops came before. `signature`: that of the whole plan. `shared`: its parameters, as
+    (module path, name), that another part reads too; `cast` those of them that autocast may cast for both. `reachable`: the
+    positions of the crossing values that may share memory with an input or an output of the model; `sized_by_data`: (label, dim)
+    of the crossing sizes that follow data.
+    """
+
+    part: str
+    first: int
+    signature: str
+    shared: tuple[tuple[str, str], ...] = ()
+    cast: tuple[str, ...] = ()
+    reachable: tuple[int, ...] = ()
+    sized_by_data: frozenset[tuple[str, int]] = frozenset()
+
+
 @dataclass(frozen=True, eq=False)
 class TracePlan:
     """A captured forward: `nodes` over `values`, from input leaves to the output tree, for every batch in `batches`.
@@ -316,6 +335,7 @@ class TracePlan:
     `given`: the inputs that are neither tensors nor plain values, which calls must repeat. `tied_inputs`: pairs of input
     leaves that were one and the same tensor.
     `captured_by` is symbolic, observed or observed-per-batch; `not_captured_by` says why the earlier ways did not serve.
+    `apart`: where it holds one part of another plan's ops alone, what it has to know of that plan.
     """
 
     batch_symbol: str
@@ -340,15 +360,25 @@ class TracePlan:
     objects: Mapping[str, Any] = field(default_factory=dict, repr=False)
     given: Mapping[str, Any] = field(default_factory=dict, repr=False)
     tied_inputs: tuple[tuple[int, int], ...] = ()
+    apart: Apart | None = None
+
+    @property
+    def first(self) -> int:
+        """The index of its first op: not 0 where it holds a later part of another plan's ops, which keep their numbers."""
+        return 0 if self.apart is None else self.apart.first
+
+    def between(self, start: int, stop: int) -> tuple[TraceNode, ...]:
+        """The ops of these indices."""
+        return self.nodes[start - self.first : stop - self.first]
 
     @cached_property
     def definitions(self) -> dict[str, int]:
         """For each value that an op makes, the index of that op."""
-        return {name: i for i, node in enumerate(self.nodes) for name in node.outputs}
+        return {name: i for i, node in enumerate(self.nodes, self.first) for name in node.outputs}
 
     def node(self, name: str) -> TraceNode:
         """The op that makes the value `name`."""
-        return self.nodes[self.definitions[name]]
+        return self.nodes[self.definitions[name] - self.first]
 
     def stored_before(self, cut: int, store: Store) -> bool:
         """Whether a prefix of so many ops does a store: it has all that the store needs. Else the suffix does it.
@@ -364,7 +394,7 @@ class TracePlan:
         carries = self.training and self.grad_enabled and store.table != "input"
         names = {*uses((store.atoms, store.needs))} if carries else set()
         if any(n in self.definitions and self.values[n].requires_grad for n in names):
-            return len(self.nodes)
+            return self.first + len(self.nodes)
         return made
 
     @property
@@ -403,6 +433,8 @@ class TracePlan:
         unless forward runs other ops there, or makes tensors on the CPU wherever its inputs are. Which values were views is left
         out, too: it decides how gradients are added up, and not what the ops are.
         """
+        if self.apart is not None:
+            return self.apart.signature
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ariadne import tree
-from ariadne.capture import Captured, Example, capture
+from ariadne.capture import capture
 from ariadne.errors import BatchError, InputError, SpecError, VerificationError, named
+from ariadne.example import Captured, Example
 from ariadne.frontier import frontiers
 from ariadne.held import is_a
 from ariadne.plan import TracePlan

@@ -14,6 +14,7 @@ import torch
 from ariadne.codegen import emit
 from ariadne.errors import AriadneError, SpecError
 from ariadne.frontier import SplitCandidate
+from ariadne.part import SIDES, parts
 from ariadne.runtime import SplitRuntime
 from ariadne.state import Snapshot
 from ariadne.visualization import chart, page, render
@@ -132,7 +133,7 @@ def _sources(runtime: SplitRuntime, found: Profile, most: int) -> dict[int, tupl
     kept = {}
     for cut, c in first.items():
         try:
-            kept[cut] = tuple(emit(runtime.plan, c, side, runtime.model).text for side in ("prefix", "suffix"))
+            kept[cut] = tuple(emit(runtime.plan, part, runtime.model).text for part in parts(runtime.plan, (c,), SIDES))
         except AriadneError:  # the page says that it has none
             continue
     return {cut: (sides[0], sides[1]) for cut, sides in kept.items()}

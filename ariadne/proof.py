@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.capture import Captured, Example
 from ariadne.errors import VerificationError
+from ariadne.example import Captured, Example
 from ariadne.plan import TracePlan
 from ariadne.scripted import is_scripted
 from ariadne.state import Snapshot

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -18,19 +18,22 @@ from torch import nn
 from ariadne import training, tree, visualization
 from ariadne.baseline import Baseline, state_types
 from ariadne.boundary import BoundaryPayload
-from ariadne.capture import Captured, Example
+from ariadne.codegen import Source
 from ariadne.compiled import CompileReport, SegmentReport, cuda_graphs
 from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError, SpecError, TrainingError
+from ariadne.example import Captured, Example
 from ariadne.expr import Expr
 from ariadne.frontier import SplitCandidate, frontiers, with_trainable
 from ariadne.guards import explain
+from ariadne.halves.save import Cut, save, side_of, slots
 from ariadne.held import follow, is_a
+from ariadne.part import SIDES
 from ariadne.plan import TracePlan, Value, short_dtype
 from ariadne.proof import prove
 from ariadne.select import select
 from ariadne.spec import Boundary, CompileOptions, ExecutionMode, parse_boundary
 from ariadne.state import Snapshot
-from ariadne.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device
+from ariadne.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device, told_apart
 from ariadne.visualization import Depth, Detail, View
 
 MOST_PLANS = 16
@@ -117,12 +120,14 @@ class SplitRuntime:
     @property
     def prefix_source(self) -> str:
         """The prefix as Python source."""
-        return self._now[self.settings.spec.trainable].prefix_source.text
+        source: Source = self._now[self.settings.spec.trainable].prefix_source
+        return source.text
 
     @property
     def suffix_source(self) -> str:
         """The suffix as Python source."""
-        return self._now[self.settings.spec.trainable].suffix_source.text
+        source: Source = self._now[self.settings.spec.trainable].suffix_source
+        return source.text
 
     @property
     def cache_key(self) -> RuntimeCacheKey:
@@ -423,6 +428,70 @@ class SplitRuntime:
             shared=[p for p in variant.shared() if p.requires_grad] if optimizer is not None else (),
         )
 
+    # --- files ----------------------------------------------------------------------------------------------------
+
+    def save(
+        self, path: str | os.PathLike[str], *, side: str, weights: bool = True, examples: Sequence[Any] = ()
+    ) -> None:
+        """Write one side, "prefix" or "suffix", to a safetensors file, which `ariadne.load` reads without the model's code.
+
+        All plans that this runtime has are in the file: those of `prepare_split`, and those that calls needed since; and those that
+        each of `examples` needs, a tuple of positional inputs or a pair of such a tuple and a dict of keywords.
+        Without `weights` the file
+        has the names and types of the tensors alone. The file takes its place when it is whole.
+
+        Raises `SpecError` for another side, `HalfError` for what a file can't hold, `FrontierError` where one side writes what the
+        other reads.
+
+        >>> runtime.save("edge.safetensors", side="prefix")
+        """
+        if side not in SIDES:
+            raise SpecError(f"side is 'prefix' or 'suffix'; found {side!r}")
+        for example in examples:
+            self._cover(example)
+        spec = self.settings.spec
+        save(
+            path,
+            side,
+            self.model,
+            self._cuts(),
+            {"batches": [*spec.batch_range], "trainable": spec.trainable},
+            keep=weights,
+        )
+
+    def prefix_state_dict(self) -> dict[str, torch.Tensor]:
+        """The part of the model's `state_dict()` that the prefix uses: its parameters and buffers, detached, by name.
+
+        >>> torch.save(runtime.prefix_state_dict(), "edge.pt")
+        """
+        return self._state_dict("prefix")
+
+    def suffix_state_dict(self) -> dict[str, torch.Tensor]:
+        """The part of the model's `state_dict()` that the suffix uses: its parameters and buffers, detached, by name."""
+        return self._state_dict("suffix")
+
+    def _state_dict(self, side: str) -> dict[str, torch.Tensor]:
+        cuts = self._cuts()
+        used = {id(slot.tensor) for slot in slots(self.model, [(side_of(cut, side, self.model), cut) for cut in cuts])}
+        return {n: t.detach() for n, t in self.model.state_dict(keep_vars=True).items() if id(t) in used}
+
+    def _cuts(self) -> list[Cut]:
+        """All plans, the first one first, with what their sides know of each other."""
+        if self.plan.apart is not None:
+            raise SpecError(
+                "this is a half already, whose tensors are all its own: copy its file, or take its state_dict()"
+            )
+        variants = (self._main, *(v for v in self._variants if v is not self._main))
+        return [Cut(v.plan, v.candidate, self._plans[v.plan][1], told_apart(v.plan, v.candidate)) for v in variants]
+
+    def _cover(self, example: Any) -> None:
+        """Capture what plans a call with these inputs needs, with and without gradients, as this runtime has them."""
+        args, kwargs = example if len(example) == 2 and isinstance(example[1], dict) else (example, {})
+        for training_now in {v.plan.grad_enabled and v.serves(True) for v in self._variants} | {False}:
+            with torch.set_grad_enabled(training_now):
+                if self._now[training_now].enter(args, kwargs) is None:
+                    self._enter_anew(args, kwargs, training_now)
+
     # --- cutting elsewhere ----------------------------------------------------------------------------------------
 
     def resplit(
@@ -484,7 +553,7 @@ class SplitRuntime:
         chosen: SplitCandidate | None = None,
     ) -> Variant:
         if chosen is None or chosen not in candidates:
-            chosen = self._choose(plan, candidates)
+            chosen = candidates[0] if plan.apart is not None else self._choose(plan, candidates)
         return Variant(plan, candidates, chosen, self.model, baseline, self.settings)
 
     def _add(self, variant: Variant) -> None:
@@ -545,7 +614,7 @@ class SplitRuntime:
                     self._now[training] = variant
                     return variant, entered
             base = self._now[training]
-            for guard in (base.prefix_guard, base.suffix_guard):
+            for guard in base.guards:
                 if not guard():
                     guard.explain()
             lo, hi = self.settings.spec.batch_range

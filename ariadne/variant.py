@@ -13,12 +13,14 @@ from torch import nn
 from ariadne import switches
 from ariadne.baseline import Baseline
 from ariadne.boundary import BoundaryPayload
-from ariadne.codegen import emit
+from ariadne.codegen import Source, emit
 from ariadne.compiled import SegmentReport, compiled
 from ariadne.errors import AriadneError, BoundaryError, GuardError, ModuleError, SpecError, TrainingError, named
+from ariadne.expr import Expr
 from ariadne.frontier import SplitCandidate
 from ariadne.guards import ModuleGuard, entrance
-from ariadne.plan import TraceNode, TracePlan, Value, short_dtype, uses
+from ariadne.part import SIDES, parameters_read, parts
+from ariadne.plan import Apart, TraceNode, TracePlan, Value, short_dtype, uses
 from ariadne.prune import Groups
 from ariadne.ragged import sizes_of
 from ariadne.segment import load
@@ -51,8 +53,23 @@ class Settings:
             object.__setattr__(self, "compile_options", dict(self.compile_options))
 
 
+class Absent:
+    """Stands for a side of a cut that is not here: whatever is asked of it raises `SpecError`."""
+
+    def __init__(self, here: str) -> None:
+        self.here, self.there = here, SIDES[here == SIDES[0]]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise SpecError(
+            f"this is the {self.here} alone, and that call needs the {self.there}: load it from its own file, here or where it runs"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return self()
+
+
 class Variant:
-    """One plan, cut: its guards, its segments, and what it assumes."""
+    """One plan, cut: its guards, its segments, and what it assumes. Where the plan holds one side alone, the other is `Absent`."""
 
     def __init__(self, plan: TracePlan, candidates: tuple[SplitCandidate, ...], candidate: SplitCandidate,
                  model: nn.Module, baseline: Baseline, settings: Settings) -> None:  # fmt: skip
@@ -60,49 +77,56 @@ class Variant:
         self.settings = settings
         self.key = (plan.signature, candidate.split_id)
         self.moved, self.modules = baseline.types, baseline.modules
-        self.prefix_guard = ModuleGuard(plan, range(candidate.cut), baseline)
-        self.suffix_guard = ModuleGuard(plan, range(candidate.cut, len(plan.nodes)), baseline)
+        self.parts = {
+            p.name: p for p in parts(plan, (candidate,), SIDES) if plan.apart is None or plan.apart.part == p.name
+        }
+        nobody: Any = Absent(plan.apart.part) if plan.apart is not None else None
+        guards = {p.name: ModuleGuard(plan, range(p.start, p.stop), baseline) for p in self.parts.values()}
+        self.prefix_guard, self.suffix_guard = (guards.get(name, nobody) for name in SIDES)
+        self.enter, self.suffix_state = nobody, nobody
         try:
-            nodes = nodes_of(plan, candidate, "suffix")
-            self.suffix_state = StateGuard(plan, candidate.cut, nodes, model, baseline, self.suffix_guard.modules)
-            self.enter = entrance(plan, model, baseline)
-            self.prefix_source = emit(plan, candidate, "prefix", model)
-            self.suffix_source = emit(plan, candidate, "suffix", model)
-            self.reads = reads = {side: reads_of(plan, candidate, side) for side in ("prefix", "suffix")}
+            if "suffix" in guards:
+                nodes, paths = self.parts["suffix"].nodes(plan), guards["suffix"].modules
+                self.suffix_state = StateGuard(plan, candidate.cut, nodes, model, baseline, paths)
+            if "prefix" in guards:
+                self.enter = entrance(plan, model, baseline)
+            sources = {p.name: emit(plan, p, model) for p in self.parts.values()}
+            self.prefix_source, self.suffix_source = (sources.get(name, nobody) for name in SIDES)
+            self.reads = {p.name: parameters_read(plan, p) for p in self.parts.values()}
             module = cache(model.get_submodule)
             self._slots = {
-                side: [(module(path)._parameters, key) for path, key in found] for side, found in reads.items()
+                side: [(module(path)._parameters, key) for path, key in found] for side, found in self.reads.items()
             }
         except (AttributeError, LookupError, TypeError):  # a module or a tensor of the plan is gone: say which
-            self.prefix_guard.explain()
-            self.suffix_guard.explain()
+            for guard in guards.values():
+                guard.explain()
             raise
         # A compiler makes views of its own; what it computes is near the whole model's, and not the same.
         copied = candidate.written if settings.mode != "compiled" else ()
         self.copied = tuple((candidate.live.index(name), name) for name in copied if plan.values[name].differentiable)
-        self.cast = tuple(_cast_twice(plan, candidate))
-        self.reachable = tuple(_reachable(plan, candidate))
-        self.sized_by_data = frozenset(
-            (node.args[0].name, node.args[1])
-            for node in plan.nodes
-            if node.is_witness and node.target == "aten.sym_size.int"
-        )
+        known = plan.apart or told_apart(plan, candidate)
+        self.cast, self.reachable, self.sized_by_data = known.cast, known.reachable, known.sized_by_data
+        self._shared = [(module(path)._parameters, key) for path, key in known.shared] if plan.apart else None
         self._switches = switches.readers(plan.assumption.switches)
         label = f"{candidate.split_id} of {type(model).__name__}"
         self.reports: list[SegmentReport] = []
-        if settings.mode == "debug_interpreter":
-            self.prefix: Callable[..., Any] = Interpreter(plan, candidate, "prefix", model)
-            self.suffix: Callable[..., Any] = Interpreter(plan, candidate, "suffix", model)
-            return
-        if settings.mode == "compiled":
-            self.reports = [SegmentReport(side, candidate.split_id) for side in ("prefix", "suffix")]
-            sides = zip((self.prefix_source, self.suffix_source), self.reports, strict=True)
-            self.prefix, self.suffix = (
-                compiled(source, plan, nodes_of(plan, candidate, source.name), label, settings.compile_options, report)
-                for source, report in sides
-            )
-            return
-        self.prefix, self.suffix = load(self.prefix_source, label), load(self.suffix_source, label)
+
+        def segment(source: Source) -> Callable[..., Any]:
+            part = self.parts[source.name]
+            if settings.mode == "debug_interpreter":
+                return Interpreter(plan, part, model)
+            if settings.mode == "compiled":
+                self.reports.append(SegmentReport(source.name, candidate.split_id))
+                return compiled(source, plan, part.nodes(plan), label, settings.compile_options, self.reports[-1])
+            return load(source, label)
+
+        segments = {name: segment(source) for name, source in sources.items()}
+        self.prefix, self.suffix = (segments.get(name, nobody) for name in SIDES)
+
+    @property
+    def guards(self) -> list[ModuleGuard]:
+        """The guards of the sides that are here."""
+        return [g for g in (self.prefix_guard, self.suffix_guard) if not isinstance(g, Absent)]
 
     def serves(self, training: bool) -> bool:
         """Whether it may be used for training (or for inference, if not `training`).
@@ -172,30 +196,33 @@ class Variant:
                 )
 
     def parameters(self, side: str) -> list[nn.Parameter]:
-        """The parameters that the ops of one side read now, each once."""
+        """The parameters that the ops of one side read now, each once; of a side that is not here, those that it shares."""
+        if side not in self._slots:
+            return self.shared()
         return _present(self._slots[side])
 
     def shared(self) -> list[nn.Parameter]:
         """The parameters that both sides read now, each once, wherever they are kept."""
+        if self._shared is not None:
+            return _present(self._shared)
         mine = {id(p) for p in self.parameters("prefix")}
         return [p for p in self.parameters("suffix") if id(p) in mine]
 
 
-def nodes_of(plan: TracePlan, candidate: SplitCandidate, side: str) -> tuple[TraceNode, ...]:
-    """The ops of one side of a cut."""
-    return tuple(plan.nodes[: candidate.cut] if side == "prefix" else plan.nodes[candidate.cut :])
-
-
-def reads_of(plan: TracePlan, candidate: SplitCandidate, side: str) -> dict[tuple[str, str], None]:
-    """The parameters that one side of a cut reads, as (module path, name), in the order of their first use."""
-    nodes = nodes_of(plan, candidate, side)
-    values = (plan.values.get(name) for node in nodes for name in node.reads)
-    return {(v.origin[0], v.origin[1]): None for v in values if v is not None and v.kind == "parameter"}
+def told_apart(plan: TracePlan, candidate: SplitCandidate, part: str = "", first: int = 0) -> Apart:
+    """What a side of a cut has to know of the other, save for the parameters that both read, which only the model shows."""
+    sized = frozenset(
+        (node.args[0].name, node.args[1])
+        for node in plan.nodes
+        if node.is_witness and node.target == "aten.sym_size.int"
+    )
+    cast, reachable = tuple(_cast_twice(plan, candidate)), tuple(_reachable(plan, candidate))
+    return Apart(part, first, plan.signature, (), cast, reachable, sized)
 
 
 def keeps_sides(plan: TracePlan, candidate: SplitCandidate, main: Mapping[str, Mapping[tuple[str, str], None]]) -> bool:
     """Whether every parameter that another cut of the same model has on one side alone stays on that side."""
-    here = {side: reads_of(plan, candidate, side) for side in main}
+    here = {p.name: parameters_read(plan, p) for p in parts(plan, (candidate,), SIDES)}
     known = {p for side in main for p in main[side]}
     return all(p not in known or p in main[side] for side in main for p in here[side])
 
@@ -313,7 +340,8 @@ def _check_value(
         if expected.dtype.is_floating_point:
             kinds |= floats
         if not proven:  # what a real run showed may follow its data, as the steps of a packed sequence do
-            sizes = [None if isinstance(d, int) else size for d, size in zip(expected.shape, sizes, strict=True)]
+            plain = [isinstance(d, Expr) and d.source.isidentifier() for d in expected.shape]  # not one fitted to runs
+            sizes = [size if held else None for held, size in zip(plain, sizes, strict=True)]
         sizes = [None if i in free else size for i, size in enumerate(sizes)]
         wrong = (
             value.is_nested

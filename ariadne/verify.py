@@ -11,31 +11,28 @@ from torch import nn
 from ariadne import tree
 from ariadne.errors import WitnessError
 from ariadne.expr import Expr
-from ariadne.frontier import SplitCandidate
 from ariadne.held import follow, place
+from ariadne.part import Part
 from ariadne.plan import Ref, Region, Store, TracePlan, substitute
 from ariadne.recorder import WHOLE
 from ariadne.strided import own
 
 
 class Interpreter:
-    """One side of a cut as a callable that evaluates the plan op by op, through torch's dispatcher.
+    """One part of a plan as a callable that evaluates the plan op by op, through torch's dispatcher.
 
     Slow, and simple enough to be read at a glance: it is what generated code is held against.
     """
 
-    def __init__(self, plan: TracePlan, candidate: SplitCandidate, side: str, model: nn.Module) -> None:
-        self.plan, self.candidate, self.side, self.model = plan, candidate, side, model
+    def __init__(self, plan: TracePlan, part: Part, model: nn.Module) -> None:
+        self.plan, self.part, self.model = plan, part, model
 
     def __call__(self, batch: int, *given: Any) -> Any:
-        plan, prefix = self.plan, self.side == "prefix"
-        names = [n for _, n in plan.inputs] if prefix else list(self.candidate.live)
-        *given, kept = (*given, None) if not (prefix and plan.keeps_inputs) else given  # type: ignore[assignment]
-        env: dict[str, Any] = {plan.batch_symbol: batch, **dict(zip(names, given, strict=True))}
-        if not prefix:
-            env.update({n: own(env[n]) for n in self.candidate.written})
-        nodes = plan.nodes[: self.candidate.cut] if prefix else plan.nodes[self.candidate.cut :]
-        for node in nodes:
+        plan, part = self.plan, self.part
+        *given, kept = (*given, None) if not (part.start == 0 and plan.keeps_inputs) else given  # type: ignore[assignment]
+        env: dict[str, Any] = {plan.batch_symbol: batch, **dict(zip(part.takes, given, strict=True))}
+        env.update({n: own(env[n]) for n in part.written})
+        for node in part.nodes(plan):
             args = substitute(node.args, lambda a: self._value(a, env))
             kwargs = {k: substitute(v, lambda a: self._value(a, env)) for k, v in node.kwargs}
             with ExitStack() as stack:
@@ -61,12 +58,11 @@ class Interpreter:
                     raise WitnessError(
                         f"{node.target} gave {expected!r} at capture, now it gives {out!r}; prepare again"
                     )
-        for store in plan.stores:
-            if plan.stored_before(self.candidate.cut, store) == prefix:
-                leaves = [substitute(a, lambda r: self._value(r, env)) for a in store.atoms]
-                self._store(store, tree.unflatten(leaves, store.spec), kept)
-        if prefix:
-            return tuple(env[n] for n in self.candidate.live)
+        for store in part.stores(plan):
+            leaves = [substitute(a, lambda r: self._value(r, env)) for a in store.atoms]
+            self._store(store, tree.unflatten(leaves, store.spec), kept)
+        if part.gives is not None:
+            return tuple(env[n] for n in part.gives)
         return tree.unflatten([substitute(a, lambda r: self._value(r, env)) for a in plan.output], plan.output_spec)
 
     def _store(self, store: Store, value: Any, given: Any) -> None:

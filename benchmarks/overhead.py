@@ -24,7 +24,8 @@ from torch import nn
 import model_zoo
 from ariadne import SplitSpec, prepare_split
 from ariadne.boundary import BoundaryPayload
-from ariadne.capture import Example, symbolic
+from ariadne.capture import symbolic
+from ariadne.example import Example
 from ariadne.frontier import frontiers
 from ariadne.runtime import SplitRuntime
 from benchmarks.memory import peak

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad, graph
 from torch.utils.checkpoint import checkpoint
 
 from ariadne import BoundaryPayload, SplitRuntime, SplitSpec, prepare_split, prepare_split_replay, tree
-from ariadne.capture import Example, observe
+from ariadne.capture import observe
 from ariadne.errors import (
     AriadneError,
     BatchError,
@@ -30,6 +30,7 @@ from ariadne.errors import (
     UnsupportedError,
     WitnessError,
 )
+from ariadne.example import Example
 from ariadne.expr import Expr
 from ariadne.generalize import disagreement
 from ariadne.plan import Batches

@@ -69,8 +69,9 @@ def backward(package: str, module: str, source: str) -> list[str]:
 
 
 def foreign(source: str) -> list[str]:
-    """The imports from anywhere but Python, torch and Ariadne."""
-    return [n for n in imported(source) if n.split(".")[0] not in {*sys.stdlib_module_names, "torch", "ariadne"}]
+    """The imports from anywhere but Python, torch, safetensors and Ariadne."""
+    known = {*sys.stdlib_module_names, "torch", "safetensors", "ariadne"}
+    return [n for n in imported(source) if n.split(".")[0] not in known]
 
 
 SOURCES = {
@@ -102,7 +103,7 @@ def test_nothing_imports_backwards(package: str) -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES)
-def test_the_runtime_imports_python_torch_and_itself_only(path: str) -> None:
+def test_the_runtime_imports_python_torch_safetensors_and_itself_only(path: str) -> None:
     assert not foreign(SOURCES[path])
 
 
@@ -149,7 +150,7 @@ def test_importing_what_captures_loads_no_compiler_and_no_package_but_those_that
     # torch's symbolic sizes are sympy's expressions, and every capture asks for them.
     # Python's own, too, whose name says what it was built for, and so is not in the list.
     found = {name.split(".")[0] for name in own if not name.startswith("_sysconfigdata_")}
-    assert found - sys.stdlib_module_names <= {"ariadne", "torch", "sympy", "mpmath"}
+    assert found - sys.stdlib_module_names <= {"ariadne", "torch", "sympy", "mpmath", "safetensors"}
 
 
 def test_each_public_name_and_each_module_is_found_when_it_is_asked_for() -> None:

@@ -50,10 +50,10 @@ def direct(*tables: str) -> list[Requirement]:
     return [r for r in map(Requirement, texts) if r.name != PYPROJECT["project"]["name"]]
 
 
-def test_the_distribution_is_named_and_needs_torch_only() -> None:
+def test_the_distribution_is_named_and_needs_torch_and_safetensors_only() -> None:
     project = PYPROJECT["project"]
     assert project["name"] == "ariadne-runtime"
-    assert [r.name for r in direct("project")] == ["torch"]
+    assert [r.name for r in direct("project")] == ["torch", "safetensors"]
     assert {"zoo", "integration", "visualization"} <= set(project["optional-dependencies"])
     assert (ROOT / "ariadne" / "py.typed").is_file()
 

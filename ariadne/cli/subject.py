@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.capture import Captured, Example
 from ariadne.cli import inputs
 from ariadne.cli.output import ModelError, UsageError, progress
 from ariadne.errors import AriadneError, nearest
+from ariadne.example import Captured, Example
 from ariadne.observation import Given, Inputs, Loss, seed_all, varied
 from ariadne.plan import short_dtype
 from ariadne.prepare import captured, prepare_split

@@ -9,13 +9,26 @@ from types import MappingProxyType
 
 from conformance.bench import Bench
 from conformance.cases import Case
-from conformance.checks import autocast, debug, forward, guards, inputs, left, payload, rows, source, train, twice
+from conformance.checks import (
+    autocast,
+    debug,
+    forward,
+    guards,
+    halves,
+    inputs,
+    left,
+    payload,
+    rows,
+    source,
+    train,
+    twice,
+)
 from conformance.checks.base import Check, refuses
 from conformance.oracle import is_out_of_memory
 from conformance.state import undisturbed
 from conformance.statuses import Finding, Status, Stop
 
-_MODULES = (autocast, debug, forward, guards, inputs, left, payload, rows, source, train, twice)
+_MODULES = (autocast, debug, forward, guards, halves, inputs, left, payload, rows, source, train, twice)
 CHECKS: Mapping[str, Check] = MappingProxyType({module.CHECK.name: module.CHECK for module in _MODULES})
 LAST_LINES = 12
 

@@ -21,7 +21,7 @@ PASSED = Finding(Status.PASS)
 # Classes by which a target refuses what it can't do, by name: a target need not be Ariadne. A boundary or an argument that it
 # does not take, or a split that it found to be wrong itself, is no refusal.
 REFUSALS = frozenset(
-    {"CaptureError", "UnsupportedError", "FrontierError", "GuardError", "CompileError", "TrainingError"}
+    {"CaptureError", "UnsupportedError", "FrontierError", "GuardError", "CompileError", "TrainingError", "HalfError"}
 )
 
 

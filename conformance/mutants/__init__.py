@@ -18,6 +18,7 @@ from conformance.mutants import (
     captures,
     containers,
     entrances,
+    files,
     penalties,
     plans,
     preparations,
@@ -40,6 +41,7 @@ _MODULES = (
     preparations,
     captures,
     containers,
+    files,
     penalties,
     reaches,
 )

@@ -17,14 +17,14 @@ from torch import nn
 import ariadne
 from ariadne.baseline import Baseline
 from ariadne.boundary import BoundaryPayload
-from ariadne.capture import Captured, Example
 from ariadne.codegen import Source
 from ariadne.compiled import SegmentReport, compiled
+from ariadne.example import Captured, Example
 from ariadne.frontier import SplitCandidate, frontiers
 from ariadne.plan import TraceNode, TracePlan, Value
 from ariadne.runtime import SplitRuntime
 from ariadne.segment import load
-from ariadne.variant import Variant, nodes_of
+from ariadne.variant import Variant
 
 Segment = Callable[..., Any]
 
@@ -117,7 +117,7 @@ class Planted(SplitRuntime):
             split_id = variant.candidate.split_id
             label = f"{split_id} of {type(self.model).__name__}"
             if self.settings.mode == "compiled":
-                report, nodes = SegmentReport(side, split_id), nodes_of(variant.plan, variant.candidate, side)
+                report, nodes = SegmentReport(side, split_id), variant.parts[side].nodes(variant.plan)
                 segment = compiled(source, variant.plan, nodes, label, self.settings.compile_options, report)
             else:
                 segment = load(source, label)

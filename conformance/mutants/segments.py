@@ -10,6 +10,7 @@ import torch
 
 from ariadne.codegen import Source, emit
 from ariadne.frontier import SplitCandidate
+from ariadne.part import SIDES, parts
 from ariadne.plan import Ref, TracePlan
 from ariadne.variant import Variant
 from ariadne.verify import Interpreter
@@ -93,7 +94,7 @@ class LostOp(Planted):
 
     def in_variant(self, variant: Variant) -> None:
         plan = _without_first_op(variant.plan, variant.candidate.cut)
-        self.recode(variant, "suffix", emit(plan, variant.candidate, "suffix", self.model))
+        self.recode(variant, "suffix", emit(plan, parts(plan, (variant.candidate,), SIDES)[1], self.model))
 
 
 class _Then(torch.autograd.Function):
@@ -157,9 +158,10 @@ class WrittenPayload(Planted):
 
     def in_variant(self, variant: Variant) -> None:
         candidate = replace(variant.candidate, written=())
-        self.recode(variant, "suffix", emit(variant.plan, candidate, "suffix", self.model))
+        part = parts(variant.plan, (candidate,), SIDES)[1]
+        self.recode(variant, "suffix", emit(variant.plan, part, self.model))
         if isinstance(variant.suffix, Interpreter):
-            variant.suffix = Interpreter(variant.plan, candidate, "suffix", self.model)
+            variant.suffix = Interpreter(variant.plan, part, self.model)
 
 
 class OtherStrides(Planted):

@@ -1,0 +1,46 @@
+"""`ariadne save`: one side of a cut becomes a file that needs no model code."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+
+from ariadne.cli.options import Commands, boundary, model_command
+from ariadne.cli.output import Answer, size
+from ariadne.cli.subject import load
+from ariadne.spec import parse_boundary
+
+ABOUT = "write one side of a cut to a file, to be loaded without the model's code"
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    made = model_command(commands, "save", ABOUT, run)
+    made.add_argument("cut", metavar="CUT", help="where to cut: its number, after:layer3, percent:50, 50%%, auto")
+    made.add_argument("--side", choices=("prefix", "suffix"), required=True, help="which side to write")
+    made.add_argument("--out", metavar="FILE", required=True, help="where to, such as edge.safetensors")
+    made.add_argument("--no-weights", action="store_true", help="the names and types of the tensors alone")
+
+
+def run(options: Namespace) -> Answer:
+    """Split, and save."""
+    asked = boundary(options.cut)
+    parse_boundary(asked)
+    subject = load(options)
+    runtime = subject.prepared(asked)
+    runtime.save(options.out, side=options.side, weights=not options.no_weights)
+    c, nbytes = runtime.candidate, os.path.getsize(options.out)
+    after = f", after {c.after}" if c.after else ""
+    ops = c.prefix_ops if options.side == "prefix" else c.suffix_ops
+    text = f"{options.out}: the {options.side} of {subject.name}, {c.split_id}{after}, {ops} ops, {size(nbytes)}"
+    data = {
+        "file": options.out,
+        "bytes": nbytes,
+        "model": subject.name,
+        "side": options.side,
+        "split_id": c.split_id,
+        "after": c.after,
+        "ops": ops,
+        "signature": runtime.plan.signature,
+    }
+    return Answer(text, data)

@@ -1,0 +1,330 @@
+"""Saving: one side of a split becomes a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne import tree
+from ariadne.baseline import Baseline, shown
+from ariadne.errors import FrontierError, HalfError, ModuleError
+from ariadne.frontier import SplitCandidate
+from ariadne.halves import ops, weights
+from ariadne.halves.form import NOTHING, Side, told_side
+from ariadne.part import SIDES, Part, parameters_read, parts
+from ariadne.plan import Apart, Store, TraceNode, TracePlan, Value, uses
+from ariadne.prune import Groups
+from ariadne.recorder import WHOLE
+from ariadne.tensors import asks_sizes
+
+FORMAT = 1
+VERSION = "0.1.0"
+_UNNAMED = ("aten.sym_size.int", WHOLE)
+Place = tuple[str, str, str]  # kind, module path, name
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One plan of a split: its cut, the model as it was at capture, and what one side knows of the other."""
+
+    plan: TracePlan
+    candidate: SplitCandidate
+    baseline: Baseline
+    apart: Apart
+
+
+@dataclass
+class Slot:
+    """A tensor of the half: the places where it is kept, first the one that plans read; whether it is in state dicts."""
+
+    places: list[Place]
+    tensor: torch.Tensor
+    persistent: bool
+
+
+def origin_of(value: Value) -> Place:
+    """Where a half keeps a tensor of the model: plain attributes become buffers that no state dict has."""
+    path, key, *steps = value.origin
+    if value.kind != "attribute":
+        return value.kind, path, key
+    plain = "_".join(str(s[1] if isinstance(s, tuple) else s) for s in (key, *steps))
+    return "buffer", path, re.sub(r"\W", "_", plain)
+
+
+def held(model: nn.Module, value: Value) -> torch.Tensor:
+    """The tensor that the model has now for a value of its state."""
+    path, key, *steps = value.origin
+    module = model.get_submodule(path)
+    found: Any = (
+        module.__dict__[{"parameter": "_parameters", "buffer": "_buffers"}[value.kind]]
+        if value.kind != "attribute"
+        else module.__dict__
+    )[key]
+    for step in steps:
+        found = getattr(found, step[1]) if isinstance(step, tuple) else found[step]
+    if not isinstance(found, torch.Tensor):
+        raise ModuleError(f"{shown(value.origin[1:])!r} of {path!r} is no tensor any more; prepare the split again")
+    return found
+
+
+def side_of(cut: Cut, name: str, model: nn.Module) -> Side:
+    """The plan that holds one side of a cut alone; `FrontierError` where that side can't do without the other's state."""
+    plan, candidate = cut.plan, cut.candidate
+    part, other = _both(plan, candidate, name)
+    _refuse_moved(plan, candidate, part, other)
+    nodes = part.nodes(plan)
+    for node in nodes:
+        _refuse_op(node)
+    _refuse_values(plan, part)
+    prefix = name == SIDES[0]
+    stores = tuple(s for store in part.stores(plan) for s in _stores(plan, store))
+    output = () if prefix else plan.output
+    used = {
+        n for node in nodes for n in (*node.reads, *node.outputs, *node.writes, *(a for p in node.may_alias for a in p))
+    }
+    used |= {*part.takes, *candidate.live, *uses(output), *(n for s in stores for n in uses(s.atoms))}
+    used |= {n for name in used if name in plan.values for n in uses(plan.values[name].shape)}
+    values = {n: _moved(v) for n, v in plan.values.items() if n in used}
+    mine = {origin_of(plan.values[n])[1:] for n, v in values.items() if v.is_state}
+    assumed = plan.assumption
+    wanting = assumed.requires_grad
+    if wanting is not None:
+        wanting = tuple((p, on) for p, on in wanting if (p.rpartition(".")[0], p.rpartition(".")[2]) in mine)
+    there = {id(p) for p in _parameters(model, plan, other)}
+    own = parameters_read(plan, part)
+    shared = tuple((p, k) for p, k in own if id(model.get_submodule(p)._parameters.get(k)) in there)
+    missing = [n for n in plan.given if n in values]
+    if missing and prefix:
+        raise HalfError(
+            f"an input of forward is a {type(plan.given[missing[0]].thing).__name__}, which is neither a tensor nor a plain "
+            f"value, and can't "
+            "be kept in a file; pass tensors and numbers"
+        )
+    plan = replace(
+        plan,
+        nodes=nodes,
+        values=values,
+        inputs=plan.inputs if prefix else (),
+        literals=plan.literals if prefix else (),
+        input_spec=plan.input_spec if prefix else NOTHING,
+        tied_inputs=plan.tied_inputs if prefix else (),
+        output=output,
+        output_spec=tree.Spec("tuple", tuple) if prefix else plan.output_spec,
+        calls=(),
+        stores=stores,
+        constants={n: t for n, t in plan.constants.items() if n in values},
+        objects={n: o for n, o in plan.objects.items() if n in values},
+        given={},
+        not_captured_by=(),
+        excluded=(),
+        assumption=replace(assumed, requires_grad=wanting, shapes=asks_sizes(plan, cut.baseline), classes=None),
+        apart=replace(cut.apart, part=name, first=0 if prefix else candidate.cut, shared=shared),
+    )
+    return Side(plan, candidate)
+
+
+def _refuse_values(plan: TracePlan, part: Part) -> None:
+    """Raise `HalfError` for what a file has no form for: containers that forward fills, nested tensors, classes of the user's own."""
+    inside = next((s for s in part.stores(plan) if s.inside), None)
+    if inside is not None:
+        raise HalfError(
+            f"forward puts something into a container ({inside.where}), which a file can't hold; return it, or keep it in a buffer"
+        )
+    names = {*part.takes, *(part.gives or ()), *(n for node in part.nodes(plan) for n in (*node.reads, *node.outputs))}
+    nested = next((n for n in sorted(names) if n in plan.values and plan.values[n].is_nested), None)
+    if nested is not None:
+        raise HalfError(
+            f"{nested!r} is a nested tensor, which a file can't hold; pass enable_nested_tensor=False, or cut elsewhere"
+        )
+    if plan.assumption.classes is not None and part.start == 0:
+        raise HalfError("an input is a tensor of a class of its own, which a file can't hold; pass plain tensors")
+
+
+def _both(plan: TracePlan, candidate: SplitCandidate, name: str) -> tuple[Part, Part]:
+    both = parts(plan, (candidate,), SIDES)
+    return both[SIDES.index(name)], both[1 - SIDES.index(name)]
+
+
+def _parameters(model: nn.Module, plan: TracePlan, part: Part) -> Iterator[nn.Parameter]:
+    for path, key in parameters_read(plan, part):
+        found = model.get_submodule(path)._parameters.get(key)
+        if found is not None:
+            yield found
+
+
+def _moved(value: Value) -> Value:
+    """A value with its state where the half keeps it."""
+    if value.kind != "attribute":
+        return value
+    kind, path, key = origin_of(value)
+    return replace(value, kind=kind, origin=(path, key))
+
+
+def _refuse_op(node: TraceNode) -> None:
+    if node.target in _UNNAMED or node.target.startswith("python."):
+        return
+    why = ops.refusal(ops.resolve(node.target))
+    if why:
+        raise HalfError(
+            f"forward runs {node.target} (in {node.module or 'the model itself'}), which a file may not name: {why}. "
+            f"Write it in other ops"
+        )
+
+
+def _stores(plan: TracePlan, store: Store) -> Iterator[Store]:
+    """What forward stores in an attribute: to the buffers that hold it here, where a plan reads it, or to the attribute itself."""
+    if store.table == "_buffers":
+        yield store
+        return
+    read = {
+        v.origin: v for v in plan.values.values() if v.kind == "attribute" and v.origin[:2] == (store.path, store.name)
+    }
+    if not read:
+        yield store
+        return
+    leaves = tree.unflatten([_Leaf(a) for a in store.atoms], store.spec)
+    for origin, value in read.items():
+        found = leaves
+        for step in origin[2:]:
+            found = getattr(found, step[1]) if isinstance(step, tuple) else found[step]
+        if not isinstance(found, _Leaf):
+            raise HalfError(
+                f"forward leaves {store.name!r} on {store.path!r} in another structure than it reads; keep one structure"
+            )
+        _, path, key = origin_of(value)
+        yield Store(path, "_buffers", key, tree.Spec(tree.LEAF), (found.atom,))
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    atom: Any
+
+
+def _refuse_moved(plan: TracePlan, candidate: SplitCandidate, part: Part, other: Part) -> None:
+    """Raise `FrontierError` where one side writes state that the other reads: two files would each have their own."""
+    groups = Groups(plan)
+    state = {groups.find(n): v for n, v in plan.values.items() if v.is_state}
+
+    def touched(one: Part, written: bool) -> set[str]:
+        names = (n for node in one.nodes(plan) for n in (node.writes if written else (*node.reads, *node.writes)))
+        return {groups.find(n) for n in names if n in groups.parent} & state.keys()
+
+    def stored(one: Part) -> set[tuple[Any, ...]]:
+        return {(s.path, s.name) for s in one.stores(plan)}
+
+    def read(one: Part) -> dict[tuple[Any, ...], Value]:
+        found = (plan.values.get(n) for node in one.nodes(plan) for n in node.reads)
+        return {v.origin[:2]: v for v in found if v is not None and v.is_state}
+
+    for writer, reader in ((part, other), (other, part)):
+        both = touched(writer, True) & touched(reader, False)
+        names = [v for root, v in state.items() if root in both] + [
+            v for at, v in read(reader).items() if at in stored(writer)
+        ]
+        if names:
+            where = ".".join(str(o) for o in names[0].origin if o != "")
+            raise FrontierError(
+                f"the halves at {candidate.split_id} can't part: {where!r} is written by the {writer.name} and used "
+                f"by the {reader.name}, "
+                "and each file would have one of its own. Cut elsewhere, or keep both sides in one process"
+            )
+
+
+def slots(model: nn.Module, sides: Sequence[tuple[Side, Cut]]) -> list[Slot]:
+    """The tensors that the plans of a half read or store, one for each that the model has."""
+    found: dict[int, Slot] = {}
+    persistent = cache(lambda path: model.get_submodule(path)._non_persistent_buffers_set)
+    taken: dict[Place, int] = {}
+
+    def add(place: Place, t: torch.Tensor, keep: bool) -> None:
+        if taken.setdefault(place, id(t)) != id(t):
+            raise HalfError(f"two tensors of the model would have the name {place[2]!r} in {place[1]!r}; rename one")
+        slot = found.setdefault(id(t), Slot([], t, keep))
+        if place not in slot.places:
+            slot.places.append(place)
+
+    for side, cut in sides:
+        for n in side.plan.values:
+            value = cut.plan.values[n]
+            if value.is_state:
+                kind, path, key = origin_of(value)
+                keep = value.kind == "parameter" or (value.kind == "buffer" and key not in persistent(path))
+                add((kind, path, key), held(model, value), keep)
+        for store in side.plan.stores:
+            table = model.get_submodule(store.path)._buffers if store.table == "_buffers" else {}
+            if (now := table.get(store.name)) is not None:
+                add(("buffer", store.path, store.name), now, store.name not in persistent(store.path))
+    for _, cut in sides:
+        for ties in cut.baseline.ties:
+            for path, where, key in ties:
+                now = model.get_submodule(path).__dict__[where].get(key)
+                if now is not None and id(now) in found:
+                    add((where[1:-1], path, key), now, found[id(now)].persistent)
+    return list(found.values())
+
+
+def save(
+    path: str | os.PathLike[str],
+    name: str,
+    model: nn.Module,
+    cuts: Iterable[Cut],
+    about: Mapping[str, Any],
+    *,
+    keep: bool = True,
+) -> None:
+    """Write one side of a split: its plans, and the tensors that they read (their names and types alone, if not `keep`).
+
+    `about` is plain data that stands in the file as it is.
+    """
+    sides = [(side_of(cut, name, model), cut) for cut in cuts]
+    kept = slots(model, sides)
+    constants = {f"constant {i} {n}": t for i, (s, _) in enumerate(sides) for n, t in s.plan.constants.items()}
+    named = {_key(slot): slot.tensor for slot in kept}
+    if keep:
+        tensors, rows = weights.gather({**named, **constants})
+    else:
+        tensors, rows = weights.gather(constants)
+        rows |= weights.laid_out(named)
+    targets = {
+        n.target
+        for s, _ in sides
+        for n in s.plan.nodes
+        if n.target not in _UNNAMED and not n.target.startswith("python.")
+    }
+    half = {
+        **about,
+        "format": FORMAT,
+        "ariadne": VERSION,
+        "torch": torch.__version__,
+        "part": name,
+        "model": type(model).__name__,
+        "weights": keep,
+        "digest": digest_of(model) if keep else "",
+        "ops": {t: ops.schema_of(ops.resolve(t)) for t in sorted(targets)},
+        "state": [
+            [[list(p) for p in slot.places], slot.persistent, slot.tensor.requires_grad, *rows[_key(slot)].told()]
+            for slot in kept
+        ],
+        "plans": [
+            told_side(s, {n: rows[f"constant {i} {n}"] for n in s.plan.constants}) for i, (s, _) in enumerate(sides)
+        ],
+    }
+    weights.write(path, json.dumps(half, separators=(",", ":")), tensors)
+
+
+def digest_of(model: nn.Module) -> str:
+    """A digest of all parameters and buffers of a model: halves of one model have the same one."""
+    return weights.digest([*model.named_parameters(), *model.named_buffers()])
+
+
+def _key(slot: Slot) -> str:
+    _, path, key = slot.places[0]
+    return f"{path}.{key}".removeprefix(".")

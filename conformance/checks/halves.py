@@ -1,0 +1,204 @@
+"""Halves as files: saved, loaded where the model's libraries can't be imported, run and trained, against the whole model."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import ariadne
+from ariadne import tree
+from conformance.bench import REFERENCE, Bench, Split
+from conformance.cases import Case
+from conformance.checks.base import PASSED, Check, at, hold, hold_moved, no_grad
+from conformance.compare import frozen, sharing
+from conformance.state import rng_moved, rng_state, seed_all
+from conformance.statuses import Finding, Status, Stop
+
+LIBRARIES = ("torchvision", "timm", "ultralytics", "transformers", "rfdetr")
+BATCHES, STEPS, MOMENTUM = (1, 2, 3, 8), 3, 0.9
+
+
+def run(bench: Bench, case: Case) -> Finding:
+    """Both halves from their files: at four batches, then three training steps, boundaries and gradients as bytes."""
+    bench.judge(case.training)
+    split = bench.split(case["cut"], case.training, trained=True)
+    trains = bench.trainable(case.training)
+    batches = [b for b in BATCHES if _runs(bench, split, case.training, b)]
+    examples = [bench.inputs(b) for b in (*batches, *([REFERENCE] if trains else ()))]
+    bench.side(case.training)
+    with tempfile.TemporaryDirectory() as folder:
+        halves = [_half(split, side, examples, Path(folder)) for side in ("prefix", "suffix")]
+        bench.facts["file_bytes"] = [(Path(folder) / side).stat().st_size for side in ("prefix", "suffix")]
+        for batch in batches:
+            _hold_forward(bench, case, split, halves, batch)
+        if not trains:
+            return PASSED
+        if halves[0].shared_parameters() or halves[1].shared_parameters():
+            bench.facts["tied_across"] = len(halves[0].shared_parameters())
+            return PASSED
+        halves = [_loaded(split, Path(folder) / side) for side in ("prefix", "suffix")]
+        _hold_training(bench, case, split, halves)
+    return PASSED
+
+
+def _runs(bench: Bench, split: Split, training: bool, batch: int) -> bool:
+    """Whether the whole model runs at a batch, and the split in one process, which is all that halves can be asked for."""
+    try:
+        seed_all(batch)
+        no_grad(bench.whole(training), bench.inputs(batch))
+    except Exception:  # the check `forward` says what it is
+        return False
+    args, kwargs = bench.inputs(batch)
+    bench.side(training)
+    split.forward(*args, **kwargs)
+    bench.side(training)
+    return True
+
+
+def _half(split: Split, side: str, examples: list[Any], folder: Path) -> Any:
+    split.runtime.save(folder / side, side=side, examples=examples)
+    return _loaded(split, folder / side)
+
+
+def _loaded(split: Split, path: Path) -> Any:
+    with hidden(LIBRARIES):
+        return ariadne.load(path, allow=_functions(split), plain=True)
+
+
+def _functions(split: Split) -> list[str]:
+    """The Python functions that the plans of a split call, which a file may name only with leave."""
+    found = set()
+    for plan in split.runtime._plans:
+        for thing in plan.objects.values():
+            owner = getattr(thing, "__self__", thing)
+            found.add(f"{owner.__module__}:{owner.__qualname__}")
+    return sorted(found)
+
+
+@contextmanager
+def hidden(libraries: tuple[str, ...]) -> Iterator[None]:
+    """Make libraries unimportable: what was imported of them is not found, and nothing can be."""
+    kept = {n: m for n, m in sys.modules.items() if n.partition(".")[0] in libraries}
+    for name in kept:
+        del sys.modules[name]
+    sys.modules.update(dict.fromkeys(libraries))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in libraries:
+            del sys.modules[name]
+        sys.modules.update(kept)
+
+
+def _hold_forward(bench: Bench, case: Case, split: Split, halves: list[Any], batch: int) -> None:
+    twin = bench.whole(case.training)
+    seed_all(batch)
+    expected = no_grad(twin, bench.inputs(batch))
+    after = rng_state()
+    if case.training:
+        halves = [_fresh(half) for half in halves]
+    args, kwargs = bench.inputs(batch)
+    seed_all(batch)
+    with hidden(LIBRARIES):
+        sent = halves[0].run_prefix(*args, **kwargs).to_bytes()
+        found = halves[1].run_suffix(ariadne.BoundaryPayload.from_bytes(sent))
+    where = f"batch {batch}, {at(split)}"
+    hold("output of the halves", expected, _as(expected, found), where)
+    _hold_state(twin, halves, where)
+    moved = rng_moved(after, rng_state())
+    if moved:
+        raise Stop(Status.FAIL_RNG, f"{where}: {moved}")
+
+
+def _fresh(half: Any) -> Any:
+    """A copy of a half, so that what a call moves in it is not there for the next."""
+    return copy.deepcopy(half)
+
+
+def _as(whole: Any, plain: Any) -> Any:
+    """What halves gave as dicts and tuples, in the containers of the model."""
+    leaves, spec = [*tree.leaves(plain)], tree.flatten(whole)[1]
+    if len(leaves) != spec.size:
+        raise Stop(Status.FAIL_STRUCTURE, f"the halves give {len(leaves)} values, the whole model {spec.size}")
+    return tree.unflatten(leaves, spec)
+
+
+def _hold_state(twin: nn.Module, halves: list[Any], where: str) -> None:
+    """Stop where a half's parameter, buffer or gradient is not the model's of that name."""
+    tensors = {
+        **dict(twin.named_parameters(remove_duplicate=False)),
+        **dict(twin.named_buffers(remove_duplicate=False)),
+    }
+    for half in halves:
+        mine = half.state_dict(keep_vars=True)
+        strange = sorted(mine.keys() - tensors.keys())
+        if strange:
+            raise Stop(Status.FAIL_STATE, f"the {half.part} holds {strange[0]!r}, which the model has not; {where}")
+        theirs = {n: tensors[n] for n in mine}
+        shared = [_sharing(found) for found in (theirs, mine)]
+        if shared[0] != shared[1]:
+            raise Stop(Status.FAIL_STATE, f"the {half.part}'s names share tensors otherwise: {shared}; {where}"[:600])
+        hold_moved(frozen({n: tensors[n] for n in mine}), frozen(dict(mine)), f"the {half.part}'s tensors, {where}")
+
+
+def _sharing(found: dict[str, torch.Tensor]) -> tuple[Any, Any]:
+    """Which names are one tensor, and which tensors lie in one memory."""
+    named: dict[int, list[str]] = {}
+    for name, t in found.items():
+        named.setdefault(id(t), []).append(name)
+    return [*named.values()], sharing([(n, t) for n, t in found.items() if t.numel()])
+
+
+def _hold_training(bench: Bench, case: Case, split: Split, halves: list[Any]) -> None:
+    twin, rate = bench.whole(case.training), bench.rate(case.training)
+    whole = torch.optim.SGD(twin.parameters(), lr=rate, momentum=MOMENTUM)
+    optimizers = [
+        torch.optim.SGD(p, lr=rate, momentum=MOMENTUM) if (p := [*half.parameters()]) else None for half in halves
+    ]
+    prefix, suffix = halves
+    for step in range(STEPS):
+        where = f"step {step}, {at(split)}"
+        kept: list[Any] = []
+        whole.zero_grad()
+        args, kwargs = bench.inputs(REFERENCE, 10 + step)
+        seed_all(step)
+        try:
+            output = twin(*args, **kwargs)
+            expected = bench.entry.loss(output)
+            expected.backward()
+        except Exception as error:
+            if not step:
+                raise
+            bench.facts["whole_ends"] = f"{type(error).__name__} in step {step}"
+            return
+        whole.step()
+        after = rng_state()
+        args, kwargs = bench.inputs(REFERENCE, 10 + step)
+
+        def loss_of(found: Any, _: Any, output: Any = output, kept: list[Any] = kept) -> Any:
+            kept.append(_as(output, found))
+            return bench.entry.loss(kept[0])
+
+        seed_all(step)
+        with hidden(LIBRARIES):
+            boundary = prefix.run_training_prefix(*args, **kwargs)
+            received = ariadne.BoundaryPayload.from_bytes(boundary.to_bytes())
+            loss, gradients = suffix.train_suffix(received, loss_fn=loss_of, optimizer=optimizers[1])
+            prefix.backward_prefix(boundary, gradients, optimizer=optimizers[0])
+        hold("output of the halves", frozen(output), frozen(kept[0]), where)
+        hold("loss", expected.detach(), loss, where)
+        _hold_state(twin, halves, where)
+        moved = rng_moved(after, rng_state())
+        if moved:
+            raise Stop(Status.FAIL_RNG, f"{where}: {moved}")
+
+
+CHECK = Check("halves", ("cut", "mode"), "both halves, from files and without the model's code, equal the model", run)
