@@ -14,8 +14,8 @@ from torch._ops import HigherOrderOperator
 from torch.autograd import forward_ad, graph
 
 from ariadne.errors import UnsupportedError, named
+from ariadne.switches import TORCH
 
-TORCH = ("torch.autograd", "torch.utils", "torch._", "torch.amp", "torch.fx", "ariadne")
 _ELSEWHERE = (
     "which acts on gradients in a way that no op shows; do it outside of the model, or use prepare_split_replay if the "
 )

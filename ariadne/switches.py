@@ -15,8 +15,7 @@ import torch
 import torch.backends.mha
 import torch.backends.opt_einsum
 
-from ariadne.refusals import TORCH
-
+TORCH = ("torch.autograd", "torch.utils", "torch._", "torch.amp", "torch.fx", "ariadne")  # parts that no result follows
 _CPU = torch.device("cpu")
 _modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
 
