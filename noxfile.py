@@ -131,7 +131,7 @@ def fuzz(session: nox.Session) -> None:
     env = {"ARIADNE_HYPOTHESIS_PROFILE": profile, "ARIADNE_FUZZ_RESULTS": str(Path("results/fuzz.jsonl").resolve())}
     Path("results").mkdir(exist_ok=True)
     env |= {"ARIADNE_HALVES_FUZZ": {"smoke": "150", "full": "5000", "nightly": "500000"}[profile]}
-    files.append("conformance/test_halves.py::test_mutated_files_are_refused_or_decoded")
+    files.append("conformance/unit/halves/test_halves.py::test_mutated_files_are_refused_or_decoded")
     session.run("pytest", *files, *options, env=offline(session) | ONE_THREAD | env)
 
 

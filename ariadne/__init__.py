@@ -31,13 +31,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ariadne.boundary import BoundaryPayload, ReplayBoundary, register_boundary_serializer
+    from ariadne.cut import SplitCandidate, SplitSpec
     from ariadne.errors import AriadneError
-    from ariadne.frontier import SplitCandidate
     from ariadne.half import Half, load
     from ariadne.plan import TraceNode, TracePlan
     from ariadne.prepare import prepare_split, prepare_split_replay, validate_dynamic_batches
     from ariadne.runtime import RuntimeCacheKey, SplitRuntime
-    from ariadne.spec import SplitSpec
 
 __all__ = [
     "AriadneError",

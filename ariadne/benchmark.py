@@ -26,11 +26,11 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload
+from ariadne.capture import Snapshot
+from ariadne.cut import CompileOptions, ExecutionMode, SplitSpec
 from ariadne.errors import SpecError, TrainingError
 from ariadne.prepare import prepare_split
 from ariadne.runtime import SplitRuntime
-from ariadne.spec import CompileOptions, ExecutionMode, SplitSpec
-from ariadne.state import Snapshot
 
 Loss = Callable[[Any, Any], torch.Tensor]
 What = Literal["direct_forward", "prefix_suffix", "suffix_replay", "suffix_training", "prefix_backward"]

@@ -12,21 +12,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from ariadne import training
-from ariadne.baseline import Baseline
 from ariadne.boundary import BoundaryPayload
+from ariadne.cut import SIDES, CompileOptions, ExecutionMode, SplitCandidate, SplitSpec, parse_boundary
 from ariadne.errors import BoundaryError, HalfError, InputError, SpecError, nearest
-from ariadne.frontier import SplitCandidate
+from ariadne.guards import Baseline
 from ariadne.halves import weights as files
 from ariadne.halves.atoms import Classes, count, flag, items, mapped, need, text
 from ariadne.halves.form import Side, SideReader
 from ariadne.halves.save import FORMAT, VERSION
 from ariadne.halves.weights import File, Row, parsed, row
-from ariadne.part import SIDES
 from ariadne.plan import TracePlan, Value
-from ariadne.runtime import SplitRuntime
-from ariadne.spec import CompileOptions, ExecutionMode, SplitSpec, parse_boundary
-from ariadne.variant import Settings
+from ariadne.runtime import Settings, SplitRuntime, training
 
 _KEYS = frozenset("format ariadne torch part model weights digest ops state plans batches trainable".split())
 Weights = str | os.PathLike[str] | Mapping[str, torch.Tensor]

@@ -11,18 +11,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ariadne import tree
-from ariadne.capture import capture
+from ariadne.capture import Captured, Example, Snapshot, capture
+from ariadne.compare import difference
+from ariadne.cut import ExecutionMode, Objective, SplitSpec, frontiers, parse_boundary
 from ariadne.errors import BatchError, InputError, SpecError, VerificationError, named
-from ariadne.example import Captured, Example
-from ariadne.frontier import frontiers
-from ariadne.held import is_a
+from ariadne.guards import is_a
 from ariadne.plan import TracePlan
-from ariadne.proof import AT_FAULT, prove
-from ariadne.runtime import SplitRuntime
-from ariadne.spec import ExecutionMode, Objective, SplitSpec, parse_boundary
-from ariadne.state import Snapshot
-from ariadne.variant import Settings
-from ariadne.verify import difference
+from ariadne.runtime import AT_FAULT, Settings, SplitRuntime, prove
 
 
 def prepare_split(

@@ -20,7 +20,7 @@ import torch
 
 import model_zoo
 from ariadne import prepare_split
-from ariadne.frontier import SplitCandidate
+from ariadne.cut import SplitCandidate
 from ariadne.runtime import SplitRuntime
 from benchmarks import environment, timing
 from benchmarks.jobs import failure

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from conformance.environment import Environment
+from conformance.suite.environment import Environment
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIABLES = ("ATEN_CPU_CAPABILITY", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "LD_PRELOAD", "CXX")

@@ -24,9 +24,9 @@ from torch import nn
 import model_zoo
 from ariadne import SplitSpec, prepare_split
 from ariadne.boundary import BoundaryPayload
-from ariadne.capture import symbolic
-from ariadne.example import Example
-from ariadne.frontier import frontiers
+from ariadne.capture import Example
+from ariadne.capture.ways import symbolic
+from ariadne.cut import frontiers
 from ariadne.runtime import SplitRuntime
 from benchmarks.memory import peak
 from benchmarks.statistics import ratio_of_pairs

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conformance.environment import Environment
-from conformance.results import plain, repair
+from conformance.suite.environment import Environment
+from conformance.suite.results import plain, repair
 
 Record = dict[str, Any]
 Key = tuple[Any, ...]

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks import environment
 from benchmarks.records import Record, append, key, read
 from benchmarks.variants import EAGER, NOISE, REFERENCE, Variant, find
-from conformance.environment import Environment
+from conformance.suite.environment import Environment
 
 ROOT = Path(__file__).resolve().parents[1]
 DIED = ("crashed", "timed out")

@@ -13,7 +13,7 @@ import pytest
 
 import model_zoo
 from ariadne import prepare_split
-from ariadne.frontier import frontiers
+from ariadne.cut import frontiers
 
 MODELS = ("nn/mlp10x64", "torchvision/mobilenet_v3_small", "torchvision/resnet18", "transformers/bert_tiny")
 

@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from conformance import lock, results, run, summary
-from conformance.environment import TARGETS
-from conformance.queries import compact
+from conformance.suite import lock, results, run, summary
+from conformance.suite.environment import TARGETS
+from conformance.suite.queries import compact
 
 
 def main(arguments: list[str]) -> int:
@@ -126,7 +126,7 @@ def shard(text: str) -> tuple[int, int]:
 
 def update_lock(path: Path) -> int:
     """Write every case of the matrix to the lock; the libraries of all families must be installed."""
-    from conformance import matrix  # noqa: PLC0415 - it imports torch, which no other command needs in this process
+    from conformance.suite import matrix  # noqa: PLC0415 - it imports torch, which no other command needs in this process
 
     found = list(matrix.all_cases())
     path.write_text(lock.text(found), encoding="utf-8")

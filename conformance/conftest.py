@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-import conformance.offline  # noqa: F401 - before torch and the model libraries, which read their settings as they are imported
+import conformance.suite.offline  # noqa: F401 - before torch and the model libraries, which read their settings as they are imported
 
 # isort: split
 import pytest

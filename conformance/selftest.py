@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from conformance import checks
-from conformance.bench import Bench
-from conformance.cases import Case
-from conformance.environment import ROOT, sources
 from conformance.mutants import MUTANTS
-from conformance.selftest_rules import RULES
-from conformance.statuses import Status
+from conformance.suite.bench import Bench
+from conformance.suite.cases import Case
+from conformance.suite.environment import ROOT, sources
+from conformance.suite.selftest_rules import RULES
+from conformance.suite.statuses import Status
 
 ARIADNE = "ariadne:prepare_split"
 NO_BUG = "conformance.mutants:no_bug"  # what mutants are made of, with nothing planted

@@ -21,7 +21,7 @@ from torch import nn
 
 import model_zoo
 from ariadne import SplitRuntime, SplitSpec, prepare_split
-from ariadne.verify import difference, largest_difference
+from ariadne.compare import difference, largest_difference
 from model_zoo import Entry
 
 REAL_MODELS = {

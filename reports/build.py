@@ -11,7 +11,7 @@ from typing import TypeVar
 from benchmarks import findings
 from benchmarks.findings import Mean, Place, Speed, Start, versus, versus_each
 from benchmarks.variants import AHEAD, COMPILE
-from conformance.environment import Environment
+from conformance.suite.environment import Environment
 from reports import (
     boundary,
     earlier,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from benchmarks.findings import Speed, Start, speeds, starts
 from benchmarks.statistics import FEWEST_PROCESSES, LEAST_DIFFERENCE, Interval, size_of
 from benchmarks.variants import EAGER, NOISE
-from conformance.cases import Case
-from conformance.environment import Environment
-from conformance.queries import compact
+from conformance.suite.cases import Case
+from conformance.suite.environment import Environment
+from conformance.suite.queries import compact
 from reports.document import Block, Cell, Prose, Section, Table, cells, not_measured
 from reports.equality import Judged, judged
 from reports.outcomes import FAIL, MISSING, PASS, WORST_FIRST

@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from conformance.cases import Case
-from conformance.queries import compact
-from conformance.report import reproduce
-from conformance.results import Result
-from conformance.verdict import expected, judge
+from conformance.suite.cases import Case
+from conformance.suite.queries import compact
+from conformance.suite.report import reproduce
+from conformance.suite.results import Result
+from conformance.suite.verdict import expected, judge
 from reports.document import Block, Cell, Matrix, Prose, Section, Square, Table, cells, not_measured
 from reports.outcomes import EXPECTED, FAIL, GLYPHS, MEANINGS, MISSING, PASS, TONES, UNEXPECTED, WORST_FIRST, outcome
 from reports.runs import Run

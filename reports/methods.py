@@ -8,7 +8,7 @@ from benchmarks.findings import STRAYED
 from benchmarks.records import Record
 from benchmarks.statistics import CONFIDENCE, FEWEST_PROCESSES, LEAST_DIFFERENCE, samples_needed
 from benchmarks.variants import ALL
-from conformance.environment import Environment
+from conformance.suite.environment import Environment
 from reports.document import Block, Commands, Download, Downloads, Prose, Section, Table, cells
 from reports.runs import Run
 from reports.words import plural

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.statuses import Status
-from conformance.verdict import Problem
+from conformance.suite.statuses import Status
+from conformance.suite.verdict import Problem
 
 PASS, FAIL, UNEXPECTED, MISSING, EXPECTED = "pass", "fail", "unexpected", "no result", "expected"
 WORST_FIRST = (FAIL, UNEXPECTED, MISSING, EXPECTED, PASS)

@@ -16,10 +16,10 @@ from typing import Any
 
 from benchmarks import records
 from benchmarks.records import Records
-from conformance import expectations, lock, results
-from conformance.environment import Environment
-from conformance.expectations import Expectation
-from conformance.results import Results
+from conformance.suite import expectations, lock, results
+from conformance.suite.environment import Environment
+from conformance.suite.expectations import Expectation
+from conformance.suite.results import Results
 from reports import timings
 from reports.timings import Timings
 

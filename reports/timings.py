@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conformance.environment import Environment
+from conformance.suite.environment import Environment
 from reports.document import Block, Cell, Prose, Section, Table, cells, not_measured
 from reports.words import plural, seconds, size
 

@@ -12,11 +12,9 @@ from typing import Any
 from ariadne.cli.options import Commands, boundary, model_command, positive
 from ariadne.cli.output import Answer, size, table
 from ariadne.cli.subject import load
+from ariadne.cut import SplitCandidate, frontiers, parse_boundary, select
 from ariadne.errors import FrontierError
-from ariadne.frontier import SplitCandidate, frontiers
 from ariadne.plan import TracePlan
-from ariadne.select import select
-from ariadne.spec import parse_boundary
 
 ABOUT = "list the cuts of a model with what crosses each, or say why one is not safe"
 ORDERS = {

@@ -8,9 +8,7 @@ from argparse import Namespace
 from ariadne.cli.options import Commands, boundary, model_command, outfile, positive
 from ariadne.cli.output import Answer, progress
 from ariadne.cli.subject import load
-from ariadne.frontier import frontiers
-from ariadne.select import select
-from ariadne.spec import parse_boundary
+from ariadne.cut import frontiers, parse_boundary, select
 from ariadne.visualization import Depth, View, visualize
 
 ABOUT = "draw a model, or with a cut its prefix, what crosses, and its suffix"

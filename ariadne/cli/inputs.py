@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ariadne.check import Given
 from ariadne.cli.output import UsageError
-from ariadne.observation import Given
 
 FORM = "[NAME=]SIZES[:DTYPE][:LOW..HIGH][:fixed]"
 HELP = (

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from ariadne.cli.inputs import HELP
 from ariadne.cli.output import USAGE, Answer, UsageError
 from ariadne.cli.subject import FORMS
-from ariadne.spec import MODES
+from ariadne.cut import MODES
 
 EXITS = """exit status:
   0    done; of a check: nothing failed, and something was compared

@@ -6,12 +6,11 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
 
-from ariadne.baseline import Baseline, shown
 from ariadne.cli.options import Commands, model_command
 from ariadne.cli.output import Answer
 from ariadne.cli.subject import load
-from ariadne.expr import Expr
-from ariadne.plan import TracePlan
+from ariadne.guards import Baseline, shown
+from ariadne.plan import Expr, TracePlan
 
 MOST = 8  # names in a line
 ABOUT = "print the plan of a model: its ops, how it was captured, its guards, and what could not be made dynamic"

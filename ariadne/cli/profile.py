@@ -5,11 +5,11 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
+from ariadne.check import FORMATS, frontier_profile
 from ariadne.cli.options import Commands, boundary, model_command, outfile, positive
 from ariadne.cli.output import Answer, progress
 from ariadne.cli.subject import load
-from ariadne.profile import FORMATS, frontier_profile
-from ariadne.spec import parse_boundary
+from ariadne.cut import parse_boundary
 
 ABOUT = "draw what crosses at every cut of a model, and with --measure the prefix's share of the time"
 

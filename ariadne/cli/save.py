@@ -8,7 +8,7 @@ from argparse import Namespace
 from ariadne.cli.options import Commands, boundary, model_command
 from ariadne.cli.output import Answer, size
 from ariadne.cli.subject import load
-from ariadne.spec import parse_boundary
+from ariadne.cut import parse_boundary
 
 ABOUT = "write one side of a cut to a file, to be loaded without the model's code"
 

@@ -7,7 +7,7 @@ from argparse import Namespace
 from ariadne.cli.options import Commands, boundary, model_command
 from ariadne.cli.output import Answer, size
 from ariadne.cli.subject import load
-from ariadne.spec import parse_boundary
+from ariadne.cut import parse_boundary
 
 ABOUT = "print the Python that runs on each side of a cut"
 

@@ -17,15 +17,15 @@ import torch
 from torch import nn
 
 from ariadne import tree
+from ariadne.capture import Captured, Example
+from ariadne.check import Given, Inputs, Loss, seed_all, varied
 from ariadne.cli import inputs
 from ariadne.cli.output import ModelError, UsageError, progress
+from ariadne.cut import SplitSpec
 from ariadne.errors import AriadneError, nearest
-from ariadne.example import Captured, Example
-from ariadne.observation import Given, Inputs, Loss, seed_all, varied
 from ariadne.plan import short_dtype
 from ariadne.prepare import captured, prepare_split
 from ariadne.runtime import SplitRuntime
-from ariadne.spec import SplitSpec
 
 T = TypeVar("T")
 _HINT = (

@@ -15,9 +15,7 @@ from torch.utils import _pytree as torch_pytree
 
 from ariadne import tree
 from ariadne.errors import HalfError
-from ariadne.expr import FUNCTIONS, Expr
-from ariadne.names import HELPERS, Namespace
-from ariadne.plan import Ref
+from ariadne.plan import FUNCTIONS, HELPERS, Expr, Namespace, Ref
 
 MOST_DEEP = 64  # levels of nested arguments and structures
 MOST_TEXT = 4096  # characters of a name, of an expression, of a text

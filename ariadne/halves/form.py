@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ariadne import tree
+from ariadne.cut import SIDES, SplitCandidate
 from ariadne.errors import HalfError
-from ariadne.frontier import SplitCandidate
+from ariadne.guards import SWITCHES
 from ariadne.halves import ops
 from ariadne.halves.atoms import (
     Classes,
@@ -30,22 +31,7 @@ from ariadne.halves.atoms import (
     told_spec,
 )
 from ariadne.halves.weights import Row, row
-from ariadne.part import SIDES
-from ariadne.plan import (
-    Apart,
-    Assumption,
-    Batches,
-    Ref,
-    Region,
-    Store,
-    TraceNode,
-    TracePlan,
-    Value,
-    check,
-    uses,
-)
-from ariadne.recorder import WHOLE
-from ariadne.switches import SWITCHES
+from ariadne.plan import WHOLE, Apart, Assumption, Batches, Ref, Region, Store, TraceNode, TracePlan, Value, check, uses
 
 KINDS = ("input", "parameter", "buffer", "constant", "tensor", "sequence", "scalar", "object")
 _SIZES = frozenset(("aten.sym_size.int", WHOLE))  # targets that stand for no op of their own

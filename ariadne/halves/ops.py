@@ -9,9 +9,8 @@ import torch
 from torch._ops import OpOverload
 
 from ariadne.errors import HalfError
-from ariadne.expr import Expr
 from ariadne.halves.atoms import need, text
-from ariadne.plan import Ref, TraceNode, Value
+from ariadne.plan import Expr, Ref, TraceNode, Value
 
 SPACES = frozenset(("aten", "torchvision"))
 # What a schema does not show: these read files or memory, change settings of the process, or take apart what a tensor rests on.

@@ -14,16 +14,12 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.baseline import Baseline, shown
+from ariadne.cut import SIDES, Part, SplitCandidate, parameters_read, parts
 from ariadne.errors import FrontierError, HalfError, ModuleError
-from ariadne.frontier import SplitCandidate
+from ariadne.guards import Baseline, asks_sizes, shown
 from ariadne.halves import ops, weights
 from ariadne.halves.form import NOTHING, Side, told_side
-from ariadne.part import SIDES, Part, parameters_read, parts
-from ariadne.plan import Apart, Store, TraceNode, TracePlan, Value, uses
-from ariadne.prune import Groups
-from ariadne.recorder import WHOLE
-from ariadne.tensors import asks_sizes
+from ariadne.plan import WHOLE, Apart, Groups, Store, TraceNode, TracePlan, Value, uses
 
 FORMAT = 1
 VERSION = "0.1.0"

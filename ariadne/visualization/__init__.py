@@ -6,7 +6,7 @@ The files, in import order::
     labels, graph         the words; boxes, groups and arrows
     dot, render           DOT text; the programs that make pictures
     table                 every cut, as rows
-    profile, chart, page  the frontier profile, which `ariadne.profile.frontier_profile` draws
+    profile, chart, page  the frontier profile, which `ariadne.check.profile.frontier_profile` draws
 
 `trace_dot = export_trace_dot(runtime.trace_plan)` needs Python alone; pictures need the Graphviz program.
 """
@@ -17,8 +17,8 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from ariadne.cut import SplitCandidate
 from ariadne.errors import SpecError
-from ariadne.frontier import SplitCandidate
 from ariadne.plan import TracePlan
 from ariadne.visualization import dot, render
 from ariadne.visualization.fold import Depth

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ariadne.frontier import SplitCandidate, crosses
+from ariadne.cut import SplitCandidate, crosses
 from ariadne.plan import TracePlan, uses
 from ariadne.visualization import labels
 from ariadne.visualization.fold import Depth, Folding, Frame, fold, frames

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ariadne import tree
-from ariadne.expr import Expr
-from ariadne.plan import PLAIN, Dim, TraceNode, TracePlan, Value, short_dtype
+from ariadne.plan import PLAIN, Dim, Expr, TraceNode, TracePlan, Value, short_dtype
 
 MOST_NAMES = 3  # of parameters, ops or targets in one row; the rest is counted
 

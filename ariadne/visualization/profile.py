@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ariadne.frontier import SplitCandidate
+from ariadne.cut import SplitCandidate
 from ariadne.plan import TracePlan
 from ariadne.visualization import labels
 from ariadne.visualization.fold import Folding, Frame, fold, frames

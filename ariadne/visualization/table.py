@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, final
 
-from ariadne.frontier import frontiers
+from ariadne.cut import frontiers
 from ariadne.plan import TracePlan
 
 COLUMNS = ("split_id", "after", "safe", "boundary_bytes", "values", "prefix_ops", "suffix_ops", "trainable", "reason")

@@ -7,8 +7,6 @@ import traceback
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from conformance.bench import Bench
-from conformance.cases import Case
 from conformance.checks import (
     autocast,
     debug,
@@ -24,9 +22,11 @@ from conformance.checks import (
     twice,
 )
 from conformance.checks.base import Check, refuses
-from conformance.oracle import is_out_of_memory
-from conformance.state import undisturbed
-from conformance.statuses import Finding, Status, Stop
+from conformance.suite.bench import Bench
+from conformance.suite.cases import Case
+from conformance.suite.oracle import is_out_of_memory
+from conformance.suite.state import undisturbed
+from conformance.suite.statuses import Finding, Status, Stop
 
 _MODULES = (autocast, debug, forward, guards, halves, inputs, left, payload, rows, source, train, twice)
 CHECKS: Mapping[str, Check] = MappingProxyType({module.CHECK.name: module.CHECK for module in _MODULES})

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 
 import model_zoo
-from conformance.bench import REFERENCE, Bench, Split
-from conformance.cases import Case
 from conformance.checks.base import (
     PASSED,
     Check,
@@ -22,9 +20,11 @@ from conformance.checks.base import (
     outcome,
     refuses,
 )
-from conformance.oracle import deterministic
-from conformance.state import seed_all, undisturbed
-from conformance.statuses import Finding, Status, Stop
+from conformance.suite.bench import REFERENCE, Bench, Split
+from conformance.suite.cases import Case
+from conformance.suite.oracle import deterministic
+from conformance.suite.state import seed_all, undisturbed
+from conformance.suite.statuses import Finding, Status, Stop
 
 JUDGED_AGAIN = 4  # times, where the split differs from a whole that did not differ from itself
 

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 import model_zoo
-from conformance.bench import Bench, Split
-from conformance.cases import Case
-from conformance.compare import difference, frozen, model_difference, tensors
-from conformance.oracle import is_out_of_memory
-from conformance.state import rng_moved, rng_state, seed_all
-from conformance.statuses import Finding, Status, Stop
+from conformance.suite.bench import Bench, Split
+from conformance.suite.cases import Case
+from conformance.suite.compare import difference, frozen, model_difference, tensors
+from conformance.suite.oracle import is_out_of_memory
+from conformance.suite.state import rng_moved, rng_state, seed_all
+from conformance.suite.statuses import Finding, Status, Stop
 
 PASSED = Finding(Status.PASS)
 # Classes by which a target refuses what it can't do, by name: a target need not be Ariadne. A boundary or an argument that it

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from conformance.bench import Bench
-from conformance.cases import Case
 from conformance.checks.base import (
     PASSED,
     Check,
@@ -16,8 +14,10 @@ from conformance.checks.base import (
     outcome,
 )
 from conformance.checks.train import Trained
-from conformance.compare import frozen, tensors
-from conformance.statuses import Finding, Status, Stop
+from conformance.suite.bench import Bench
+from conformance.suite.cases import Case
+from conformance.suite.compare import frozen, tensors
+from conformance.suite.statuses import Finding, Status, Stop
 
 BOTH = ("generated code", "the debug interpreter")
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from torch import nn
 
-from conformance.bench import Bench, Split
-from conformance.cases import Case
 from conformance.checks.base import (
     PASSED,
     Check,
@@ -23,7 +21,9 @@ from conformance.checks.base import (
     outcome,
 )
 from conformance.checks.tolerance import hold_near
-from conformance.statuses import Finding
+from conformance.suite.bench import Bench, Split
+from conformance.suite.cases import Case
+from conformance.suite.statuses import Finding
 
 BITWISE = ("generated", "debug")
 

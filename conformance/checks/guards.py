@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from ariadne import SplitSpec
-from conformance.bench import CAPTURED, LARGEST, REFERENCE, Bench, Split
-from conformance.cases import Case
 from conformance.checks.base import PASSED, Check, Outcome, at, hold_moved, hold_outcomes, no_grad, outcome
-from conformance.compare import difference, frozen, mapped, tensors
-from conformance.state import seed_all
-from conformance.statuses import Finding, Status, Stop
+from conformance.suite.bench import CAPTURED, LARGEST, REFERENCE, Bench, Split
+from conformance.suite.cases import Case
+from conformance.suite.compare import difference, frozen, mapped, tensors
+from conformance.suite.state import seed_all
+from conformance.suite.statuses import Finding, Status, Stop
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 MOST_ATTRIBUTES, OTHER_SEEDS = 24, (101, 102, 103, 104)

@@ -15,12 +15,12 @@ from torch import nn
 
 import ariadne
 from ariadne import tree
-from conformance.bench import REFERENCE, Bench, Split
-from conformance.cases import Case
 from conformance.checks.base import PASSED, Check, at, hold, hold_moved, no_grad
-from conformance.compare import frozen, sharing
-from conformance.state import rng_moved, rng_state, seed_all
-from conformance.statuses import Finding, Status, Stop
+from conformance.suite.bench import REFERENCE, Bench, Split
+from conformance.suite.cases import Case
+from conformance.suite.compare import frozen, sharing
+from conformance.suite.state import rng_moved, rng_state, seed_all
+from conformance.suite.statuses import Finding, Status, Stop
 
 LIBRARIES = ("torchvision", "timm", "ultralytics", "transformers", "rfdetr")
 BATCHES, STEPS, MOMENTUM = (1, 2, 3, 8), 3, 0.9

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from conformance.bench import REFERENCE, Bench
-from conformance.cases import Case
 from conformance.checks.base import (
     PASSED,
     Check,
@@ -21,8 +19,10 @@ from conformance.checks.base import (
     no_grad,
     outcome,
 )
-from conformance.compare import sharing, tensors
-from conformance.statuses import Finding, Status, Stop
+from conformance.suite.bench import REFERENCE, Bench
+from conformance.suite.cases import Case
+from conformance.suite.compare import sharing, tensors
+from conformance.suite.statuses import Finding, Status, Stop
 
 
 def run(bench: Bench, case: Case) -> Finding:

@@ -10,12 +10,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ariadne import SplitSpec
-from conformance.bench import CAPTURED, LARGEST, Bench, Split
-from conformance.cases import Case
 from conformance.checks.base import PASSED, Check, hold_moved, no_grad, outcome
-from conformance.compare import difference, leaves, model_difference, sharing
-from conformance.state import rng_moved, rng_state, seed_all
-from conformance.statuses import Finding, Status, Stop
+from conformance.suite.bench import CAPTURED, LARGEST, Bench, Split
+from conformance.suite.cases import Case
+from conformance.suite.compare import difference, leaves, model_difference, sharing
+from conformance.suite.state import rng_moved, rng_state, seed_all
+from conformance.suite.statuses import Finding, Status, Stop
 
 SEED = 11
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from conformance.bench import Bench, Split
-from conformance.cases import Case
 from conformance.checks.base import PASSED, Check, at, hold, hold_moved, no_grad
 from conformance.checks.tolerance import hold_near
-from conformance.compare import difference, sharing, tensors
-from conformance.state import seed_all
-from conformance.statuses import Finding, Status, Stop
+from conformance.suite.bench import Bench, Split
+from conformance.suite.cases import Case
+from conformance.suite.compare import difference, sharing, tensors
+from conformance.suite.state import seed_all
+from conformance.suite.statuses import Finding, Status, Stop
 
 GRADIENTS = ("gradients_to_bytes", "gradients_from_bytes")
 

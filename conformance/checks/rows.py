@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 import model_zoo
-from conformance.bench import Bench
-from conformance.cases import Case
 from conformance.checks.base import PASSED, Check, at, no_grad
-from conformance.compare import mapped, tensors
-from conformance.oracle import beyond, in_double
-from conformance.state import seed_all
-from conformance.statuses import Finding, Status, Stop
+from conformance.suite.bench import Bench
+from conformance.suite.cases import Case
+from conformance.suite.compare import mapped, tensors
+from conformance.suite.oracle import beyond, in_double
+from conformance.suite.state import seed_all
+from conformance.suite.statuses import Finding, Status, Stop
 
 ROUNDING = 1e-9  # relative to the largest output: what float64 kernels may differ by from batch to batch
 

@@ -14,10 +14,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conformance.bench import Bench
-from conformance.cases import Case
 from conformance.checks.base import PASSED, Check, at
-from conformance.statuses import Finding, Status, Stop
+from conformance.suite.bench import Bench
+from conformance.suite.cases import Case
+from conformance.suite.statuses import Finding, Status, Stop
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 600

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.bench import Bench
-from conformance.compare import difference, form_difference
-from conformance.oracle import beyond, in_double
-from conformance.statuses import Stop
+from conformance.suite.bench import Bench
+from conformance.suite.compare import difference, form_difference
+from conformance.suite.oracle import beyond, in_double
+from conformance.suite.statuses import Stop
 
 
 def hold_near(bench: Bench, reference: tuple[Any, ...], whole: Any, found: Any, where: str) -> None:

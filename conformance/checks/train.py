@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from conformance.bench import Bench, Split, wanting_gradient
-from conformance.cases import Case
 from conformance.checks.base import (
     PASSED,
     Check,
@@ -24,9 +22,11 @@ from conformance.checks.base import (
     outcome,
 )
 from conformance.checks.tolerance import hold_near
-from conformance.compare import frozen, mapped, tensors
-from conformance.oracle import LIVE_SHARE
-from conformance.statuses import Finding, Status, Stop
+from conformance.suite.bench import Bench, Split, wanting_gradient
+from conformance.suite.cases import Case
+from conformance.suite.compare import frozen, mapped, tensors
+from conformance.suite.oracle import LIVE_SHARE
+from conformance.suite.statuses import Finding, Status, Stop
 
 MOMENTUM = 0.9
 BITWISE, KEEPING_DRAWS = ("generated", "debug"), ("eager", "aot_eager")

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from conformance.bench import REFERENCE, Bench, Split
-from conformance.cases import Case
 from conformance.checks.base import PASSED, Check, at, hold, hold_moved, hold_state, no_grad
-from conformance.compare import frozen
-from conformance.state import rng_state, seed_all, set_rng_state
-from conformance.statuses import Finding
+from conformance.suite.bench import REFERENCE, Bench, Split
+from conformance.suite.cases import Case
+from conformance.suite.compare import frozen
+from conformance.suite.state import rng_state, seed_all, set_rng_state
+from conformance.suite.statuses import Finding
 
 SEEDS = (1, 2)
 

@@ -28,7 +28,7 @@ from conformance.mutants import (
     trainings,
 )
 from conformance.mutants.planted import Planted
-from conformance.statuses import Status
+from conformance.suite.statuses import Status
 
 NOTICED = Path(__file__).with_name("noticed.toml")
 _MODULES = (

@@ -7,9 +7,9 @@ import time
 import torch
 
 from ariadne.boundary import BoundaryPayload
-from ariadne.strided import own
-from ariadne.variant import Variant
-from ariadne.wire import encode
+from ariadne.boundary.wire import encode
+from ariadne.plan import own
+from ariadne.runtime.variant import Variant
 from conformance.mutants.planted import Planted, as_kind, copied
 
 
@@ -26,7 +26,7 @@ class _Rounded(BoundaryPayload):
 class RoundedPayload(Planted):
     """Floating tensors travel in half precision, though they say otherwise."""
 
-    piece = "wire"
+    piece = "boundary.wire"
 
     def in_payload(self, boundary: BoundaryPayload) -> BoundaryPayload:
         return as_kind(_Rounded, boundary)
@@ -42,7 +42,7 @@ class _Packed(BoundaryPayload):
 class PackedPayload(Planted):
     """Tensors travel without their strides."""
 
-    piece = "wire"
+    piece = "boundary.wire"
 
     def in_payload(self, boundary: BoundaryPayload) -> BoundaryPayload:
         return as_kind(_Packed, boundary)
@@ -58,7 +58,7 @@ class _Apart(BoundaryPayload):
 class PayloadApart(Planted):
     """Tensors that share memory arrive with memory of their own each."""
 
-    piece = "wire"
+    piece = "boundary.wire"
 
     def in_payload(self, boundary: BoundaryPayload) -> BoundaryPayload:
         return as_kind(_Apart, boundary)
@@ -83,7 +83,7 @@ class _Dated(BoundaryPayload):
 class DatedPayload(Planted):
     """The bytes of a payload hold the time, and so are never the same twice."""
 
-    piece = "wire"
+    piece = "boundary.wire"
 
     def in_payload(self, boundary: BoundaryPayload) -> BoundaryPayload:
         return as_kind(_Dated, boundary)
@@ -101,7 +101,7 @@ class _Ungrateful(BoundaryPayload):
 class PayloadWithoutGradients(Planted):
     """A payload forgets on the way which of its tensors want a gradient."""
 
-    piece = "boundary"
+    piece = "boundary.payload"
 
     def in_payload(self, boundary: BoundaryPayload) -> BoundaryPayload:
         return as_kind(_Ungrateful, boundary)
@@ -120,7 +120,7 @@ class _Unconsumed(BoundaryPayload):
 class UnconsumedBoundary(Planted):
     """A boundary may be trained on as often as one likes."""
 
-    piece = "boundary"
+    piece = "boundary.payload"
 
     def in_payload(self, boundary: BoundaryPayload) -> BoundaryPayload:
         return as_kind(_Unconsumed, boundary)
@@ -129,7 +129,7 @@ class UnconsumedBoundary(Planted):
 class AnyBoundary(Planted):
     """The boundary of another split is taken as if it were this one's."""
 
-    piece = "runtime"
+    piece = "runtime.split"
 
     def _accept(self, boundary: BoundaryPayload, training: bool = False) -> Variant:
         return self._by_key.get((boundary.plan_signature, boundary.split_id), [self._main])[-1]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ariadne import tree
+from ariadne.capture import is_scripted
 from ariadne.plan import TracePlan
-from ariadne.scripted import is_scripted
 from conformance.mutants.planted import Planted
 
 
@@ -27,7 +27,7 @@ class _Detached:
 class DetachedScript(Planted):
     """What a scripted function gives has lost its gradients."""
 
-    piece = "scripted"
+    piece = "capture.scripted"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:

@@ -11,7 +11,7 @@ from conformance.mutants.planted import Planted
 class LostPut(Planted):
     """What forward puts into containers is computed and dropped."""
 
-    piece = "effects"
+    piece = "guards.effects"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
@@ -22,7 +22,7 @@ class LostPut(Planted):
 class PutTwice(Planted):
     """What forward appends to a list is appended twice."""
 
-    piece = "codegen"
+    piece = "segment.codegen"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
@@ -33,7 +33,7 @@ class PutTwice(Planted):
 class PutByTheOtherSide(Planted):
     """What comes later into a list may be appended before what comes first, since nothing is waited for."""
 
-    piece = "plan"
+    piece = "plan.trace"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:

@@ -9,12 +9,10 @@ from typing import Any
 import torch
 
 from ariadne import tree
-from ariadne.baseline import HOOKS
-from ariadne.expr import Expr
-from ariadne.guards import ModuleGuard
-from ariadne.plan import Value
-from ariadne.recorder import simple
-from ariadne.variant import Variant
+from ariadne.guards import ModuleGuard, simple
+from ariadne.guards.baseline import HOOKS
+from ariadne.plan import Expr, Value
+from ariadne.runtime.variant import Variant
 from conformance.mutants.planted import Planted
 
 See = Callable[[torch.Tensor, Value], torch.Tensor]
@@ -46,7 +44,7 @@ def _seeing(variant: Variant, see: See) -> None:
 class BlindToRank(Planted):
     """An input's rank is not looked at."""
 
-    piece = "guards"
+    piece = "guards.calls"
 
     def in_variant(self, variant: Variant) -> None:
         def see(leaf: torch.Tensor, value: Value) -> torch.Tensor:
@@ -59,7 +57,7 @@ class BlindToRank(Planted):
 class BlindToDims(Planted):
     """An input's dims other than the batch are not looked at."""
 
-    piece = "guards"
+    piece = "guards.calls"
 
     def in_variant(self, variant: Variant) -> None:
         def see(leaf: torch.Tensor, value: Value) -> torch.Tensor:
@@ -72,7 +70,7 @@ class BlindToDims(Planted):
 class BlindToDtype(Planted):
     """An input's dtype is not looked at."""
 
-    piece = "guards"
+    piece = "guards.calls"
 
     def in_variant(self, variant: Variant) -> None:
         _seeing(variant, lambda leaf, value: leaf.to(value.dtype))
@@ -81,7 +79,7 @@ class BlindToDtype(Planted):
 class BlindToRange(Planted):
     """The batch range is not looked at."""
 
-    piece = "guards"
+    piece = "guards.calls"
 
     def in_variant(self, variant: Variant) -> None:
         batches = list(variant.plan.batches)
@@ -97,7 +95,7 @@ class BlindToRange(Planted):
 class OneTooMany(Planted):
     """The batch range ends one past its end."""
 
-    piece = "guards"
+    piece = "guards.calls"
 
     def in_variant(self, variant: Variant) -> None:
         last = list(variant.plan.batches)[-1]
@@ -112,7 +110,7 @@ class OneTooMany(Planted):
 class ExtraInputs(Planted):
     """Inputs that the plan does not know are ignored."""
 
-    piece = "guards"
+    piece = "guards.calls"
 
     def in_variant(self, variant: Variant) -> None:
         enter = variant.enter
@@ -129,7 +127,7 @@ class ExtraInputs(Planted):
 class RememberedKeywords(Planted):
     """Inputs by keyword are those of the first call of their shapes."""
 
-    piece = "guards"
+    piece = "guards.calls"
 
     def in_variant(self, variant: Variant) -> None:
         enter, kept = variant.enter, dict[Any, dict[str, Any]]()
@@ -181,7 +179,7 @@ class _BlindToFlags(_Blind):
 class BlindToFlags(Planted):
     """A module switched between train and eval mode goes unnoticed."""
 
-    piece = "guards"
+    piece = "guards.calls"
 
     def in_variant(self, variant: Variant) -> None:
         _blinded(variant, _BlindToFlags)
@@ -203,7 +201,7 @@ class _BlindToChildren(_Blind):
 class BlindToChildren(Planted):
     """A module put in another's place goes unnoticed."""
 
-    piece = "guards"
+    piece = "guards.calls"
 
     def in_variant(self, variant: Variant) -> None:
         _blinded(variant, _BlindToChildren)
@@ -228,7 +226,7 @@ class _BlindToHooks(_Blind):
 class BlindToHooks(Planted):
     """A hook that was added goes unnoticed, and does not run."""
 
-    piece = "guards"
+    piece = "guards.calls"
 
     def in_variant(self, variant: Variant) -> None:
         _blinded(variant, _BlindToHooks)
@@ -251,7 +249,7 @@ class _BlindToAttributes(_Blind):
 class BlindToAttributes(Planted):
     """A number or a string that forward read off a module, and that has changed, goes unnoticed."""
 
-    piece = "guards"
+    piece = "guards.calls"
 
     def in_variant(self, variant: Variant) -> None:
         _blinded(variant, _BlindToAttributes)
@@ -260,7 +258,7 @@ class BlindToAttributes(Planted):
 class BlindToModules(Planted):
     """Nothing about the modules is looked at: flags, children, hooks, attributes."""
 
-    piece = "guards"
+    piece = "guards.calls"
 
     def in_variant(self, variant: Variant) -> None:
         class Sees(_Blind):

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from conformance.halves_fuzz import closed, opened
 from conformance.mutants.planted import Planted
+from conformance.suite.halves_fuzz import closed, opened
 
 
 class _InFile(Planted):

@@ -20,7 +20,7 @@ class _Planted(Planted):
 class PenaltyLost(_Planted):
     """What the loss alone gives to a parameter of the prefix is lost."""
 
-    piece = "waiting"
+    piece = "runtime.waiting"
 
     def backward_prefix(self, boundary: BoundaryPayload, *args: Any, **kwargs: Any) -> None:
         lost = {id(p) for p, _ in self.penalised(boundary)}
@@ -31,7 +31,7 @@ class PenaltyLost(_Planted):
 class PenaltyTwice(_Planted):
     """What the loss alone gives to a parameter of the prefix is added twice."""
 
-    piece = "waiting"
+    piece = "runtime.waiting"
 
     def backward_prefix(self, boundary: BoundaryPayload, *args: Any, **kwargs: Any) -> None:
         boundary._shared = [*boundary._shared, *self.penalised(boundary)]
@@ -41,7 +41,7 @@ class PenaltyTwice(_Planted):
 class PenaltyLast(_Planted):
     """What the loss alone gives to a parameter of the prefix is added after the prefix's own parts, not before them."""
 
-    piece = "waiting"
+    piece = "runtime.waiting"
 
     def backward_prefix(self, boundary: BoundaryPayload, *args: Any, **kwargs: Any) -> None:
         late = self.penalised(boundary)

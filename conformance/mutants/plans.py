@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from ariadne import tree
-from ariadne.bindings import resolve
-from ariadne.expr import Expr
-from ariadne.plan import PLAIN, Ref, TraceNode, TracePlan, Value, substitute, uses
+from ariadne.plan import PLAIN, Expr, Ref, TraceNode, TracePlan, Value, substitute, uses
 from ariadne.runtime import SplitRuntime
+from ariadne.segment.bindings import resolve
 from conformance.mutants.planted import Planted, edited
 
 
@@ -40,7 +39,7 @@ def _writes_state(node: TraceNode, values: dict[str, Value]) -> bool:
 class BakedBatch(Planted):
     """Sizes that follow the batch are numbers: those of the batch that was traced."""
 
-    piece = "lower"
+    piece = "capture.lower"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
@@ -53,7 +52,7 @@ class BakedBatch(Planted):
 class MisfittedBatch(Planted):
     """A size that follows the batch is fitted by an expression that is right at the traced batch alone."""
 
-    piece = "generalize"
+    piece = "capture.generalize"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
@@ -69,7 +68,7 @@ class MisfittedBatch(Planted):
 class RepeatedStatistics(Planted):
     """An op that moves a buffer runs twice."""
 
-    piece = "lower"
+    piece = "capture.lower"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
@@ -84,7 +83,7 @@ class RepeatedStatistics(Planted):
 class UncountedBatches(Planted):
     """Ops that write integers into a buffer are lost, and `num_batches_tracked` stands still."""
 
-    piece = "prune"
+    piece = "plan.pruning"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
@@ -98,7 +97,7 @@ class UncountedBatches(Planted):
 class MomentumOfTheOthers(Planted):
     """BatchNorm's momentum is taken for the share of the old statistics, as other libraries have it."""
 
-    piece = "lower"
+    piece = "capture.lower"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
@@ -115,7 +114,7 @@ class MomentumOfTheOthers(Planted):
 class RepeatedDraw(Planted):
     """An op that draws random numbers runs twice."""
 
-    piece = "lower"
+    piece = "capture.lower"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
@@ -130,7 +129,7 @@ class RepeatedDraw(Planted):
 class LostDropout(Planted):
     """Dropout is taken for something that only passes its input on, in training too."""
 
-    piece = "lower"
+    piece = "capture.lower"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
@@ -161,7 +160,7 @@ class LostDropout(Planted):
 class RecomputedValue(Planted):
     """A value is freed while an op still wants it, and made again for that op by the op that had made it."""
 
-    piece = "codegen"
+    piece = "segment.codegen"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
@@ -188,7 +187,7 @@ class RecomputedValue(Planted):
 class ReversedPieces(Planted):
     """The pieces of a chunk or split come in the wrong order."""
 
-    piece = "lower"
+    piece = "capture.lower"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
@@ -202,7 +201,7 @@ class ReversedPieces(Planted):
 class LostKeywords(Planted):
     """Ops lose the arguments that are passed by keyword."""
 
-    piece = "lower"
+    piece = "capture.lower"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
@@ -212,7 +211,7 @@ class LostKeywords(Planted):
 class LostStore(Planted):
     """What forward assigns to buffers and attributes is computed and dropped."""
 
-    piece = "lower"
+    piece = "capture.lower"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
@@ -222,7 +221,7 @@ class LostStore(Planted):
 class LostRegion(Planted):
     """A `no_grad` block or autocast inside forward is forgotten."""
 
-    piece = "recorder"
+    piece = "capture.recorder"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
@@ -232,7 +231,7 @@ class LostRegion(Planted):
 class LostWitness(Planted):
     """A value that Python read out of a tensor is no longer held against what it was at capture."""
 
-    piece = "codegen"
+    piece = "segment.codegen"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
@@ -247,7 +246,7 @@ class LostWitness(Planted):
 class KnownSize(Planted):
     """A size that follows the data is taken for the one that it was at capture, and not looked at again."""
 
-    piece = "foreseen"
+    piece = "capture.foreseen"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
@@ -262,7 +261,7 @@ class KnownSize(Planted):
 class LostAssumption(Planted):
     """The plan of a forward that records gradients serves calls that record none, though Python asked for the mode."""
 
-    piece = "capture"
+    piece = "capture.ways"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
@@ -317,7 +316,7 @@ class SortedKeys(Planted):
 class SharedInputs(Planted):
     """Two inputs of one type are read as one: the first stands for both."""
 
-    piece = "lower"
+    piece = "capture.lower"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:

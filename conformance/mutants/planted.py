@@ -15,16 +15,15 @@ import torch
 from torch import nn
 
 import ariadne
-from ariadne.baseline import Baseline
 from ariadne.boundary import BoundaryPayload
-from ariadne.codegen import Source
+from ariadne.capture import Captured, Example
 from ariadne.compiled import SegmentReport, compiled
-from ariadne.example import Captured, Example
-from ariadne.frontier import SplitCandidate, frontiers
+from ariadne.cut import SplitCandidate, frontiers
+from ariadne.guards import Baseline
 from ariadne.plan import TraceNode, TracePlan, Value
 from ariadne.runtime import SplitRuntime
-from ariadne.segment import load
-from ariadne.variant import Variant
+from ariadne.runtime.variant import Variant
+from ariadne.segment import Source, load
 
 Segment = Callable[..., Any]
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ariadne.runtime import SplitRuntime
-from ariadne.variant import Variant
+from ariadne.runtime.variant import Variant
 from conformance.mutants.planted import Planted
 
 
@@ -45,7 +45,7 @@ class LeftGradients(_Careless):
 class LeftStatistics(_Careless):
     """Preparation moves floating buffers, as a forward in train mode would."""
 
-    piece = "state"
+    piece = "capture.state"
 
     @classmethod
     def leave(cls, model: nn.Module) -> None:
@@ -57,7 +57,7 @@ class LeftStatistics(_Careless):
 class LeftDraws(_Careless):
     """Preparation draws from torch's generator."""
 
-    piece = "state"
+    piece = "capture.state"
 
     @classmethod
     def leave(cls, model: nn.Module) -> None:
@@ -67,7 +67,7 @@ class LeftDraws(_Careless):
 class LeftPythonDraws(_Careless):
     """Preparation draws from Python's generator and from numpy's."""
 
-    piece = "state"
+    piece = "capture.state"
 
     @classmethod
     def leave(cls, model: nn.Module) -> None:
@@ -78,7 +78,7 @@ class LeftPythonDraws(_Careless):
 class LeftAttribute(_Careless):
     """Preparation leaves an attribute on a submodule."""
 
-    piece = "state"
+    piece = "capture.state"
 
     @classmethod
     def leave(cls, model: nn.Module) -> None:
@@ -89,7 +89,7 @@ class LeftAttribute(_Careless):
 class LeftFlag(_Careless):
     """Preparation leaves one submodule in the other mode."""
 
-    piece = "state"
+    piece = "capture.state"
 
     @classmethod
     def leave(cls, model: nn.Module) -> None:
@@ -100,7 +100,7 @@ class LeftFlag(_Careless):
 class LeftHook(_Careless):
     """Preparation leaves a forward hook behind."""
 
-    piece = "recorder"
+    piece = "capture.recorder"
 
     @classmethod
     def leave(cls, model: nn.Module) -> None:
@@ -110,7 +110,7 @@ class LeftHook(_Careless):
 class LeftFrozen(_Careless):
     """Preparation leaves a parameter that no longer requires grad."""
 
-    piece = "state"
+    piece = "capture.state"
 
     @classmethod
     def leave(cls, model: nn.Module) -> None:
@@ -120,7 +120,7 @@ class LeftFrozen(_Careless):
 class LeftUntied(_Careless):
     """Preparation leaves every slot with a parameter of its own: weights that were tied are so no more."""
 
-    piece = "state"
+    piece = "capture.state"
 
     @classmethod
     def leave(cls, model: nn.Module) -> None:
@@ -135,7 +135,7 @@ class LeftUntied(_Careless):
 class SourceInHashOrder(Planted):
     """The source ends in a list of the values that cross, in the order of a set."""
 
-    piece = "codegen"
+    piece = "segment.codegen"
 
     def in_variant(self, variant: Variant) -> None:
         for side in ("prefix", "suffix"):
@@ -147,7 +147,7 @@ class SourceInHashOrder(Planted):
 class SignatureByHash(Planted):
     """A plan's signature is Python's own hash of it, which another process salts anew."""
 
-    piece = "plan"
+    piece = "plan.trace"
 
     @classmethod
     def planted_in(cls, plain: SplitRuntime) -> Planted:

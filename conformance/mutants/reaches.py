@@ -11,7 +11,7 @@ from conformance.mutants.planted import Planted
 class UnseenRead(Planted):
     """A read of the batch's number in a real run is not seen: its plan serves batches that never ran."""
 
-    piece = "followed"
+    piece = "capture.followed"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
@@ -23,7 +23,7 @@ class UnseenRead(Planted):
 class UnseenText(Planted):
     """Text of a size is not seen: a plan serves the batches around those that it was shown to hold for."""
 
-    piece = "disguise"
+    piece = "capture.disguise"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:

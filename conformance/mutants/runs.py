@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from ariadne.strided import own
-from ariadne.variant import Variant
+from ariadne.plan import own
+from ariadne.runtime.variant import Variant
 from conformance.mutants.planted import Planted, Segment, on_tensors, wrapped
 
 
 class CopiedBoundary(Planted):
     """Every tensor is copied as it crosses: what shared memory, with an input or an output, no longer does."""
 
-    piece = "boundary"
+    piece = "boundary.payload"
 
     def in_variant(self, variant: Variant) -> None:
         wrapped(variant, "prefix", lambda prefix, batch, given: on_tensors(own, prefix(batch, *given)))
@@ -25,7 +25,7 @@ class CopiedBoundary(Planted):
 class ReusedMemory(Planted):
     """Without gradients, a prefix writes its results where it wrote those of the call before, as a CUDA graph would."""
 
-    piece = "runtime"
+    piece = "runtime.split"
 
     def in_variant(self, variant: Variant) -> None:
         kept: dict[tuple[Any, ...], torch.Tensor] = {}
@@ -48,7 +48,7 @@ class ReusedMemory(Planted):
 class ReusedOutput(Planted):
     """Without gradients, a suffix gives its results in the memory of those that it gave before."""
 
-    piece = "runtime"
+    piece = "runtime.split"
 
     def in_variant(self, variant: Variant) -> None:
         kept: dict[tuple[Any, ...], torch.Tensor] = {}
@@ -69,7 +69,7 @@ class ReusedOutput(Planted):
 class RememberedAnswer(Planted):
     """Without gradients, a suffix answers with what it found for the first boundary of that batch."""
 
-    piece = "runtime"
+    piece = "runtime.split"
 
     def in_variant(self, variant: Variant) -> None:
         kept: dict[int, Any] = {}
@@ -87,7 +87,7 @@ class RememberedAnswer(Planted):
 class WrittenInput(Planted):
     """The prefix leaves its first floating input changed."""
 
-    piece = "codegen"
+    piece = "segment.codegen"
 
     def in_variant(self, variant: Variant) -> None:
         def writing(prefix: Segment, batch: int, given: tuple[Any, ...]) -> Any:
@@ -105,7 +105,7 @@ class WrittenInput(Planted):
 class KeptGraph(Planted):
     """Replay leaves gradients on: its outputs require grad, and hold a graph."""
 
-    piece = "runtime"
+    piece = "runtime.split"
 
     def in_variant(self, variant: Variant) -> None:
         def recording(segment: Segment, batch: int, given: tuple[Any, ...]) -> Any:
@@ -118,7 +118,7 @@ class KeptGraph(Planted):
 class AutocastIgnored(Planted):
     """The suffix runs outside of the caller's autocast."""
 
-    piece = "runtime"
+    piece = "runtime.split"
 
     def in_variant(self, variant: Variant) -> None:
         def outside(suffix: Segment, batch: int, given: tuple[Any, ...]) -> Any:
@@ -134,7 +134,7 @@ class AutocastIgnored(Planted):
 class OneDrawMore(Planted):
     """The suffix draws one number more than the model, and uses it for nothing."""
 
-    piece = "codegen"
+    piece = "segment.codegen"
 
     def in_variant(self, variant: Variant) -> None:
         def drawing(suffix: Segment, batch: int, given: tuple[Any, ...]) -> Any:
@@ -148,7 +148,7 @@ class OneDrawMore(Planted):
 class PythonDraws(Planted):
     """The prefix draws a number from Python's `random`."""
 
-    piece = "runtime"
+    piece = "runtime.split"
 
     def in_variant(self, variant: Variant) -> None:
         def drawing(prefix: Segment, batch: int, given: tuple[Any, ...]) -> Any:
@@ -161,7 +161,7 @@ class PythonDraws(Planted):
 class NumpyDraws(Planted):
     """The prefix draws a number from numpy's global generator."""
 
-    piece = "runtime"
+    piece = "runtime.split"
 
     def in_variant(self, variant: Variant) -> None:
         def drawing(prefix: Segment, batch: int, given: tuple[Any, ...]) -> Any:
@@ -174,7 +174,7 @@ class NumpyDraws(Planted):
 class CompiledInHalf(Planted):
     """Compiled segments round what they return to half precision."""
 
-    piece = "segment"
+    piece = "segment.functions"
 
     def in_variant(self, variant: Variant) -> None:
         def rounded(t: torch.Tensor) -> torch.Tensor:

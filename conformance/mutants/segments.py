@@ -8,12 +8,10 @@ from typing import Any
 
 import torch
 
-from ariadne.codegen import Source, emit
-from ariadne.frontier import SplitCandidate
-from ariadne.part import SIDES, parts
+from ariadne.cut import SIDES, SplitCandidate, parts
 from ariadne.plan import Ref, TracePlan
-from ariadne.variant import Variant
-from ariadne.verify import Interpreter
+from ariadne.runtime.variant import Variant
+from ariadne.segment import Interpreter, Source, emit
 from conformance.mutants.planted import Planted, Segment, on_tensors, wrapped
 
 
@@ -52,7 +50,7 @@ def _renamed(source: Source, table: Callable[[dict[str, Any]], dict[str, Any]], 
 class SwappedFrontier(Planted):
     """The suffix takes two boundary tensors of one type in each other's place."""
 
-    piece = "frontier"
+    piece = "cut.frontier"
 
     def in_variant(self, variant: Variant) -> None:
         pair = _twins(variant)
@@ -70,7 +68,7 @@ class SwappedFrontier(Planted):
 class EveryCutSafe(Planted):
     """Cuts across which shared memory is written are offered as safe; what crosses is copied, each tensor by itself."""
 
-    piece = "frontier"
+    piece = "cut.frontier"
 
     @classmethod
     def in_candidates(cls, candidates: tuple[SplitCandidate, ...]) -> tuple[SplitCandidate, ...]:
@@ -80,7 +78,7 @@ class EveryCutSafe(Planted):
 class EveryCutTrained(Planted):
     """Training is not refused where gradients are added up in another order than in the whole model."""
 
-    piece = "frontier"
+    piece = "cut.frontier"
 
     @classmethod
     def in_candidates(cls, candidates: tuple[SplitCandidate, ...]) -> tuple[SplitCandidate, ...]:
@@ -90,7 +88,7 @@ class EveryCutTrained(Planted):
 class LostOp(Planted):
     """The first op after the cut runs in neither half; only the debug interpreter still runs it."""
 
-    piece = "codegen"
+    piece = "segment.codegen"
 
     def in_variant(self, variant: Variant) -> None:
         plan = _without_first_op(variant.plan, variant.candidate.cut)
@@ -122,7 +120,7 @@ class _Stale(dict[str, Any]):
 class StaleParameters(Planted):
     """The prefix reads the numbers that parameters had when the split was prepared; their gradients are right."""
 
-    piece = "codegen"
+    piece = "segment.codegen"
 
     def in_variant(self, variant: Variant) -> None:
         self.recode(variant, "prefix", _renamed(variant.prefix_source, _Stale, ("p_",)))
@@ -131,7 +129,7 @@ class StaleParameters(Planted):
 class KeptParameters(Planted):
     """Parameters are looked up when the split is prepared: one put in another's place is not seen."""
 
-    piece = "codegen"
+    piece = "segment.codegen"
 
     def in_variant(self, variant: Variant) -> None:
         for side in ("prefix", "suffix"):
@@ -141,7 +139,7 @@ class KeptParameters(Planted):
 class StaleBuffers(Planted):
     """Buffers are copied when the split is prepared: what a step moves stays in the copy."""
 
-    piece = "codegen"
+    piece = "segment.codegen"
 
     def in_variant(self, variant: Variant) -> None:
         def stale(table: dict[str, Any]) -> dict[str, Any]:
@@ -154,7 +152,7 @@ class StaleBuffers(Planted):
 class WrittenPayload(Planted):
     """The suffix writes in place into the boundary's own tensors, which it should have copied."""
 
-    piece = "codegen"
+    piece = "segment.codegen"
 
     def in_variant(self, variant: Variant) -> None:
         candidate = replace(variant.candidate, written=())
@@ -167,7 +165,7 @@ class WrittenPayload(Planted):
 class OtherStrides(Planted):
     """Outputs of two dims or more have the right numbers in another order of memory."""
 
-    piece = "codegen"
+    piece = "segment.codegen"
 
     def in_variant(self, variant: Variant) -> None:
         def turned(t: torch.Tensor) -> torch.Tensor:
@@ -179,7 +177,7 @@ class OtherStrides(Planted):
 class OtherDtype(Planted):
     """Floating outputs come in double precision."""
 
-    piece = "codegen"
+    piece = "segment.codegen"
 
     def in_variant(self, variant: Variant) -> None:
         def wide(t: torch.Tensor) -> torch.Tensor:
@@ -191,7 +189,7 @@ class OtherDtype(Planted):
 class InterpreterWithoutGraph(Planted):
     """The debug interpreter's prefix keeps no graph, and so no gradient walks back through it."""
 
-    piece = "verify"
+    piece = "segment.interpreter"
 
     def in_variant(self, variant: Variant) -> None:
         def detached(t: torch.Tensor) -> torch.Tensor:
@@ -204,7 +202,7 @@ class InterpreterWithoutGraph(Planted):
 class MixedRows(Planted):
     """The suffix gives each row of the batch the answer of the next."""
 
-    piece = "codegen"
+    piece = "segment.codegen"
 
     def in_variant(self, variant: Variant) -> None:
         def rolled(suffix: Segment, batch: int, given: tuple[Any, ...]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ariadne.boundary import BoundaryPayload
-from ariadne.training import Gradients
+from ariadne.runtime.training import Gradients
 from conformance.mutants.planted import Planted, on_tensors
 
 Trained = tuple[torch.Tensor, Gradients]
@@ -17,7 +17,7 @@ Trained = tuple[torch.Tensor, Gradients]
 class DetachedCut(Planted):
     """No boundary tensor asks for a gradient, and so none reaches the prefix."""
 
-    piece = "training"
+    piece = "runtime.training"
 
     def in_payload(self, boundary: BoundaryPayload) -> BoundaryPayload:
         boundary.requires_grad = ()
@@ -27,7 +27,7 @@ class DetachedCut(Planted):
 class ZeroForNone(Planted):
     """A parameter that no gradient reached holds zeros after the backward pass, for which an optimizer would step it."""
 
-    piece = "training"
+    piece = "runtime.training"
 
     def backward_prefix(self, *args: Any, **kwargs: Any) -> None:
         super().backward_prefix(*args, **kwargs)
@@ -39,7 +39,7 @@ class ZeroForNone(Planted):
 class ForgottenGradients(Planted):
     """Gradients that were there before are thrown away without an optimizer that asked for it."""
 
-    piece = "training"
+    piece = "runtime.training"
 
     def run_training_prefix(self, *args: Any, **kwargs: Any) -> BoundaryPayload:
         for p in self.model.parameters():
@@ -50,7 +50,7 @@ class ForgottenGradients(Planted):
 class CompiledLossDoubled(Planted):
     """Compiled training reports twice its loss; all that it does with it is right."""
 
-    piece = "compiled"
+    piece = "compiled.jit"
 
     def train_suffix(self, *args: Any, **kwargs: Any) -> Trained:
         loss, gradients = super().train_suffix(*args, **kwargs)
@@ -60,7 +60,7 @@ class CompiledLossDoubled(Planted):
 class CompiledDraws(Planted):
     """Compiled training draws a random number more than the whole model does."""
 
-    piece = "compiled"
+    piece = "compiled.jit"
 
     def train_suffix(self, *args: Any, **kwargs: Any) -> Trained:
         if self.settings.mode == "compiled":
@@ -71,7 +71,7 @@ class CompiledDraws(Planted):
 class SteppedTwice(Planted):
     """The optimizer of the suffix steps twice."""
 
-    piece = "training"
+    piece = "runtime.training"
 
     def train_suffix(self, *args: Any, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any) -> Trained:
         found = super().train_suffix(*args, optimizer=optimizer, **kwargs)
@@ -83,7 +83,7 @@ class SteppedTwice(Planted):
 class ForgottenMomentum(Planted):
     """What the suffix's optimizer remembers is lost after every step."""
 
-    piece = "training"
+    piece = "runtime.training"
 
     def train_suffix(self, *args: Any, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any) -> Trained:
         found = super().train_suffix(*args, optimizer=optimizer, **kwargs)
@@ -95,7 +95,7 @@ class ForgottenMomentum(Planted):
 class ScaledLoss(Planted):
     """The backward pass starts from half of the loss, while the loss that is returned is right."""
 
-    piece = "training"
+    piece = "runtime.training"
 
     def train_suffix(self, *args: Any, loss_fn: Callable[[Any, Any], torch.Tensor], **kwargs: Any) -> Trained:
         loss, gradients = super().train_suffix(*args, loss_fn=lambda *given: loss_fn(*given) / 2, **kwargs)
@@ -105,7 +105,7 @@ class ScaledLoss(Planted):
 class WrongLoss(Planted):
     """Gradients are right, while the loss that is returned is rounded to half precision."""
 
-    piece = "training"
+    piece = "runtime.training"
 
     def train_suffix(self, *args: Any, **kwargs: Any) -> Trained:
         loss, gradients = super().train_suffix(*args, **kwargs)
@@ -115,7 +115,7 @@ class WrongLoss(Planted):
 class RoundedGradients(Planted):
     """Boundary gradients are rounded to half precision on their way back."""
 
-    piece = "training"
+    piece = "runtime.training"
 
     def train_suffix(self, *args: Any, **kwargs: Any) -> Trained:
         loss, gradients = super().train_suffix(*args, **kwargs)
@@ -125,7 +125,7 @@ class RoundedGradients(Planted):
 class SwappedGradients(Planted):
     """Two boundary gradients of one shape come back under each other's label."""
 
-    piece = "training"
+    piece = "runtime.training"
 
     def train_suffix(self, *args: Any, **kwargs: Any) -> Trained:
         loss, gradients = super().train_suffix(*args, **kwargs)
@@ -141,7 +141,7 @@ class SwappedGradients(Planted):
 class SharedGradientTwice(Planted):
     """The suffix's part in the gradient of a parameter that both halves read is added twice."""
 
-    piece = "training"
+    piece = "runtime.training"
 
     def backward_prefix(self, boundary: BoundaryPayload, *args: Any, **kwargs: Any) -> None:
         boundary._shared = [(p, g + g) for p, g in boundary._shared]
@@ -151,7 +151,7 @@ class SharedGradientTwice(Planted):
 class SharedGradientLost(Planted):
     """The suffix's part in the gradient of a parameter that both halves read is lost."""
 
-    piece = "training"
+    piece = "runtime.training"
 
     def backward_prefix(self, boundary: BoundaryPayload, *args: Any, **kwargs: Any) -> None:
         boundary._shared = []
@@ -161,7 +161,7 @@ class SharedGradientLost(Planted):
 class LostInputGradient(Planted):
     """Inputs are detached as they enter, and get no gradient."""
 
-    piece = "runtime"
+    piece = "runtime.split"
 
     def run_training_prefix(self, *args: Any, **kwargs: Any) -> BoundaryPayload:
         args, kwargs = on_tensors(lambda t: t.detach(), (args, kwargs))
@@ -171,7 +171,7 @@ class LostInputGradient(Planted):
 class UnwalkedPrefix(Planted):
     """Every second time, the prefix's graph is left alone: its parameters keep the gradients of the step before."""
 
-    piece = "training"
+    piece = "runtime.training"
 
     def backward_prefix(self, boundary: BoundaryPayload, boundary_grads: Mapping[str, Any], **kwargs: Any) -> None:
         self.walked = not getattr(self, "walked", False)

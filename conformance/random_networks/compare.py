@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from conformance.state import seed_torch
+from conformance.suite.state import seed_torch
 
 
 class Different(AssertionError):

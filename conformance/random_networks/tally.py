@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from typing import Any
 
-from conformance.environment import ROOT, sources
 from conformance.random_networks.counts import Counts
+from conformance.suite.environment import ROOT, sources
 
 VARIABLE = "ARIADNE_FUZZ_RESULTS"
 PROFILE = os.environ.get("ARIADNE_HYPOTHESIS_PROFILE", "smoke")  # how many programs are drawn: smoke, full or nightly

@@ -1,0 +1,14 @@
+"""The boundary: what crosses from the prefix to the suffix.
+
+The live values of a cut flow in, by label; a payload or its bytes flow out, and back. Bytes from outside are data:
+nothing in them runs, and what is not well formed is a `PayloadError`. The files, in import order::
+
+    ragged     nested tensors as plain data
+    wire       payloads as bytes
+    payload    what crosses, in memory and on the wire
+"""
+
+from ariadne.boundary.payload import BoundaryPayload, ReplayBoundary, register_boundary_serializer
+from ariadne.boundary.ragged import sizes_of
+
+__all__ = ["BoundaryPayload", "ReplayBoundary", "register_boundary_serializer", "sizes_of"]

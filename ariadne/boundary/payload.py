@@ -1,0 +1,279 @@
+"""The boundary payload: what the prefix hands to the suffix, in memory as it is, on the wire as safe bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ariadne import tree
+from ariadne.boundary.ragged import Ragged, buffer_of, sizes_of
+from ariadne.boundary.wire import TensorRef, decode, encode, register_boundary_serializer, shown
+from ariadne.errors import BoundaryError, ConsumedError, PayloadError
+
+PROTOCOL_VERSION = 2
+
+
+class BoundaryPayload:
+    """The values that cross one cut, for one batch.
+
+    In memory nothing is copied. `batch` counts samples. `labels` names the values in order; `tensors` holds every tensor by its
+    label (a sequence called `parts` gives `parts[0]`, `parts[1]`, ...), `values` the tree with `TensorRef`s in their place.
+    A boundary made by `run_training_prefix` also keeps the prefix's autograd graph, which does not travel. Values that share
+    memory with an input or an output of the model must not be written into before the suffix has run: that is refused, save
+    for tensors made under `torch.inference_mode()`, which don't count their writes.
+
+    `to_bytes` and `from_bytes` write and read it as bytes without pickle; reading checks every length before it
+    allocates, and raises `PayloadError` for anything malformed.
+
+    >>> boundary = runtime.run_prefix(torch.randn(8, 3, 224, 224))
+    >>> boundary.nbytes, {label: list(t.shape) for label, t in boundary.tensors.items()}
+    (1605632, {'layer3_1_relu_call2': [8, 256, 14, 14]})
+    """
+
+    __slots__ = ("_consumed", "_disturbed", "_graph", "_held", "_noted", "_shared", "batch", "labels", "plan_signature",
+                 "raw", "requires_grad", "split_id", "weights")  # fmt: skip
+
+    def __init__(
+        self,
+        split_id: str,
+        plan_signature: str,
+        batch: int,
+        labels: tuple[str, ...],
+        raw: tuple[Any, ...],
+        requires_grad: tuple[str, ...] = (),
+        graph: tuple[Any, ...] | None = None,
+    ) -> None:
+        self.split_id, self.plan_signature, self.batch = split_id, plan_signature, batch
+        self.labels, self.raw, self.requires_grad = labels, raw, requires_grad
+        self._graph, self._held = graph, _NOTHING
+        self.weights = ""  # a digest of the weights of the model that the prefix is of, where it was loaded from a file
+        self._consumed: tuple[str, ...] = ()
+        self._shared: list[tuple[torch.Tensor, torch.Tensor]] = []  # leaves, with what waits for the prefix's part
+        self._noted: list[
+            tuple[torch.Tensor, torch.Tensor]
+        ] = []  # leaves of neither side, with what the loss gave them
+        self._disturbed = False  # whether loss_fn itself put gradients on parameters of the prefix
+
+    @property
+    def protocol_version(self) -> int:
+        """The version of the payload's form."""
+        return PROTOCOL_VERSION
+
+    @property
+    def batch_size(self) -> int:
+        """The batch."""
+        return self.batch
+
+    @property
+    def supports_prefix_backward(self) -> bool:
+        """Whether the prefix's graph is still there for `backward_prefix`."""
+        return self._graph is not None and "backward_prefix" not in self._consumed
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor, by label."""
+        return {label: t for label, t in self._leaves() if isinstance(t, torch.Tensor)}
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The values in the order of `labels`, with a `TensorRef` for every tensor: to its first label, where it has several."""
+        first: dict[int, str] = {}
+        for label, v in self._leaves():
+            first.setdefault(id(v), label)
+        return tuple(
+            tree.unflatten(
+                [TensorRef(first[id(v)]) if isinstance(v, torch.Tensor) else v for _, v in tree.paths(value)],
+                tree.flatten(value)[1],
+            )
+            for value in self.raw
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all its tensors; on the wire a header of some hundred bytes comes on top."""
+        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+    def _leaves(self) -> list[tuple[str, Any]]:
+        return [
+            (f"{label}{at}", v)
+            for label, value in zip(self.labels, self.raw, strict=True)
+            for at, v in tree.paths(value)
+        ]
+
+    def hold(self, at: tuple[int, ...]) -> None:
+        """Note how often the values at these positions were written into, so that a later write shows."""
+        self._held = at, _writes(self.raw, at)
+
+    def refuse_if_written(self) -> None:
+        """Raise `BoundaryError` if a value that others can reach was written into since the prefix ran."""
+        at, before = self._held
+        if not at or (now := _writes(self.raw, at)) == before:
+            return
+        label = next(self.labels[i] for i, a, b in zip(at, before, now, strict=True) if a != b)
+        raise BoundaryError(
+            f"{label!r} crosses this boundary ({self.split_id}) and shares memory with an input or an output of the model, which "
+            "was written into after the prefix ran; the whole model would not see that. Write into it after the suffix has run, "
+            "hand a copy to the prefix (x.clone()), or send the boundary through to_bytes first"
+        )
+
+    def refuse_if_taken(self, by: str) -> None:
+        """Raise `ConsumedError` if `train_suffix` or `backward_prefix`, whichever `by` names, took it before."""
+        if by in self._consumed:
+            raise ConsumedError(
+                f"this boundary (batch {self.batch}, {self.split_id}) was already taken by {by}; each boundary is trained "
+                "once. Make another with run_training_prefix"
+            )
+
+    def consume(self, by: str) -> None:
+        """Mark it as taken by `train_suffix` or `backward_prefix`; the second time by the same one raises."""
+        with _CONSUMING:
+            self.refuse_if_taken(by)
+            self._consumed = (*self._consumed, by)
+
+    def to_bytes(self) -> bytes:
+        """The payload as bytes, for any process that prepared the same split.
+
+        Raises `BoundaryError` for a value that no serializer knows, and for values that were written into since the prefix ran.
+
+        >>> BoundaryPayload.from_bytes(boundary.to_bytes())
+        BoundaryPayload(cut:50, batch 8, layer3_1_relu_call2: [8, 256, 14, 14])
+        """
+        self.refuse_if_written()
+        header = {
+            "protocol_version": PROTOCOL_VERSION,
+            "split_id": self.split_id,
+            "plan_signature": self.plan_signature,
+            "batch": self.batch,
+            "labels": self.labels,
+            "requires_grad": self.requires_grad,
+        }
+        if self.weights:
+            header["weights"] = self.weights
+        with torch.no_grad():
+            first = {id(t): label for label, t in reversed(self.tensors.items())}
+            tensors = {label: t.detach() for label, t in self.tensors.items() if first[id(t)] == label}
+        nested = {label: Ragged.of(label, t) for label, t in tensors.items() if t.is_nested}
+        values: Any = self.values
+        if nested:
+            tensors |= {label: buffer_of(tensors[label]) for label in nested}
+            values = tree.map_leaves(lambda v: nested.get(v.label, v) if isinstance(v, TensorRef) else v, values)
+        return encode(header, tensors, values)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview, *, device: str = "cpu") -> BoundaryPayload:
+        """The payload that `to_bytes` wrote, its tensors on `device`; raises `PayloadError` for bytes that are not one."""
+        header, tensors, values = decode(data, device=device)
+        for key, kind in (("split_id", str), ("plan_signature", str), ("batch", int)):
+            if type(header.get(key)) is not kind:
+                raise PayloadError(
+                    f"the header's {key!r} must be of type {kind.__name__}; found {shown(header.get(key))}; refuse the sender"
+                )
+        if header["batch"] < 1:
+            raise PayloadError(
+                f"the payload has batch {shown(header['batch'])}, which no split serves; refuse the sender"
+            )
+        labels, wanting = _names(header, "labels"), _names(header, "requires_grad")
+        if header.get("protocol_version") != PROTOCOL_VERSION:
+            raise PayloadError(
+                f"the payload has protocol version {header.get('protocol_version')!r}; this Ariadne reads {PROTOCOL_VERSION}; "
+                "use the same version of Ariadne on both sides"
+            )
+        if not isinstance(values, (tuple, list)) or len(values) != len(labels):
+            raise PayloadError(f"the payload has {len(labels)} label(s), but not as many values")
+        raw = tuple(tree.map_leaves(lambda v: _take(tensors, v), value) for value in values)
+        found = cls(header["split_id"], header["plan_signature"], header["batch"], labels, raw, wanting)
+        held = found.tensors if wanting else {}
+        odd = next((n for n in wanting if n not in held or not _differentiable(held[n])), None)
+        if odd is not None:
+            raise PayloadError(
+                f"the payload wants a gradient of {shown(odd)}, which is no tensor of floats in it; refuse the sender"
+            )
+        found.weights = str(header.get("weights", ""))[:64]
+        return found
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{k}: {sizes_of(t)}" for k, t in self.tensors.items())
+        return f"BoundaryPayload({self.split_id}, batch {self.batch}, {parts})"
+
+
+ReplayBoundary = BoundaryPayload
+register_boundary_serializer(Ragged, Ragged.told, Ragged.read, "label, sizes, strides, offsets")
+_CONSUMING = threading.Lock()
+_NOTHING: tuple[tuple[int, ...], list[int]] = ((), [])
+
+
+def _writes(raw: tuple[Any, ...], at: tuple[int, ...]) -> list[int]:
+    """How often each of some tensors was written into; 0 for those made under inference mode, which don't count it."""
+    try:
+        return [raw[i]._version for i in at]
+    except RuntimeError:
+        return [0 if raw[i].is_inference() else raw[i]._version for i in at]
+
+
+def _differentiable(t: torch.Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
+
+
+def _names(header: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The names under a key of a header that a stranger may have written, each there once."""
+    found: Any = header.get(key)
+    if type(found) not in (tuple, list) or not all(type(name) is str for name in found):
+        raise PayloadError(f"the header's {key!r} must be a list of strings; found {shown(found)}; refuse the sender")
+    if len({*found}) < len(found):
+        raise PayloadError(f"a name appears twice in the header's {key!r}; refuse the sender")
+    return tuple(found)
+
+
+def _take(tensors: Mapping[str, torch.Tensor], value: Any) -> Any:
+    if isinstance(value, TensorRef):
+        if value.label not in tensors:
+            raise PayloadError(f"the payload refers to a tensor {value.label!r} that it does not hold")
+        return tensors[value.label]
+    if isinstance(value, Ragged):
+        if value.label not in tensors:
+            raise PayloadError(f"the payload refers to a tensor {value.label!r} that it does not hold")
+        try:
+            return value.within(tensors[value.label])
+        except (ValueError, RuntimeError) as error:
+            raise PayloadError(f"malformed payload: {value.label!r}: {error}") from None
+    return value
+
+
+def gradients_to_bytes(gradients: Mapping[str, torch.Tensor | None]) -> bytes:
+    """Boundary gradients, by label, as bytes that `gradients_from_bytes` reads without pickle.
+
+    >>> data = gradients_to_bytes({"relu_6": torch.zeros(8, 64), "mask": None})
+    >>> {label: g is not None for label, g in gradients_from_bytes(data).items()}
+    {'relu_6': True, 'mask': False}
+    """
+    held = {k: g for k, g in gradients.items() if g is not None}
+    return encode({"gradients": list(gradients)}, held, None)
+
+
+def gradients_from_bytes(
+    data: bytes | bytearray | memoryview, *, device: str = "cpu"
+) -> dict[str, torch.Tensor | None]:
+    """The gradients that `gradients_to_bytes` wrote, on `device`, None where there was none; else raises `PayloadError`.
+
+    `device` is where the prefix ran: `backward_prefix` takes gradients that lie where their boundary tensors do.
+    """
+    header, tensors, _ = decode(data, device=device)
+    if "gradients" not in header:
+        raise PayloadError("the bytes hold no boundary gradients; pass what gradients_to_bytes wrote")
+    names = _names(header, "gradients")
+    if not tensors.keys() <= {*names}:
+        raise PayloadError("the bytes hold a gradient that their header does not name; refuse the sender")
+    return {name: tensors.get(name) for name in names}
+
+
+__all__ = [
+    "BoundaryError",
+    "BoundaryPayload",
+    "ReplayBoundary",
+    "gradients_from_bytes",
+    "gradients_to_bytes",
+    "register_boundary_serializer",
+]

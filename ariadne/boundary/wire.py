@@ -1,0 +1,567 @@
+"""The boundary payload as bytes: written without pickle, and safe to read when a stranger sent it.
+
+Numbers are little-endian, lengths and counts unsigned 64-bit::
+
+    prefix    magic "ARIADNE\\n", version u16, byte order u16, CRC-32 of the rest u32, length of the rest u64
+    header    length, tree: a flat dict
+    table     length, tree: (each storage), ((label, dtype, shape, strides, storage, offset in bytes), ...)
+    values    length, tree
+    storages  length, the bytes of each storage, one after the other
+
+A tree node is a tag and so many bytes, or a tag and so many nodes. A storage is the stretch of memory that the tensors
+that share it cover: sent once, what belongs to no tensor as zeros. In the table it is its bytes; or, where that is more than the
+elements of its tensors, (its bytes, the bytes that are sent): these elements, tensor by tensor, and the reader lays them
+out as they were, with zeros between. It starts at a multiple of 64 bytes, in the sender's
+storage as in the receiver's, so every tensor keeps its address modulo 64: the last bits of `mm` depend on it.
+
+The checksum finds accidents, not enemies. Against those `decode` holds every length, count, depth, dtype, shape, stride
+and offset against the bytes that are there before it allocates, and calls no decoder but those registered beside it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import math
+import re
+import struct
+import sys
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from ariadne.errors import BoundaryError, PayloadError
+
+VERSION = 2
+MAX_DEPTH = 64  # of nested values
+MAX_NODES = 1 << 20  # in one tree: an empty list is nine bytes on the wire, and about a hundred in memory
+MAX_RANK = 64  # what torch's TensorIterator takes
+
+_MAGIC = b"ARIADNE\n"
+_ORDER = 0 if sys.byteorder == "little" else 1
+_PREFIX, _U64 = struct.Struct("<8sHHIQ"), struct.Struct("<Q")
+_WORD = 1 << 63  # torch counts in signed 64-bit integers
+_ALIGN = 64  # bytes: where torch's CPU allocator starts a storage
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}  # copies keep NaNs' bits
+_DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+_PLAIN = r"bool|u?int(8|16|32|64)|bfloat16|float(16|32|64)|complex(64|128)|float8_\w+"
+_TENSOR_DTYPES = {dtype: name for name, dtype in _DTYPES.items() if re.fullmatch(_PLAIN, name)}
+
+T = TypeVar("T")
+
+
+class TensorRef:
+    """Where a tensor stands in a value tree: `TensorRef("relu_6")` stands for `tensors["relu_6"]`.
+
+    Not a dataclass, so that `ariadne.tree` takes it for the leaf that it is.
+    """
+
+    __slots__ = ("label",)
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorRef) and other.label == self.label
+
+    def __hash__(self) -> int:
+        return hash((TensorRef, self.label))
+
+    def __repr__(self) -> str:
+        return f"TensorRef(label={self.label!r})"
+
+
+class _Registered(NamedTuple):
+    type: type
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+    schema: str
+
+
+_registry: dict[str, _Registered] = {}
+
+
+def register_boundary_serializer(
+    type_: type[T], encode: Callable[[T], Any], decode: Callable[[Any], T], schema: str | dict[str, Any] | None = None
+) -> None:
+    """Let values of exactly `type_` cross the wire, in this process; registering it again replaces.
+
+    `encode(value)` returns a tree of what `ariadne.boundary.wire.encode` takes as values, and `decode(tree)` rebuilds the value.
+    The type goes by its module and qualified name. `schema`, anything that JSON can write, goes into the bytes, and
+    decoding refuses any other: change it with the tree. Raises `BoundaryError` for a type that crosses by itself.
+
+    >>> from fractions import Fraction
+    >>> register_boundary_serializer(Fraction, Fraction.as_integer_ratio, lambda tree: Fraction(*tree), "n, d")
+    >>> decode(encode({}, {}, [Fraction(1, 3)]))[2]
+    [Fraction(1, 3)]
+    >>> unregister_boundary_serializer(Fraction)
+    """
+    if type_ in _LEAVES or type_ in _BRANCHES or issubclass(type_, Tensor):
+        raise BoundaryError(f"cannot register {_name(type_)}: values cross by themselves, tensors by their label")
+    _registry[_name(type_)] = _Registered(type_, encode, decode, json.dumps(schema, sort_keys=True, allow_nan=False))
+
+
+def unregister_boundary_serializer(type_: type) -> None:
+    """Forget what `register_boundary_serializer` was told of `type_`, if anything."""
+    _registry.pop(_name(type_), None)
+
+
+def encode(header: Mapping[str, Any], tensors: Mapping[str, Tensor], values: Any) -> bytes:
+    """The payload as bytes, the same for the same input; raises `BoundaryError` for what can't cross.
+
+    `header` is a flat dict of None, bool, int, float, str, bytes, and tuples or lists of these. `tensors` are dense
+    tensors of any shape, strides and device by label; those that share storage share it after `decode`. `values` is a
+    tree of the header's kinds, complex, slice, list, tuple, dict, torch dtype, device and Size, `TensorRef`, and what
+    was registered. Conjugate and negative bits are resolved, so such views share nothing; requires_grad isn't sent.
+
+    >>> x = torch.arange(6.0).reshape(2, 3)
+    >>> header, tensors, values = decode(encode({"batch": 2}, {"x": x, "xt": x.t()}, [TensorRef("xt"), None]))
+    >>> tensors["x"][0, 1] = 9.0
+    >>> values, tensors["xt"].shape, tensors["xt"][1, 0].item()
+    ([TensorRef(label='xt'), None], torch.Size([3, 2]), 9.0)
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        storages, table = _gather(tensors)
+    chunks: list[bytes | bytearray | memoryview] = []
+    for section, tree, labels in ("header", dict(header), None), ("table", table, None), ("values", values, tensors):
+        writer = _Writer(labels)
+        writer.node(tree, section)
+        chunks += [_U64.pack(len(writer.out)), writer.out]
+    if not _is_header(dict(header)):
+        raise BoundaryError("cannot encode header: it is not str to plain values; put anything else into values")
+    chunks.append(_U64.pack(sum(pad + raw.numel() for pad, raw in storages)))
+    for pad, raw in storages:
+        chunks += [bytes(pad), _memory(raw)]
+    crc = 0
+    for chunk in chunks:
+        crc = zlib.crc32(chunk, crc)
+    return b"".join([_PREFIX.pack(_MAGIC, VERSION, _ORDER, crc, sum(map(len, chunks))), *chunks])
+
+
+def decode(
+    data: bytes | bytearray | memoryview, *, max_bytes: int = 1 << 32, device: str | torch.device = "cpu"
+) -> tuple[dict[str, Any], dict[str, Tensor], Any]:
+    """The header, tensors and values that `encode` was given; raises `PayloadError` for anything but its bytes.
+
+    The tensors own their memory, and have the strides that they had. `max_bytes` bounds the payload, the memory of all
+    tensors, and the logical size of each: one that was expanded is few bytes here and many in the next op.
+
+    >>> decode(encode({"batch": 2}, {}, (1, "a")))
+    ({'batch': 2}, {}, (1, 'a'))
+    """
+    try:
+        view = memoryview(data).cast("B")
+    except TypeError as error:
+        raise PayloadError(f"expected a payload as bytes, found {type(data).__name__} ({error})") from None
+    size, start = len(view), bytes(view[: len(_MAGIC)])
+    _need(size <= max_bytes, f"the payload has {size} bytes, more than max_bytes={max_bytes}; raise it to take them")
+    found = f"expected a payload, {_MAGIC!r} and so on; found {size} bytes that start with {start!r}"
+    _need(size >= _PREFIX.size and start == _MAGIC, found)
+    _, version, order, crc, length = _PREFIX.unpack_from(view)
+    mine, theirs = f"format {VERSION}, byte order {_ORDER}", f"format {version}, byte order {order}"
+    _need(mine == theirs, f"expected a payload of {mine}; found {theirs}; use one Ariadne on both sides")
+    length += _PREFIX.size
+    _need(length == size, f"expected a payload of {length} bytes, found {size}; send it again")
+    changed = "the payload's checksum does not match its bytes: they changed on the way; send it again"
+    _need(zlib.crc32(view[_PREFIX.size :]) == crc, changed)
+
+    body = _Reader("body", view[_PREFIX.size :])
+    names = ("header", "table", "values", "storages")
+    header, table, values, storages = (_Reader(name, body.take(body.size())) for name in names)
+    body.need(not body.left, f"{body.left} bytes after the last section")
+    plain = header.tree()
+    header.need(_is_header(plain), "it is not a flat dict from str to plain values")
+    sizes, rows = _layout(table, storages.left, max_bytes)
+    within: dict[int, list[_Row]] = {}
+    for row in rows.values():
+        within.setdefault(row.storage, []).append(row)
+    values.labels = rows
+    tree = values.tree()
+
+    raws = []
+    with torch.inference_mode(False), torch.no_grad():
+        for number, (n, sent) in enumerate(sizes):
+            raw = torch.empty(sent, dtype=torch.uint8, device="cpu")
+            _memory(raw)[:] = storages.take(sent)
+            raws.append((raw if sent == n else _laid_out(raw, n, within[number])).to(device))
+        tensors = {label: _place(raws[r.storage], r.dtype, r.shape, r.strides, r.offset) for label, r in rows.items()}
+    return plain, tensors, tree
+
+
+class _Row(NamedTuple):
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    storage: int
+    offset: int  # bytes
+
+
+class _Item(NamedTuple):
+    label: str
+    tensor: Tensor
+    storage: tuple[str, int]  # its device and address
+    start: int  # bytes
+    stop: int
+
+
+def _stop(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """One past the last element, counted from the first."""
+    return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether no memory between the first and the last element is left out; to repeat (stride 0) leaves out nothing."""
+    moves = sorted((s, n) for n, s in zip(shape, strides, strict=True) if n > 1 and s > 0)
+    return all(s == math.prod(n for _, n in moves[:i]) for i, (s, _) in enumerate(moves))
+
+
+def _is_countable(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
+    """Whether torch can hold this shape and these strides, be it of no elements."""
+    reach = [max(n, 1) * s for n, s in zip(shape, strides, strict=True)]
+    return len(shape) <= MAX_RANK and max([math.prod(max(n, 1) for n in shape), *reach]) * itemsize < _WORD
+
+
+def _memory(raw: Tensor) -> memoryview:
+    """The bytes of a contiguous uint8 tensor on the CPU, which must outlive them."""
+    n = raw.numel()
+    return memoryview((ctypes.c_ubyte * n).from_address(raw.data_ptr())).cast("B") if n else memoryview(bytearray())
+
+
+def _place(raw: Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
+    """A tensor in the bytes of `raw`; all in there share one version counter, so autograd sees later writes."""
+    base = raw[: raw.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+    return base.as_strided(shape, strides, offset // dtype.itemsize).detach()
+
+
+def _once(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """The shape without what a stride of 0 repeats."""
+    return [1 if stride == 0 else n for n, stride in zip(shape, strides, strict=True)]
+
+
+def _bytes_once(row: _Row) -> int:
+    return math.prod(_once(row.shape, row.strides)) * row.dtype.itemsize
+
+
+def _laid_out(packed: Tensor, size: int, rows: Sequence[_Row]) -> Tensor:
+    """A storage of so many bytes, with the elements of its tensors where they were, and zeros between."""
+    raw, at = torch.zeros(size, dtype=torch.uint8, device="cpu"), 0
+    for row in rows:
+        once, kind, count = _once(row.shape, row.strides), _BITS[row.dtype.itemsize], _bytes_once(row)
+        _place(raw, kind, once, row.strides, row.offset).copy_(packed[at : at + count].clone().view(kind).view(once))
+        at += count
+    return raw
+
+
+def _item(label: str, t: Tensor) -> _Item:
+    """The tensor without grad, conjugate and negative bits, and where it lies; refuses what is no plain memory."""
+    if type(label) is not str or type(t) not in (Tensor, torch.nn.Parameter):
+        why = f"labels are str and tensors plain torch.Tensor, found {_name(type(label))} and {_name(type(t))}"
+    elif t.is_nested or t.layout != torch.strided:
+        why = "it is sparse or nested; make it dense before the split"
+    elif t.device.type == "meta":
+        why = "it is on the meta device and has no data"
+    elif t.dtype not in _TENSOR_DTYPES:
+        why = f"its dtype is {t.dtype}; convert to one of {', '.join(_TENSOR_DTYPES.values())}"
+    elif not _is_countable(t.shape, t.stride(), t.itemsize):
+        why = f"it has {t.dim()} dims, or strides past 64 bits; at most {MAX_RANK} dims cross"
+    else:
+        try:
+            t = t.detach().resolve_conj().resolve_neg()
+            storage, start = t.untyped_storage(), int(t.storage_offset()) * t.itemsize if t.numel() else 0
+            stop = start + _stop(t.shape, t.stride()) * t.itemsize
+            if stop <= storage.nbytes():
+                return _Item(label, t, (str(t.device), storage.data_ptr()), start, stop)
+            why = f"its storage was resized to {storage.nbytes()} bytes"
+        except RuntimeError as error:  # zero and vmap's tensors have no type of their own
+            why = str(error).partition("\n")[0]
+    raise BoundaryError(f"cannot encode tensor {shown(label)}: {why}")
+
+
+def _gather(tensors: Mapping[str, Tensor]) -> tuple[list[tuple[int, Tensor]], tuple[Any, ...]]:
+    """The storages to send, each as a number of zeros and the bytes after them, and the table of what lies where."""
+    items = [_item(label, tensor) for label, tensor in tensors.items()]
+    groups: dict[object, list[_Item]] = {}
+    for i in items:  # an empty tensor shares nothing
+        groups.setdefault(i.storage if i.stop > i.start else i.label, []).append(i)
+    storages, sizes, taken, placed = [], [], [], dict[str, tuple[int, int]]()
+    for number, group in enumerate(groups.values()):
+        (device, base), first, last = group[0].storage, min(i.start for i in group), max(i.stop for i in group)
+        begin = first - first % _ALIGN
+        packed = _packed(group, last - begin)
+        storages.append(_collect(group, begin, first, last) if packed is None else (0, packed))
+        sizes.append(last - begin if packed is None else (last - begin, packed.numel()))
+        placed |= {i.label: (number, i.start - begin) for i in group}
+        taken += [(device, base + first, base + last, group[0].label)] if last > first else []
+    for one, two in itertools.pairwise(sorted(taken)):
+        if one[0] == two[0] and two[1] < one[2]:
+            both = f"{shown(one[3])} and {shown(two[3])}"
+            why = "they lie in one memory but two torch storages (two torch.from_numpy of one array?); clone one"
+            raise BoundaryError(f"cannot encode tensors {both}: {why}")
+    rows = tuple((i.label, i.tensor.dtype, tuple(i.tensor.shape), i.tensor.stride(), *placed[i.label]) for i in items)
+    return storages, (tuple(sizes), rows)
+
+
+def _packed(group: list[_Item], size: int) -> Tensor | None:
+    """The elements of tensors with gaps, one after the other, if that is less than the memory that they lie in."""
+    shapes = [_once(i.tensor.shape, i.tensor.stride()) for i in group]
+    sent = sum(math.prod(once) * i.tensor.itemsize for once, i in zip(shapes, group, strict=True))
+    if not 0 < sent < size - _ALIGN:
+        return None
+    parts = []
+    for once, i in zip(shapes, group, strict=True):
+        t = i.tensor.view(_BITS[i.tensor.itemsize])
+        parts.append(t.as_strided(once, t.stride()).contiguous().view(-1).view(torch.uint8).cpu())
+    return torch.cat(parts)
+
+
+def _collect(group: list[_Item], begin: int, first: int, last: int) -> tuple[int, Tensor]:
+    """What the tensors cover of one storage: how many zeros stand before the bytes, and the bytes up to `last`."""
+    for i in group:
+        if (i.start, i.stop) == (first, last) and _is_dense(i.tensor.shape, i.tensor.stride()):
+            raw = torch.empty(0, dtype=torch.uint8, device=i.tensor.device)
+            return first - begin, raw.set_(i.tensor.untyped_storage(), first, (last - first,), (1,)).cpu()
+    raw = torch.zeros(last - begin, dtype=torch.uint8, device="cpu")
+    for i in group:
+        t = i.tensor.view(_BITS[i.tensor.itemsize])
+        once = _once(t.shape, t.stride())
+        _place(raw, t.dtype, once, t.stride(), i.start - begin).copy_(t.as_strided(once, t.stride()))
+    return 0, raw
+
+
+def _layout(table: _Reader, room: int, max_bytes: int) -> tuple[list[tuple[int, int]], dict[str, _Row]]:
+    """Sizes of storages, those sent of them, and their tensors, held against `room`, the bytes that are there."""
+    tree = table.tree()
+    table.need(type(tree) is tuple and [type(part) for part in tree] == [tuple, tuple], "it is not sizes and tensors")
+    told, entries = tree
+    pairs = [n if type(n) is tuple else (n, n) for n in told]
+    known = all(len(pair) == 2 and _are_counts(pair) and pair[1] <= pair[0] for pair in pairs)
+    table.need(
+        known and sum(sent for _, sent in pairs) == room, f"its storages do not add up to the {room} bytes found"
+    )
+    memory = sum(n for n, _ in pairs)
+    table.need(memory <= max_bytes, f"its storages take {memory} bytes, more than max_bytes={max_bytes}")
+    sizes, packed = [n for n, _ in pairs], [sent for _, sent in pairs]
+    table.need(len(sizes) <= len(entries), f"{len(sizes)} storages for {len(entries)} tensors")
+    rows: dict[str, _Row] = {}
+    for entry in entries:
+        kinds = [str, torch.dtype, tuple, tuple, int, int]
+        table.need(type(entry) is tuple and [type(part) for part in entry] == kinds, "a tensor is not its six fields")
+        label, r = entry[0], _Row(*entry[1:])
+        here, item = f"tensor {shown(label)}", r.dtype.itemsize
+        table.need(label not in rows, f"{here} appears twice")
+        table.need(r.dtype in _TENSOR_DTYPES, f"{here} is of {r.dtype}")
+        table.need(_are_counts((*r.shape, *r.strides, *r[3:])), f"{here} has a number below 0 or past 64 bits")
+        table.need(len(r.shape) == len(r.strides), f"{here} has {len(r.shape)} dims, {len(r.strides)} strides")
+        table.need(_is_countable(r.shape, r.strides, item), f"{here} has more than {MAX_RANK} dims, or is past 64 bits")
+        table.need(r.storage < len(sizes) and r.offset % item == 0, f"{here} is in storage {r.storage} at {r.offset}")
+        stop, logical = r.offset + _stop(r.shape, r.strides) * item, math.prod(r.shape) * item
+        table.need(stop <= sizes[r.storage], f"{here} ends at byte {stop} of a storage of {sizes[r.storage]}")
+        table.need(logical <= max_bytes, f"{here} is {logical} bytes when expanded, more than max_bytes={max_bytes}")
+        packed[r.storage] -= _bytes_once(r)
+        rows[label] = r
+    exact = all(sent == n or left == 0 for (n, sent), left in zip(pairs, packed, strict=True))
+    table.need(exact, "a storage is not the elements of its tensors")
+    return pairs, rows
+
+
+def _name(type_: type) -> str:
+    return f"{type_.__module__}.{type_.__qualname__}"
+
+
+def shown(value: Any) -> str:
+    """A short repr that can't fail: Python prints no int of more than 4300 digits."""
+    try:
+        text = repr(value[:80] if isinstance(value, (str, bytes)) else value)
+    except Exception:
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _need(true: bool, otherwise: str) -> None:
+    if not true:
+        raise PayloadError(otherwise)
+
+
+def _are_counts(values: Sequence[Any]) -> bool:
+    return all(type(n) is int and 0 <= n < _WORD for n in values)
+
+
+def _is_made_of(value: Any, *containers: type) -> bool:
+    if type(value) in containers:
+        return all(_is_made_of(v, *containers) for v in value)
+    return type(value) in (type(None), bool, int, float, str, bytes)
+
+
+def _is_header(value: Any) -> bool:
+    return type(value) is dict and all(type(k) is str and _is_made_of(v, tuple, list) for k, v in value.items())
+
+
+def _dict(items: list[Any]) -> dict[Any, Any]:
+    keys = items[::2]
+    if not all(_is_made_of(key, tuple) for key in keys):
+        raise ValueError("a key of a dict can't be one")
+    if len({hash(key) for key in keys}) < len(keys) - 64:
+        raise ValueError("keys of a dict collide, which would take quadratic time")
+    found = dict(zip(keys, items[1::2], strict=True))
+    if len(found) < len(keys):
+        raise ValueError("a key of a dict appears twice")
+    return found
+
+
+def _size(items: list[Any]) -> torch.Size:
+    if not all(type(n) is int and -_WORD <= n < _WORD for n in items):  # torch takes more than it can print
+        raise ValueError("a torch.Size of something else than sizes")
+    return torch.Size(items)
+
+
+# By type: the tag, to bytes, from bytes.
+_LEAVES: dict[type, tuple[bytes, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
+    type(None): (b"N", lambda v: b"", lambda b: None),
+    bool: (b"?", lambda v: b"1" if v else b"0", lambda b: b == b"1"),
+    int: (
+        b"i",
+        lambda v: v.to_bytes(v.bit_length() // 8 + 1, "little", signed=True),
+        lambda b: int.from_bytes(b, "little", signed=True),
+    ),
+    float: (b"f", lambda v: struct.pack("<d", v), lambda b: struct.unpack("<d", b)[0]),
+    complex: (b"c", lambda v: struct.pack("<dd", v.real, v.imag), lambda b: complex(*struct.unpack("<dd", b))),
+    str: (b"s", lambda v: v.encode("utf-8", "surrogatepass"), lambda b: b.decode("utf-8", "surrogatepass")),
+    bytes: (b"b", bytes, bytes),
+    torch.dtype: (b"d", lambda v: str(v).removeprefix("torch.").encode(), lambda b: _DTYPES[b.decode()]),
+    torch.device: (b"D", lambda v: str(v).encode(), lambda b: torch.device(b.decode())),
+    TensorRef: (
+        b"t",
+        lambda v: v.label.encode("utf-8", "surrogatepass"),
+        lambda b: TensorRef(b.decode("utf-8", "surrogatepass")),
+    ),
+}
+# By type: the tag, to child nodes, from child nodes.
+_BRANCHES: dict[type, tuple[bytes, Callable[[Any], Sequence[Any]], Callable[[list[Any]], Any]]] = {
+    list: (b"[", list, list),
+    tuple: (b"(", list, tuple),
+    dict: (b"{", lambda v: [part for pair in v.items() for part in pair], _dict),
+    slice: (b":", lambda v: [v.start, v.stop, v.step], lambda items: slice(*items)),
+    torch.Size: (b"S", list, _size),
+}
+_LEAF_TAGS = {tag: write for tag, write, _ in _LEAVES.values()}
+_READ: dict[bytes, Callable[[Any], Any]] = {tag: read for tag, _, read in _LEAVES.values()}
+_READ |= {tag: read for tag, _, read in _BRANCHES.values()}
+
+
+class _Writer:
+    """Writes one tree; without `labels`, one that has neither tensors nor registered types."""
+
+    def __init__(self, labels: Collection[str] | None) -> None:
+        self.out, self.labels, self.nodes = bytearray(), labels, 0
+
+    def node(self, value: Any, where: str, depth: int = 1) -> None:
+        self.nodes += 1
+        kind = type(value)
+        if depth > MAX_DEPTH or self.nodes > MAX_NODES:
+            limits = f"{MAX_DEPTH} levels or {MAX_NODES} values"
+            raise BoundaryError(f"cannot encode {where}: more than {limits}; break cycles, send numbers as a tensor")
+        if kind is TensorRef and value.label not in (self.labels or ()):
+            what = f"no tensor has the label {shown(value.label)}"
+            raise BoundaryError(f"cannot encode {where}: {what}; add it to tensors, and keep references in values")
+        if kind in _LEAVES:
+            tag, write, _ = _LEAVES[kind]
+            data = write(value)
+            self.out += tag + _U64.pack(len(data))
+            self.out += data
+            return
+        if kind in _BRANCHES:
+            tag, children = _BRANCHES[kind][0], _BRANCHES[kind][1](value)
+        else:
+            tag, children = b"X", self.custom(value, where)
+        self.out += tag + _U64.pack(len(children))
+        for i, child in enumerate(children):
+            step = children[i - i % 2] if kind is dict else i if kind in _BRANCHES else kind
+            self.node(child, f"{where}[{shown(step)}]", depth + 1)
+        if kind is dict and not all(_is_made_of(key, tuple) for key in value):
+            raise BoundaryError(f"cannot encode {where}: a dict key on the wire is a str, a number, or a tuple of such")
+
+    def custom(self, value: Any, where: str) -> Sequence[Any]:
+        name, entry = _name(type(value)), _registry.get(_name(type(value)))
+        if isinstance(value, Tensor):
+            raise BoundaryError(f"cannot encode {where}: it is a tensor; put it into tensors, its TensorRef here")
+        if entry is None or entry.type is not type(value) or self.labels is None:
+            todo = (
+                f"call register_boundary_serializer({type(value).__name__}, encode, decode, schema), send it in values"
+            )
+            raise BoundaryError(f"cannot encode {where}: it is a {name}, which has no form on the wire; {todo}")
+        try:
+            return name, entry.schema, entry.encode(value)
+        except Exception as error:
+            why = f"the encoder registered for {name} failed: {error!r}"
+            raise BoundaryError(f"cannot encode {where}: {why}") from error
+
+
+class _Reader:
+    """Reads one tree, never past its bytes; without `labels`, one that has neither tensors nor registered types."""
+
+    def __init__(self, section: str, data: memoryview) -> None:
+        self.section, self.data, self.at, self.nodes = section, data, 0, 0
+        self.labels: Collection[str] | None = None
+
+    @property
+    def left(self) -> int:
+        return len(self.data) - self.at
+
+    def error(self, what: str) -> PayloadError:
+        advice = "refuse the sender, or use one Ariadne and torch on both sides"
+        return PayloadError(f"malformed payload: {self.section}, byte {self.at}: {what}; {advice}")
+
+    def need(self, true: bool, otherwise: str) -> None:
+        if not true:
+            raise self.error(otherwise)
+
+    def take(self, size: int) -> memoryview:
+        if size > self.left:
+            raise self.error(f"asked for {size} bytes, found {self.left}")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def size(self) -> int:
+        return int.from_bytes(self.take(8), "little")
+
+    def tree(self) -> Any:
+        value = self.node(1)
+        self.need(not self.left, f"{self.left} bytes after the tree")
+        return value
+
+    def node(self, depth: int) -> Any:
+        self.nodes += 1
+        if depth > MAX_DEPTH or self.nodes > MAX_NODES:
+            raise self.error(f"more than {MAX_DEPTH} levels or {MAX_NODES} values")
+        tag, size = bytes(self.take(1)), self.size()
+        write = _LEAF_TAGS.get(tag)
+        if write is None and size * 9 > self.left:  # a tag and a length each
+            raise self.error(f"a container of {size} values, found {self.left} bytes")
+        content = bytes(self.take(size)) if write else [self.node(depth + 1) for _ in range(size)]
+        if tag == b"X" and self.labels is not None and size == 3 and [type(part) for part in content[:2]] == [str, str]:
+            return self.custom(*content)
+        try:
+            value = _READ[tag](content)
+        except Exception as error:  # a KeyError of ours, a RuntimeError of torch.device: whatever the bytes provoke
+            raise self.error(f"no value of kind {tag!r}: {shown(str(error))}") from None
+        if write and write(value) != content:
+            raise self.error(f"{shown(content)} is not how a value of kind {tag!r} is written")
+        if type(value) is TensorRef and value.label not in (self.labels or ()):
+            raise self.error(f"a value stands for tensor {shown(value.label)}, which is not there")
+        return value
+
+    def custom(self, name: str, schema: str, tree: Any) -> Any:
+        entry = _registry.get(name)
+        if entry is None:
+            todo = "call register_boundary_serializer with its class before decoding, if you trust the sender with it"
+            raise PayloadError(f"the payload holds a {shown(name)}, which is not registered in this process; {todo}")
+        todo = f"this process expects {shown(entry.schema)}; register the same serializer on both sides"
+        _need(entry.schema == schema, f"the payload holds a {name} of schema {shown(schema)}, {todo}")
+        try:
+            return entry.decode(tree)
+        except Exception as error:
+            raise PayloadError(f"the decoder registered for {name} refused what it was sent: {error!r}") from error

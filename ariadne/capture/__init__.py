@@ -1,0 +1,39 @@
+"""Capture: from a model and example inputs to a plan, and for which batches it holds.
+
+A model and inputs flow in. Forward is recorded, on real and on symbolic tensors; a plan, the runs that it was held
+against and a baseline of the model flow out. The model is left as found. The files, in import order::
+
+    refusals      what a forward may not do while it is recorded
+    state         what a forward may move, noted before it runs and put back after
+    example       the inputs that a model is captured with, and what a capture gives
+    disguise      symbols that pose as numbers to forward's Python
+    followed      sizes that are followed through arithmetic, and end the run where C would read them
+    packed        packed sequences on fake tensors
+    foreseen      which sizes of an op's results follow from the sizes of its inputs
+    sizes         sizes that remember what they were compared with
+    scripted      functions under `torch.jit.script`, each call kept whole as an op
+    recorder      the pre-dispatch ATen ops that a forward runs
+    first         what forward filled at an earlier call
+    lower         a recording of live tensors becomes a plan of names
+    generalize    plans observed at several batches become one, or are shown to disagree
+    shapes        for which batches a plan holds
+    ways          from a model to a plan, by the first way that serves
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ariadne.capture.example import Captured, Example
+from ariadne.capture.scripted import is_scripted
+from ariadne.capture.state import Snapshot
+
+if TYPE_CHECKING:
+    from ariadne.capture.ways import capture
+
+__all__ = ["capture", "Snapshot", "is_scripted", "Captured", "Example"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:  # imported when it is first asked for: who runs a half needs no symbolic sizes
+        return getattr(importlib.import_module("ariadne.capture.ways"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

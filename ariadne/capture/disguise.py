@@ -1,0 +1,128 @@
+"""Disguise: to forward's Python, a symbol of torch's is the int, float or bool that it stands for, and can't be read as text.
+
+What asks `isinstance(x.shape[0], int)` must go the way that it goes on real tensors. Torch itself is told the truth.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ariadne.capture.refusals import Patches
+
+SYMBOLS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+_TOLD = frozenset({"torch", "sympy", "ariadne", "mpmath"})
+_LOGS = frozenset({"logging", "warnings"})  # what they write down decides nothing
+
+
+def asked_by(frames: int = 2) -> str:
+    """The package of the function that calls the caller of this one."""
+    name: str = sys._getframe(frames).f_globals.get("__name__", "")
+    return name.partition(".")[0]
+
+
+def is_told() -> bool:
+    """Whether it is torch that asks, two frames up."""
+    return asked_by(3) in _TOLD
+
+
+def posing(of: type) -> property:
+    """For `__class__` in the body of a symbol's class: what `isinstance` finds."""
+    return property(lambda self: type(self) if is_told() else of)
+
+
+def poses_as(kind: type) -> type:
+    """What `type` says of a symbol of this kind to all but torch."""
+    return next((of for symbol, of in SYMBOLS.items() if issubclass(kind, symbol)), kind)
+
+
+def disguise_type(patches: Patches) -> None:
+    """Let `type(symbol)` be `int`, `float` or `bool`: for `type(n) is int`, `isinstance` is not asked."""
+    plain: Any = type
+    kinds = set[type]()  # those known to be no symbols
+
+    class Meta(plain):  # type: ignore[misc]
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            if cls is not Type:  # a metaclass that forward's code made of it
+                return plain.__call__(cls, *args, **kwargs)
+            found = plain(*args, **kwargs)
+            if len(args) != 1 or found in kinds:
+                return found
+            if issubclass(found, tuple(SYMBOLS)):
+                return found if asked_by() in _TOLD else poses_as(found)
+            kinds.add(found)
+            return found
+
+        def __instancecheck__(cls, thing: Any) -> bool:
+            return isinstance(thing, plain)
+
+        def __subclasscheck__(cls, kind: Any) -> bool:
+            return issubclass(kind, plain)
+
+        def __eq__(cls, other: object) -> bool:
+            return other is plain or other is cls
+
+        def __hash__(cls) -> int:
+            return hash(plain)
+
+    class Type(plain, metaclass=Meta):  # type: ignore[misc]
+        pass
+
+    patches.set(builtins, "type", Type)
+
+
+@contextmanager
+def disguised(mine: Callable[[], bool], patches: Patches, refuse: Callable[[str], None]) -> Iterator[None]:
+    """While in the block, torch's symbols pose as plain numbers where it is `mine`; `refuse` is told of text made of one."""
+    disguise_type(patches)
+    bases = [(symbol, symbol.__bases__) for symbol in SYMBOLS]
+    for symbol, of in SYMBOLS.items():
+        _refuse_text(symbol, mine, patches, refuse)
+        symbol.__bases__ = (*symbol.__bases__, _mixin(of, mine))
+    try:
+        yield
+    finally:
+        for symbol, before in bases:
+            symbol.__bases__ = before
+
+
+def _mixin(of: type, mine: Callable[[], bool]) -> type:
+    """A base that brings what a plain number has and torch's symbols lack."""
+
+    class Posing:
+        __slots__ = ()
+        __class__ = property(lambda self: of if mine() and not is_told() else type(self))
+        real = property(lambda self: self)
+        imag = property(lambda self: of(0))
+        if of is int:
+            numerator = property(lambda self: self)
+            denominator = property(lambda self: 1)
+
+    for name in ("bit_count", "to_bytes"):
+        if of is int:
+            setattr(Posing, name, lambda self, *args, name=name, **kwargs: getattr(int(self), name)(*args, **kwargs))
+    return Posing
+
+
+def _refuse_text(symbol: Any, mine: Callable[[], bool], patches: Patches, refuse: Callable[[str], None]) -> None:
+    shown, found = symbol.__repr__, symbol.__hash__
+
+    def text(self: Any) -> str:
+        if mine() and asked_by() not in _TOLD | _LOGS:
+            refuse("text")
+        told: str = shown(self)
+        return told
+
+    def key(self: Any) -> int:
+        if mine() and asked_by() not in _TOLD | {"einops"}:
+            refuse("a key")
+        told: int = found(self)
+        return told
+
+    patches.set(symbol, "__repr__", text)
+    patches.set(symbol, "__hash__", key)

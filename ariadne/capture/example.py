@@ -1,0 +1,95 @@
+"""Examples: the inputs that a model is captured with, and what a capture gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ariadne import tree
+from ariadne.guards import Baseline
+from ariadne.plan import TracePlan, own
+
+
+@dataclass(frozen=True)
+class Example:
+    """Example inputs: leaves, their structure, which tensor leaves carry the batch, and the batch they have."""
+
+    leaves: tuple[Any, ...]
+    spec: tree.Spec
+    batched: tuple[int, ...]
+    batch: int
+
+    @classmethod
+    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Example:
+        leaves, spec = tree.flatten((tuple(args), dict(kwargs)))
+        tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        batch = leaves[tensors[0]].shape[0]
+        batched = tuple(i for i in tensors if leaves[i].dim() and leaves[i].shape[0] == batch)
+        return cls(tuple(leaves), spec, batched, batch)
+
+    def resized(self, batch: int, perturbed: bool = False) -> list[Any]:
+        """Fresh leaves with `batch` samples: copies of those given, repeated or cut; `perturbed`: with other numbers."""
+        out: list[Any] = []
+        made: dict[int, torch.Tensor] = {}
+        for i, leaf in enumerate(self.leaves):
+            if id(leaf) in made:
+                out.append(made[id(leaf)])
+                continue
+            if not isinstance(leaf, torch.Tensor):
+                out.append(leaf)
+                continue
+            with torch.no_grad():
+                resize = i in self.batched and batch != self.batch
+                t = _rows(leaf.detach(), batch) if resize else own(leaf.detach())
+            if perturbed and t.is_floating_point():
+                t.mul_(0.875).add_(0.0078125)
+            made[id(leaf)] = t.requires_grad_(leaf.requires_grad)
+            out.append(t)
+        return out
+
+    def turned(self) -> Example:
+        """One of other numbers: floats perturbed, and of other tensors the samples in reverse."""
+        leaves = self.resized(self.batch, perturbed=True)
+        seen = {id(leaves[i]): leaves[i] for i in self.batched if not leaves[i].is_floating_point()}
+        for t in seen.values():
+            t.copy_(t.flip(0))
+        return replace(self, leaves=tuple(leaves))
+
+
+def _rows(t: torch.Tensor, batch: int) -> torch.Tensor:
+    """A copy of `t` with so many rows, repeated or cut, laid out as a caller's tensor of that batch would be."""
+    found = t[torch.arange(batch, device=t.device) % t.shape[0]]
+    if t.layout is not torch.strided or t.shape[0] == 1 or 0 in t.stride() or t.numel() == 0:
+        return found.contiguous(memory_format=_format(t))
+    inner = t.stride(0)
+    strides = [s if n == 1 or s <= inner else s // t.shape[0] * batch for n, s in zip(t.shape, t.stride(), strict=True)]
+    if any(s > inner and s % t.shape[0] for n, s in zip(t.shape, t.stride(), strict=True) if n > 1):
+        return found.contiguous(memory_format=_format(t))
+    return t.new_empty_strided(found.shape, strides).copy_(found)
+
+
+def _format(t: torch.Tensor) -> torch.memory_format:
+    for dims, fmt in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if t.dim() == dims and t.is_contiguous(memory_format=fmt) and not t.is_contiguous():
+            return fmt
+    return torch.contiguous_format
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One real run of the model, made during capture: its batch and what it returned."""
+
+    batch: int
+    output: Any
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A plan, the real runs that it was held against, and the model as it was."""
+
+    plan: TracePlan
+    evidence: tuple[Evidence, ...]
+    baseline: Baseline

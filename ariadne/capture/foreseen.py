@@ -1,0 +1,106 @@
+"""Foreseen: which sizes of an op's results follow from the sizes of its inputs, as its fake kernel tells.
+
+A size that no fake kernel gives as a plain number may follow the data, whatever the op is called.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from ariadne.capture.packed import RULES
+
+Dims = tuple[bool | None, ...]  # of a tensor, for each dim: whether its size follows data; None if nothing tells
+
+
+class Foresight:
+    """What ops would make of tensors of the same sizes and other data; each kind of call is tried once.
+
+    >>> mask = torch.tensor([True, False, True])
+    >>> Foresight().follows_data(torch.ops.aten.nonzero.default, (mask,), [mask.nonzero()])
+    [(True, False)]
+    """
+
+    def __init__(self) -> None:
+        self.fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+        self.known: dict[str, list[tuple[int | None, ...]] | None] = {}
+
+    def follows_data(self, op: OpOverload, args: Sequence[Any], outs: Sequence[Any]) -> list[Dims]:
+        """For each tensor of `outs`, which the op made of `args` (in the order of its schema), and each dim: whether
+        its size follows the data of the arguments. What is no tensor has no dims."""
+        key = repr((op, _described(args)))
+        if key not in self.known:
+            self.known[key] = self._sizes(op, args)
+        sizes = self.known[key]
+        shapes = [tuple(out.shape) if isinstance(out, torch.Tensor) else () for out in outs]
+        if sizes is None or [*map(len, sizes)] != [*map(len, shapes)]:
+            return [(None,) * len(shape) for shape in shapes]
+        # A fake kernel that tells of another size than the real one has is no witness of where it comes from.
+        return [
+            tuple(told != size for told, size in zip(dims, shape, strict=True))
+            for dims, shape in zip(sizes, shapes, strict=True)
+        ]
+
+    def _sizes(self, op: OpOverload, args: Sequence[Any]) -> list[tuple[int | None, ...]] | None:
+        """The sizes that a fake kernel gives, None where it gives no plain number; None if there is none that can tell."""
+        schema = op._schema.arguments
+        try:
+            with _quiet(), enable_python_dispatcher(), self.fake, torch.no_grad():
+                found = [self._blank(value) for value in args]
+                positional = [v for arg, v in zip(schema, found, strict=True) if not arg.kwarg_only]
+                keywords = {arg.name: v for arg, v in zip(schema, found, strict=True) if arg.kwarg_only}
+                made = on_fake(op)(*positional, **keywords)
+        except Exception:  # whatever a fake kernel, or its absence, raises
+            return None
+        outs = list(made) if isinstance(made, (list, tuple)) else [made]
+        return [
+            tuple(n if type(n) is int else None for n in t.shape) if isinstance(t, torch.Tensor) else () for t in outs
+        ]
+
+    def _blank(self, value: Any) -> Any:
+        """An argument with tensors of the same sizes in it, and no data."""
+        if isinstance(value, torch.Tensor):
+            if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided:
+                return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            return self.fake.from_tensor(value, static_shapes=True)
+        if type(value) in (list, tuple):
+            return type(value)(self._blank(v) for v in value)
+        return value
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what fake kernels warn of and log where they fail, by which nobody can do anything."""
+    log = logging.getLogger(torch._subclasses.fake_tensor.__name__)
+    was = log.disabled
+    log.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.disabled = was
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        strides = value.stride() if value.layout is torch.strided else ()
+        return type(value), value.layout, tuple(value.shape), strides, value.dtype, value.device
+    return tuple(_described(v) for v in value) if isinstance(value, (list, tuple)) else value
+
+
+def on_fake(op: OpOverload) -> Callable[..., Any]:
+    """What to call in place of an op where its tensors are fake: torch's own fake kernel, or ours where that is wrong."""
+    return RULES.get(op, op)
+
+
+__all__ = ["Dims", "Foresight", "on_fake"]

@@ -1,0 +1,242 @@
+"""Refusals: what a forward may not do while it is recorded, because no op shows what it changes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.utils.dlpack
+from torch import nn
+from torch._ops import HigherOrderOperator
+from torch.autograd import forward_ad, graph
+
+from ariadne.errors import UnsupportedError, named
+from ariadne.guards import TORCH
+
+_ELSEWHERE = (
+    "which acts on gradients in a way that no op shows; do it outside of the model, or use prepare_split_replay if the "
+)
+_ELSEWHERE += "split need not train"
+
+
+class Patches:
+    """Attributes of classes and modules, replaced while recording and put back after."""
+
+    def __init__(self) -> None:
+        self.undo: list[tuple[Any, str, Any]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Replace one, whether the owner has it itself or inherits it."""
+        self.undo.append((owner, name, owner.__dict__.get(name, Patches)))
+        setattr(owner, name, value)
+
+    def restore(self) -> None:
+        """Put all of them back."""
+        for owner, name, value in reversed(self.undo):
+            if value is Patches:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+def called_by_torch(frames: int = 2) -> bool:
+    """Whether the function that calls the caller of this one belongs to torch, so that no user's Python looks."""
+    return bool(sys._getframe(frames).f_globals.get("__name__", "").startswith(TORCH))
+
+
+def refuse(
+    model: nn.Module,
+    mine: Callable[[], bool],
+    where: Callable[[], str],
+    walked: Callable[[], AbstractContextManager[None]],
+    patches: Patches,
+) -> None:
+    """Make all that a recorded forward must not do raise `UnsupportedError`, in the thread and at the depth that is `mine`.
+
+    `where` names the module that runs; what runs under `walked` is a backward pass of forward's own.
+    """
+
+    def refused(
+        owner: Any, name: str, shown: str, why: str, only_with_grad: bool = False, by_torch: bool = False
+    ) -> None:
+        original = getattr(owner, name)  # which, where `by_torch`, torch's own code may call
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            asked = mine() and (torch._C.is_grad_enabled() or not only_with_grad)
+            if asked and not (
+                by_torch and sys._getframe(1).f_globals.get("__name__", "").startswith(("torch.", "ariadne."))
+            ):
+                raise UnsupportedError(f"forward calls {shown} in {where()}, {why}")
+            return original(*args, **kwargs)
+
+        patches.set(owner, name, call)
+
+    for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad"):
+        why = "whose effect on gradients a plan can't hold; register it outside"
+        refused(torch.Tensor, name, f"Tensor.{name}", why)
+    why = "which takes data out of sight of a plan; use clone() or torch's own ops"
+    for name in ("__dlpack__", "__deepcopy__"):
+        refused(torch.Tensor, name, f"Tensor.{name}", why)
+    why = "which takes data out of sight of a plan; use torch's own ops and views, or item() and tolist() for numbers"
+    refused(torch.Tensor, "data_ptr", "Tensor.data_ptr", why, by_torch=True)
+    for storage in (torch.UntypedStorage, torch.TypedStorage):
+        for name in ("__getitem__", "__setitem__", "tolist", "data_ptr", "clone", "copy_", "fill_"):
+            refused(storage, name, f"{storage.__name__}.{name}", why, by_torch=True)
+    refused(torch.utils.dlpack, "to_dlpack", "torch.utils.dlpack.to_dlpack", why)
+    refused(torch.Tensor, "__reduce_ex__", "Tensor.__reduce_ex__ (by pickle, torch.save or copy.copy)", why)
+    for name in ("manual_seed", "set_rng_state", "seed"):
+        refused(torch, name, f"torch.{name}", "which a plan can't hold; seed before the call instead")
+    why = "whose tensors carry tangents that a plan can't hold; use torch.autograd.grad, or compute them outside"
+    refused(forward_ad, "enter_dual_level", "torch.autograd.forward_ad", why)
+    why = "whose Python and tables can't be followed; put the module that it was scripted or traced from in its place"
+    refused(torch._C.ScriptMethod, "__call__", "a TorchScript module", why)
+    refused(graph, "get_gradient_edge", "torch.autograd.graph.get_gradient_edge", _ELSEWHERE)
+    _follow_cond(mine, where, patches)
+    _refuse_saved_tensor_hooks(mine, where, patches)
+    _refuse_node_hooks(mine, where, patches)
+    _watch_backward(model, mine, where, walked, patches)
+    for cls in _functions(torch.autograd.Function):
+        if isinstance(cls.__dict__.get("forward"), staticmethod):
+            patches.set(cls, "forward", staticmethod(_only_by_apply(cls, mine)))
+
+
+def refuse_transforms(where: str) -> None:
+    """Raise `UnsupportedError` inside a transform of torch.func, whose tensors are not those that the ops run on."""
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    if interpreter is not None:
+        kind = str(interpreter.key()).rpartition(".")[2].lower()
+        raise UnsupportedError(
+            f"forward runs ops under torch.func ({kind}) in {where}, which a plan can't hold; write it with batched ops, or with "
+            "torch.autograd.grad"
+        )
+
+
+def refuse_scripted(model: nn.Module) -> None:
+    """Raise `UnsupportedError` if a module is TorchScript, which keeps its Python and its tables to itself."""
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedError(
+                f"{named(path)} is a TorchScript module ({type(module).__name__}), whose forward can't be followed; put "
+                "the module that it was scripted or traced from in its place"
+            )
+
+
+def _follow_cond(mine: Callable[[], bool], where: Callable[[], str], patches: Patches) -> None:
+    """Let `torch.cond` run as the `if` that it is, so that its ops are seen; the other higher-order ops are refused.
+
+    Called in eager code, they compile their functions by Dynamo, which can't trace what stands here in the place of torch's own.
+    """
+    compiled: Any = torch.compile
+    run: Any = HigherOrderOperator.__call__
+
+    def as_it_is(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        return model if mine() and caller.startswith("torch._higher_order_ops") else compiled(model, *args, **kwargs)
+
+    def call(self: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
+        if not mine():
+            return run(self, *args, **kwargs)
+        if self.name() != "cond":
+            raise UnsupportedError(
+                f"forward calls the higher-order op {self.name()!r} in {where()}, which a plan can't hold; write it as plain ops, "
+                "with Python's own if, for and while"
+            )
+        asked, if_true, if_false, operands = args
+        return (if_true if asked else if_false)(*operands)
+
+    patches.set(torch, "compile", as_it_is)
+    patches.set(HigherOrderOperator, "__call__", call)
+
+
+def _refuse_saved_tensor_hooks(mine: Callable[[], bool], where: Callable[[], str], patches: Patches) -> None:
+    enter: Any = graph.saved_tensors_hooks.__enter__
+
+    def enter_hooks(self: graph.saved_tensors_hooks) -> None:
+        harmless = type(self) is not graph.saved_tensors_hooks and type(self).__module__.startswith("torch.")
+        if (
+            mine() and torch._C.is_grad_enabled() and not harmless
+        ):  # checkpoint and save_on_cpu give back what they took
+            raise UnsupportedError(
+                f"forward enters torch.autograd.graph.saved_tensors_hooks in {where()}, {_ELSEWHERE}"
+            )
+        enter(self)
+
+    patches.set(graph.saved_tensors_hooks, "__enter__", enter_hooks)
+
+
+def _refuse_node_hooks(mine: Callable[[], bool], where: Callable[[], str], patches: Patches) -> None:
+    read: Any = vars(torch._C.TensorBase)["grad_fn"].__get__
+
+    def grad_fn(self: torch.Tensor) -> Any:
+        node = read(self)
+        return _Node(node, where()) if node is not None and mine() and not called_by_torch() else node
+
+    patches.set(torch.Tensor, "grad_fn", property(grad_fn))
+
+
+class _Node:
+    """Stands for a node of the autograd graph while forward is recorded, and lets no hook be put on it."""
+
+    def __init__(self, node: Any, where: str) -> None:
+        self._node, self._where = node, where
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("register_", "next_functions", "_register", "_input_metadata")):
+            raise UnsupportedError(f"forward calls grad_fn.{name} in {self._where}, {_ELSEWHERE}")
+        return getattr(self._node, name)
+
+
+def _watch_backward(
+    model: nn.Module,
+    mine: Callable[[], bool],
+    where: Callable[[], str],
+    walked: Callable[[], AbstractContextManager[None]],
+    patches: Patches,
+) -> None:
+    original: Any = vars(torch.autograd)["_engine_run_backward"]
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        if not mine():
+            return original(*args, **kwargs)
+        held = [(p, p.grad) for p in model.parameters()]
+        try:
+            for p, _ in held:
+                p.grad = None
+            with walked():
+                found = original(*args, **kwargs)
+            moved = [n for n, p in model.named_parameters() if p.grad is not None]
+        finally:
+            for p, gradient in held:
+                p.grad = gradient
+        if moved:
+            raise UnsupportedError(
+                f"forward calls backward() in {where()}, which leaves a gradient on {moved[0]!r}, and a plan can't; use "
+                "torch.autograd.grad for what forward needs, or call backward outside"
+            )
+        return found
+
+    patches.set(torch.autograd, "_engine_run_backward", run_backward)
+
+
+def _functions(base: Any) -> Iterator[Any]:
+    for cls in base.__subclasses__():
+        yield cls
+        yield from _functions(cls)
+
+
+def _only_by_apply(cls: Any, mine: Callable[[], bool]) -> Callable[..., Any]:
+    """The forward of an autograd function, which refuses to run where its `apply` was not seen."""
+    original = cls.__dict__["forward"].__func__
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if mine():
+            raise UnsupportedError(
+                f"forward reaches {cls.__name__}.apply by a reference taken before the capture, which hides its backward; write "
+                f"{cls.__name__}.apply(...) where it is called"
+            )
+        return original(*args, **kwargs)
+
+    return forward

@@ -1,0 +1,346 @@
+"""Leaving things as found: what a forward may move is noted before it runs, and put back after."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from operator import is_not
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne.guards import (
+    LEAVES,
+    MISSING,
+    Slots,
+    held,
+    is_a,
+    is_array,
+    is_opaque,
+    own_of,
+    slot_of,
+    slots_of,
+    strays,
+    variables,
+)
+from ariadne.plan import Groups, TracePlan
+
+
+def _rng() -> dict[str, Any]:
+    found: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        found["cuda"] = torch.cuda.get_rng_state_all()
+    if "numpy" in sys.modules:
+        found["numpy"] = sys.modules["numpy"].random.get_state()
+    return found
+
+
+def _items(values: Any) -> list[Any]:
+    """What a list or a deque holds, whatever its class makes of iteration."""
+    return [*(list if is_a(values, list) else deque).__iter__(values)]
+
+
+def _changed(now: list[Any], was: list[Any]) -> bool:
+    return len(now) != len(was) or any(map(is_not, now, was))
+
+
+def _moved(d: dict[Any, Any], old: dict[Any, Any]) -> bool:
+    """Whether a dict holds other things than it did."""
+    return dict.__len__(d) != len(old) or any(dict.get(d, k, d) is not v for k, v in old.items())
+
+
+def _holds_tensors(module: nn.Module | None) -> bool:
+    return module is not None and any(m._parameters or m._buffers for m in module.modules())
+
+
+class Snapshot:
+    """A model's Python state and every RNG at one moment; tensors are added as something is about to write them.
+
+    Covers each module's attributes, the lists, deques, dicts, sets, numpy arrays and objects that these hold, and the
+    registries of parameters, buffers, submodules and hooks. `restore` puts all of it back, tensors' data included. So it does with
+    what `others` hold, which are not the model's.
+    """
+
+    def __init__(self, model: nn.Module, others: Iterable[Any] = ()) -> None:
+        self.rng = _rng()
+        self.modules = dict(model.named_modules())
+        self.strays = strays(self.modules)
+        self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self._lists: list[tuple[Any, list[Any]]] = []  # and deques
+        self._arrays: list[tuple[Any, Any]] = []
+        self._slots: list[tuple[Slots, dict[str, Any]]] = []
+        self._sets: list[tuple[set[Any], set[Any]]] = []
+        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._parameters = [(p, p.data, p.grad, p.requires_grad) for p in model.parameters()]
+        self._owners: dict[int, list[torch.Tensor]] = {}
+        self._generators: list[tuple[Callable[[Any], Any], Any]] = []
+        self._own_rng: list[tuple[Callable[[Any], Any], Any]] = []
+        self._seen = {id(m) for m in (*self.modules.values(), *self.strays.values())}
+        for module in (*self.modules.values(), *self.strays.values()):
+            self._note(module.__dict__)
+        tables = [d for d, _ in self._dicts] + [dict(enumerate(was)) for _, was in self._lists]
+        for t in {id(v): v for table in tables for v in table.values() if is_a(v, torch.Tensor)}.values():
+            if t.layout is torch.strided and not t.is_meta:
+                self._owners.setdefault(t.untyped_storage()._cdata, []).append(t)
+        self._held = {*self._seen}
+        self._variables: list[tuple[Any, tuple[str, ...], dict[str, Any]]] = []
+        self.note(others)
+
+    def note(self, others: Iterable[Any]) -> None:
+        """Note what others hold, which are not the model's."""
+        for thing in others:
+            self._note(thing)
+
+    def _note(self, thing: Any) -> None:
+        """Note a dict of attributes, and all that is held by what it holds."""
+        todo, seen = [thing], self._seen
+        while todo:
+            value = todo.pop()
+            kind = type(value)
+            if kind in LEAVES:
+                continue
+            if kind in (dict, OrderedDict):  # most of all that a model keeps: its registries
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    self._dicts.append((value, dict(value)))
+                    todo += value.values()
+                continue
+            if self._draws(value) or id(value) in seen or is_opaque(value):
+                continue
+            seen.add(id(value))
+            own = own_of(value)
+            if issubclass(kind, dict):
+                self._dicts.append((value, dict(dict.items(value))))
+            elif issubclass(kind, (list, deque)):
+                self._lists.append((value, _items(value)))
+            elif issubclass(kind, set):
+                self._sets.append((value, {*set.__iter__(value)}))
+            elif is_array(value):
+                self._arrays.append((value, value.copy()))
+            elif not issubclass(kind, (tuple, frozenset)):
+                slots = slots_of(value)
+                if slots:
+                    self._slots.append((Slots(value), {name: slot_of(value, name) for name in slots}))
+            if own is not None and own is not value and id(own) not in seen:
+                seen.add(id(own))
+                self._dicts.append((own, dict(own)))
+            todo += [child for _, child in held(value)]
+
+    def _draws(self, value: Any) -> bool:
+        """Whether a value is a generator of random numbers; if so, note where it stands."""
+        kind = type(value)
+        if issubclass(kind, torch.Generator):
+            self._generators.append((value.set_state, value.get_state()))
+        elif issubclass(kind, random.Random):
+            self._own_rng.append((value.setstate, value.getstate()))
+        elif hasattr(kind, "bit_generator") and hasattr(value.bit_generator, "state"):  # numpy.random.Generator
+            bits = value.bit_generator
+            self._own_rng.append((partial(setattr, bits, "state"), bits.state))
+        elif kind.__name__ == "RandomState" and hasattr(value, "set_state"):
+            self._own_rng.append((value.set_state, value.get_state()))
+        else:
+            return False
+        return True
+
+    def note_variables(self, thing: Any, names: Iterable[str]) -> None:
+        """Note the globals of these names in a dict, the attributes of a class, or what a cell holds."""
+        self._variables.append((thing, tuple(names), variables(thing, names)))
+
+    def storages(self) -> set[int]:
+        """What tells the memory of parameters and buffers, and of other tensors that dicts and lists hold, from that of others."""
+        return set(self._owners)
+
+    def holds(self, thing: Any) -> bool:
+        """Whether a thing is a module, or one of the objects and containers that modules held at that moment."""
+        return id(thing) in self._held
+
+    def save(self, tensor: torch.Tensor) -> None:
+        """Keep a copy of a tensor's data, the first time it is about to be written."""
+        if id(tensor) not in self._saved:
+            self._saved[id(tensor)] = (tensor, tensor.detach().clone())
+
+    def save_owners(self, written: torch.Tensor) -> None:
+        """Keep copies of all state that shares memory with a tensor about to be written."""
+        if written.layout is torch.strided:
+            for owner in self._owners.get(written.untyped_storage()._cdata, ()):
+                self.save(owner)
+
+    def save_buffers(self) -> None:
+        """Keep a copy of every buffer."""
+        for module in self.modules.values():
+            for buffer in module._buffers.values():
+                if buffer is not None:
+                    self.save(buffer)
+
+    def moved_rng(self) -> list[str]:
+        """Which of Python's own generators moved since: `random`, `numpy.random`."""
+        now, names = _rng(), []
+        if now["python"] != self.rng["python"]:
+            names.append("random")
+        if "numpy" in now and "numpy" in self.rng:
+            old, new = self.rng["numpy"], now["numpy"]
+            if any((a != b).any() if hasattr(a, "any") else a != b for a, b in zip(old, new, strict=True)):
+                names.append("numpy.random")
+        return names
+
+    def save_written(self, plan: TracePlan) -> None:
+        """Keep a copy of all state that a plan writes."""
+        self.save_buffers()
+        groups = Groups(plan)
+        written = {groups.find(w) for node in plan.nodes for w in node.writes}
+        for name, value in plan.values.items():
+            if value.is_state and value.kind != "buffer" and groups.find(name) in written:
+                found: Any = self.modules[value.origin[0]]
+                found = getattr(found, value.origin[1])
+                for key in value.origin[2:]:
+                    found = getattr(found, key[1]) if isinstance(key, tuple) and key[0] == "." else found[key]
+                self.save(found)
+        for name, tensor in plan.constants.items():  # of modules that stand in no registry, for one
+            if name in groups.parent and groups.find(name) in written:
+                self.save(tensor)
+
+    def again(self, drew: bool = True) -> None:
+        """Put back buffers, tensors' data and torch's generators, and leave what Python keeps as it is now.
+
+        Those of the process are left where they are unless forward `drew` from them: then only another thread can have.
+        """
+        registries = {id(table) for m in self.modules.values() for table in (m._parameters, m._buffers)}
+        for d, old in self._dicts:
+            if id(d) in registries and any(d.get(k, d) is not v for k, v in old.items()):
+                d.update(old)
+        self._restore_tensors()
+        if drew:
+            torch.set_rng_state(self.rng["torch"])
+            if "cuda" in self.rng:
+                torch.cuda.set_rng_state_all(self.rng["cuda"])
+        for put, state in self._generators:
+            put(state)
+
+    def changed_containers(self) -> Iterator[tuple[int, Any, Any]]:
+        """The lists, dicts, sets, arrays and objects that hold other things now, by id, with those that they held and hold.
+
+        The registries of modules are left out.
+        """
+        tables = {id(t) for m in self.modules.values() for t in (m.__dict__, m._parameters, m._buffers, m._modules)}
+        for d, old in self._dicts:
+            if id(d) not in tables and _moved(d, old):
+                yield (
+                    id(d),
+                    [v for k, v in old.items() if dict.get(d, k, d) is not v],
+                    [v for k, v in dict.items(d) if old.get(k, d) is not v],
+                )
+        for values, was in self._lists:
+            if _changed(now := _items(values), was):
+                yield id(values), list(was), now
+        for s, before in self._sets:
+            if set.__ne__(s, before):
+                yield id(s), list(before), list(s)
+        for array, kept in self._arrays:
+            if array.tobytes() != kept.tobytes():
+                yield id(array), kept.ravel().tolist(), array.ravel().tolist()
+        for slots, names in self._slots:
+            moved = [(was, now) for n, was in names.items() if (now := slot_of(slots.thing, n)) is not was]
+            if moved:
+                yield id(slots.thing), [was for was, _ in moved], [now for _, now in moved]
+
+    def changes(self) -> Iterator[tuple[str, str, Any, Any]]:
+        """The plain attributes of modules that differ now: (module path, name, before, now)."""
+        before = {id(d): old for d, old in self._dicts}
+        missing = object()
+        for path, module in (*self.modules.items(), *self.strays.items()):
+            old = before[id(module.__dict__)]
+            for name in {**old, **module.__dict__}:
+                was, now = old.get(name, missing), module.__dict__.get(name, missing)
+                if was is not now:
+                    yield path, name, None if was is missing else was, None if now is missing else now
+
+    def replaced_buffers(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """The buffers that forward replaced by assignment: (module path, name, the new tensor)."""
+        before = {id(d): old for d, old in self._dicts}
+        for path, module in self.modules.items():
+            old = before[id(module._buffers)]
+            for name, now in module._buffers.items():
+                if now is not None and old.get(name) is not now:
+                    yield path, name, now
+
+    def registered(self) -> Iterator[tuple[str, str, str]]:
+        """The parameters, and the submodules with parameters or buffers, that others stand for now: (module path, name, what)."""
+        before = {id(d): old for d, old in self._dicts}
+        for path, module in self.modules.items():
+            for table, what in ((module._parameters, "parameter"), (module._modules, "submodule")):
+                old = before.get(id(table), table)
+                for name in {**old, **table}:
+                    was, now = old.get(name), table.get(name)
+                    if was is not now and (what == "parameter" or _holds_tensors(was) or _holds_tensors(now)):
+                        yield path, name, what
+
+    def restore(self, drew: bool = True) -> None:
+        """Put everything back.
+
+        The random generators of the process are left where they are unless the model `drew` from them: they are every thread's,
+        and to rewind them would give another thread its numbers twice.
+        """
+        for d, old in self._dicts:
+            if _moved(d, old):
+                d.clear()
+                d.update(old)
+        for values, was in self._lists:
+            if _changed(_items(values), was):
+                values.clear()
+                values.extend(was)
+        for s, before in self._sets:
+            if set.__ne__(s, before):
+                s.clear()
+                s.update(before)
+        for array, kept in self._arrays:
+            if array.tobytes() != kept.tobytes():
+                array[...] = kept
+        for slots, names in self._slots:
+            for name, old_value in names.items():
+                if slot_of(slots.thing, name) is not old_value:
+                    slots[name] = old_value
+        for thing, known, then in self._variables:
+            found = variables(thing, known)
+            table = thing if is_a(thing, dict) else Slots(thing)
+            for name in {**then, **found}:
+                if name not in then and is_a(thing, dict):
+                    del thing[name]
+                elif then.get(name, MISSING) is not found.get(name, MISSING):
+                    table[name] = then.get(name, MISSING)
+        for p, data, gradient, flag in self._parameters:
+            if p.data.untyped_storage()._cdata != data.untyped_storage()._cdata or p.shape != data.shape:
+                p.data = data
+            if p.grad is not gradient:
+                p.grad = gradient
+            if p.requires_grad != flag:
+                p.requires_grad_(flag)
+        self._restore_tensors()
+        self._saved.clear()
+        for put, state in (*self._generators, *self._own_rng):
+            put(state)
+        if drew:
+            self.restore_rng()
+
+    def _restore_tensors(self) -> None:
+        for tensor, data in self._saved.values():
+            if tensor.shape != data.shape:  # by an `out=`, or by `resize_`
+                with torch.no_grad():
+                    tensor.resize_(data.shape)
+            if tensor.is_inference():
+                with torch.inference_mode():
+                    tensor.copy_(data)
+            else:
+                tensor.data.copy_(data)
+
+    def restore_rng(self) -> None:
+        """Put every RNG back."""
+        torch.set_rng_state(self.rng["torch"])
+        random.setstate(self.rng["python"])
+        if "cuda" in self.rng:
+            torch.cuda.set_rng_state_all(self.rng["cuda"])
+        if "numpy" in self.rng:
+            sys.modules["numpy"].random.set_state(self.rng["numpy"])

@@ -1,0 +1,17 @@
+"""Compiled segments: the same functions as native code, and an account of what was compiled.
+
+A plan and its source flow in; callables and reports of them flow out. The files, in import order::
+
+    lift          a segment as a kernel of tensors and a shell of Python
+    compilable    kernels in one piece, with sizes and strides stated
+    tracing       torch's settings while a kernel is traced
+    rows          whether each sample is computed from that sample alone
+    buckets       a batch padded to the next of a few sizes
+    package       native code of one kernel, and what is checked before each call of it
+    ahead         AOTInductor packages: made, kept, loaded
+    jit           `torch.compile` over kernels, and an account of it
+"""
+
+from ariadne.compiled.jit import CompileReport, SegmentReport, compiled, cuda_graphs
+
+__all__ = ["CompileReport", "SegmentReport", "compiled", "cuda_graphs"]

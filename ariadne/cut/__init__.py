@@ -1,0 +1,33 @@
+"""The cut: where a plan can be parted, and which of these places was asked for.
+
+A plan and what a user typed flow in; candidates, and the one that is meant, flow out. The files, in import order::
+
+    spec         the strings that users type, parsed once
+    frontier     the live values of every cut, and whether it is safe
+    part         consecutive ops as one function: prefix, suffix and what lies between
+    selection    from a parsed boundary to one candidate
+"""
+
+from ariadne.cut.frontier import SplitCandidate, crosses, frontiers, with_trainable
+from ariadne.cut.part import SIDES, Part, parameters_read, parts
+from ariadne.cut.selection import select
+from ariadne.cut.spec import MODES, Boundary, CompileOptions, ExecutionMode, Objective, SplitSpec, parse_boundary
+
+__all__ = [
+    "Boundary",
+    "CompileOptions",
+    "ExecutionMode",
+    "MODES",
+    "Objective",
+    "SplitSpec",
+    "parse_boundary",
+    "SplitCandidate",
+    "crosses",
+    "frontiers",
+    "with_trainable",
+    "select",
+    "Part",
+    "SIDES",
+    "parameters_read",
+    "parts",
+]

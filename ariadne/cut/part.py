@@ -1,0 +1,60 @@
+"""Parts: consecutive ops of a plan as one function, of the values that come in to the values that go out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ariadne.cut.frontier import SplitCandidate
+from ariadne.plan import Store, TraceNode, TracePlan, uses
+
+SIDES = ("prefix", "suffix")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The ops `start` to `stop` of a plan: they take the values `takes` and give the values `gives`, or the plan's output (None).
+
+    A prefix is a part that takes the model's inputs, a suffix one that gives its output; those between them take and give what
+    crosses two cuts. `written`: the values that it takes of which it makes copies first, since it or a later part writes into them.
+    """
+
+    name: str
+    start: int
+    stop: int
+    takes: tuple[str, ...]
+    gives: tuple[str, ...] | None
+    written: tuple[str, ...] = ()
+
+    def nodes(self, plan: TracePlan) -> tuple[TraceNode, ...]:
+        """Its ops."""
+        return plan.between(self.start, self.stop)
+
+    def stores(self, plan: TracePlan) -> list[Store]:
+        """What of the plan's stores it does: those of which it is the first to have everything."""
+        first = self.start == plan.first
+        return [
+            s
+            for s in plan.stores
+            if plan.stored_before(self.stop, s) and (first or not plan.stored_before(self.start, s))
+        ]
+
+    def final(self, plan: TracePlan) -> tuple[str, ...]:
+        """The values that it must still have when its last op has run, for what it gives."""
+        return tuple(uses(plan.output)) if self.gives is None else self.gives
+
+
+def parts(plan: TracePlan, cuts: Sequence[SplitCandidate], names: Sequence[str]) -> tuple[Part, ...]:
+    """The parts between cuts of a plan, in order; one more than there are cuts."""
+    end = plan.first + len(plan.nodes)
+    starts, stops = [plan.first, *(c.cut for c in cuts)], [*(c.cut for c in cuts), end]
+    takes = [tuple(name for _, name in plan.inputs), *(c.live for c in cuts)]
+    gives = [*(c.live for c in cuts), None]
+    written = [(), *(c.written for c in cuts)]
+    return tuple(map(Part, names, starts, stops, takes, gives, written))
+
+
+def parameters_read(plan: TracePlan, part: Part) -> dict[tuple[str, str], None]:
+    """The parameters that a part reads, as (module path, name), in the order of their first use."""
+    values = (plan.values.get(name) for node in part.nodes(plan) for name in node.reads)
+    return {(v.origin[0], v.origin[1]): None for v in values if v is not None and v.kind == "parameter"}

@@ -1,0 +1,169 @@
+"""What the user asks for: the strings that they type, parsed once, at the door."""
+
+from __future__ import annotations
+
+import keyword
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ariadne.errors import SpecError
+from ariadne.plan import FUNCTIONS
+
+ExecutionMode = Literal["debug_interpreter", "generated_eager", "compiled"]
+TraceBatchMode = Literal["batch_1", "batch_gt1"]
+COMPILE_OPTIONS = ("backend", "mode", "dynamic", "fullgraph", "options", "disable")  # those of torch.compile
+OUR_COMPILE_OPTIONS = ("on_compile_error", "cache_dir", "batch_buckets")
+AHEAD_OPTIONS = ("backend", "options", "on_compile_error", "cache_dir")
+MODES = ("debug_interpreter", "generated_eager", "compiled")
+TRACE_BATCH_MODES = ("batch_1", "batch_gt1")
+Objective = Mapping[str, float] | Callable[[Any], float]
+
+
+@dataclass(frozen=True)
+class SplitSpec:
+    """Where to cut a model, and for which batches.
+
+    `boundary`: "after:<module>", "after:<module>#<call>", "percent:50", "50%", "at:50%", "auto" or "cut:<k>" (after the
+    k-th op). `dynamic_batch`: the smallest and largest batch to serve, both included; None means 1 to 64. `trainable`:
+    the suffix must hold parameters to train. `trace_batch_mode`: "batch_1" wants example inputs of batch 1 and a range
+    that includes 1; "batch_gt1" wants a larger example batch. None (the default) takes the example as it comes.
+    `batch_symbol` is how the batch is written in plans and sources.
+
+    Raises `SpecError` for anything else.
+
+    >>> SplitSpec(boundary="after:layer3", dynamic_batch=(2, 64), trainable=True, trace_batch_mode="batch_gt1")
+    """
+
+    boundary: str
+    batch_symbol: str = "B"
+    dynamic_batch: tuple[int, int] | None = (1, 64)
+    trainable: bool = False
+    trace_batch_mode: TraceBatchMode | None = None
+
+    def __post_init__(self) -> None:
+        parse_boundary(self.boundary)
+        symbol = self.batch_symbol
+        if not (isinstance(symbol, str) and symbol.isidentifier()) or keyword.iskeyword(symbol) or symbol in FUNCTIONS:
+            raise SpecError(f"batch_symbol must be a Python identifier such as 'B'; found {self.batch_symbol!r}")
+        if self.trace_batch_mode is not None and self.trace_batch_mode not in TRACE_BATCH_MODES:
+            raise SpecError(
+                f"trace_batch_mode must be one of {', '.join(map(repr, TRACE_BATCH_MODES))}; found {self.trace_batch_mode!r}"
+            )
+        lo, hi = self.batch_range
+        if self.trace_batch_mode == "batch_1" and lo > 1:
+            raise SpecError(f"trace_batch_mode 'batch_1' needs a dynamic_batch that includes 1; found {(lo, hi)}")
+
+    @property
+    def batch_range(self) -> tuple[int, int]:
+        """The smallest and the largest batch."""
+        if self.dynamic_batch is None:
+            return (1, 64)
+        pair = self.dynamic_batch
+        if not (
+            isinstance(pair, (tuple, list))
+            and len(pair) == 2
+            and all(isinstance(b, int) and not isinstance(b, bool) for b in pair)
+            and 1 <= pair[0] <= pair[1]
+        ):
+            raise SpecError(f"dynamic_batch must be (smallest, largest) with 1 <= smallest <= largest; found {pair!r}")
+        return (pair[0], pair[1])
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How segments are compiled.
+
+    `given` are the options for the compiler: torch.compile's, or where `ahead` is true (backend "aot_inductor") AOTInductor's
+    configuration in "options". `cache_dir`: where packages compiled ahead of time are kept; native code is loaded from there, so it
+    must be as trusted as the program. `on_error`: raise, or eager to run a segment eagerly that can't be compiled. `buckets`: the
+    batches that are run; a smaller one is padded to the next of them where each sample is shown to be computed by itself.
+    """
+
+    given: Mapping[str, Any]
+    ahead: bool = False
+    cache_dir: str | None = None
+    on_error: str = "raise"
+    buckets: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any] | None) -> CompileOptions:
+        """The meaning of `compile_options`; `SpecError` for a name or a value that has none.
+
+        >>> CompileOptions.parse({"backend": "aot_inductor", "cache_dir": "packages"}).ahead
+        True
+        """
+        given = dict(options or {})
+        ahead = given.get("backend") == "aot_inductor"
+        known = AHEAD_OPTIONS if ahead else (*COMPILE_OPTIONS, *OUR_COMPILE_OPTIONS)
+        unknown = next((name for name in given if name not in known), None)
+        if unknown in (*COMPILE_OPTIONS, "batch_buckets"):
+            raise SpecError(
+                f"compile_options: {unknown!r} is for torch.compile; backend 'aot_inductor' takes {', '.join(map(repr, known))}"
+            )
+        if unknown is not None:
+            raise SpecError(f"compile_options has no {unknown!r}; there are {', '.join(map(repr, known))}")
+        on_error, cache_dir = given.pop("on_compile_error", "raise"), given.pop("cache_dir", None)
+        if on_error not in ("raise", "eager"):
+            raise SpecError(f"on_compile_error must be 'raise' or 'eager'; found {on_error!r}")
+        if cache_dir is not None and not isinstance(cache_dir, (str, os.PathLike)):
+            raise SpecError(f"cache_dir is the path of a directory; found {type(cache_dir).__name__}")
+        if cache_dir is not None and not ahead:
+            raise SpecError("cache_dir goes with backend 'aot_inductor'; torch.compile keeps caches of its own")
+        buckets = given.pop("batch_buckets", ())
+        if not (
+            isinstance(buckets, (list, tuple))
+            and all(type(b) is int and b > 0 for b in buckets)
+            and sorted({*buckets}) == [*buckets]
+        ):
+            raise SpecError(f"batch_buckets are batches, ascending, such as (1, 4, 16); found {buckets!r}")
+        if ahead and not isinstance(given.get("options") or {}, Mapping):
+            raise SpecError(f"options is a mapping of inductor's settings; found {type(given['options']).__name__}")
+        return cls(given, ahead, None if cache_dir is None else os.fspath(cache_dir), on_error, tuple(buckets))
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """A boundary string, parsed: `kind` is after, percent, auto or cut."""
+
+    kind: str
+    module: str = ""
+    call: int | None = None
+    percent: float = 0.0
+    cut: int = 0
+
+
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_PERCENT = re.compile(r"(?:(?:percent:|at:)\s*)?(?P<number>[-+]?\d+(?:\.\d*)?)\s*(?P<sign>%?)")
+
+
+def parse_boundary(text: str) -> Boundary:
+    """The meaning of a boundary string; `SpecError` lists the forms where it has none.
+
+    >>> parse_boundary("after:layer3#2")
+    Boundary(kind='after', module='layer3', call=2, percent=0.0, cut=0)
+    """
+    if not isinstance(text, str):
+        raise SpecError(f"a boundary is a string such as 'after:layer3', '50%' or 'auto'; found {type(text).__name__}")
+    asked = text.strip()
+    if asked == "auto":
+        return Boundary("auto")
+    if asked.startswith("after:"):
+        name, mark, call = asked.removeprefix("after:").partition("#")
+        if name and not mark:
+            return Boundary("after", module=name)
+        if name and _NUMBER.fullmatch(call) and int(call) > 0:
+            return Boundary("after", module=name, call=int(call))
+    elif asked.startswith("cut:") and _NUMBER.fullmatch(asked.removeprefix("cut:")):
+        return Boundary("cut", cut=int(asked.removeprefix("cut:")))
+    elif (found := _PERCENT.fullmatch(asked)) and (found["sign"] or asked.startswith("percent:")):
+        percent = float(found["number"])
+        if not 0 < percent < 100:
+            raise SpecError(f"a percentage must lie between 0 and 100, both excluded; found {asked!r}")
+        return Boundary("percent", percent=percent)
+    raise SpecError(
+        f"no boundary reads {text!r}; write 'after:<module>', 'after:<module>#<call>', 'percent:50', '50%', 'at:50%', "
+        "'auto' or 'cut:<k>'"
+    )

@@ -1,0 +1,123 @@
+"""Guards: what forward looked at, and whether that is still so when a plan is used again.
+
+Recordings and the model flow in; checks that run at each call, in microseconds, flow out. The files, in import
+order::
+
+    attributes    what Python keeps behind a module's attribute
+    versions      numbers that change when a dict is written
+    classes       what a class gives for a name
+    functions     which Python functions are reached from what forward reads
+    kept          what a guard holds of things that can change by themselves
+    outside       one thing outside of the model, as it was
+    switches      settings of torch that forward asks for
+    around        what forward's own functions read outside of the model
+    effects       what forward puts into containers
+    given         inputs that are no tensors, and what they held
+    recording     what was seen of one forward
+    baseline      the model's structure, flags, hooks and Python state at capture
+    facts         dtypes, devices and shapes of tensors, compared in one call
+    tensors       which of them a plan rests on; which are tied
+    watched       what stands in dicts, compared again only after one was written
+    calls         what is checked at each call
+"""
+
+from ariadne.guards.around import surroundings
+from ariadne.guards.attributes import (
+    BOOKKEEPING,
+    DEPTH,
+    LEAVES,
+    MISSING,
+    SIMPLE,
+    Attribute,
+    Slots,
+    follow,
+    held,
+    is_a,
+    is_array,
+    is_followed,
+    is_opaque,
+    lasts,
+    own_of,
+    place,
+    simple,
+    slot_of,
+    slots_of,
+    strays,
+    variables,
+)
+from ariadne.guards.baseline import GLOBAL_HOOKS, Baseline, global_hooks, owner_of, shown, state_types
+from ariadne.guards.calls import ModuleGuard, entrance, explain
+from ariadne.guards.effects import (
+    Change,
+    Containers,
+    Effects,
+    Place,
+    Put,
+    attributes_of,
+    effects_of,
+    outside_of,
+    refusal,
+    refused,
+    stores_beside_caches,
+    stores_of,
+)
+from ariadne.guards.facts import alike
+from ariadne.guards.given import Given
+from ariadne.guards.recording import Effect, Event, Recording
+from ariadne.guards.switches import SWITCHES, TORCH
+from ariadne.guards.tensors import StateGuard, asks_sizes
+
+__all__ = [
+    "Attribute",
+    "BOOKKEEPING",
+    "DEPTH",
+    "LEAVES",
+    "MISSING",
+    "SIMPLE",
+    "Slots",
+    "follow",
+    "held",
+    "is_a",
+    "is_array",
+    "is_followed",
+    "is_opaque",
+    "lasts",
+    "own_of",
+    "place",
+    "simple",
+    "slot_of",
+    "slots_of",
+    "strays",
+    "variables",
+    "Baseline",
+    "GLOBAL_HOOKS",
+    "global_hooks",
+    "owner_of",
+    "shown",
+    "state_types",
+    "alike",
+    "StateGuard",
+    "asks_sizes",
+    "ModuleGuard",
+    "entrance",
+    "explain",
+    "Effect",
+    "Event",
+    "Recording",
+    "Change",
+    "Containers",
+    "Effects",
+    "Place",
+    "Put",
+    "attributes_of",
+    "effects_of",
+    "outside_of",
+    "refusal",
+    "refused",
+    "stores_beside_caches",
+    "stores_of",
+    "Given",
+    "SWITCHES",
+    "TORCH",
+    "surroundings",
+]

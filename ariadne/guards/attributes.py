@@ -1,0 +1,273 @@
+"""What Python keeps behind a module's attribute: lists, dicts, objects and arrays, and the steps that lead into them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
+from functools import lru_cache, partial
+from operator import getitem
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+_PLAIN = (
+    torch.Tensor,
+    nn.Module,
+    type,
+    FunctionType,
+    BuiltinFunctionType,
+    MethodType,
+    ModuleType,
+    torch.dtype,
+    torch.device,
+    str,
+    bytes,
+    int,
+    float,
+    bool,
+)
+LEAVES = frozenset(
+    {torch.Tensor, nn.Parameter, str, bytes, int, float, bool, type(None), type, FunctionType, torch.dtype}
+)
+MISSING = object()
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque, partial)
+_OPEN = {
+    ("types", "SimpleNamespace"),
+    ("argparse", "Namespace"),
+    ("collections", "UserDict"),
+    ("collections", "UserList"),
+}
+_OPEN |= {("collections", "ChainMap")}
+_PYTHON = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib"))
+_INSTALLED = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("purelib", "platlib"))
+SIMPLE = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)  # what an equal value may stand for
+
+
+BOOKKEEPING = frozenset(
+    "_parameters _buffers _modules _non_persistent_buffers_set _backward_pre_hooks _backward_hooks _forward_hooks "
+    "_forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks _forward_pre_hooks_with_kwargs "
+    "_state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks "
+    "_is_full_backward_hook _compiled_call_impl __dict__ __class__".split()
+)
+DEPTH = 4  # so many steps into what an attribute holds, a tensor is followed
+
+
+class Attribute(str):
+    """A step to an attribute of an object; any other step is a key or an index."""
+
+    __slots__ = ()
+
+
+class Slots:
+    """An object whose attributes are read as items, wherever it keeps them: in slots, too. `MISSING` stands for none."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self.thing, name, MISSING)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        delattr(self.thing, name) if value is MISSING else setattr(self.thing, name, value)
+
+
+def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Whether a value is of a class, going by its class and not by what it says of itself: a dead weak proxy can't be asked."""
+    return issubclass(type(value), kinds)
+
+
+def lasts(value: Any) -> bool:
+    """Whether a value is plain and can't change by itself, so that an equal one would do as well."""
+    return is_a(value, SIMPLE) or (is_a(value, tuple) and all(map(lasts, tuple.__iter__(value))))
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is a numpy array, asked without numpy."""
+    return any(c.__name__ == "ndarray" and c.__module__ == "numpy" for c in type(value).__mro__)
+
+
+def is_opaque(value: Any) -> bool:
+    """Whether nothing is looked for inside: plain values, tensors, modules, classes, functions and bound methods, and what torch or
+    Python's own library made, but for containers, namespaces and partials.
+    """
+    kind: Any = type(value)
+    return kind in LEAVES or _is_opaque(kind)
+
+
+@lru_cache(maxsize=4096)
+def _is_opaque(kind: Any) -> bool:
+    home = kind.__module__.partition(".")[0]
+    if issubclass(kind, _PLAIN) or (home == "torch" and not issubclass(kind, _CONTAINERS)):
+        return True
+    known = home in sys.stdlib_module_names and is_pythons(sys.modules.get(kind.__module__))
+    return known and not issubclass(kind, _CONTAINERS) and (kind.__module__, kind.__name__) not in _OPEN
+
+
+def is_pythons(module: ModuleType | None) -> bool:
+    """Whether a module that has the name of one of Python's own is that one, by the place of its file."""
+    file = str(getattr(module, "__file__", None) or "")
+    return not file or (file.startswith(_PYTHON) and not file.startswith(_INSTALLED))
+
+
+def own_of(value: Any) -> dict[str, Any] | None:
+    """An object's `__dict__`, if it has one that can be had without running its code."""
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except Exception:  # whatever a class has put in its place: then it keeps to itself
+        return None
+    return own if isinstance(own, dict) else None
+
+
+def slot_of(value: Any, name: str) -> Any:
+    """What stands in an object's slot; `MISSING` where nothing does."""
+    for cls in type(value).__mro__:
+        if isinstance(cls.__dict__.get(name), MemberDescriptorType):
+            try:
+                return cls.__dict__[name].__get__(value)
+            except AttributeError:
+                return MISSING
+    return MISSING
+
+
+def variables(thing: Any, names: Iterable[str]) -> dict[str, Any]:
+    """What stands under these names among globals, in a class itself, or in a cell; where nothing does, the name is left out."""
+    if is_a(thing, dict):
+        return {n: thing[n] for n in names if n in thing}
+    if is_a(thing, type):
+        return {n: vars(thing)[n] for n in names if n in vars(thing)}
+    try:
+        return {"cell_contents": thing.cell_contents}
+    except ValueError:  # assigned later
+        return {}
+
+
+def slots_of(value: Any) -> list[str]:
+    """The names of an object's slots, those without a value too."""
+    found = []
+    for cls in type(value).__mro__:
+        names = cls.__dict__.get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            hidden = name.startswith("__") and not name.endswith("__")
+            found.append(f"_{cls.__name__.lstrip('_')}{name}" if hidden else name)
+    return [name for name in found if name not in ("__dict__", "__weakref__")]
+
+
+def held(value: Any) -> list[tuple[Any, Any]]:
+    """What an object holds one step away, as (step, thing), read without running its code.
+
+    Nothing for what `is_opaque`, for sets and arrays.
+    """
+    kind = type(value)
+    if is_opaque(value) or is_array(value):
+        return []
+    found: list[tuple[Any, Any]] = []
+    if issubclass(kind, dict):
+        found += dict.items(value)
+    elif issubclass(kind, list):
+        found += enumerate(list.__iter__(value))
+    elif issubclass(kind, tuple):
+        found += enumerate(tuple.__iter__(value))
+    elif issubclass(kind, deque):
+        found += enumerate(deque.__iter__(value))
+    elif issubclass(kind, partial):
+        found += [
+            (Attribute("func"), value.func),
+            (Attribute("args"), value.args),
+            (Attribute("keywords"), value.keywords),
+        ]
+    else:
+        slots = ((Attribute(name), slot_of(value, name)) for name in slots_of(value))
+        found += [(name, thing) for name, thing in slots if thing is not MISSING]
+    return found + [(Attribute(name), thing) for name, thing in (own_of(value) or {}).items() if isinstance(name, str)]
+
+
+def is_followed(keys: tuple[Any, ...]) -> bool:
+    """Whether a plan reads a tensor that stands at these keys anew at each call, and does not keep that of its capture."""
+    return len(keys) <= 1 + DEPTH and all(isinstance(key, (str, int)) for key in keys)
+
+
+def place(value: Any, step: Any) -> Any:
+    """Where `step` stands in an object, as something to be asked by `[step]`."""
+    if not isinstance(step, Attribute):
+        return value
+    own = own_of(value)
+    return own if own is not None and step in own else Slots(value)
+
+
+def follow(value: Any, steps: tuple[Any, ...]) -> Any:
+    """What the steps lead to; KeyError, IndexError or AttributeError where they lead nowhere."""
+    for step in steps:
+        value = getitem(place(value, step), step)
+        if value is MISSING:
+            raise AttributeError(step)
+    return value
+
+
+def strays(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """The modules that stand in no registry, but in what attributes of these hold: `layers[0]`, by how one gets there.
+
+    What torch itself keeps in a module is not looked into.
+    """
+    found: dict[str, nn.Module] = {}
+    seen, known = set[int](), {id(m) for m in modules.values()}
+    todo: list[tuple[str, Any]] = []
+
+    def look(path: str, value: Any) -> None:
+        if type(value) is MethodType:
+            value = value.__self__
+            path += ".__self__"
+        if issubclass(type(value), nn.Module):
+            for name, module in value.named_modules(prefix=path):
+                if id(module) not in known:
+                    known.add(id(module))
+                    found[name] = module
+                    enter(name, module)
+        elif type(value) not in LEAVES and id(value) not in seen and not is_opaque(value):
+            seen.add(id(value))
+            todo.append((path, value))
+            if issubclass(type(value), (set, frozenset)):
+                for thing in (set if is_a(value, set) else frozenset).__iter__(value):
+                    if issubclass(type(thing), nn.Module):
+                        look(f"{path}{{…}}", thing)
+
+    def enter(path: str, module: nn.Module) -> None:
+        for name, value in list(module.__dict__.items()):
+            if type(value) not in LEAVES and name not in BOOKKEEPING:
+                look(f"{path}.{name}".removeprefix("."), value)
+
+    for path, module in modules.items():
+        enter(path, module)
+    while todo:
+        path, value = todo.pop()
+        for step, thing in held(value):
+            if type(thing) not in LEAVES:
+                look(f"{path}{shown(step)}", thing)
+    return found
+
+
+def shown(step: Any) -> str:
+    """A step as Python writes it: `.scales` or `[0]`."""
+    return f".{step}" if isinstance(step, Attribute) else f"[{step!r}]"
+
+
+def simple(value: Any, depth: int = 8) -> bool:
+    """Whether a value is a plain constant that a guard can compare: numbers, strings, and short containers of them.
+
+    A container of a class of its own may do what it likes when it is copied, and one that is `depth` deep may hold itself.
+    """
+    if is_a(value, SIMPLE):
+        return True
+    if is_a(value, tuple):
+        value = tuple.__getitem__(value, slice(None))  # one of a class of its own may tell other things
+    if type(value) in (tuple, list, set, frozenset):
+        return depth > 0 and len(value) <= 64 and all(is_a(v, SIMPLE) or simple(v, depth - 1) for v in value)
+    if type(value) in (dict, OrderedDict):
+        return depth > 0 and len(value) <= 64 and all(simple(k) and simple(v, depth - 1) for k, v in value.items())
+    return False

@@ -1,0 +1,382 @@
+"""The baseline: a model's structure, flags, hooks and Python state as they were when a plan was captured."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import types
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache, partial
+from operator import is_
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne.errors import ModuleError
+from ariadne.guards.around import ANY
+from ariadne.guards.attributes import (
+    MISSING,
+    Attribute,
+    follow,
+    held,
+    is_a,
+    is_array,
+    is_followed,
+    is_opaque,
+    lasts,
+    own_of,
+    place,
+    simple,
+    strays,
+)
+from ariadne.guards.attributes import shown as shown_step
+from ariadne.guards.classes import Hiding, Lookup
+from ariadne.guards.kept import Bytes, Contents, Kept, Length, Same
+from ariadne.guards.outside import Outside
+from ariadne.guards.recording import Recording
+from ariadne.plan import storage_of
+
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+GLOBAL_HOOKS = tuple(
+    getattr(nn.modules.module, name)
+    for name in (
+        "_global_forward_pre_hooks",
+        "_global_forward_hooks",
+        "_global_backward_hooks",
+        "_global_backward_pre_hooks",
+    )
+)
+
+
+def global_hooks() -> list[Any]:
+    """The hooks for all modules that a plan would have to run: not those by which torch's own counters (`FlopCounterMode`) note
+    which module runs. Under these a split counts its ops as ops of the whole.
+    """
+    found = (hook for hooks in GLOBAL_HOOKS for hook in hooks.values())
+    return [hook for hook in found if getattr(type(getattr(hook, "__self__", None)), "__module__", "") != _TRACKER]
+
+
+_TRACKER = "torch.utils.module_tracker"
+_SPECIAL = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__", "__getattribute__")
+FAR = 64  # steps into what an attribute holds; what stands further is not looked at
+_REGISTRIES = ("_parameters", "_buffers")
+_RENEWED = ("_flat_weights", "_flat_weight_refs")  # of RNNs: see `keeps_its_weights`
+Facts = tuple[torch.dtype, str, tuple[int, ...]]
+StateTypes = tuple[Facts, ...]
+
+
+def state_types(model: nn.Module) -> StateTypes:
+    """The facts of every parameter and buffer: what `.to(...)` and replacing them change."""
+    return tuple(map(facts_of, (*model.parameters(), *model.buffers())))
+
+
+def facts_of(t: torch.Tensor) -> Facts:
+    """A tensor's dtype, device type and shape, if it has one: nested tensors have none."""
+    return t.dtype, t.device.type, () if t.is_nested else tuple(t.shape)
+
+
+class Baseline:
+    """What guards compare a model with. `attributes`: (module path, keys, value) of plain attributes that forward read.
+
+    The keys after the first are steps into what the attribute holds. `training` has the flags of the whole and of all modules
+    but those of torch whose code names none: there it decides nothing, and a look at a module's dict costs a few cache misses.
+    `foreign` are modules that another one's code looked at, `strays` those that ran and stand in no registry. Nothing here belongs
+    to one cut.
+    """
+
+    def __init__(self, model: nn.Module, recordings: Sequence[Recording] = ()) -> None:
+        self.modules = dict(model.named_modules())
+        ran = set[str]().union(*(recorded.used for recorded in recordings)) - self.modules.keys()
+        self.strays = {p: m for p, m in strays(self.modules).items() if p in ran} if ran else {}
+        self.ties = self._ties()
+        self.modules |= self.strays
+        self.training = {p: m.training for p, m in self.modules.items() if not p or looks_at_its_flag(m)}
+        self.classes: dict[str, type] = {p: type(m) for p, m in self.modules.items()}
+        self.children = {p: list(m._modules.items()) for p, m in self.modules.items()}
+        self.hooks = {(p, h): list(m.__dict__[h].values()) for p, m in self.modules.items() for h in HOOKS}
+        self.forwards = {p: m.__dict__.get("forward") for p, m in self.modules.items()}
+        self.absent = {
+            p: [(table, n) for table in _REGISTRIES for n, t in m.__dict__[table].items() if t is None]
+            for p, m in self.modules.items()
+        }
+        self.tables = {p: (m._parameters, m._buffers) for p, m in self.modules.items()}
+        self.tensors = {
+            p: [(t, *item) for t in _REGISTRIES for item in m.__dict__[t].items()] for p, m in self.strays.items()
+        }
+        self.types = state_types(model)
+        self.asks_sizes = any("shape" in recorded.looked for recorded in recordings)
+        self.attributes: list[tuple[str, tuple[Any, ...], Any]] = []
+        self.missing: set[tuple[str, str]] = set()
+        self.inherited: set[tuple[str, str]] = set()  # methods and the like, found in the module's class
+        self.outside: list[Outside] = []
+        self.foreign: set[str] = set()
+        self.installed: set[types.CodeType] = set()  # hooks that forward itself registers, and that change no result
+        seen: set[tuple[Any, ...]] = set()
+        names = Names(recordings)
+        self._asked: Collection[int | None] = set[int | None]().union(*(recorded.asked for recorded in recordings))
+        self.facts = self._facts()
+        for recorded in recordings:
+            taken = {(path, keys[0]) for path, keys, _ in self.attributes}  # by earlier runs, the first of them real
+            changed = {(path, name) for path, name, _, _ in recorded.changed}
+            known = {o.place for o in self.outside}
+            seen_outside = [*recorded.outside, *of_classes(recorded.read_attributes, recorded.registered)]
+            found_outside: dict[Any, Outside] = {}
+            for o in seen_outside:
+                found_outside.setdefault(o.place, o)
+            self.outside += [o for at, o in found_outside.items() if at not in known and o.is_same()]
+            self.foreign |= recorded.foreign
+            # What forward sets up itself may be there or not; a `__getattr__` of its own may find what torch's misses.
+            self.missing |= {
+                (path, name)
+                for path, name in recorded.missing - changed
+                if path in self.modules and not hasattr(self.modules[path], name)
+            }
+            hooks = (f for _, now in recorded.containers for f in now if callable(f))
+            self.installed |= {f.__code__ for f in hooks if hasattr(f, "__code__")}
+            for (path, name), (module, value, at) in recorded.read_attributes.items():
+                if name == "training":
+                    self.training.setdefault(path, value)
+                elif (path, name) not in changed | taken and at not in recorded.moved and path in self.modules:
+                    found = list(_kept(module, name, value, names))
+                    tensors = {keys: t for keys, t in found if isinstance(t, torch.Tensor)}
+                    self.facts |= {
+                        ("attribute", path, keys): facts_of(t) for keys, t in tensors.items() if self._was_asked(t)
+                    }
+                    if path in self.strays:  # which no plan follows
+                        found = [(keys, Same(kept) if keys in tensors else kept) for keys, kept in found]
+                        tensors = {}
+                    if not found and name not in module.__dict__ and owner_of(module, name) is not None:
+                        self.inherited.add((path, name))
+                    for keys, kept in found:
+                        if keys not in tensors and (path, keys, type(kept)) not in seen:
+                            seen.add((path, keys, type(kept)))
+                            self.attributes.append((path, keys, kept))
+
+    def keeps_its_tables(self, path: str) -> bool:
+        """Whether a module's parameters and buffers stand in the dicts in which they stood, which is where a plan looks."""
+        own, (parameters, buffers) = self.modules[path].__dict__, self.tables[path]
+        return own["_parameters"] is parameters and own["_buffers"] is buffers
+
+    def hooks_now(self, module: nn.Module, kind: str) -> list[Any]:
+        """A module's hooks of one kind, without those that forward itself registers at its first call."""
+        return [f for f in module.__dict__[kind].values() if getattr(f, "__code__", None) not in self.installed]
+
+    def _facts(self) -> dict[tuple[str, str, tuple[Any, ...]], Facts]:
+        """The types of the parameters and buffers that were asked for one, by (kind, module path, names).
+
+        A plan may rest on the type of a tensor that none of its ops reads.
+        """
+        return {
+            (kind, path, (name,)): facts_of(t)
+            for path, m in self.modules.items()
+            for kind, table in (("parameter", m._parameters), ("buffer", m._buffers))
+            for name, t in table.items()
+            if t is not None and path not in self.strays and self._was_asked(t)
+        }
+
+    def _was_asked(self, t: torch.Tensor) -> bool:
+        return not t.is_nested and storage_of(t) in self._asked
+
+    def _ties(self) -> list[list[tuple[str, str, str]]]:
+        """The slots (module path, table, name) that hold one and the same tensor, where more than one does."""
+        homes: dict[int, list[tuple[str, str, str]]] = {}
+        for path, module in self.modules.items():
+            for table in _REGISTRIES:
+                for name, t in module.__dict__[table].items():
+                    if t is not None:
+                        homes.setdefault(id(t), []).append((path, table, name))
+        return [slots for slots in homes.values() if len(slots) > 1]
+
+    def of_copy(self, copied: nn.Module, memo: Mapping[int, Any]) -> Baseline:
+        """The same for a deep copy of the model: what had changed since capture counts as changed there too.
+
+        `memo` is that of `copy.deepcopy`: copies by the ids of what they were made of.
+        """
+        if self.strays:
+            raise ModuleError(
+                f"{next(iter(self.strays))!r} is a module in no registry of the model, whose tensors are part of the plan: a "
+                "deep copy would compute with the original's; register it as a submodule, or prepare the copy of the model"
+            )
+        new = Baseline(copied)
+        old = self.modules
+        new.training, new.classes, new.types = dict(self.training), {**new.classes, **self.classes}, self.types
+        new.asks_sizes, new.facts = self.asks_sizes, self.facts
+        new.absent = {**new.absent, **self.absent}
+        new.ties, new.missing, new.installed = self.ties, self.missing, self.installed
+        new.outside, new.foreign, new.inherited = [o.of_copy(memo) for o in self.outside], self.foreign, self.inherited
+        for path, module in old.items():
+            if list(module._modules.items()) != self.children[path]:
+                new.children[path] = self.children[path]
+            if module.__dict__.get("forward") is not self.forwards[path]:
+                new.forwards[path] = self.forwards[path]
+            if not self.keeps_its_tables(path):
+                new.tables[path] = self.tables[path]
+            for h in HOOKS:
+                if self.hooks_now(module, h) != self.hooks[path, h]:
+                    new.hooks[path, h] = self.hooks[path, h]
+        for path, keys, value in self.attributes:
+            if isinstance(value, Same | Kept) and path in new.modules:
+                mine, copied_one = reach(old[path], keys), reach(new.modules[path], keys)
+                if value.holds(mine) and type(copied_one) is type(mine):
+                    value = type(value)(copied_one)
+            new.attributes.append((path, keys, value))
+        return new
+
+
+def of_classes(
+    read: Mapping[tuple[str, str], tuple[nn.Module, Any, int]], registered: Iterable[tuple[type, str]]
+) -> Iterable[Outside]:
+    """What must stay in the modules' classes: methods and properties that were used, and that nothing hides an attribute."""
+    for (_, name), (module, _, _) in read.items():
+        cls = type(module)
+        hiding = Hiding(cls)
+        if name in module.__dict__ and hiding[name] is MISSING:
+            yield Outside(hiding, name, MISSING, f"{cls.__qualname__}.{name}")
+        elif hasattr(type(there := Lookup(cls)[name]), "__get__"):
+            yield Outside(Lookup(cls), name, there, f"{cls.__qualname__}.{name}")
+    for cls in {type(module) for module, _, _ in read.values()}:
+        for name in _SPECIAL:  # which Python looks for in the class alone
+            yield Outside(Lookup(cls), name, Lookup(cls)[name], f"{cls.__qualname__}.{name}")
+    for cls, name in registered:
+        yield Outside(Lookup(cls), name, MISSING, f"{cls.__qualname__}.{name}")
+
+
+def looks_at_its_flag(module: nn.Module) -> bool:
+    """Whether forward may come to depend on a module's own training flag: not where its code is torch's, and names none."""
+    return "forward" in module.__dict__ or _names_its_flag(type(module))  # type: ignore[arg-type]
+
+
+@cache
+def _names_its_flag(cls: type) -> bool:
+    for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:
+        code = {n: thing for n, thing in vars(base).items() if hasattr(type(thing), "__get__")}
+        if base.__module__.startswith("torch.nn."):
+            if any("training" in _words(thing) for thing in code.values()):
+                return True
+        elif set(code) - {"__init__", "__dict__", "__weakref__"}:
+            return True
+    return False
+
+
+def _words(thing: Any) -> set[str]:
+    """The names and texts in the code of a function, a method or a property, and of functions inside."""
+    if isinstance(thing, property):
+        return set().union(*(_words(f) for f in (thing.fget, thing.fset, thing.fdel) if f))
+    code = thing if isinstance(thing, types.CodeType) else getattr(inspect.unwrap(thing), "__code__", None)
+    if code is None:
+        return set()
+    inner = (_words(c) for c in code.co_consts if isinstance(c, types.CodeType))
+    return {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}.union(*inner)
+
+
+def keeps_its_weights(rnn: nn.RNNBase) -> bool:
+    """Whether an RNN's forward uses its parameters: those that it lists are these, or it will list them anew."""
+    try:
+        listed, own = rnn._flat_weights, [getattr(rnn, name, None) for name in rnn._flat_weights_names]
+        return (len(listed) == len(own) and all(map(is_, listed, own))) or rnn._weights_have_changed()
+    except (AttributeError, TypeError, ValueError):
+        return False
+
+
+def owner_of(module: nn.Module, name: str) -> type | None:
+    """The class in which a look-up of `name` on the module ends, if its own dict does not have it; None where there is none."""
+    return next((c for c in type(module).__mro__ if name in c.__dict__), None)
+
+
+def table_of(module: nn.Module, keys: tuple[Any, ...]) -> Any:
+    """What holds the last of `keys`, to be asked by `[key]`: the dict of the module or its class, or what an attribute holds."""
+    own = module.__dict__
+    if len(keys) == 1:
+        owner = owner_of(module, keys[0])
+        return own if keys[0] in own or owner is None else owner.__dict__
+    return place(follow(own[keys[0]], keys[1:-1]), keys[-1])
+
+
+def reach(module: nn.Module, keys: tuple[Any, ...]) -> Any:
+    """What stands at `keys` now; the module itself where nothing does."""
+    try:
+        return table_of(module, keys)[keys[-1]]
+    except (LookupError, AttributeError, TypeError):
+        return module
+
+
+def shown(keys: tuple[Any, ...]) -> str:
+    """The keys as Python writes them: `config.scales[0]`."""
+    return "".join((str(keys[0]), *map(shown_step, keys[1:])))
+
+
+class Names:
+    """Which attributes of objects forward may have read, by the names in the code that ran."""
+
+    def __init__(self, recordings: Iterable[Recording]) -> None:
+        self.names = set[str]().union(*(recorded.names for recorded in recordings))
+        self.any = not self.names or ANY in self.names
+        self.whole = {key: thing for recorded in recordings for key, thing in recorded.whole.items()}
+        self.moved = set[int | None]().union(*(recorded.moved for recorded in recordings))
+
+    def counts(self, value: Any, step: Any) -> bool:
+        """Whether what stands at a step of a value may have been read: not where no code names it and no code of the class's own
+        finds attributes under other names.
+        """
+        if self.any or not isinstance(step, Attribute) or step in self.names or id(value) in self.whole:
+            return True
+        return isinstance(value, partial) or isinstance(type(value).__getattribute__, types.FunctionType)
+
+    def moves(self, value: Any) -> bool:
+        """Whether forward changes a plain container, or one inside of it."""
+        if not self.moved or not is_a(value, (dict, list, tuple, set)):
+            return False
+        inner = dict.values(value) if is_a(value, dict) else value
+        return id(value) in self.moved or (simple(value) and any(map(self.moves, inner)))
+
+
+def _kept(module: nn.Module, name: str, value: Any, names: Names) -> Iterable[tuple[tuple[Any, ...], Any]]:
+    """What a guard keeps of an attribute that forward read, and of all that it holds.
+
+    Plain values as they are, the contents of arrays, the sizes of containers, tensors that a plan follows, and of anything else
+    the identity.
+    """
+    mine = name in module.__dict__
+    if mine and names.moves(module.__dict__[name]):
+        yield from _inside((name,), module.__dict__[name], set(), names)
+        return
+    if simple(value):
+        owner = owner_of(module, name)
+        plain = owner is not None and not hasattr(
+            type(owner.__dict__[name]), "__get__"
+        )  # else a property: what it reads counts
+        if mine or plain:
+            yield (name,), value
+        return
+    renewed = name in _RENEWED and isinstance(module, nn.RNNBase)
+    if mine and not renewed:
+        yield from _inside((name,), value, set(), names)
+
+
+def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> Iterable[tuple[tuple[Any, ...], Any]]:
+    if id(value) in names.moved or id(own_of(value)) in names.moved:
+        return  # a cache: the second run showed that the result does not depend on what is in it
+    if is_a(value, torch.Tensor):
+        yield keys, value if is_followed(keys) else Same(value)
+        return
+    if simple(value) and not names.moves(value):
+        yield keys, value if lasts(value) else copy.deepcopy(value)
+        return
+    yield keys, Same(value)
+    if type(value) is types.MethodType and len(keys) < FAR:
+        yield from _inside((*keys, Attribute("__self__")), value.__self__, seen, names)
+    if id(value) in seen or is_opaque(value) or lasts(value) or len(keys) >= FAR:
+        return
+    seen.add(id(value))
+    if is_array(value):
+        yield keys, Bytes(value)
+    elif Contents.takes(value):
+        yield keys, Contents(value)
+        return
+    elif is_a(value, (list, dict, set, deque)):
+        yield keys, Length(value)
+    for step, thing in held(value):
+        if names.counts(value, step):
+            yield from _inside((*keys, step), thing, seen, names)

@@ -1,0 +1,440 @@
+"""Guards: what a plan relies on, checked at every call by code that was made for it, and explained where it fails."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from ariadne import tree
+from ariadne.errors import BatchError, InputError, ModuleError, named
+from ariadne.guards import switches
+from ariadne.guards.attributes import Attribute, lasts, simple
+from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, owner_of, reach, shown, table_of
+from ariadne.guards.classes import Lookup
+from ariadne.guards.kept import Kept, Same
+from ariadne.guards.outside import Outside
+from ariadne.guards.tensors import facts_of_state, tied
+from ariadne.guards.watched import Surrounded, Watched
+from ariadne.plan import Expr, TracePlan, layout, short_dtype
+
+
+def entrance(
+    plan: TracePlan, model: nn.Module, baseline: Baseline
+) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None]:
+    """A function from (args, kwargs) to (batch, leaves...), or to None where any condition on the call does not hold.
+
+    It checks structure, type, rank, dims, dtype and device type of every input, the batch range, and the modes and
+    parameter types that the plan looked at; `explain` says which one it was.
+    """
+    names = dict(plan.inputs)
+    literals = dict(plan.literals)
+    env: dict[str, Any] = {
+        "Tensor": torch.Tensor,
+        "flatten": tree.flatten,
+        "identical": tree.identical,
+        "of_class": of_class,
+        "spec": plan.input_spec,
+    }
+    lines = ["def enter(args, kwargs):", "  try:"]
+    count = plan.input_spec.size
+    leaf = [f"leaf{i}" for i in range(count)]
+    positional, keyword = plan.input_spec.children
+    flat = all(c.kind == tree.LEAF for c in (*positional.children, *keyword.children))
+    if flat:
+        n = len(positional.children)
+        lines.append(f"    if len(args) != {n} or len(kwargs) != {count - n}: return None")
+        if n:
+            lines.append(f"    {', '.join(leaf[:n])}, = args")
+        lines += [f"    {name} = kwargs[{key!r}]" for name, key in zip(leaf[n:], keyword.keys, strict=True)]
+    else:
+        lines += [
+            f"    leaves, found = flatten((args, {{k: kwargs[k] for k in {keyword.keys!r}}}))",
+            f"    if found != spec or len(kwargs) != {len(keyword.keys)}: return None",
+            f"    {', '.join(leaf)}, = leaves",
+        ]
+    first = True
+    classes = iter(plan.assumption.classes or [None] * count)
+    for i in range(count):
+        if i in literals:
+            env[f"literal{i}"] = literals[i]
+            lines.append(f"    if {leaf[i]} is not literal{i} and not identical({leaf[i]}, literal{i}): return None")
+            continue
+        value = plan.values[names[i]]
+        if value.kind == "object":
+            env[f"given{i}"] = plan.given[value.name].same
+            lines.append(f"    if not given{i}({leaf[i]}): return None")
+            continue
+        env[f"kind{i}"] = cls = next(classes)
+        usual = "Tensor" if cls is None else f"kind{i}"
+        lines.append(f"    if type({leaf[i]}) is not {usual} and not of_class({leaf[i]}, kind{i}): return None")
+        dims = [f"d{i}_{k}" for k in range(len(value.shape))]
+        lines.append(
+            f"    {', '.join(dims)}, = {leaf[i]}.shape" if dims else f"    if {leaf[i]}.dim() != 0: return None"
+        )
+        checks = []
+        for name, dim in zip(dims, value.shape, strict=True):
+            if isinstance(dim, int):
+                checks.append(f"{name} != {dim}")
+            elif first:
+                lines.append(f"    B = {name}")
+                first = False
+            else:
+                checks.append(f"{name} != B")
+        env[f"dtype{i}"] = value.dtype
+        checks.append(f"{leaf[i]}.dtype is not dtype{i}")
+        kind = value.device.split(":")[0]
+        checks.append(f"not {leaf[i]}.is_{kind}" if kind in ("cpu", "cuda") else f"{leaf[i]}.device.type != {kind!r}")
+        lines.append(f"    if {' or '.join(checks)}: return None")
+    if first:
+        lines.append(f"    B = {plan.traced_batch}")
+    tensors = [i for i, name in plan.inputs if plan.values[name].kind == "input"]
+    for k, i in enumerate(tensors):
+        for j in tensors[:k]:
+            sign = "is not" if (i, j) in plan.tied_inputs else "is"
+            lines.append(f"    if leaf{i} {sign} leaf{j}: return None")
+    within = " or ".join(f"{lo} <= B <= {hi}" if lo != hi else f"B == {lo}" for lo, hi in plan.batches.ranges)
+    lines.append(f"    if not ({within or 'False'}): return None")
+    for name, line, thing in _assumed(plan, model, baseline):
+        env[name] = thing
+        lines.append(f"    {line}")
+    lines += ["  except (AttributeError, ValueError, LookupError, TypeError):", "    return None"]
+    handed_in = "(args, kwargs), " if plan.keeps_inputs else ""
+    lines.append(f"  return (B, {''.join(leaf[i] + ', ' for i, _ in plan.inputs)}{handed_in})")
+    exec("\n".join(lines), env)
+    found: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None] = env["enter"]
+    return found
+
+
+def of_class(value: Any, cls: type | None) -> bool:
+    """Whether a value is a tensor of that subclass; with None, of torch's own classes."""
+    return isinstance(value, torch.Tensor) and tree.subclass_of(value) is cls
+
+
+def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tuple[str, str, Any]]:
+    """The conditions that only some plans have, as (name, source line, the object that the name stands for)."""
+    found: list[tuple[str, str, Any]] = []
+    assumed = plan.assumption
+    tensors = [f"leaf{i}" for i, name in plan.inputs if plan.values[name].kind == "input"]
+    if assumed.autocast is not None:
+        found.append(("autocast_now", "if autocast_now() != autocast_then: return None", autocast_state))
+        found.append(("autocast_then", "pass", assumed.autocast))
+    if assumed.layouts is not None:
+        found.append(("layout", f"if tuple(map(layout, ({', '.join(tensors)},))) != layouts: return None", layout))
+        found.append(("layouts", "pass", assumed.layouts))
+    if assumed.requires_grad is not None:
+        tables = [
+            (model.get_submodule(path.rpartition(".")[0])._parameters, path.rpartition(".")[2])
+            for path, _ in assumed.requires_grad
+        ]
+        found.append(("flag_tables", "if [t[k].requires_grad for t, k in flag_tables] != flags: return None", tables))
+        found.append(("flags", "pass", [flag for _, flag in assumed.requires_grad]))
+    if assumed.inputs_require_grad is not None:
+        names = [f"{leaf}.requires_grad" for leaf in tensors]
+        found.append(
+            ("given_flags", f"if [{', '.join(names)}] != given_flags: return None", [*assumed.inputs_require_grad])
+        )
+    for i, (ask, was) in enumerate(switches.readers(assumed.switches)):
+        found.append((f"switch{i}", f"if switch{i}() != stood{i}: return None", ask))
+        found.append((f"stood{i}", "pass", was))
+    pairs = tied(plan, model, baseline)
+    facts = facts_of_state(plan, model, baseline, pairs)
+    if facts is not None:
+        found.append(("facts_hold", "if not facts_hold(): return None", facts.hold))
+    if pairs:
+        slots = [(one.table, one.key, other.table, other.key) for one, other in pairs]
+        found.append(("tied", "if any(t[k] is not u[l] for t, k, u, l in tied): return None", slots))
+    return found
+
+
+def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
+    """Autocast as it is now, per device type: (device type, enabled, dtype)."""
+    return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
+
+
+def explain(
+    plan: TracePlan, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], batches: range
+) -> None:
+    """Raise the error that says which condition on the inputs does not hold; return where none is at fault."""
+    try:
+        ordered = {k: kwargs[k] for k in plan.input_spec.children[1].keys} if len(kwargs) else {}
+    except KeyError:
+        ordered = dict(kwargs)
+    extra = {k: v for k, v in kwargs.items() if k not in ordered}
+    leaves, spec = tree.flatten((args, {**ordered, **extra}))
+    if spec != plan.input_spec:
+        call = f"args {plan.input_spec.children[0]}, kwargs {plan.input_spec.children[1]}"
+        raise InputError(
+            f"the inputs have another structure than at capture: expected {call}; found args {spec.children[0]}, kwargs "
+            f"{spec.children[1]}. Pass them as example_inputs and example_kwargs had them, or prepare again"
+        )
+    where = [p for p, _ in tree.paths((args, ordered))]
+    literals = dict(plan.literals)
+    batch = None
+    for i, leaf in enumerate(leaves):
+        name = where[i].removeprefix("[0]") if where[i].startswith("[0]") else where[i].removeprefix("[1]")
+        if i in literals:
+            if not tree.identical(leaf, literals[i]):
+                raise InputError(
+                    f"input {name} was {literals[i]!r} at capture, now it is {leaf!r}; a value that is no tensor is part of "
+                    "the plan. Prepare again for another one"
+                )
+            continue
+        value = plan.values[dict(plan.inputs)[i]]
+        if value.kind == "object":
+            given = plan.given[value.name]
+            if not given.same(leaf) and leaf is given.thing:
+                raise InputError(
+                    f"input {name}, {reprlib.repr(leaf)}, holds other things than at capture: it was changed in place. A value "
+                    "that is no tensor is part of the plan; undo that, or prepare again"
+                )
+            if not given.same(leaf):
+                raise InputError(
+                    f"input {name} was {reprlib.repr(plan.given[value.name])} at capture, now it is {reprlib.repr(leaf)}; a value "
+                    "that is no tensor is part of the plan. Prepare again for another one"
+                )
+            continue
+        if not isinstance(leaf, torch.Tensor):
+            raise InputError(
+                f"input {name} must be a tensor {value.describe()}; found {type(leaf).__name__}. Pass a tensor, or prepare again"
+            )
+        found = f"{short_dtype(leaf.dtype)}{list(leaf.shape)} on {leaf.device.type}"
+        if leaf.dim() != len(value.shape):
+            raise InputError(
+                f"input {name} must be {value.describe()}, of rank {len(value.shape)}; found {found}. Reshape it, or prepare again"
+            )
+        for d, dim in enumerate(value.shape):
+            if isinstance(dim, Expr):
+                if batch is None:
+                    batch = leaf.shape[d]
+                elif leaf.shape[d] != batch:
+                    raise BatchError(
+                        f"inputs must share one batch: the first has {batch}, input {name} has {leaf.shape[d]}. At capture its "
+                        "dim 0 was as large as the batch; if by accident, prepare again with an example of another batch"
+                    )
+            elif leaf.shape[d] != dim:
+                raise InputError(
+                    f"input {name} must be {value.describe()}: dim {d} is {dim} in the plan; found {found}. Only the batch may "
+                    "change; prepare again for other sizes"
+                )
+        if leaf.dtype is not value.dtype:
+            raise InputError(f"input {name} must be {value.describe()}; found {found}. Convert it, or prepare again")
+        if leaf.device.type != value.device.split(":")[0]:
+            raise InputError(f"input {name} was captured on {value.device}; found {found}. Move it, or prepare again")
+    if batch is not None and batch not in batches:
+        raise BatchError(
+            f"batch {batch} lies outside dynamic_batch ({batches.start}, {batches.stop - 1}); prepare with a range that holds it"
+        )
+
+
+class ModuleGuard:
+    """Whether the modules that some ops came from are as they were: class, flags, attributes read, children, hooks.
+
+    Called without arguments, it returns True if so. It covers the modules whose calls ran any of the given ops, or none at
+    their edge (a dropout in eval mode), all that contain them, those that were never called but whose attributes forward
+    read, and those that another module's code looked at. `explain` raises the error that names the difference.
+    """
+
+    def __init__(self, plan: TracePlan, nodes: range, baseline: Baseline) -> None:
+        self.baseline = baseline
+        self.called = called = {call.path for call in plan.calls}
+        paths = {""} | {path for path in baseline.modules if path not in called or path in baseline.foreign}
+        for call in plan.calls:
+            overlaps = call.start < nodes.stop and call.end > nodes.start
+            if overlaps or (call.start == call.end and nodes.start <= call.start <= nodes.stop):
+                parts = call.path.split(".") if call.path else []
+                paths |= {".".join(parts[:i]) for i in range(len(parts) + 1)}
+        gone = sorted(paths - baseline.modules.keys())
+        if gone:
+            raise ModuleError(f"{named(gone[0])}, whose ops the plan holds, is gone; call prepare_split again")
+        self.modules = {p: baseline.modules[p] for p in sorted(paths)}
+        self.attributes = [a for a in baseline.attributes if a[0] in self.modules]
+        self._arm()
+
+    def _arm(self) -> None:
+        """Lay out what to compare; it is cold at each call, so little memory is to be touched."""
+        base, modules = self.baseline, self.modules
+        attributes: dict[str, list[tuple[tuple[Any, ...], Any]]] = {}
+        for path, keys, value in self.attributes:
+            attributes.setdefault(path, []).append((keys, value))
+        self._changed = any(p in modules and hasattr(modules[p], name) for p, name in base.missing)
+        self._contents: list[Kept] = []
+        inner: set[int] = set()  # the dicts that attributes hold
+        identical: dict[Any, tuple[Any, Any, Any]] = {}
+        slots: dict[Any, tuple[Any, Any, Any]] = {}
+        of_classes: list[Outside] = []  # plain values that stand in a class, which is read once for all
+        for path, m in modules.items():
+            if path in base.training:
+                slots[id(m.__dict__), "training"] = m.__dict__, "training", base.training[path]
+            for table, thing in zip(
+                ("_parameters", "_buffers", "_modules"), (*base.tables[path], m._modules), strict=True
+            ):
+                identical[id(m.__dict__), table] = m.__dict__, table, thing
+            if path in base.strays:  # its tensors are in the plan as they were
+                for where, name, tensor in base.tensors[path]:
+                    table = m.__dict__[where]
+                    identical[id(table), name] = table, name, tensor
+            for table, name in ((m.__dict__[table], name) for table, name in base.absent[path]):
+                if name in table:
+                    slots[id(table), name] = table, name, None
+            for keys, value in attributes.get(path, ()):
+                if isinstance(value, Kept):
+                    self._contents.append(value)
+                    continue
+                try:
+                    table = table_of(m, keys)
+                except (LookupError, AttributeError, TypeError):  # it is gone, which `explain` says
+                    self._changed = True
+                    continue
+                if len(keys) > 1 and not isinstance(keys[-1], Attribute):  # writes into an object's dict are not told
+                    inner.add(id(table))
+                if isinstance(table, MappingProxyType) and lasts(value):
+                    if (there := table[keys[-1]]) is not value and not tree.identical(there, value):
+                        self._changed = True
+                    of_classes.append(Outside(Lookup(type(m)), keys[0], there, keys[0]))
+                elif isinstance(value, Same):
+                    identical[id(table), keys[-1]] = table, keys[-1], value.thing
+                else:
+                    home = (
+                        table if isinstance(table, dict) else owner_of(m, keys[0])
+                    )  # a class makes a new view each time
+                    slots.setdefault((id(home), keys[-1]), (table, keys[-1], value))
+        self._surrounded = Surrounded([*base.outside, *of_classes])
+        parents = [(m, base.children[p]) for p, m in modules.items() if base.children[p] or p not in self.called]
+        families = [(m._modules, children) for m, children in parents]
+        hooks = [(m, h, base.hooks[p, h]) for p, m in modules.items() for h in HOOKS]
+        loud = [(m.__dict__[h], base.hooks_now(m, h) == was) for m, h, was in hooks if was or m.__dict__[h]]
+        self._loud = [(live, [*live.values()] if same else None) for live, same in loud]
+        self._hookless = [(m, h) for m, h, was in hooks if not was and not m.__dict__[h]]
+        self._handles = RemovableHandle.next_id
+        own = {id(t) for m in modules.values() for t in (m.__dict__, m._modules, m._parameters)} | inner
+        looked_in_vain = {path for path, _ in base.missing}
+        sized = [m.__dict__ for m in modules.values()] + [m._modules for m, _ in parents]
+        sized += [t for p, m in modules.items() if p in looked_in_vain for t in (m._parameters, m._buffers)]
+        # What was looked for in vain, or found in the class, must not come to stand in a module's own dicts.
+        absent = [
+            (t, n)
+            for p, n in base.missing
+            if p in modules
+            for t in (modules[p].__dict__, modules[p]._parameters, modules[p]._buffers, modules[p]._modules)
+        ]
+        absent += [
+            (m.__dict__, k[0]) for p, m in modules.items() for k, _ in attributes.get(p, ()) if k[0] not in m.__dict__
+        ]
+        absent += [(modules[p].__dict__, n) for p, n in base.inherited if p in modules]
+        # Buffers may be written at each call, by the plan itself.
+        dicts = [d for d in (*sized, *(s[0] for s in (*slots.values(), *identical.values()))) if id(d) in own]
+        self._watched = Watched(
+            dicts, list(slots.values()), list(identical.values()), [(t, len(t)) for t in sized], families, absent
+        )
+        self._recurrent = [m for m in modules.values() if isinstance(m, nn.RNNBase)]
+        self._modules = list(modules.values())
+        self._classes = [base.classes[p] for p in modules]
+
+    def __call__(self) -> bool:
+        if self._changed or not self._watched.holds() or not self._surrounded.holds():
+            return False
+        for hooks, expected_hooks in self._loud:
+            if [*hooks.values()] != expected_hooks:
+                return False
+        for kept in self._contents:
+            if not kept.is_same():
+                return False
+        if not all(map(keeps_its_weights, self._recurrent)):
+            return False
+        return (self._handles == RemovableHandle.next_id or self._still_hookless()) and list(
+            map(type, self._modules)
+        ) == self._classes
+
+    def _still_hookless(self) -> bool:
+        """Whether nothing hooks what had no hook. Asked only after torch gave out a handle, as every registration does.
+
+        Looking into four tables of each module at each call takes as long as all the rest: they lie far apart in memory.
+        """
+        if any(m.__dict__[h] for m, h in self._hookless) or global_hooks():
+            return False
+        self._handles = RemovableHandle.next_id
+        return True
+
+    def explain(self) -> None:
+        """Raise `ModuleError` with the first difference; where there is none that matters, take note of the new state."""
+        again = "; undo that, or call prepare_split again"
+        base = self.baseline
+        for path, module in self.modules.items():
+            where = named(path)
+            kind: type = type(module)
+            if kind is not base.classes[path]:
+                raise ModuleError(
+                    f"{where} was a {base.classes[path].__name__} at capture, now it is a {kind.__name__}{again}"
+                )
+            if path in base.training and module.training != base.training[path]:
+                old, new = ("train", "eval") if base.training[path] else ("eval", "train")
+                raise ModuleError(
+                    f"{where} was captured in {old} mode and is now in {new} mode; call .{old}() on it, or prepare again in "
+                    f"{new} mode"
+                )
+            if module.__dict__.get("forward") is not base.forwards[path]:
+                raise ModuleError(f"{where} has another forward of its own{again}")
+            if not base.keeps_its_tables(path):
+                raise ModuleError(
+                    f"the dict of parameters or that of buffers of {where} was replaced, and the new one is not followed{again}"
+                )
+            now, was = list(module._modules.items()), base.children[path]
+            if now != was:
+                changed = [n for n, m in now if (n, m) not in was] + [n for n, m in was if (n, m) not in now]
+                what = (
+                    repr(f"{path}.{changed[0]}".removeprefix(".")) if changed else f"the order of the parts of {where}"
+                )
+                raise ModuleError(f"{what} was replaced, added or removed{again}")
+            for h in HOOKS:
+                if base.hooks_now(module, h) != base.hooks[path, h]:
+                    raise ModuleError(f"the hooks of {named(path)} ({h.strip('_')}) changed{again}")
+            if isinstance(module, nn.RNNBase) and not keeps_its_weights(module):
+                raise ModuleError(f"the weights that {where} lists (_flat_weights) are not its parameters{again}")
+            for table, name, tensor in base.tensors.get(path, ()):
+                if module.__dict__[table].get(name) is not tensor:
+                    raise ModuleError(
+                        f"{name!r} of {where}, which stands in no registry of the model, is another tensor now{again}"
+                    )
+            for table, name in base.absent[path]:
+                if module.__dict__[table].get(name) is not None:
+                    raise ModuleError(f"{name!r} of {where} was None at capture, now it is a tensor{again}")
+        for path, keys, value in self.attributes:
+            if isinstance(value, Kept):
+                if not value.is_same():
+                    raise ModuleError(
+                        f"{shown(keys)!r} of {named(path)} was {value!r} when forward read it, now it is {value.now()}{again}"
+                    )
+                continue
+            found = reach(self.modules[path], keys)
+            if (
+                found is not value.thing
+                if isinstance(value, Same)
+                else not simple(found) or not tree.identical(found, value)
+            ):
+                now_it_is = "gone" if found is self.modules[path] else reprlib.repr(found)
+                raise ModuleError(
+                    f"attribute {shown(keys)!r} of {named(path)} was {reprlib.repr(value)} when forward "
+                    f"read it, now it is {now_it_is}{again}"
+                )
+        for path, name in sorted(base.inherited):
+            if path in self.modules and name in self.modules[path].__dict__:
+                raise ModuleError(
+                    f"{name!r} of {named(path)} came from its class, now the module has one of its own{again}"
+                )
+        for path, name in sorted(base.missing):
+            if path in self.modules and hasattr(self.modules[path], name):
+                raise ModuleError(f"forward found no attribute {name!r} on {named(path)}, now there is one{again}")
+        for outside in base.outside:
+            if not outside.is_same():
+                raise ModuleError(f"{outside.told()}{again}")
+        if global_hooks():
+            raise ModuleError(
+                f"a global module hook was added ({global_hooks()[0]!r}), which a captured plan does not run; remove it"
+            )
+        self._arm()

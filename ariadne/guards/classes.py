@@ -1,0 +1,49 @@
+"""Classes: what a class gives for a name, read without running its code, and the dicts that are written when that changes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne.guards.attributes import MISSING
+
+_HEAP = 1 << 9  # CPython's flag of classes that Python can change
+# Recording puts functions of its own into these, in whichever thread it runs; none of them counts as a change.
+_RECORDED = (nn.Module, torch.Tensor, torch._C.TensorBase)
+
+
+def own_dict(cls: type) -> dict[str, Any]:
+    """The dict behind a class's `__dict__`, whose version tells of changes; only to be read."""
+    found = gc.get_referents(cls.__dict__)
+    return found[0] if len(found) == 1 and type(found[0]) is dict else {}
+
+
+def changeable(cls: type) -> Iterator[type]:
+    """The classes in which a name may be found that another can come to stand for, nearest first."""
+    return (c for c in cls.__mro__ if c.__flags__ & _HEAP and c not in _RECORDED)
+
+
+class Lookup:
+    """A class, to be asked by `[name]` for what stands there for its objects, unbound; `MISSING` where nothing does."""
+
+    __slots__ = ("dicts", "thing")
+
+    def __init__(self, cls: type) -> None:
+        self.thing, self.dicts = cls, [own_dict(c) for c in changeable(cls)]
+
+    def __getitem__(self, name: str) -> Any:
+        return next((d[name] for d in self.dicts if name in d), MISSING)
+
+
+class Hiding(Lookup):
+    """The same, but only for what comes before an object's own attribute: a property and the like."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Any:
+        found = Lookup.__getitem__(self, name)
+        return found if hasattr(type(found), "__set__") or hasattr(type(found), "__delete__") else MISSING

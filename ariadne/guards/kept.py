@@ -1,0 +1,173 @@
+"""Kept: what a guard holds of things that can change by themselves."""
+
+from __future__ import annotations
+
+import reprlib
+import zlib
+from abc import ABC, abstractmethod
+from collections import OrderedDict, deque
+from operator import is_
+from typing import Any
+
+from ariadne import tree
+from ariadne.guards.attributes import is_a, lasts
+from ariadne.guards.versions import VERSION
+
+_SIZED = (list, dict, set, deque)
+
+
+class Same:
+    """Stands for one object, where a guard compares by identity."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __repr__(self) -> str:
+        return repr(self.thing)
+
+    def holds(self, found: Any) -> bool:
+        """Whether what was found is this object."""
+        return found is self.thing
+
+
+class Kept(ABC):
+    """Something that can change by itself, with what it held at one moment."""
+
+    __slots__ = ("held", "thing")
+
+    def __init__(self, thing: Any) -> None:
+        self.thing, self.held = thing, self.look(thing)
+
+    def __repr__(self) -> str:
+        return self.words(self.held)
+
+    @abstractmethod
+    def look(self, thing: Any) -> Any:
+        """What counts of it."""
+
+    @abstractmethod
+    def words(self, held: Any) -> str:
+        """That in words."""
+
+    def is_same(self) -> bool:
+        """Whether it holds the same still."""
+        return bool(self.look(self.thing) == self.held)
+
+    def now(self) -> str:
+        """What it holds now, in words."""
+        return self.words(self.look(self.thing))
+
+    def holds(self, found: Any) -> bool:
+        """Whether what was found is this thing, unchanged."""
+        return found is self.thing and self.is_same()
+
+
+class Bytes(Kept):
+    """A numpy array's bytes."""
+
+    __slots__ = ()
+
+    def look(self, thing: Any) -> tuple[Any, ...]:
+        """Its type, its shape, and all bytes in it."""
+        return thing.dtype, thing.shape, thing.tobytes()
+
+    def words(self, held: tuple[Any, ...]) -> str:
+        """Enough to tell two."""
+        dtype, shape, data = held
+        return f"an array {dtype}{list(shape)}, checksum {zlib.crc32(data):08x}"
+
+
+class Length(Kept):
+    """How many things a container holds."""
+
+    __slots__ = ()
+
+    def look(self, thing: Any) -> int:
+        """Its length, whatever its class makes of `len`."""
+        kind: Any = type(thing)
+        return len(thing) if kind in _SIZED else int(next(k for k in _SIZED if issubclass(kind, k)).__len__(thing))
+
+    def words(self, held: int) -> str:
+        """Its type and length."""
+        return f"a {type(self.thing).__name__} of {held}"
+
+
+class Contents(Kept):
+    """The plain values in a large container; a dict's keys count too, and their order."""
+
+    __slots__ = ("version",)
+
+    def __init__(self, thing: Any) -> None:
+        super().__init__(thing)
+        self.version = _version(thing)
+
+    @staticmethod
+    def takes(thing: Any) -> bool:
+        """Whether a container holds nothing but what `lasts`."""
+        if type(thing) in (dict, OrderedDict):
+            return all(map(lasts, thing)) and all(map(lasts, thing.values()))
+        return type(thing) in (list, deque, set) and all(map(lasts, thing))
+
+    def look(self, thing: Any) -> Any:
+        """A copy one level deep; of a dict, its keys and then its values."""
+        if isinstance(thing, dict):
+            return [*thing, *thing.values()]
+        return set(thing) if isinstance(thing, set) else list(thing)
+
+    def words(self, held: Any) -> str:
+        """The first few of them."""
+        return f"a {type(self.thing).__name__} of {reprlib.repr(held)}"
+
+    def is_same(self) -> bool:
+        """Whether it holds the same still: by identity, which is fast, or else by value and type."""
+        version = _version(self.thing)
+        if version is not None and version == self.version:
+            return True
+        now = self.look(self.thing)
+        if isinstance(now, set):
+            same = bool(now == self.held)
+        else:
+            same = len(now) == len(self.held) and (all(map(is_, now, self.held)) or tree.identical(now, self.held))
+        if same:
+            self.version = version
+        return same
+
+
+class Members(Kept):
+    """What stands in a container, each thing by identity; a dict's keys count too, and their order."""
+
+    __slots__ = ("version",)
+
+    def __init__(self, thing: Any) -> None:
+        super().__init__(thing)
+        self.version = _version(thing)
+
+    def look(self, thing: Any) -> list[Any]:
+        """A copy one level deep; of a dict, its keys and then its values."""
+        if is_a(thing, dict):
+            return [*dict.keys(thing), *dict.values(thing)]
+        kind: Any = next(k for k in (list, set, deque) if is_a(thing, k))
+        return list(kind.__iter__(thing))
+
+    def words(self, held: list[Any]) -> str:
+        """The type, and how many."""
+        return f"a {type(self.thing).__name__} of {len(held)} entries"
+
+    def is_same(self) -> bool:
+        """Whether the same things stand in it still, or plain values equal to them."""
+        version = _version(self.thing)
+        if version is not None and version == self.version:
+            return True
+        now = self.look(self.thing)
+        same = len(now) == len(self.held) and all(
+            a is b or (lasts(a) and lasts(b) and tree.identical(a, b)) for a, b in zip(now, self.held, strict=True)
+        )
+        if same:
+            self.version = version
+        return same
+
+
+def _version(thing: Any) -> int | None:
+    return VERSION(thing) if VERSION is not None and type(thing) is dict else None

@@ -1,0 +1,174 @@
+"""Outside: one thing that stands outside of a model's attributes and that forward's functions read, as it was."""
+
+from __future__ import annotations
+
+import os
+import reprlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from types import CellType, CodeType, FunctionType
+from typing import Any
+
+from ariadne import tree
+from ariadne.guards.attributes import MISSING, Attribute, Slots, held, is_a, is_array, lasts
+from ariadne.guards.classes import Lookup
+from ariadne.guards.functions import contents
+from ariadne.guards.kept import Bytes, Contents, Kept, Length, Members
+
+_LARGE, _DEEP = 4096, 4  # so many entries, so deep, are looked at in a container
+PARTS = ("__code__", "__defaults__", "__kwdefaults__")
+
+
+class Variable:
+    """A context variable, to be asked for its value by any key; LookupError where it has none."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, variable: ContextVar[Any]) -> None:
+        self.thing = variable
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.thing.get()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outside:
+    """Something in the surroundings: `table[key]`, called `name`, was `value`, and held what was `kept` of it.
+
+    `MISSING` stands for an attribute that was looked for in vain.
+    """
+
+    table: Any
+    key: Any
+    value: Any
+    name: str
+    owner: Any = None  # the object of the model that it was read from
+    kept: Kept | None = None  # of a container, what is in it
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether an equal value would do as well."""
+        return lasts(self.value)
+
+    @property
+    def place(self) -> tuple[int, Any, Any]:
+        """The same for two that stand in one place: an attribute and an item of one object are two."""
+        proxy = is_a(self.table, (Slots, Lookup, Variable))
+        return id(self.table.thing if proxy else self.table), type(self.table) if proxy else None, self.key
+
+    @property
+    def dicts(self) -> list[dict[Any, Any]]:
+        """The dicts of which one is written when something else comes to stand here; none where that can't be told."""
+        if type(self.table) is dict:
+            return [self.table]
+        if self.table is os.environ and type(getattr(os.environ, "_data", None)) is dict:
+            return [os.environ._data]
+        return self.table.dicts if is_a(self.table, Lookup) else []
+
+    def of_copy(self, memo: Mapping[int, Any]) -> Outside:
+        """The same for a deep copy of the model; what stands outside of it is shared."""
+        if id(self.owner) not in memo:
+            return self
+        owner = memo[id(self.owner)]
+        return replace(self, table=Slots(owner) if isinstance(self.table, Slots) else vars(owner), owner=owner)
+
+    def now(self) -> Any:
+        """What stands there now; `MISSING` where nothing does."""
+        try:
+            return self.table[self.key]
+        except (LookupError, TypeError, ValueError):
+            return MISSING
+
+    def is_same(self) -> bool:
+        """Whether this very thing, or a plain value equal to it, stands there still and holds what it held."""
+        found = self.now()
+        if found is not self.value and not (self.is_plain and lasts(found) and tree.identical(found, self.value)):
+            return False
+        return self.kept is None or self.kept.is_same()
+
+    def told(self) -> str:
+        """What it was and what it is now, in words."""
+        found = self.now()
+        if found is self.value and self.kept is not None:
+            then, now_it_is = repr(self.kept), self.kept.now()
+        else:
+            then = "missing" if self.value is MISSING else reprlib.repr(self.value)
+            now_it_is = "gone" if found is MISSING else reprlib.repr(found) if lasts(found) else "another"
+        return f"{self.name} was {then} when a function that forward calls read it, now it is {now_it_is}"
+
+
+def with_contents(outside: Outside) -> Iterator[Outside]:
+    """The same with what is in it, where it is a container or an array, and with the containers in that."""
+    todo, seen = deque([(outside, 0)]), set[int]()
+    while todo:
+        one, depth = todo.popleft()
+        kept = kept_of(one.value)
+        yield one if kept is None else replace(one, kept=kept)
+        if id(one.value) in seen or depth >= _DEEP or not _holds(one.value):
+            continue
+        seen.add(id(one.value))
+        for step, thing in held(one.value):
+            if _holds(thing) and not is_a(step, Attribute):
+                todo.append((Outside(one.value, step, thing, f"{one.name}[{step!r}]", one.owner), depth + 1))
+
+
+def _holds(value: Any) -> bool:
+    """Whether something in a value may change: in a tuple, too."""
+    return is_array(value) or (is_a(value, (dict, list, set, deque, tuple)) and not lasts(value))
+
+
+def kept_of(value: Any) -> Kept | None:
+    """What a guard keeps of what is in a container or an array."""
+    if is_array(value):
+        return Bytes(value)
+    if not is_a(value, (dict, list, set, deque)):
+        return None
+    if len(value) > _LARGE:
+        return Length(value)
+    return Contents(value) if Contents.takes(value) else Members(value)
+
+
+def of_function(function: FunctionType, began: Mapping[str, list[Any]], owned: frozenset[str]) -> Iterator[Outside]:
+    """What of a function may change: its code, its defaults, and the variables that it closes over.
+
+    `began`: what stood in these when it was called. Not those that it writes itself, which are `owned`.
+    """
+    name, code = function.__qualname__, function.__code__
+    for part, shown in zip(PARTS, ("code", "defaults", "keyword defaults"), strict=True):
+        if getattr(function, part) is None:  # a call that gives all arguments asks for no default
+            continue
+        yield Outside(Slots(function), part, getattr(function, part), f"the {shown} of {name}")
+    yield from _defaults(function, code)
+    for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        thing = contents(cell)
+        if variable in owned or variable == "__class__" or not any(thing is was for was in began.get(variable, ())):
+            continue
+        yield from with_contents(
+            Outside(Slots(cell), "cell_contents", thing, f"the variable {variable!r} around {name}")
+        )
+
+
+def _defaults(function: FunctionType, code: CodeType) -> Iterator[Outside]:
+    given: Iterable[tuple[Any, Any, str, Any]] = []
+    if function.__defaults__:
+        names = code.co_varnames[code.co_argcount - len(function.__defaults__) : code.co_argcount]
+        given = [(function.__defaults__, i, n, function.__defaults__[i]) for i, n in enumerate(names)]
+    for key, thing in (function.__kwdefaults__ or {}).items():
+        given = [*given, (function.__kwdefaults__, key, key, thing)]
+    for table, key, argument, thing in given:
+        if table is function.__kwdefaults__ or kept_of(thing) is not None:
+            yield from with_contents(
+                Outside(table, key, thing, f"the default of {argument!r} of {function.__qualname__}")
+            )
+
+
+def is_cell(table: Any) -> bool:
+    """Whether a table stands for a closed-over variable."""
+    return is_a(table, Slots) and type(table.thing) is CellType
+
+
+def is_function(table: Any) -> bool:
+    """Whether a table stands for a function's own parts."""
+    return is_a(table, Slots) and type(table.thing) is FunctionType

@@ -1,0 +1,77 @@
+"""What was seen of one forward: the ops that ran, and all that Python looked at, wrote and changed beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne.guards.effects import Change, Place
+from ariadne.guards.outside import Outside
+from ariadne.plan import Region
+
+
+@dataclass(slots=True)
+class Event:
+    """One op as it ran: `target` an OpOverload, or a Python callable kept whole; tensors in `args` are live objects."""
+
+    target: Any
+    args: tuple[Any, ...]
+    out: Any
+    module: str
+    call: int
+    region: Region
+    effect: Effect | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a scripted function may do: the tensors that it may write into or give back, and whether it may draw."""
+
+    writes: tuple[torch.Tensor, ...]
+    aliases: tuple[torch.Tensor, ...]
+    draws: bool
+
+
+@dataclass(slots=True)
+class Recording:
+    """All that was seen of one forward. `backwards`: the events of each backward pass inside it, and the module's name."""
+
+    events: list[Event] = field(default_factory=list)
+    calls: list[list[Any]] = field(default_factory=list)
+    read_attributes: dict[tuple[str, str], tuple[nn.Module, Any, int]] = field(default_factory=dict)
+    written: set[tuple[str, str]] = field(default_factory=set)
+    missing: set[tuple[str, str]] = field(default_factory=set)
+    looked: set[str] = field(default_factory=set)
+    asked: set[int | None] = field(default_factory=set)  # storages of the model's tensors whose type it asked
+    raised: bool = False  # an op has, and forward may have gone on
+    scripted: bool = False  # functions under torch.jit.script ran
+    drew: bool = False  # it drew from a generator of the process
+    drew_python: bool = False  # and that was Python's, `random`
+    disturbed: bool = False  # another thread drew from torch's while forward drew
+    read_size: str = ""  # why a symbolic plan would hold for one batch, should forward go on after it was told
+    output: Any = None
+    stores: list[tuple[str, str, torch.Tensor]] = field(default_factory=list)
+    changed: list[tuple[str, str, Any, Any]] = field(default_factory=list)
+    containers: list[tuple[Any, Any]] = field(default_factory=list)
+    effects: dict[Place, Change] = field(default_factory=dict)  # what it did to containers
+    moved: set[int] = field(default_factory=set)
+    backwards: list[tuple[int, int, str]] = field(default_factory=list)
+    outside: list[Outside] = field(default_factory=list)
+    foreign: set[str] = field(default_factory=set)  # modules that another module's code looked at
+    used: set[str] = field(default_factory=set)  # modules of which anything was read
+    names: set[str] = field(default_factory=set)  # of a real run: those in the code that ran
+    assigned: set[str] = field(default_factory=set)  # of a real run: attributes that the code that ran assigns
+    filled: set[str] = field(default_factory=set)  # and those it reads where it puts something into a container
+    whole: dict[int, Any] = field(default_factory=dict)  # objects of which it may have read any
+    switches: set[str] = field(default_factory=set)  # settings of torch that Python asked for
+    registered: set[tuple[type, str]] = field(default_factory=set)  # found in a registry of a module of this class
+    again: dict[int, torch.Tensor] = field(default_factory=dict)  # by an alias of it, what an op gave back as it was
+
+    def forget_tensors(self) -> None:
+        """Let go of what the ops took and gave."""
+        self.events.clear()
+        self.again.clear()
+        self.effects.clear()

@@ -1,0 +1,152 @@
+"""Guards of the model's own tensors: what a plan relies on beyond their values, which it reads anew at each call."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from itertools import compress
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ariadne.errors import ModuleError, named
+from ariadne.guards.attributes import Attribute
+from ariadne.guards.baseline import Baseline, shown, table_of
+from ariadne.guards.facts import Facts
+from ariadne.plan import TraceNode, TracePlan, Value
+
+
+class Slot(NamedTuple):
+    """Where the model keeps a tensor: `table[steps[-1]]`."""
+
+    table: Any
+    path: str
+    steps: tuple[Any, ...]
+
+    @property
+    def key(self) -> Any:
+        """The last step."""
+        return self.steps[-1]
+
+    @property
+    def place(self) -> tuple[str, Any]:
+        """The module, and its attribute in which the tensor is."""
+        return self.path, self.steps[0]
+
+    def now(self) -> Any:
+        """What stands there; None where nothing does."""
+        try:
+            return self.table[self.key]
+        except (LookupError, AttributeError, TypeError):
+            return None
+
+
+def asks_sizes(plan: TracePlan, baseline: Baseline) -> bool:
+    """Whether forward asked for the size of a tensor of the model's."""
+    return plan.assumption.shapes or baseline.asks_sizes
+
+
+def known_facts(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tuple[Slot, tuple[Any, ...]]]:
+    """The slots of the model's tensors, and the (dtype, device type, shape) of each at capture."""
+    facts: dict[tuple[str, str, tuple[Any, ...]], tuple[Any, ...]] = dict(baseline.facts)
+    for v in plan.values.values():
+        if v.is_state and v.dtype is not None:
+            facts[v.kind, v.origin[0], _steps(v)] = v.dtype, v.device.split(":")[0], v.shape
+    return [(Slot(_table(model, baseline, *key), *key[1:]), values) for key, values in facts.items()]
+
+
+def facts_of_state(
+    plan: TracePlan, model: nn.Module, baseline: Baseline, pairs: Iterable[tuple[Slot, Slot]]
+) -> Facts | None:
+    """What forward asked of the types of the model's tensors; None where it asked for nothing.
+
+    The second slot of each of the tied `pairs` has to hold the tensor of the first, and is left out.
+    """
+    asked = [plan.assumption.dtypes, plan.assumption.dtypes, asks_sizes(plan, baseline)]
+    if not any(asked):
+        return None
+    others = {(id(other.table), other.key) for _, other in pairs}
+    slots = [(s, values) for s, values in known_facts(plan, model, baseline) if (id(s.table), s.key) not in others]
+    return Facts(
+        [*compress(("dtype", "device.type", "shape"), asked)],
+        [(slot.table, slot.key, tuple(compress(values, asked))) for slot, values in slots],
+    )
+
+
+def tied(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tuple[Slot, Slot]]:
+    """Slots that held one and the same tensor at capture, each after the slot that the plan reads."""
+    read = {v.origin for v in plan.values.values() if v.kind in ("parameter", "buffer")}
+    pairs = []
+    for slots in baseline.ties:
+        homes = [Slot(model.get_submodule(path).__dict__[table], path, (name,)) for path, table, name in slots]
+        chosen = next((h for h in homes if (h.path, h.key) in read), None)
+        if chosen is not None:
+            pairs += [(chosen, h) for h in homes if h is not chosen]
+    return pairs
+
+
+class StateGuard:
+    """That the tensors which a suffix reads are tied as they were, and of the sizes that forward asked for.
+
+    For a suffix whose prefix runs elsewhere: what enters a prefix is checked for the whole model, and calls for a new plan. The
+    dtypes and devices of a suffix may be others than the prefix's. What the prefix itself stores does not count. Nor does what the
+    suffix stores, if it follows from sizes, where the prefix ran here, in the state that it found. A suffix whose prefix runs
+    elsewhere must find what it stored to be of the size of capture: that prefix can't see it, and would go on as in the first call.
+    """
+
+    def __init__(self, plan: TracePlan, cut: int, nodes: Iterable[TraceNode], model: nn.Module, baseline: Baseline,
+                 paths: Collection[str]) -> None:  # fmt: skip
+        before = {(s.path, s.name) for s in plan.stores if not s.inside and plan.stored_before(cut, s)}
+        read = {name for node in nodes for name in node.reads}
+        origins = {(v.origin[0], _steps(v)): name in read for name, v in plan.values.items() if v.is_state}
+        sizes = known_facts(plan, model, baseline) if asks_sizes(plan, baseline) else []
+        counting = [
+            (slot, shape)
+            for slot, (_, _, shape) in sizes
+            if origins.get(
+                (slot.path, slot.steps), slot.path in paths
+            )  # or read by none, in modules that are looked at
+        ]
+        alike = plan.stored_from_sizes - before if counting else frozenset()
+        self._sizes = [(slot, shape) for slot, shape in counting if slot.place not in before | alike]
+        self._own = [(slot, shape) for slot, shape in counting if slot.place in alike]
+        pairs = tied(plan, model, baseline)
+        self._pairs = [
+            (one, other)
+            for one, other in pairs
+            if (origins[one.path, one.steps] or other.path in paths) and not before & {one.place, other.place}
+        ]
+        self._facts = Facts(("shape",), [(slot.table, slot.key, (shape,)) for slot, shape in self._sizes])
+
+    def __call__(self, here: bool) -> bool:
+        """Whether all of it holds, for a boundary whose prefix ran `here`, or elsewhere."""
+        for one, other in self._pairs:
+            if one.now() is not other.now():
+                return False
+        if not here and any(getattr(slot.now(), "shape", None) != shape for slot, shape in self._own):
+            return False
+        return not self._sizes or self._facts.hold()
+
+    def explain(self, here: bool) -> None:
+        """Raise `ModuleError` with the first difference."""
+        again = "; undo that, or call prepare_split again"
+        for one, other in self._pairs:
+            if one.now() is not other.now():
+                first, second = (repr(".".join(filter(None, (s.path, s.key)))) for s in (one, other))
+                raise ModuleError(f"{first} and {second} were one tensor at capture, and are two now{again}")
+        for slot, shape in self._sizes if here else (*self._sizes, *self._own):
+            now = getattr(slot.now(), "shape", None)
+            if now != shape:
+                found = "gone" if now is None else list(now)
+                raise ModuleError(
+                    f"the shape of {shown(slot.steps)!r} of {named(slot.path)}, which forward asked for, was {list(shape)} at "
+                    f"capture, now it is {found}{again}"
+                )
+
+
+def _steps(value: Value) -> tuple[Any, ...]:
+    return tuple(Attribute(k[1]) if isinstance(k, tuple) and k[0] == "." else k for k in value.origin[1:])
+
+
+def _table(model: nn.Module, baseline: Baseline, kind: str, path: str, steps: tuple[Any, ...]) -> Any:
+    module = baseline.strays[path] if path in baseline.strays else model.get_submodule(path)
+    return module.__dict__[f"_{kind}s"] if kind in ("parameter", "buffer") else table_of(module, steps)

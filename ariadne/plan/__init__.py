@@ -1,0 +1,74 @@
+"""The plan: a forward as frozen data, the one language that all stages speak.
+
+Nothing flows in: this is the ground of the pipeline. Out go the words that the other rooms are written in. The files,
+in import order::
+
+    strided    copies that keep their strides
+    schema     what an op's schema says of a call
+    expr       sizes as expressions in the batch
+    names      the one owner of names
+    trace      values, ops, output; `check(plan)`; how a plan prints
+    solve      at which batches a question about sizes has a given answer
+    pruning    a plan without ops that nothing can tell from not having run
+"""
+
+from ariadne.plan.expr import FUNCTIONS, Expr
+from ariadne.plan.names import HELPERS, Namespace
+from ariadne.plan.pruning import Groups, prune, reached, without
+from ariadne.plan.schema import WHOLE, bind, tensors_in, written_arguments
+from ariadne.plan.solve import where
+from ariadne.plan.strided import own, storage_of
+from ariadne.plan.trace import (
+    PLAIN,
+    Apart,
+    Assumption,
+    Batches,
+    Dim,
+    ModuleCall,
+    Ref,
+    Region,
+    Store,
+    TraceNode,
+    TracePlan,
+    Value,
+    check,
+    layout,
+    short_dtype,
+    substitute,
+    uses,
+)
+
+__all__ = [
+    "Apart",
+    "Assumption",
+    "Batches",
+    "Dim",
+    "ModuleCall",
+    "PLAIN",
+    "Ref",
+    "Region",
+    "Store",
+    "TraceNode",
+    "TracePlan",
+    "Value",
+    "check",
+    "layout",
+    "short_dtype",
+    "substitute",
+    "uses",
+    "Expr",
+    "FUNCTIONS",
+    "where",
+    "Groups",
+    "prune",
+    "reached",
+    "without",
+    "own",
+    "storage_of",
+    "WHOLE",
+    "bind",
+    "tensors_in",
+    "written_arguments",
+    "HELPERS",
+    "Namespace",
+]

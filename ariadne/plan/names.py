@@ -1,0 +1,31 @@
+"""Names of a plan and of the code that is written from it: valid, unique, and never those of Python or of an op."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+
+from ariadne.plan.expr import FUNCTIONS
+
+HELPERS = frozenset("broken_witness identical same_data own set_grad_enabled autocast".split())  # of generated code
+
+
+class Namespace:
+    """The one owner of names in a plan: valid, unique, and never those of Python or of an op."""
+
+    def __init__(self, reserved: set[str]) -> None:
+        self.taken = reserved | set(keyword.kwlist) | set(dir(builtins)) | set(FUNCTIONS)
+        self.counts: dict[str, int] = {}
+
+    def new(self, wanted: str) -> str:
+        """A fresh name as near to `wanted` as can be."""
+        base = re.sub(r"\W", "_", wanted).lstrip("_") or "value"
+        if base[0].isdigit():
+            base = f"m{base}"
+        name = base
+        while name in self.taken:
+            self.counts[base] = self.counts.get(base, 0) + 1
+            name = f"{base}_{self.counts[base]}"
+        self.taken.add(name)
+        return name

@@ -1,0 +1,17 @@
+"""The runtime: a plan, cut, run and trained.
+
+Plans, candidates and the model flow in; boundaries, outputs, losses and gradients flow out. The files, in import
+order::
+
+    waiting     gradients that wait for the other side's share
+    training    the two functions that train across a cut
+    variant     a plan, cut, with its guards and segments
+    proof       a variant held against the model before it serves
+    split       what a user calls; which plan serves a call
+"""
+
+from ariadne.runtime.proof import AT_FAULT, prove
+from ariadne.runtime.split import RuntimeCacheKey, SplitRuntime
+from ariadne.runtime.variant import Settings
+
+__all__ = ["Settings", "RuntimeCacheKey", "SplitRuntime", "AT_FAULT", "prove"]

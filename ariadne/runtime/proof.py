@@ -1,0 +1,141 @@
+"""Proof: a plan, cut, is held against the model before it serves a call: outputs and gradients, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne import tree
+from ariadne.capture import Captured, Example, Snapshot, is_scripted
+from ariadne.compare import difference
+from ariadne.errors import VerificationError
+from ariadne.plan import TracePlan, own
+from ariadne.runtime.variant import Variant
+from ariadne.runtime.waiting import leaves_of, without_hooks
+
+AT_FAULT = (
+    "Forward may do what no op shows (`t.data = ...`, `apply_`, a generator that it seeds): write that with torch's ops. If "
+    "it does not, gives the same result twice on the same input, and follows nothing outside of itself, such as a variable of an "
+    "enclosing function, this is a bug in Ariadne"
+)
+_ROUNDS = 3  # in which a scripted function must have come to what it stays at, in both
+
+
+def prove(model: nn.Module, variant: Variant, captured: Captured, example: Example, *, trains: bool) -> None:
+    """Raise `VerificationError` unless the variant gives what the model gave while it was captured.
+
+    And, where it `trains`, the gradients that the model has. Both run on inputs like `example`; the model and the generators are
+    left as found.
+    """
+    settings = variant.settings
+    if settings.mode == "compiled":  # in its own rounding: what it is made from is held against the model
+        plain = replace(settings, mode="generated_eager", compile_options=None)
+        plan, candidates, baseline = variant.plan, variant.candidates, captured.baseline
+        variant = Variant(plan, candidates, variant.candidate, model, baseline, plain)
+    for seen in captured.evidence:
+        if seen.batch in captured.plan.batches:
+            _prove_output(model, variant, example, seen.batch, seen.output)
+    if trains:
+        _prove_gradients(model, variant, example)
+
+
+def _rounds(plan: TracePlan) -> int:
+    return _ROUNDS if any(map(is_scripted, plan.nodes)) else 1
+
+
+def _run(
+    run: Callable[..., Any], model: nn.Module, plan: TracePlan, example: Example, batch: int, grad: bool,
+    then: Callable[[Any], Any],
+) -> Any:  # fmt: skip
+    """What `then` makes of one run on inputs of a batch, with everything put back after."""
+    snapshot = Snapshot(model)
+    snapshot.save_written(plan)
+    args, kwargs = tree.unflatten(example.resized(batch), example.spec)
+    try:
+        with torch.set_grad_enabled(grad):
+            return then(run(*args, **kwargs))
+    finally:
+        snapshot.restore(any(node.seeded for node in plan.nodes))
+
+
+def _prove_output(model: nn.Module, variant: Variant, example: Example, batch: int, output: Any) -> None:
+    plan, wrong = variant.plan, None
+    for left in reversed(range(_rounds(plan))):
+        found = _run(variant.joined, model, plan, example, batch, plan.grad_enabled, _detached)
+        wrong = difference(output, found)
+        if not wrong:
+            return
+        if left:
+            output = _run(model, model, plan, example, batch, plan.grad_enabled, _detached)
+    raise VerificationError(
+        f"at batch {batch} the split at {variant.candidate.split_id} differs from the model: {wrong}. {AT_FAULT}"
+    )
+
+
+def _detached(output: Any) -> Any:
+    return tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, output)
+
+
+def _prove_gradients(model: nn.Module, variant: Variant, example: Example) -> None:
+    """Hold which outputs require grad, and the gradients of all parameters, through both halves, against the model's own."""
+    batch, parameters = _trained_at(variant.plan, example), [p for p in model.parameters() if p.requires_grad]
+    wrong = None
+    for _ in range(_rounds(variant.plan)):
+        (wanting, mine), (wants, theirs) = (
+            _run(run, model, variant.plan, example, batch, True, lambda out: _gradients(out, parameters))
+            for run in (model, variant.joined)
+        )
+        unlike = next((at for at in wanting if wanting[at] != wants.get(at)), None)
+        if unlike is not None:
+            one, other = (
+                "one that requires grad" if side.get(unlike) else "one that requires none" for side in (wanting, wants)
+            )
+            raise VerificationError(
+                f"the output{unlike} of the model is {one}, and through the split at {variant.candidate.split_id} {other}: forward "
+                "makes tensors or changes what they require in a way that ops don't show. Keep to torch's own ops, or pass "
+                "trainable=False if it need not train"
+            )
+        wrong = difference(mine, theirs)
+        if not wrong:
+            return
+    raise VerificationError(
+        f"the gradients through the split at {variant.candidate.split_id} differ from the model's at batch {batch}: {wrong}. "
+        "Forward may change gradients in a way that ops don't show (hooks on tensors or graph nodes): move it outside, or pass "
+        "trainable=False if it need not train"
+    )
+
+
+def _gradients(output: Any, parameters: list[nn.Parameter]) -> tuple[dict[str, bool], list[torch.Tensor | None]]:
+    """Which tensors of the output require grad; and what `backward` puts on parameters, of a loss in which each element of the
+    output has a weight of its own. No hook of theirs sees it; a reentrant checkpoint takes nothing but `backward`."""
+    outputs = {at: t for at, t in tree.paths(output) if isinstance(t, torch.Tensor)}
+    wanting = {at: t.requires_grad for at, t in outputs.items()}
+    losses = [
+        (t.float() * torch.arange(t.numel(), device=t.device).view(t.shape).cos()).sum()
+        for t in outputs.values()
+        if t.requires_grad
+    ]
+    if not losses:
+        return wanting, []
+    loss = torch.stack(losses).sum()
+    leaves = list({id(p): p for p in (*parameters, *leaves_of(loss, ()))}.values())
+    before = [leaf.grad for leaf in leaves]
+    try:
+        for leaf in leaves:
+            leaf.grad = None
+        with without_hooks(leaves):
+            loss.backward()
+        return wanting, [p.grad for p in parameters]
+    finally:
+        for leaf, gradient in zip(leaves, before, strict=True):
+            leaf.grad = gradient
+
+
+def _trained_at(plan: TracePlan, example: Example) -> int:
+    """The batch at which gradients are compared: the example's, but above 1 where the plan serves more."""
+    served = plan.batches
+    return next(b for b in (max(2, example.batch), example.batch, *reversed(served.ranges[-1])) if b in served)

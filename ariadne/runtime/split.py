@@ -1,0 +1,694 @@
+"""The runtime: one pair of segments for inference and training, and the plans that they come from."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from types import CellType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne import tree, visualization
+from ariadne.boundary import BoundaryPayload
+from ariadne.capture import Captured, Example, Snapshot
+from ariadne.compiled import CompileReport, SegmentReport, cuda_graphs
+from ariadne.cut import (
+    SIDES,
+    Boundary,
+    CompileOptions,
+    ExecutionMode,
+    SplitCandidate,
+    frontiers,
+    parse_boundary,
+    select,
+    with_trainable,
+)
+from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError, SpecError, TrainingError
+from ariadne.guards import Baseline, explain, follow, is_a, state_types
+from ariadne.halves.save import Cut, save, side_of, slots
+from ariadne.plan import Expr, TracePlan, Value, short_dtype
+from ariadne.runtime import training
+from ariadne.runtime.proof import prove
+from ariadne.runtime.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device, told_apart
+from ariadne.segment import Source
+from ariadne.visualization import Depth, Detail, View
+
+MOST_PLANS = 16
+_is_grad_enabled = torch._C.is_grad_enabled
+_set_grad_enabled = torch._C._set_grad_enabled
+
+
+@dataclass(frozen=True)
+class RuntimeCacheKey:
+    """What a prepared split depends on, the concrete batch left out.
+
+    `non_batch_shapes` and `dtypes` are those of the tensor inputs, in order, the batch by its symbol: `(("B", 3, 224, 224),)`
+    and `("f32",)`. `mode` is the execution mode.
+    """
+
+    plan_signature: str
+    split_id: str
+    mode: str
+    non_batch_shapes: tuple[tuple[int | str, ...], ...]
+    dtypes: tuple[str, ...]
+
+
+class SplitRuntime:
+    """A model split in two: run it, or train it, as prefix, boundary and suffix.
+
+    Made by `prepare_split`. `run_prefix` and `run_suffix` give what the model gives under `torch.no_grad()`;
+    `run_training_prefix`, `train_suffix` and `backward_prefix` what a training step of the whole model gives, bit for bit.
+    Parameters and buffers are read from the model at every call, so optimizer steps, `load_state_dict`, `.to(...)` and
+    replaced parameters are followed. A condition of the capture that no longer holds raises a `GuardError` before anything is
+    computed. It may be used from several threads; boundaries may be in flight in any number.
+
+    >>> runtime = prepare_split(model, (torch.randn(2, 3, 224, 224),), split="after:layer3")
+    >>> runtime
+    SplitRuntime(ResNet, cut:50 after layer3, 50 + 19 ops, 1 value(s) across, 200704 bytes per sample)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Settings,
+        plans: Mapping[TracePlan, tuple[tuple[SplitCandidate, ...], Baseline]],
+        recapture: Callable[[Example, bool, TracePlan | None], Captured],
+        chosen: SplitCandidate | None = None,
+    ) -> None:
+        self.model, self.settings, self._recapture = model, settings, recapture
+        self._lock = threading.RLock()
+        self._plans = dict(plans)
+        self._variants: list[Variant] = []
+        self._dropped: set[tuple[str, str]] = set()  # the keys of variants that made way for others
+        self._reports: list[SegmentReport] = []  # of all plans that there ever were
+        self._by_key: dict[tuple[str, str], list[Variant]] = {}  # they differ in what they rest on
+        for plan, (candidates, baseline) in self._plans.items():
+            self._add(self._cut(plan, candidates, baseline, chosen))
+        self._main = self._variants[0]
+        self._now = {
+            flag: next((v for v in self._variants if v.serves(flag)), Nobody(self._main)) for flag in (False, True)
+        }
+        self._prepared = [v for v in self._variants if v is self._main or v in self._now.values()]  # these stay
+
+    # --- what it is -----------------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> TracePlan:
+        """The plan that was captured when the split was prepared."""
+        return self._main.plan
+
+    trace_plan = plan
+
+    @property
+    def candidate(self) -> SplitCandidate:
+        """The cut that is in use."""
+        return self._main.candidate
+
+    @property
+    def candidates(self) -> tuple[SplitCandidate, ...]:
+        """Every cut of the plan, in order."""
+        return self._main.candidates
+
+    @property
+    def split_id(self) -> str:
+        """The string that names the cut in use."""
+        return self._main.candidate.split_id
+
+    @property
+    def prefix_source(self) -> str:
+        """The prefix as Python source."""
+        source: Source = self._now[self.settings.spec.trainable].prefix_source
+        return source.text
+
+    @property
+    def suffix_source(self) -> str:
+        """The suffix as Python source."""
+        source: Source = self._now[self.settings.spec.trainable].suffix_source
+        return source.text
+
+    @property
+    def cache_key(self) -> RuntimeCacheKey:
+        """What this split depends on; runtimes with equal keys compute the same."""
+        plan = self.plan
+        inputs = [plan.values[name] for _, name in plan.inputs]
+        return RuntimeCacheKey(
+            plan.signature,
+            self.split_id,
+            self.settings.mode,
+            tuple(tuple(d if isinstance(d, int) else d.source for d in v.shape) for v in inputs),
+            tuple(short_dtype(v.dtype) for v in inputs if v.dtype is not None),
+        )
+
+    def prefix_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the prefix reads, each once: for the optimizer that `backward_prefix` steps."""
+        return self._now[True].parameters("prefix")
+
+    def suffix_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the suffix reads, each once: for the optimizer that `train_suffix` steps, save the shared ones."""
+        return self._now[True].parameters("suffix")
+
+    def shared_parameters(self) -> list[nn.Parameter]:
+        """The parameters that both sides read, such as tied embeddings; `backward_prefix` completes their gradients."""
+        return self._now[True].shared()
+
+    def __repr__(self) -> str:
+        c = self.candidate
+        return (
+            f"SplitRuntime({type(self.model).__name__}, {c.split_id}{f' after {c.after}' if c.after else ''}, "
+            f"{c.prefix_ops} + {c.suffix_ops} ops, {len(c.live)} value(s) across, {c.boundary_bytes:.0f} bytes per sample)"
+        )
+
+    def visualize(
+        self,
+        view: View = "trace",
+        outpath: str | os.PathLike[str] | None = None,
+        *,
+        fileformat: str = "svg",
+        return_dot: bool = False,
+        view_detail: Detail = "module",
+        max_module_depth: Depth = "auto",
+        show_operation_targets: bool = False,
+        show_debug_markers: bool = False,
+        show_node_indices: bool = False,
+    ) -> str | Path:
+        """Draw the plan ("trace"), or the plan with the cut in use ("split"), and return the path of the picture.
+
+        With `return_dot` the DOT text is returned instead, which needs no Graphviz; a picture is then drawn only if `outpath`
+        is given. `outpath`: without the ending; None means "trace_graph" or "split_graph" here. `fileformat`: svg, pdf or
+        png, by the Graphviz program; or dot, the text itself.
+
+        `view_detail`: "module" draws each module as one box or, where it is open, as its parts with a line around them;
+        "operation" draws every op. `max_module_depth`: modules that lie that many deep in others are drawn closed; None
+        opens all; "auto" opens, from the largest, as many as can still be read. The `show_…` options add ATen targets; what is
+        written, drawn, aliased and switched, with dtypes, bytes and buffers; and the numbers of the ops.
+
+        Nothing is run or captured for it. Raises `SpecError` for options that have no meaning, and `VisualizationError` where
+        Graphviz is missing or fails; the DOT text is then beside where the picture would be.
+
+        >>> runtime.visualize(view="split", outpath="split_graph", fileformat="svg")
+        PosixPath('split_graph.svg')
+        """
+        return visualization.visualize(
+            self.plan,
+            self.candidate,
+            view=view,
+            outpath=outpath,
+            fileformat=fileformat,
+            return_dot=return_dot,
+            view_detail=view_detail,
+            max_module_depth=max_module_depth,
+            show_operation_targets=show_operation_targets,
+            show_debug_markers=show_debug_markers,
+            show_node_indices=show_node_indices,
+        )
+
+    # --- inference ------------------------------------------------------------------------------------------------
+
+    def run_prefix(self, *args: Any, **kwargs: Any) -> BoundaryPayload:
+        """Run the prefix without gradients; takes what the model's forward takes, in the form that was captured.
+
+        Any batch in `dynamic_batch` will do. Raises `InputError`, for a batch outside of it `BatchError`, and `ModuleError` where
+        the model was changed; then nothing has run. Where the call needs a plan of its own, it is captured now and held against the
+        model, which may raise `CaptureError` and `VerificationError`.
+
+        >>> runtime.run_prefix(torch.randn(8, 3, 224, 224))
+        BoundaryPayload(cut:50, batch 8, layer3_1_relu_call2: [8, 256, 14, 14])
+        """
+        variant = self._now[False]
+        entered = variant.enter(args, kwargs)
+        if entered is None or not variant.prefix_guard():
+            variant, entered = self._enter_anew(args, kwargs, False)
+        enabled = _is_grad_enabled()
+        _set_grad_enabled(False)
+        try:
+            raw = variant.prefix(*entered)
+        except (KeyError, TypeError, AttributeError) as error:
+            variant.refuse_if_gone(error)
+            raise
+        finally:
+            _set_grad_enabled(enabled)
+        boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], variant.candidate.live, raw)
+        if variant.reachable:
+            boundary.hold(variant.reachable)
+        return boundary
+
+    def run_suffix(self, boundary: BoundaryPayload) -> Any:
+        """Run the suffix without gradients; returns what the model returns. The boundary stays as it is.
+
+        Raises `BoundaryError` for a boundary of another split, or one whose values were written into since; `ModuleError` where
+        the model was changed.
+
+        >>> runtime.run_suffix(runtime.run_prefix(torch.randn(8, 3, 224, 224))).shape
+        torch.Size([8, 1000])
+        """
+        variant = self._accept(boundary)
+        if variant.reachable:
+            boundary.refuse_if_written()
+        variant.check_suffix(boundary)
+        enabled = _is_grad_enabled()
+        _set_grad_enabled(False)
+        try:
+            return variant.suffix(boundary.batch, *boundary.raw)
+        except (KeyError, TypeError, AttributeError) as error:
+            variant.refuse_if_gone(error)
+            raise
+        finally:
+            _set_grad_enabled(enabled)
+
+    def save_written(self, snapshot: Snapshot) -> None:
+        """Keep a copy of whatever state running this split may write."""
+        for plan in self._plans:
+            snapshot.save_written(plan)
+            snapshot.note(given.thing for given in plan.given.values())
+            for store in plan.stores:
+                if store.table == "outside":
+                    holder = follow(plan.objects[store.path], store.container)
+                    if store.container or not store.steps:
+                        snapshot.note([holder])
+                    elif is_a(holder, (dict, type, CellType)):  # variables
+                        snapshot.note_variables(holder, store.steps)
+                    else:
+                        snapshot.note([holder])
+
+    def joined(self, *args: Any, **kwargs: Any) -> Any:
+        """Prefix and suffix in one go, in the grad mode of the caller, with one graph through both: as the model would run."""
+        grad = _is_grad_enabled()
+        variant = self._now[grad]
+        entered = variant.enter(args, kwargs)
+        if entered is None or not variant.prefix_guard():
+            variant, entered = self._enter_anew(args, kwargs, grad)
+        try:
+            return variant.suffix(entered[0], *variant.prefix(*entered))
+        except (KeyError, TypeError, AttributeError) as error:
+            variant.refuse_if_gone(error)
+            raise
+
+    def variant_of(self, plan: TracePlan) -> Variant:
+        """The variant of one of its plans."""
+        return next(v for v in self._variants if v.plan is plan)
+
+    def warmup(self, *args: Any, **kwargs: Any) -> None:
+        """Run both sides, so that whatever is compiled or cached on first use is there; the model stays as it is.
+
+        Once, or three times where CUDA graphs are wanted: the first run of a size compiles, the second records.
+
+        >>> runtime.warmup(torch.randn(8, 3, 224, 224))
+        """
+        snapshot = Snapshot(self.model)
+        self.save_written(snapshot)
+        try:
+            for _ in range(3 if self._records() else 1):
+                self.run_suffix(self.run_prefix(*args, **kwargs))
+        finally:
+            snapshot.restore()
+
+    def _records(self) -> bool:
+        """Whether what runs is recorded as CUDA graphs."""
+        return self.settings.mode == "compiled" and cuda_graphs(CompileOptions.parse(self.settings.compile_options))
+
+    def report(self) -> CompileReport:
+        """How the segments run: for mode compiled, what was compiled, loaded, compiled again or left to eager code.
+
+        It has two segments for each plan that was ever made. What is compiled for a further plan of the same model counts as
+        compiled again.
+        """
+        return CompileReport.of(self.settings.mode, self.settings.compile_options, tuple(self._reports))
+
+    # --- training -------------------------------------------------------------------------------------------------
+
+    def run_training_prefix(self, *args: Any, **kwargs: Any) -> BoundaryPayload:
+        """Run the prefix with gradients; the boundary keeps the prefix's graph for `backward_prefix`.
+
+        Raises what `run_prefix` raises, and `TrainingError` under `torch.inference_mode()` or where the cut is `inexact`;
+        and, after the prefix has run, where at this batch or layout a value that the suffix writes into is a view, but was none.
+        """
+        if torch.is_inference_mode_enabled():
+            raise TrainingError(
+                "run_training_prefix was called under torch.inference_mode(), where nothing can be trained; call it outside"
+            )
+        variant = self._now[True]
+        with torch.enable_grad():
+            entered = variant.enter(args, kwargs)
+            if entered is None or not variant.prefix_guard():
+                variant, entered = self._enter_anew(args, kwargs, True)
+            if variant.candidate.inexact:
+                raise TrainingError(
+                    f"a training step across {self.split_id} may differ from the whole model's in the last bits: "
+                    f"{variant.candidate.inexact}. Cut elsewhere; SplitSpec(trainable=True) takes only cuts that train exactly"
+                )
+            try:
+                raw = variant.prefix(*entered)
+            except (KeyError, TypeError, AttributeError) as error:
+                variant.refuse_if_gone(error)
+                raise
+            if variant.copied:
+                variant.refuse_views(raw)
+        carried, requires_grad = training.carried(variant.candidate.live, raw)
+        live = variant.candidate.live
+        boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], live, carried, requires_grad, raw)
+        boundary.hold(variant.reachable)
+        return boundary
+
+    def train_suffix(
+        self,
+        boundary: BoundaryPayload,
+        targets: Any = None,
+        *,
+        loss_fn: Callable[[Any, Any], torch.Tensor],
+        optimizer: torch.optim.Optimizer | None = None,
+        scaler: Any = None,
+    ) -> tuple[torch.Tensor, training.Gradients]:
+        """Run the suffix, `loss_fn(output, targets)` and the backward pass of both.
+
+        With an `optimizer`: its gradients are cleared before, and it steps after; without one, gradients add up. With a
+        `scaler` (`torch.amp.GradScaler`) the loss is scaled, and so are the gradients returned. Returns the loss, and the
+        gradient of each boundary tensor by label, None where none arrived. A gradient has the shape of its tensor.
+
+        Raises `TrainingError` where `optimizer` owns a parameter that the prefix uses too, where the loss is not one element or
+        depends on nothing that requires grad; `ConsumedError` for a boundary that was trained before; and `BoundaryError` as
+        `run_suffix` does.
+
+        >>> boundary = runtime.run_training_prefix(x)
+        >>> loss, gradients = runtime.train_suffix(
+        ...     boundary, targets, loss_fn=F.cross_entropy, optimizer=suffix_optimizer
+        ... )
+        >>> runtime.backward_prefix(boundary, gradients, optimizer=prefix_optimizer)
+        """
+        variant = self._accept(boundary, training=True)
+        boundary.refuse_if_written()
+        variant.check_suffix(boundary)
+        try:
+            return training.train_suffix(
+                variant.suffix,
+                boundary,
+                targets,
+                loss_fn=loss_fn,
+                optimizer=optimizer,
+                scaler=scaler,
+                prefix=variant.parameters("prefix"),
+                suffix_parameters=variant.parameters("suffix"),
+                cast=variant.cast,
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            variant.refuse_if_gone(error)
+            raise
+
+    def backward_prefix(
+        self,
+        boundary: BoundaryPayload,
+        boundary_grads: Mapping[str, torch.Tensor | None],
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        scaler: Any = None,
+    ) -> None:
+        """Take the boundary gradients back through the prefix's graph; nothing is recomputed.
+
+        With an `optimizer`, the gradients of what it owns in the prefix alone are cleared before, and it steps after.
+        `boundary_grads`: by label, each of the shape, dtype and device of its tensor; None, or no entry, where there is none.
+
+        Raises `ConsumedError` for a boundary that was walked back before, and `BoundaryError` for one without a graph (made by
+        `run_prefix`, or read from bytes) and for gradients that are not of this boundary.
+
+        >>> runtime.backward_prefix(boundary, boundary_grads=gradients, optimizer=prefix_optimizer)
+        """
+        if not isinstance(boundary_grads, Mapping):
+            raise BoundaryError(
+                f"boundary_grads is the dict that train_suffix returned; found {type(boundary_grads).__name__}"
+            )
+        variant = self._accept(boundary, training=True)
+        training.backward_prefix(
+            boundary,
+            boundary_grads,
+            optimizer=optimizer,
+            scaler=scaler,
+            suffix_parameters=variant.parameters("suffix") if optimizer is not None else (),
+            shared=[p for p in variant.shared() if p.requires_grad] if optimizer is not None else (),
+        )
+
+    # --- files ----------------------------------------------------------------------------------------------------
+
+    def save(
+        self, path: str | os.PathLike[str], *, side: str, weights: bool = True, examples: Sequence[Any] = ()
+    ) -> None:
+        """Write one side, "prefix" or "suffix", to a safetensors file, which `ariadne.load` reads without the model's code.
+
+        All plans that this runtime has are in the file: those of `prepare_split`, and those that calls needed since; and those that
+        each of `examples` needs, a tuple of positional inputs or a pair of such a tuple and a dict of keywords.
+        Without `weights` the file
+        has the names and types of the tensors alone. The file takes its place when it is whole.
+
+        Raises `SpecError` for another side, `HalfError` for what a file can't hold, `FrontierError` where one side writes what the
+        other reads.
+
+        >>> runtime.save("edge.safetensors", side="prefix")
+        """
+        if side not in SIDES:
+            raise SpecError(f"side is 'prefix' or 'suffix'; found {side!r}")
+        for example in examples:
+            self._cover(example)
+        spec = self.settings.spec
+        save(
+            path,
+            side,
+            self.model,
+            self._cuts(),
+            {"batches": [*spec.batch_range], "trainable": spec.trainable},
+            keep=weights,
+        )
+
+    def prefix_state_dict(self) -> dict[str, torch.Tensor]:
+        """The part of the model's `state_dict()` that the prefix uses: its parameters and buffers, detached, by name.
+
+        >>> torch.save(runtime.prefix_state_dict(), "edge.pt")
+        """
+        return self._state_dict("prefix")
+
+    def suffix_state_dict(self) -> dict[str, torch.Tensor]:
+        """The part of the model's `state_dict()` that the suffix uses: its parameters and buffers, detached, by name."""
+        return self._state_dict("suffix")
+
+    def _state_dict(self, side: str) -> dict[str, torch.Tensor]:
+        cuts = self._cuts()
+        used = {id(slot.tensor) for slot in slots(self.model, [(side_of(cut, side, self.model), cut) for cut in cuts])}
+        return {n: t.detach() for n, t in self.model.state_dict(keep_vars=True).items() if id(t) in used}
+
+    def _cuts(self) -> list[Cut]:
+        """All plans, the first one first, with what their sides know of each other."""
+        if self.plan.apart is not None:
+            raise SpecError(
+                "this is a half already, whose tensors are all its own: copy its file, or take its state_dict()"
+            )
+        variants = (self._main, *(v for v in self._variants if v is not self._main))
+        return [Cut(v.plan, v.candidate, self._plans[v.plan][1], told_apart(v.plan, v.candidate)) for v in variants]
+
+    def _cover(self, example: Any) -> None:
+        """Capture what plans a call with these inputs needs, with and without gradients, as this runtime has them."""
+        args, kwargs = example if len(example) == 2 and isinstance(example[1], dict) else (example, {})
+        for training_now in {v.plan.grad_enabled and v.serves(True) for v in self._variants} | {False}:
+            with torch.set_grad_enabled(training_now):
+                if self._now[training_now].enter(args, kwargs) is None:
+                    self._enter_anew(args, kwargs, training_now)
+
+    # --- cutting elsewhere ----------------------------------------------------------------------------------------
+
+    def resplit(
+        self,
+        boundary: str | SplitCandidate | None = None,
+        *,
+        mode: ExecutionMode | None = None,
+        compile_options: Mapping[str, Any] | None = None,
+    ) -> SplitRuntime:
+        """The same plan, cut elsewhere or run in another way, as a new runtime; nothing is captured again.
+
+        `boundary` is any boundary string, a candidate of this plan, or its `split_id`; None stays at the cut in use. `mode` and
+        `compile_options` are those of `prepare_split`; without them they stay as they are. Raises `SpecError` for a string without
+        meaning, a candidate of another plan or options that don't go with the mode, `FrontierError` where there is no such cut or
+        it is not safe.
+
+        >>> [runtime.resplit(c).split_id for c in runtime.candidates if c.safe][:2]
+        ['cut:1', 'cut:2']
+        >>> runtime.resplit(mode="debug_interpreter").run_suffix(runtime.run_prefix(torch.randn(7, 3, 224, 224))).shape
+        torch.Size([7, 1000])
+        """
+        old = self.settings
+        mode = old.mode if mode is None else mode
+        if compile_options is None and mode == old.mode:
+            compile_options = old.compile_options
+        if isinstance(boundary, SplitCandidate):
+            if boundary.cut > len(self.candidates) or boundary.live != self.candidates[boundary.cut - 1].live:
+                raise SpecError(
+                    f"{boundary.split_id} is not a candidate of this plan; take one from runtime.candidates"
+                )
+            boundary = boundary.split_id
+        parsed = old.boundary if boundary is None else parse_boundary(boundary)
+        trains = partial(_trains, cache(self.model.get_submodule))
+        plans = {p: (with_trainable(p, c, trains), b) for p, (c, b) in self._plans.items()}
+        settings = replace(old, boundary=parsed, mode=mode, compile_options=compile_options)
+        candidates = plans[self.plan][0]
+        here = parse_boundary(self.candidate.split_id) if boundary is None else parsed
+        chosen = select(self.plan, candidates, here, trainable=old.spec.trainable, objective=old.objective)
+        return SplitRuntime(self.model, settings, plans, self._recapture, chosen)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SplitRuntime:
+        model = copy.deepcopy(self.model, memo)
+        again = getattr(self._recapture, "of", None)
+        recapture = again(model) if again is not None else self._recapture
+        place = self.candidates.index(self._main.candidate)
+        plans = {  # tuples of its own tell the boundaries of the copy's prefix from those of this one's
+            p: (tuple(replace(c, live=(*c.live,)) for c in candidates), b.of_copy(model, memo))
+            for p, (candidates, b) in self._plans.items()
+        }
+        return SplitRuntime(model, self.settings, plans, recapture, plans[self.plan][0][place])
+
+    # --- plans and guards -----------------------------------------------------------------------------------------
+
+    def _cut(
+        self,
+        plan: TracePlan,
+        candidates: tuple[SplitCandidate, ...],
+        baseline: Baseline,
+        chosen: SplitCandidate | None = None,
+    ) -> Variant:
+        if chosen is None or chosen not in candidates:
+            chosen = candidates[0] if plan.apart is not None else self._choose(plan, candidates)
+        return Variant(plan, candidates, chosen, self.model, baseline, self.settings)
+
+    def _add(self, variant: Variant) -> None:
+        self._variants.append(variant)
+        self._by_key.setdefault(variant.key, []).append(variant)
+        for report in variant.reports:
+            report.earlier = next((r for r in reversed(self._reports) if r.side == report.side), None)
+        self._reports += variant.reports
+        if len(self._variants) > MOST_PLANS:
+            oldest = next(v for v in self._variants if v not in self._prepared and v not in self._now.values())
+            self._variants.remove(oldest)
+            self._by_key[oldest.key].remove(oldest)
+            self._plans.pop(oldest.plan, None)
+            self._dropped.add(oldest.key)
+
+    def _choose(self, plan: TracePlan, candidates: tuple[SplitCandidate, ...]) -> SplitCandidate:
+        """Where to cut a plan: as asked; a further plan of the same model so that each side keeps its parameters."""
+        trainable, objective = self.settings.spec.trainable, self.settings.objective
+        asked = self.settings.boundary
+        if not self._variants:
+            return select(plan, candidates, asked, trainable=trainable, objective=objective)
+        main = self._variants[0]
+        share = main.candidate.cut / len(main.plan.nodes)
+        alike = [c for c in candidates if c.safe and keeps_sides(plan, c, main.reads)]
+        if asked.kind == "after":
+            try:
+                named = select(plan, candidates, asked, trainable=trainable, objective=objective)
+                alike = [c for c in alike if c.cut == named.cut] or alike
+            except FrontierError:  # this plan has no such cut: take one like it
+                pass
+        if alike:
+            return min(
+                alike, key=lambda c: (c.after != main.candidate.after, abs(c.cut - share * len(plan.nodes)), c.cut)
+            )
+        if plan.grad_enabled and main.plan.grad_enabled:
+            raise FrontierError(
+                "for these inputs forward runs in another way than at capture, and can't be cut there so that each side keeps "
+                "its parameters; prepare a split of its own for them"
+            )
+        near = Boundary("percent", percent=100 * share)
+        return select(plan, candidates, near, trainable=trainable, objective=objective)
+
+    def _enter_anew(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
+    ) -> tuple[Variant, tuple[Any, ...]]:
+        """The plan that serves this call, captured now if none does; or the error that says why none can."""
+        with self._lock:
+            for variant in reversed(self._variants):
+                if not variant.serves(training):
+                    continue
+                entered = variant.enter(args, kwargs)
+                if entered is not None:
+                    if not variant.prefix_guard():
+                        variant.prefix_guard.explain()
+                    if variant not in self._prepared:  # of the others, the one used last goes last
+                        self._variants.remove(variant)
+                        self._variants.append(variant)
+                    self._now[training] = variant
+                    return variant, entered
+            base = self._now[training]
+            for guard in base.guards:
+                if not guard():
+                    guard.explain()
+            lo, hi = self.settings.spec.batch_range
+            if state_types(self.model) == base.moved:
+                explain(base.plan, self.model, args, kwargs, range(lo, hi + 1))
+            mine = (v.plan for v in self._variants if v.serves(training) and v.plan.captured_by == "observed")
+            example = self._example(args, kwargs, base.plan, range(lo, hi + 1))
+            captured = self._recapture(example, training, next(mine, None))
+            plan, candidates = captured.plan, frontiers(captured.plan)
+            variant = self._cut(plan, candidates, captured.baseline)
+            self._prove(variant, captured, example, training)
+            self._add(variant)
+            self._plans[plan] = candidates, captured.baseline
+            entered = variant.enter(args, kwargs)
+            if entered is None:
+                explain(plan, self.model, args, kwargs, range(lo, hi + 1))
+                raise AriadneError("the plan captured for this call does not accept it; please report this as a bug")
+            self._now[training] = variant
+            return variant, entered
+
+    def _prove(self, variant: Variant, captured: Captured, example: Example, trains: bool) -> None:
+        """Hold a plan that was captured for a call against the model, before it serves one."""
+        prove(self.model, variant, captured, example, trains=trains)
+
+    @staticmethod
+    def _example(args: tuple[Any, ...], kwargs: dict[str, Any], plan: TracePlan, batches: range) -> Example:
+        leaves, spec = tree.flatten((args, kwargs))
+        if spec != plan.input_spec:
+            explain(plan, nn.Module(), args, kwargs, batches)
+        batched = tuple(i for i, name in plan.inputs if any(isinstance(d, Expr) for d in plan.values[name].shape))
+        batch = leaves[batched[0]].shape[0]
+        if batch not in batches:
+            raise BatchError(f"batch {batch} lies outside dynamic_batch ({batches.start}, {batches.stop - 1})")
+        return Example(tuple(leaves), spec, batched, batch)
+
+    def _accept(self, boundary: BoundaryPayload, training: bool = False) -> Variant:
+        if not isinstance(boundary, BoundaryPayload):
+            raise BoundaryError(
+                f"a boundary is what run_prefix or run_training_prefix returns; found {type(boundary).__name__}"
+            )
+        key = (boundary.plan_signature, boundary.split_id)
+        variants = self._by_key.get(key)
+        if not variants and key in self._dropped:
+            raise BoundaryError(
+                f"this boundary (batch {boundary.batch}) was made by this split, whose plan for it ({boundary.plan_signature}) was "
+                f"dropped since: inputs came that need more than {MOST_PLANS} plans in all, and the one used longest ago made way. "
+                "Run the prefix again, and the suffix soon after; or prepare a split of its own for each kind of input"
+            )
+        if not variants:
+            raise BoundaryError(
+                f"this boundary was made by another split ({boundary.split_id} of plan {boundary.plan_signature}); this one is "
+                f"{self.split_id} of plan {self.plan.signature}. Run the prefix and the suffix of the same split: in two "
+                "processes prepare both by the same function from the same model, with the same cut, inputs, batch range and "
+                "frozen parameters; and run a batch that gets a plan of its own on both"
+            )
+        variant = variants[-1]
+        if len(variants) > 1:
+            variant = next((v for v in variants if v.made(boundary)), None) or next(
+                (v for v in reversed(variants) if v.suffix_state(False) and not other_device(boundary, v)), variant
+            )
+        if not variant.made(boundary):
+            check_values(boundary, variant)
+        return variant
+
+
+def _trains(module: Callable[[str], nn.Module], value: Value) -> bool:
+    """Whether a parameter of the plan, whose module is found by its path, requires grad now."""
+    path, name = value.origin
+    try:
+        p = module(path)._parameters.get(name)
+    except AttributeError:  # the module is gone, which the guards of the new cut say
+        return False
+    return p is not None and p.requires_grad

@@ -1,0 +1,355 @@
+"""A variant: one plan of a model, cut at one place, with its guards and its two segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne.boundary import BoundaryPayload, sizes_of
+from ariadne.compiled import SegmentReport, compiled
+from ariadne.cut import (
+    MODES,
+    SIDES,
+    Boundary,
+    CompileOptions,
+    ExecutionMode,
+    Objective,
+    SplitCandidate,
+    SplitSpec,
+    parameters_read,
+    parts,
+)
+from ariadne.errors import AriadneError, BoundaryError, GuardError, ModuleError, SpecError, TrainingError, named
+from ariadne.guards import Baseline, ModuleGuard, StateGuard, entrance, switches
+from ariadne.plan import Apart, Expr, Groups, TraceNode, TracePlan, Value, short_dtype, uses
+from ariadne.segment import Interpreter, Source, emit, load
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a runtime was asked to be: kept so that it can cut, capture and copy itself again."""
+
+    spec: SplitSpec
+    boundary: Boundary
+    mode: ExecutionMode
+    objective: Objective | None
+    compile_options: Mapping[str, Any] | None
+
+    def __post_init__(self) -> None:
+        """Raises `SpecError` for a mode that there is not, and for options that don't go with it; they are copied."""
+        if self.mode not in MODES:
+            raise SpecError(f"mode must be one of {', '.join(map(repr, MODES))}; found {self.mode!r}")
+        if self.compile_options is not None and not isinstance(self.compile_options, Mapping):
+            raise SpecError(f"compile_options is a mapping of options of torch.compile; found {self.compile_options!r}")
+        if self.compile_options and self.mode != "compiled":
+            raise SpecError(f"compile_options go with mode='compiled'; the mode here is {self.mode!r}")
+        if self.mode == "compiled":
+            CompileOptions.parse(self.compile_options)
+        if self.compile_options is not None:
+            object.__setattr__(self, "compile_options", dict(self.compile_options))
+
+
+class Absent:
+    """Stands for a side of a cut that is not here: whatever is asked of it raises `SpecError`."""
+
+    def __init__(self, here: str) -> None:
+        self.here, self.there = here, SIDES[here == SIDES[0]]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise SpecError(
+            f"this is the {self.here} alone, and that call needs the {self.there}: load it from its own file, here or where it runs"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return self()
+
+
+class Variant:
+    """One plan, cut: its guards, its segments, and what it assumes. Where the plan holds one side alone, the other is `Absent`."""
+
+    def __init__(self, plan: TracePlan, candidates: tuple[SplitCandidate, ...], candidate: SplitCandidate,
+                 model: nn.Module, baseline: Baseline, settings: Settings) -> None:  # fmt: skip
+        self.plan, self.candidates, self.candidate, self.model = plan, candidates, candidate, model
+        self.settings = settings
+        self.key = (plan.signature, candidate.split_id)
+        self.moved, self.modules = baseline.types, baseline.modules
+        self.parts = {
+            p.name: p for p in parts(plan, (candidate,), SIDES) if plan.apart is None or plan.apart.part == p.name
+        }
+        nobody: Any = Absent(plan.apart.part) if plan.apart is not None else None
+        guards = {p.name: ModuleGuard(plan, range(p.start, p.stop), baseline) for p in self.parts.values()}
+        self.prefix_guard, self.suffix_guard = (guards.get(name, nobody) for name in SIDES)
+        self.enter, self.suffix_state = nobody, nobody
+        try:
+            if "suffix" in guards:
+                nodes, paths = self.parts["suffix"].nodes(plan), guards["suffix"].modules
+                self.suffix_state = StateGuard(plan, candidate.cut, nodes, model, baseline, paths)
+            if "prefix" in guards:
+                self.enter = entrance(plan, model, baseline)
+            sources = {p.name: emit(plan, p, model) for p in self.parts.values()}
+            self.prefix_source, self.suffix_source = (sources.get(name, nobody) for name in SIDES)
+            self.reads = {p.name: parameters_read(plan, p) for p in self.parts.values()}
+            module = cache(model.get_submodule)
+            self._slots = {
+                side: [(module(path)._parameters, key) for path, key in found] for side, found in self.reads.items()
+            }
+        except (AttributeError, LookupError, TypeError):  # a module or a tensor of the plan is gone: say which
+            for guard in guards.values():
+                guard.explain()
+            raise
+        # A compiler makes views of its own; what it computes is near the whole model's, and not the same.
+        copied = candidate.written if settings.mode != "compiled" else ()
+        self.copied = tuple((candidate.live.index(name), name) for name in copied if plan.values[name].differentiable)
+        known = plan.apart or told_apart(plan, candidate)
+        self.cast, self.reachable, self.sized_by_data = known.cast, known.reachable, known.sized_by_data
+        self._shared = [(module(path)._parameters, key) for path, key in known.shared] if plan.apart else None
+        self._switches = switches.readers(plan.assumption.switches)
+        label = f"{candidate.split_id} of {type(model).__name__}"
+        self.reports: list[SegmentReport] = []
+
+        def segment(source: Source) -> Callable[..., Any]:
+            part = self.parts[source.name]
+            if settings.mode == "debug_interpreter":
+                return Interpreter(plan, part, model)
+            if settings.mode == "compiled":
+                self.reports.append(SegmentReport(source.name, candidate.split_id))
+                return compiled(source, plan, part.nodes(plan), label, settings.compile_options, self.reports[-1])
+            return load(source, label)
+
+        segments = {name: segment(source) for name, source in sources.items()}
+        self.prefix, self.suffix = (segments.get(name, nobody) for name in SIDES)
+
+    @property
+    def guards(self) -> list[ModuleGuard]:
+        """The guards of the sides that are here."""
+        return [g for g in (self.prefix_guard, self.suffix_guard) if not isinstance(g, Absent)]
+
+    def serves(self, training: bool) -> bool:
+        """Whether it may be used for training (or for inference, if not `training`).
+
+        A plan captured without gradients does not show where forward switches them off, so it never serves training.
+        """
+        if training and not self.plan.grad_enabled:
+            return False
+        return self.plan.assumption.grad is None or self.plan.assumption.grad == training
+
+    def joined(self, *args: Any, **kwargs: Any) -> Any:
+        """Prefix and suffix in one go, in the grad mode of the caller; raises what a call that it does not serve is told."""
+        entered = self.enter(args, kwargs)
+        if entered is None or not self.prefix_guard():
+            self.prefix_guard.explain()
+            raise AriadneError(
+                "a plan does not accept the inputs that it was captured from; please report this as a bug"
+            )
+        return self.suffix(entered[0], *self.prefix(*entered))
+
+    def check_suffix(self, boundary: BoundaryPayload) -> None:
+        """Raise `ModuleError` where the model is not what the suffix relies on, `GuardError` where a setting of torch is not."""
+        for ask, was in self._switches:
+            if ask() != was:
+                raise GuardError(
+                    f"{switches.changed(self.plan.assumption.switches)}: the suffix was captured under that setting. Run both "
+                    "sides under one, or prepare again"
+                )
+        if not self.suffix_guard():
+            self.suffix_guard.explain()
+        here = self.made(boundary)
+        if not self.suffix_state(here):
+            self.suffix_state.explain(here)
+
+    def refuse_if_gone(self, error: Exception) -> None:
+        """Raise `ModuleError` where a side raised `error` and a tensor that the plan reads is gone.
+
+        To look for each tensor at each call would take as long as all else that is checked, so it shows when it is read.
+        """
+        for value in self.plan.values.values():
+            if value.is_state and len(value.origin) == 2:
+                path, name = value.origin
+                tables = self.modules[path].__dict__ if path in self.modules else {}
+                where = {"parameter": "_parameters", "buffer": "_buffers"}.get(value.kind)
+                if (tables.get(where, {}) if where else tables).get(name) is None:
+                    kinds = {"_parameters": "a parameter", "_buffers": "a buffer", "_modules": "a submodule"}
+                    found = next((k for t, k in kinds.items() if tables.get(t, {}).get(name) is not None), None)
+                    found = "a plain attribute" if found is None and tables.get(name) is not None else found
+                    raise ModuleError(
+                        f"the {value.kind} {name!r} of {named(path)}, which the plan reads, is gone"
+                        f"{f', and {found} stands there now' if found else ''}; undo that, or call prepare_split again. Ops before "
+                        "the one that reads it have run"
+                    ) from error
+
+    def made(self, boundary: BoundaryPayload) -> bool:
+        """Whether the prefix of this very variant made a boundary; it may have come over a wire otherwise."""
+        return boundary.labels is self.candidate.live
+
+    def refuse_views(self, raw: Sequence[Any]) -> None:
+        """Raise `TrainingError` where a value that the suffix writes into is a view, and was none at capture."""
+        for i, name in self.copied:
+            if raw[i]._is_view():
+                raise TrainingError(
+                    f"a training step across {self.candidate.split_id} may differ from the whole model's in the last bits: at this "
+                    f"batch, or with inputs laid out so, {name!r} is a view of another tensor, which it was not at capture, and "
+                    "the suffix writes into it. Cut elsewhere. The prefix has run: what it moves in the model has moved"
+                )
+
+    def parameters(self, side: str) -> list[nn.Parameter]:
+        """The parameters that the ops of one side read now, each once; of a side that is not here, those that it shares."""
+        if side not in self._slots:
+            return self.shared()
+        return _present(self._slots[side])
+
+    def shared(self) -> list[nn.Parameter]:
+        """The parameters that both sides read now, each once, wherever they are kept."""
+        if self._shared is not None:
+            return _present(self._shared)
+        mine = {id(p) for p in self.parameters("prefix")}
+        return [p for p in self.parameters("suffix") if id(p) in mine]
+
+
+def told_apart(plan: TracePlan, candidate: SplitCandidate, part: str = "", first: int = 0) -> Apart:
+    """What a side of a cut has to know of the other, save for the parameters that both read, which only the model shows."""
+    sized = frozenset(
+        (node.args[0].name, node.args[1])
+        for node in plan.nodes
+        if node.is_witness and node.target == "aten.sym_size.int"
+    )
+    cast, reachable = tuple(_cast_twice(plan, candidate)), tuple(_reachable(plan, candidate))
+    return Apart(part, first, plan.signature, (), cast, reachable, sized)
+
+
+def keeps_sides(plan: TracePlan, candidate: SplitCandidate, main: Mapping[str, Mapping[tuple[str, str], None]]) -> bool:
+    """Whether every parameter that another cut of the same model has on one side alone stays on that side."""
+    here = {p.name: parameters_read(plan, p) for p in parts(plan, (candidate,), SIDES)}
+    known = {p for side in main for p in main[side]}
+    return all(p not in known or p in main[side] for side in main for p in here[side])
+
+
+class Nobody(Variant):
+    """Stands where no plan serves yet: it takes no call, so that one is captured; all else is as in the plan at hand."""
+
+    def __init__(self, other: Variant) -> None:
+        self.__dict__.update(other.__dict__)
+        self.enter = lambda args, kwargs: None
+
+
+def _casts(node: TraceNode) -> bool:
+    return node.has_kernel("AutocastCPU") or (node.has_kernel("CompositeImplicitAutograd") and not node.may_alias)
+
+
+def _cast_twice(plan: TracePlan, candidate: SplitCandidate) -> Iterator[str]:
+    """The parameters that autocast may cast for ops on both sides, going by which ops it has kernels for."""
+    sides: list[set[str]] = [set(), set()]
+    for i, node in enumerate(plan.nodes):
+        wanted = [r for r in node.reads if r in plan.values and plan.values[r].kind == "parameter"]
+        if wanted and node.target.startswith("aten.") and not node.region.autocast and _casts(node):
+            sides[i >= candidate.cut].update(wanted)
+    yield from sorted(sides[0] & sides[1])
+
+
+def _reachable(plan: TracePlan, candidate: SplitCandidate) -> Iterator[int]:
+    """The positions of the crossing tensors that may share memory with an input or an output, so that the caller may write."""
+    groups = Groups(plan)
+    ends = {groups.find(n) for n in (*(n for _, n in plan.inputs), *uses(plan.output)) if n in groups.parent}
+    ends -= {groups.find(n) for n, v in plan.values.items() if v.is_state}
+    for i, name in enumerate(candidate.live):
+        if groups.find(name) in ends and plan.values[name].dtype is not None:
+            yield i
+
+
+def _present(slots: list[tuple[dict[str, Any], str]]) -> list[nn.Parameter]:
+    return list({id(p): p for table, key in slots if (p := table.get(key)) is not None}.values())
+
+
+def check_values(boundary: BoundaryPayload, variant: Variant) -> None:
+    """Raise `BoundaryError` unless a boundary from elsewhere holds what the suffix needs, of the right types and sizes."""
+    live = variant.candidate.live
+    if tuple(boundary.labels) != live:
+        raise BoundaryError(
+            f"the boundary holds {', '.join(boundary.labels)}; this split needs {', '.join(live)}. Send the "
+            "one that run_prefix returned"
+        )
+    if boundary.batch not in variant.plan.batches:
+        raise BoundaryError(
+            f"the boundary's batch {boundary.batch} is not one that this plan serves ({variant.plan.batches}); run "
+            "the prefix here at that batch once, which captures a plan for it"
+        )
+    env: dict[str, Any] = {variant.plan.batch_symbol: boundary.batch}
+    for label, value in zip(live, boundary.raw, strict=True):
+        expected = variant.plan.values[label]
+        if expected.kind == "scalar" and isinstance(value, (bool, int, float)):
+            env[label] = value
+    # A plan says the types that it saw; captured inside autocast it runs outside too, and the other way round.
+    floats = {torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)}
+    floats |= {p.dtype for p in variant.model.parameters() if p.is_floating_point()}
+    for label, value in zip(live, boundary.raw, strict=True):
+        expected = variant.plan.values[label]
+        # The suffix itself says where a size that follows data is another than at capture.
+        free = {d for name, d in variant.sized_by_data if name == label}
+        _check_value(label, value, expected, env, floats, variant.plan.captured_by == "symbolic", free)
+    wrong = other_device(boundary, variant)
+    if wrong:
+        raise BoundaryError(wrong)
+
+
+def other_device(boundary: BoundaryPayload, variant: Variant) -> str:
+    """Where a boundary left the device of capture and its suffix is written for that one, what to do; else nothing."""
+    there = {torch.device(v.device).type for label in boundary.labels if (v := variant.plan.values[label]).device}
+    here = {t.device.type for t in boundary.tensors.values()}
+    if here <= there:
+        return ""
+    suffix = variant.plan.nodes[variant.candidate.cut :]
+    written = {a for n in suffix for a in (*n.args, *(v for _, v in n.kwargs)) if isinstance(a, torch.device)}
+    types = {device.type for device in written} | {kind for n in suffix for kind, *_ in n.region.autocast}
+    if not types & (there - here):
+        return ""
+    return (
+        f"the boundary is on {', '.join(sorted(here))}, and this suffix makes tensors or switches autocast on "
+        f"{', '.join(sorted(there))}, where it was prepared. Read it there, from_bytes(data, device={min(there)!r}); or, where "
+        "this half was moved, prepare it anew"
+    )
+
+
+def _check_value(
+    label: str,
+    value: Any,
+    expected: Value,
+    env: Mapping[str, Any],
+    floats: set[torch.dtype],
+    proven: bool,
+    free: set[int],
+) -> None:
+    if expected.kind == "sequence":
+        if not (isinstance(value, (list, tuple)) and all(isinstance(v, torch.Tensor) for v in value)):
+            raise BoundaryError(f"{label!r} must be a sequence of tensors; found {type(value).__name__}")
+    elif expected.kind == "scalar":
+        if not isinstance(value, (bool, int, float)):
+            raise BoundaryError(f"{label!r} must be a number; found {type(value).__name__}")
+    elif expected.is_nested:
+        if not (isinstance(value, torch.Tensor) and value.is_nested):
+            raise BoundaryError(f"{label!r} must be a nested tensor; found {type(value).__name__}")
+    elif expected.dtype is not None:
+        if not isinstance(value, torch.Tensor):
+            raise BoundaryError(f"{label!r} must be a tensor {expected.describe()}; found {type(value).__name__}")
+        sizes = [
+            d if isinstance(d, int) else d.evaluate(env) if d.names <= env.keys() else None for d in expected.shape
+        ]
+        kinds = {expected.dtype}
+        if expected.dtype.is_floating_point:
+            kinds |= floats
+        if not proven:  # what a real run showed may follow its data, as the steps of a packed sequence do
+            plain = [isinstance(d, Expr) and d.source.isidentifier() for d in expected.shape]  # not one fitted to runs
+            sizes = [size if held else None for held, size in zip(plain, sizes, strict=True)]
+        sizes = [None if i in free else size for i, size in enumerate(sizes)]
+        wrong = (
+            value.is_nested
+            or len(sizes) != value.dim()
+            or any(s is not None and s != n for s, n in zip(sizes, value.shape, strict=False))
+        )
+        if wrong or value.dtype not in kinds:
+            raise BoundaryError(
+                f"{label!r} must be {expected.describe()}, here {sizes}; found {short_dtype(value.dtype)}{sizes_of(value)}"
+            )

@@ -1,0 +1,299 @@
+"""Code generation: one side of a cut becomes straight-line Python, and the objects that it names."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne import tree
+from ariadne.cut import Part
+from ariadne.errors import WitnessError
+from ariadne.guards import Attribute
+from ariadne.plan import (
+    FUNCTIONS,
+    HELPERS,
+    PLAIN,
+    WHOLE,
+    Expr,
+    Namespace,
+    Ref,
+    Region,
+    Store,
+    TraceNode,
+    TracePlan,
+    Value,
+    own,
+    uses,
+)
+from ariadne.segment.bindings import Binder, Binding
+
+
+@dataclass(frozen=True)
+class Source:
+    """A function as text, and the objects that its text names.
+
+    The function takes the batch, then the values named in `parameters`, and returns the tuple of `returns` (the prefix)
+    or the model's output (the suffix).
+    """
+
+    name: str
+    text: str
+    namespace: Mapping[str, Any]
+    parameters: tuple[str, ...]
+    returns: tuple[str, ...]
+
+
+def emit(plan: TracePlan, part: Part, model: nn.Module) -> Source:
+    """The source of one part of a plan."""
+    return _Writer(plan, model).write(part)
+
+
+def broken_witness(found: Any, expected: Any, target: str, module: str) -> WitnessError:
+    """The error for a number that Python read out of a tensor at capture and that has changed."""
+    return WitnessError(
+        f"the model's Python reads a value out of a tensor ({target} in {module or 'the model itself'}) and goes on from "
+        f"there: at capture it was {expected!r}, now it is {found!r}. What was captured holds only for {expected!r}; "
+        "call prepare_split again with inputs that take the new path"
+    )
+
+
+def same_data(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors hold the same numbers, wherever they are."""
+    return a.shape == b.shape and bool(torch.equal(a.detach().to(b.device), b))
+
+
+class _Writer:
+    def __init__(self, plan: TracePlan, model: nn.Module) -> None:
+        self.plan = plan
+        self.submodule = functools.cache(model.get_submodule)
+        self.namespace: dict[str, Any] = {}
+        self.names = Namespace(set(plan.values) | {plan.batch_symbol} | HELPERS)
+        self.binder = Binder(plan)
+        self.bound: dict[Any, str] = {}
+        self.lines: list[str] = []
+        self.handed_in = ""  # the name of (args, kwargs), where something is put into what they hold
+
+    def use(self, thing: Any, wanted: str, key: Any = None) -> str:
+        """The name under which the source reaches an object."""
+        key = ("id", id(thing)) if key is None else key
+        if key not in self.bound:
+            self.bound[key] = self.names.new(wanted)
+            self.namespace[self.bound[key]] = thing
+        return self.bound[key]
+
+    def write(self, part: Part) -> Source:
+        nodes, parameters, final, stores = (
+            part.nodes(self.plan),
+            part.takes,
+            part.final(self.plan),
+            part.stores(self.plan),
+        )
+        kept = set(final) | {name for store in stores for name in uses(store.atoms)}
+        made_here = set(parameters) | {n for node in nodes for n in node.outputs}
+        last: dict[str, int] = {}
+        for i, node in enumerate(nodes):
+            for name in (*node.reads, *node.outputs):
+                if name in made_here:
+                    last[name] = i
+        symbol = self.plan.batch_symbol
+        if part.start == 0 and self.plan.keeps_inputs:
+            self.handed_in = self.names.new("handed_in")
+            parameters = (*parameters, self.handed_in)
+        head = f"def {part.name}({', '.join((symbol, *parameters))}):"
+        body: list[tuple[Region, str]] = []
+        for name in part.written:
+            body.append((PLAIN, f"{name} = own({name})  # the {part.name} writes into it; the boundary keeps its own"))
+        dead = [n for n in parameters if n not in last and n not in kept and n != self.handed_in]
+        if dead and nodes:
+            body.append((PLAIN, f"del {', '.join(dead)}"))
+        for i, node in enumerate(nodes):
+            for line in self._node(node):
+                body.append((node.region, line))
+            gone = [n for n in dict.fromkeys((*node.reads, *node.outputs)) if last.get(n) == i and n not in kept]
+            if gone:
+                body.append((node.region, f"del {', '.join(gone)}"))
+        for store in stores:
+            if store.inside:
+                body.append((PLAIN, self._put(store)))
+                continue
+            module, letter = self.submodule(store.path), "b" if store.table == "_buffers" else "a"
+            holder = module.__dict__ if letter == "a" else module._buffers
+            table = self.use(holder, f"{letter}_{store.path or 'model'}", (letter, store.path))
+            body.append((PLAIN, f"{table}[{store.name!r}] = {self._nested(store.spec, store.atoms)}"))
+        if part.gives is not None:
+            body.append((PLAIN, f"return ({''.join(f'{n}, ' for n in part.gives)})"))
+        else:
+            body.append((PLAIN, f"return {self._nested(self.plan.output_spec, self.plan.output)}"))
+        lines = [head, *self._regions(body)]
+        self.namespace.update(broken_witness=broken_witness, identical=tree.identical, same_data=same_data, own=own)
+        self.namespace.update(FUNCTIONS)
+        return Source(part.name, "\n".join(lines) + "\n", self.namespace, parameters, part.gives or ())
+
+    def _put(self, store: Store) -> str:
+        """The statement that puts something into a container."""
+        if store.table == "input":
+            text = self.handed_in
+        elif store.table == "held":
+            text = self.use(self.submodule(store.path).__dict__, f"a_{store.path or 'model'}", ("a", store.path))
+        else:
+            text = self.use(self.plan.objects[store.path], "outside", ("outside", store.path))
+        *steps, last = store.steps if store.how in ("set", "remove", "grow") else (*store.steps, None)
+        text += "".join(f".{step}" if isinstance(step, Attribute) else f"[{self._atom(step)}]" for step in steps)
+        value = self._nested(store.spec, store.atoms)
+        if store.how == "set":
+            return (
+                f"{text}.{last} = {value}" if isinstance(last, Attribute) else f"{text}[{self._atom(last)}] = {value}"
+            )
+        if store.how == "remove":
+            return f"{text}.pop({self._atom(last)}, None)"
+        if store.how == "grow":
+            return f"{text}.setdefault({self._atom(last)}, []).extend({value})"
+        return f"{text}.extend({value})" if store.how == "append" else f"{text}.clear(); {text}.extend({value})"
+
+    def _regions(self, body: Sequence[tuple[Region, str]]) -> list[str]:
+        lines, current = [], PLAIN
+        for region, line in body:
+            if region != current:
+                if region != PLAIN:
+                    managers = []
+                    if region.grad is not None:
+                        name = self.use(torch.set_grad_enabled, "set_grad_enabled", "grad")
+                        managers.append(f"{name}({region.grad})")
+                    for device, enabled, dtype, cache in region.autocast:
+                        name = self.use(torch.autocast, "autocast", "autocast")
+                        managers.append(
+                            f"{name}({device!r}, {self._constant(dtype)}, enabled={enabled}, cache_enabled={cache})"
+                        )
+                    lines.append(f"    with {', '.join(managers)}:")
+                current = region
+            lines.append(f"    {'    ' if current != PLAIN else ''}{line}")
+        return lines
+
+    def _node(self, node: TraceNode) -> list[str]:
+        if node.target == WHOLE:
+            taken, known = (self._atom(a) for a in node.args)
+            broken = f"broken_witness('other data', 'the same data', 'tolist or numpy', {node.module!r})"
+            return [f"if not same_data({taken}, {known}): raise {broken}"]
+        call = self._call(node)
+        comment = f"  # {node.module}" if node.module else ""
+        if not node.outputs:
+            return [call + comment]
+        targets = ", ".join(node.outputs) + ("," if node.unpack and len(node.outputs) == 1 else "")
+        lines = [f"{targets} = {call}{comment}"]
+        if node.is_witness:
+            expected = self._atom(node.witness)
+            name = node.outputs[0]
+            differs = (
+                f"not identical({name}, {expected})" if isinstance(node.witness, float) else f"{name} != {expected}"
+            )
+            asked = node.target
+            if asked == "aten.sym_size.int":
+                maker = self.plan.definitions.get(node.args[0].name)
+                asked = f"size {node.args[1]} of {self.plan.node(node.args[0].name).target if maker is not None else 'an input'}"
+            lines.append(f"if {differs}: raise broken_witness({name}, {expected}, {asked!r}, {node.module!r})")
+        return lines
+
+    def _call(self, node: TraceNode) -> str:
+        if node.target.startswith("python."):
+            function, *args = node.args
+            return f"{self._atom(function)}({', '.join(self._atom(a) for a in args)})"
+        if node.target == "aten.sym_size.int":
+            return f"{self._atom(node.args[0])}.shape[{node.args[1]}]"
+        binding = self.binder.find(node)
+        keywords = [f"{k}={self._atom(v)}" for k, v in node.kwargs]
+        args = [self._atom(a) for a in node.args]
+        if binding.style == "index":
+            return f"{args[0]}[{self._subscript(node, binding, args)}]"
+        if binding.style == "method":
+            return f"{args[0]}.{binding.name}({', '.join(args[1:] + keywords)})"
+        return f"{self.use(binding.function, binding.name)}({', '.join(args + keywords)})"
+
+    @staticmethod
+    def _subscript(node: TraceNode, binding: Binding, args: list[str]) -> str:
+        dim = node.args[1] if len(node.args) > 1 else 0
+        start, stop, step = ([*args[2:5]] + ["None"] * 3)[:3]
+        part = ":".join("" if b == "None" else b for b in ((start, stop) if step == "None" else (start, stop, step)))
+        return ", ".join([":"] * dim + [part or ":"])
+
+    def _atom(self, atom: Any) -> str:
+        if isinstance(atom, Ref):
+            value = self.plan.values[atom.name]
+            at_hand = value.is_state or value.kind == "constant" or atom.name in self.plan.objects
+            text = self._state(value) if at_hand else atom.name
+            return text if atom.item is None else f"{text}[{atom.item}]"
+        if isinstance(atom, Expr):
+            return atom.source if atom.source.isidentifier() else f"({atom.source})"
+        if type(atom) is tuple:
+            return f"({', '.join(self._atom(a) for a in atom)}{',' if len(atom) == 1 else ''})"
+        return self._constant(atom)
+
+    def _state(self, value: Value) -> str:
+        """How the source reads a tensor or an object that is at hand on both sides."""
+        if value.name in self.plan.objects:
+            return self.use(self.plan.objects[value.name], value.name, ("object", value.name))
+        if value.kind == "constant":
+            return self.use(self.plan.constants[value.name], value.name, ("constant", value.name))
+        path, *keys = value.origin
+        module = self.submodule(path)
+        table, letter = {
+            "parameter": (module._parameters, "p"),
+            "buffer": (module._buffers, "b"),
+            "attribute": (module.__dict__, "a"),
+        }[value.kind]
+        name = self.use(table, f"{letter}_{path or 'model'}", (letter, path))
+        return name + "".join(f".{k[1]}" if isinstance(k, tuple) and k[0] == "." else f"[{k!r}]" for k in keys)
+
+    def _constant(self, value: Any) -> str:
+        if value is None or isinstance(value, (bool, str)) or type(value) is int:
+            return repr(value)
+        if isinstance(value, float):
+            return (
+                repr(value)
+                if math.isfinite(value)
+                else self.use(value, repr(value).replace("-", "minus_"), repr(value))
+            )
+        if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+            return self.use(value, str(value).removeprefix("torch."), ("torch", str(value)))
+        if isinstance(value, torch.device):
+            return self.use(value, str(value).replace(":", "_"), ("device", str(value)))
+        return self.use(value, type(value).__name__)
+
+    def _nested(self, spec: tree.Spec, atoms: tuple[Any, ...]) -> str:
+        leaves = iter([self._atom(a) for a in atoms])
+
+        def walk(spec: tree.Spec) -> str:
+            if spec.kind == tree.LEAF:
+                return next(leaves)
+            inner = [walk(c) for c in spec.children]
+            if spec.kind == "list":
+                return f"[{', '.join(inner)}]"
+            if spec.kind == "tuple":
+                return f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
+            if spec.kind == "dict" and all(isinstance(k, (str, int, bool)) for k in spec.keys):
+                return "{" + ", ".join(f"{k!r}: {v}" for k, v in zip(spec.keys, inner, strict=True)) + "}"
+            cls = spec.cls
+            assert cls is not None
+            if spec.kind == "fields" and all(str(k).isidentifier() for k in spec.keys):
+                named = (f"{k}={v}" for k, v in zip(spec.keys, inner, strict=True))
+                return f"{self.use(cls, cls.__name__)}({', '.join(named)})"
+            if spec.kind == "namedtuple":
+                return f"{self.use(cls, cls.__name__)}({', '.join(inner)})"
+            level = replace(spec, children=())
+            build = self.use(_Rebuild(level), f"rebuild_{cls.__name__}")
+            return f"{build}(({', '.join(inner)}{',' if len(inner) == 1 else ''}))"
+
+        return walk(spec)
+
+
+@dataclass(frozen=True)
+class _Rebuild:
+    spec: tree.Spec
+
+    def __call__(self, children: tuple[Any, ...]) -> Any:
+        return tree.build(self.spec, children)

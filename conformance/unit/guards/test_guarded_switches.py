@@ -1,0 +1,186 @@
+"""Settings of torch that forward asks for are guarded: where one stands otherwise, the call follows the model with another plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.backends import mha
+
+from ariadne import SplitRuntime, prepare_split
+from ariadne.errors import GuardError
+from ariadne.guards import SWITCHES
+from conformance.unit.trap_kit import numbers
+
+get_num_threads = torch.get_num_threads
+
+
+@contextmanager
+def with_setting(put: Callable[[Any], Any], to: Any, back: Any) -> Iterator[None]:
+    put(to)
+    try:
+        yield
+    finally:
+        put(back)
+
+
+class Asks(nn.Module):
+    def __init__(self, asks: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.asks = nn.Linear(4, 4), nn.Linear(4, 2), asks
+        self.float()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.asks(self.first(x)).to(torch.float32))
+
+
+def split_of(asks: Callable[[torch.Tensor], torch.Tensor], cut: str = "after:first") -> SplitRuntime:
+    return prepare_split(Asks(asks).eval(), (numbers(2, 4).float(),), split=cut)
+
+
+def agree(runtime: SplitRuntime) -> None:
+    x = numbers(3, 4).float()
+    with torch.no_grad():
+        expected = runtime.model(x)
+    found = runtime.run_suffix(runtime.run_prefix(x))
+    assert found.dtype is expected.dtype
+    assert torch.equal(found, expected)
+
+
+THIRD = 1 / 3
+Setting = Callable[[], AbstractContextManager[Any]]
+
+
+def double() -> AbstractContextManager[Any]:
+    return with_setting(torch.set_default_dtype, torch.float64, torch.float32)
+
+
+def deterministic() -> AbstractContextManager[Any]:
+    return with_setting(lambda on: torch.use_deterministic_algorithms(on, warn_only=True), True, False)
+
+
+def threads() -> AbstractContextManager[Any]:
+    now = torch.get_num_threads()
+    return with_setting(torch.set_num_threads, now + 1, now)
+
+
+def backend(owner: Any, name: str, to: Any) -> Setting:
+    return lambda: with_setting(lambda value: setattr(owner, name, value), to, getattr(owner, name))
+
+
+ASKED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Setting]] = {
+    "inference mode": (lambda x: x * (3 if torch.is_inference_mode_enabled() else 2), torch.inference_mode),
+    "inference mode, by a name of C's": (lambda x: x * (3 if torch._C.is_inference_mode_enabled() else 2), torch.inference_mode),
+    "the default dtype": (lambda x: x.to(torch.get_default_dtype()) * 1.1, double),
+    "the default dtype, by numbers": (lambda x: x * torch.tensor([THIRD]), double),
+    "the default dtype, by a list": (lambda x: x * torch.as_tensor([THIRD, 1.0, 2.0, 3.0]), double),
+    "the default dtype, by a factory": (lambda x: x * torch.full((4,), THIRD), double),
+    "the default dtype, by a range": (lambda x: x * torch.linspace(0, 1, 4), double),
+    "the default dtype, by the dtype of what was made": (
+        lambda x: x * (3 if torch.ones(1).dtype is torch.float64 else 2), double
+    ),
+    "deterministic algorithms": (lambda x: x * (3 if torch.are_deterministic_algorithms_enabled() else 2), deterministic),
+    "deterministic algorithms, by the level": (lambda x: x * (1 + torch.get_deterministic_debug_mode()), deterministic),
+    "threads": (lambda x: x * torch.get_num_threads(), threads),
+    "threads, by a name of its own": (lambda x: x * get_num_threads(), threads),
+    "a backend's flag": (
+        lambda x: x * (3 if torch.backends.mkldnn.enabled else 2), lambda: torch.backends.mkldnn.flags(enabled=False)
+    ),
+    "another backend's flag": (
+        lambda x: x * (3 if torch.backends.cudnn.deterministic else 2), backend(torch.backends.cudnn, "deterministic", True)
+    ),
+    "a kernel of attention": (
+        lambda x: x * (3 if torch.backends.cuda.flash_sdp_enabled() else 2),
+        lambda: with_setting(torch.backends.cuda.enable_flash_sdp, False, True)
+    ),
+    "the precision of products": (
+        lambda x: x * (2 if torch.get_float32_matmul_precision() == "highest" else 3),
+        lambda: with_setting(torch.set_float32_matmul_precision, "high", "highest")
+    ),
+    "the fast path": (
+        lambda x: x * (3 if mha.get_fastpath_enabled() else 2), lambda: with_setting(mha.set_fastpath_enabled, False, True)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(ASKED))
+def test_a_setting_that_forward_asks_for_is_followed(name: str) -> None:
+    asks, setting = ASKED[name]
+    runtime = split_of(asks)
+    agree(runtime)
+    for _ in range(2):
+        with setting():
+            agree(runtime)
+        agree(runtime)
+    assert len(runtime._variants) == 2
+
+
+@pytest.mark.parametrize("name", sorted(ASKED))
+def test_a_split_that_is_prepared_under_a_setting_is_right_without_it(name: str) -> None:
+    asks, setting = ASKED[name]
+    with setting():
+        runtime = split_of(asks)
+        agree(runtime)
+    agree(runtime)
+    with setting():
+        agree(runtime)
+
+
+@pytest.mark.parametrize("name", sorted(ASKED))
+def test_a_suffix_under_another_setting_than_its_prefix_is_an_error(name: str) -> None:
+    asks, setting = ASKED[name]
+    runtime = split_of(asks)
+    boundary = runtime.run_prefix(numbers(3, 4).float())
+    with setting(), pytest.raises(GuardError, match=r"was .* at capture, now it is .*prepare again"):
+        runtime.run_suffix(boundary)
+    runtime.run_suffix(boundary)
+
+
+def test_settings_that_forward_does_not_ask_for_call_for_no_other_plan() -> None:
+    runtime = split_of(lambda x: x * 2)
+    for setting in (torch.inference_mode, deterministic, threads, backend(torch.backends.cudnn, "deterministic", True)):
+        with setting():
+            agree(runtime)
+    assert len(runtime._variants) == 1
+
+
+def test_the_fast_path_of_a_transformer_is_followed() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    model = nn.Sequential(nn.Linear(8, 8), layer, nn.Linear(8, 2)).eval()
+    runtime = prepare_split(model, (numbers(2, 3, 8),), split="after:0")
+    x = numbers(3, 3, 8)
+    for setting in (nullcontext, lambda: with_setting(mha.set_fastpath_enabled, False, True)):
+        with setting():
+            with torch.no_grad():
+                expected = model(x)
+            assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), expected)
+    with with_setting(mha.set_fastpath_enabled, False, True):
+        assert "transformer_encoder_layer_fwd" not in str(runtime._now[False].plan)
+
+
+def test_training_follows_the_default_dtype() -> None:
+    runtime = split_of(lambda x: x * torch.tensor([THIRD]))
+    twin = Asks(runtime.model.asks)
+    twin.load_state_dict(runtime.model.state_dict())
+    for setting in (nullcontext, double):
+        with setting():
+            runtime.model.zero_grad()
+            twin.zero_grad()
+            boundary = runtime.run_training_prefix(numbers(3, 4).float())
+            _, gradients = runtime.train_suffix(boundary, loss_fn=lambda output, _: output.sum())
+            runtime.backward_prefix(boundary, gradients)
+            twin(numbers(3, 4).float()).sum().backward()
+        for one, other in zip(runtime.model.parameters(), twin.parameters(), strict=True):
+            assert torch.equal(one.grad, other.grad)
+
+
+def test_every_switch_can_be_asked_and_none_has_a_name_twice() -> None:
+    assert len({id(ask) for ask in SWITCHES.values()}) == len(SWITCHES)
+    for ask in SWITCHES.values():
+        ask()

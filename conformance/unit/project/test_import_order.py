@@ -1,0 +1,180 @@
+"""Imports go one way: in the order that the package docstrings state, and to nothing heavier than capturing needs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ariadne
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGE = ROOT / "ariadne"
+ORDERED = ("ariadne", "ariadne.cli", "ariadne.visualization")
+HEAVY = ("torch._dynamo", "torch._inductor", "triton")
+
+
+def folder(package: str) -> Path:
+    return ROOT.joinpath(*package.split("."))
+
+
+def stated(package: str) -> list[str]:
+    """The modules of a package in the order of its docstring: the words before the wide gap of each indented line."""
+    docstring = ast.get_docstring(ast.parse((folder(package) / "__init__.py").read_text())) or ""
+    table = docstring.partition("::\n")[2]
+    lines = re.findall(r"^ {4}([a-z_]+(?:, [a-z_]+)*) {2,}\S", table, re.MULTILINE)
+    return [name for line in lines for name in line.split(", ")]
+
+
+def present(package: str) -> set[str]:
+    """The modules and packages that lie in a package's folder."""
+    inside = folder(package).iterdir()
+    names = {
+        p.stem if p.suffix == ".py" else p.name for p in inside if p.suffix == ".py" or (p / "__init__.py").exists()
+    }
+    return {name for name in names if not name.startswith("__")}
+
+
+def imported(source: str) -> list[str]:
+    """What a module imports, inside functions too; `from a.b import c` counts as `a.b.c`."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names]
+    return found
+
+
+def backward(package: str, module: str, source: str) -> list[str]:
+    """The imports of a module, or of a file within it, that go to its own package or to what stands at or after it."""
+    order = stated(package)
+    earlier = (
+        order[: order.index(module)] if module in order else order
+    )  # one that is not stated fails a test of its own
+    wrong = []
+    for name in imported(source):
+        inside = name.removeprefix(f"{package}.").split(".")[0]
+        if name.startswith(f"{package}.{module}."):
+            continue  # among the files of one package; their own order is held beside this
+        if name == package or (name.startswith(f"{package}.") and inside not in earlier):
+            wrong.append(name)
+    return wrong
+
+
+def foreign(source: str) -> list[str]:
+    """The imports from anywhere but Python, torch, safetensors and Ariadne."""
+    known = {*sys.stdlib_module_names, "torch", "safetensors", "ariadne"}
+    return [n for n in imported(source) if n.split(".")[0] not in known]
+
+
+SOURCES = {
+    path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): path.read_text()
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+
+
+@pytest.mark.parametrize("package", ORDERED)
+def test_the_docstring_of_a_package_names_each_of_its_modules_once(package: str) -> None:
+    assert sorted(stated(package)) == sorted(present(package))
+
+
+def test_the_architecture_page_has_a_line_for_each_module_in_import_order() -> None:
+    table = (ROOT / "docs/architecture.md").read_text().partition("| module |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == stated("ariadne")
+
+
+@pytest.mark.parametrize("package", ORDERED)
+def test_nothing_imports_backwards(package: str) -> None:
+    found = {}
+    for path, source in SOURCES.items():
+        module = path.removeprefix(f"{package}.").split(".")[0]
+        if path.startswith(f"{package}.") and not module.startswith("__"):
+            wrong = backward(package, module, source)
+            if wrong:
+                found[path] = wrong
+    assert not found
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_the_runtime_imports_python_torch_safetensors_and_itself_only(path: str) -> None:
+    assert not foreign(SOURCES[path])
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "line", "wrong"),
+    [
+        ("ariadne", "plan", "from ariadne.capture.ways import capture", "ariadne.capture.ways.capture"),
+        ("ariadne", "plan", "def f():\n    from ariadne import runtime", "ariadne.runtime.split"),
+        ("ariadne", "check", "import ariadne.cli.output", "ariadne.cli.output"),
+        ("ariadne", "prepare", "from ariadne import SplitSpec", "ariadne.SplitSpec"),
+        ("ariadne", "prepare", "import ariadne", "ariadne"),
+        ("ariadne.cli", "options", "from ariadne.cli.entry import main", "ariadne.cli.entry.main"),
+        ("ariadne.visualization", "fold", "from ariadne.visualization import page", "ariadne.visualization.page"),
+    ],
+)
+def test_a_planted_backward_import_is_noticed(package: str, module: str, line: str, wrong: str) -> None:
+    assert backward(package, module, line) == [wrong]
+
+
+@pytest.mark.parametrize(
+    "name", ["model_zoo", "conformance.suite.cases", "benchmarks", "reports", "ultralytics", "numpy"]
+)
+def test_a_planted_import_of_what_is_in_no_wheel_is_noticed(name: str) -> None:
+    assert foreign(f"import torch, os\ndef f():\n    import {name}") == [name]
+
+
+def loaded(code: str) -> set[str]:
+    """The modules that a fresh process holds after some code."""
+    report = f"{code}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    command = [sys.executable, "-c", report]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=280)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_importing_ariadne_loads_nothing_and_reading_a_boundary_nothing_but_torch() -> None:
+    own = loaded("import ariadne")
+    assert not [name for name in own if name.startswith(("torch", "sympy", "ariadne."))]
+    beyond = loaded("from ariadne import BoundaryPayload, ReplayBoundary, AriadneError") - loaded("import torch")
+    assert {name.split(".")[0] for name in beyond} - sys.stdlib_module_names <= {"ariadne", "torch"}
+    assert not [name for name in beyond if name.startswith((*HEAVY, "torch.fx"))]
+
+
+def test_importing_what_captures_loads_no_compiler_and_no_package_but_those_that_hold_sizes() -> None:
+    own = loaded("from ariadne import prepare_split") - loaded("import torch")
+    assert not [name for name in own if name.startswith(HEAVY)]
+    # torch's symbolic sizes are sympy's expressions, and every capture asks for them.
+    # Python's own, too, whose name says what it was built for, and so is not in the list.
+    found = {name.split(".")[0] for name in own if not name.startswith("_sysconfigdata_")}
+    assert found - sys.stdlib_module_names <= {"ariadne", "torch", "sympy", "mpmath", "safetensors"}
+
+
+def test_each_public_name_and_each_module_is_found_when_it_is_asked_for() -> None:
+    tree = ast.parse(SOURCES["ariadne.__init__"])
+    stated = {
+        alias.name: (node.module or "").removeprefix("ariadne.")
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert stated == ariadne._HOMES
+    assert sorted(stated) == sorted(ariadne.__all__)
+    assert all(
+        getattr(ariadne, name) is getattr(importlib.import_module(f"ariadne.{home}"), name)
+        for name, home in stated.items()
+    )
+    assert set(ariadne.__all__) <= set(dir(ariadne))
+    assert ariadne.visualization is importlib.import_module("ariadne.visualization")
+    with pytest.raises(AttributeError, match="module 'ariadne' has no attribute 'prepare_spilt'"):
+        ariadne.prepare_spilt  # noqa: B018
+    with pytest.raises(AttributeError):
+        ariadne.__getattr__("__main__")
+    assert not hasattr(ariadne, "boundary.x")

@@ -1,0 +1,328 @@
+"""Random networks: the corpus first, then new programs; and that the search finds bugs that were planted."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import find, settings
+
+import ariadne.cut.frontier
+import ariadne.prepare
+import ariadne.runtime.split
+import ariadne.runtime.training
+import ariadne.runtime.variant
+import ariadne.segment.codegen
+from conformance.random_networks import corpus
+from conformance.random_networks.__main__ import main
+from conformance.random_networks.compare import Different, copied, same
+from conformance.random_networks.draw import Meta, grow, programs
+from conformance.random_networks.parts import KINDS
+from conformance.random_networks.program import Program, build
+from conformance.random_networks.search import FIRST_FAILURE, QUIET, SMALLEST_FAILURE, Found, search
+from conformance.random_networks.steps import STEPS
+from conformance.random_networks.tally import PROFILE, VARIABLE, Tally
+from conformance.random_networks.trial import trial
+from conformance.random_networks.twins import Invalid
+
+# Without this every test keeps thousands of lines that torch writes about its own tracing.
+logging.getLogger("torch.__trace").addFilter(lambda record: False)
+FILES = corpus.files()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_program_of_the_corpus_split_equals_whole(path: Path) -> None:
+    counts = trial(corpus.load(path))
+    assert counts.cuts or counts.refused or counts.steps or counts.replays, "nothing was compared"
+
+
+def test_random_programs_split_equal_whole() -> None:
+    tally = search(settings(phases=SMALLEST_FAILURE), Tally("programs", PROFILE), corpus.FOLDER)
+    counts = tally.counts
+    print(json.dumps(tally.line()))
+    assert counts["programs"] >= settings().max_examples * 0.8, "programs are to be valid by construction"
+    assert counts["uncut"] <= 0.5 * 2 * counts["programs"], "most programs are to have a cut, in eval and in train mode"
+    assert counts["refused"] <= 0.2 * counts["programs"]
+    assert counts["cuts"] > counts["programs"]
+    assert counts["steps"] > counts["programs"]
+
+
+# What the programs are
+
+
+def test_the_corpus_speaks_of_every_hard_thing_by_hand() -> None:
+    written = [corpus.load(path) for path in FILES if not path.stem.startswith("found_")]
+    assert len(written) >= 15
+    assert all(program.about for program in written)
+
+
+def test_a_program_survives_json() -> None:
+    for path in FILES:
+        program = corpus.load(path)
+        assert Program.parse(program.to_json()) == program
+
+
+def test_a_program_builds_the_same_numbers_each_time_and_draws_nothing() -> None:
+    program = corpus.load(FILES[0])
+    before = torch.get_rng_state()
+    same(build(program).state_dict(), build(program).state_dict(), "twice")
+    same(program.arguments(3), program.arguments(3), "twice")
+    same(before, torch.get_rng_state(), "generator")
+
+
+SMALL = {"inputs": [{"name": "x", "shape": ["B", 4]}], "parts": {}, "steps": [], "output": "x"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": [{"do": "fly", "of": ["x"], "to": ["v0"]}]},
+        {"steps": [{"do": "relu", "of": ["nobody"], "to": ["v0"]}]},
+        {"steps": [{"do": "call", "of": ["x"], "with": {"module": "m9"}, "to": ["v0"]}]},
+        {"steps": [{"do": "relu", "of": ["x"], "to": ["v0"], "under": "water"}]},
+        {"parts": {"m0": {"kind": "engine"}}},
+        {"output": {"tuple": ["y"]}},
+        {"call": "loudly"},
+        {"inputs": [{"name": "x", "shape": ["B"], "layout": "curled"}]},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_word_outside_the_vocabulary_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"no such|no known kind|nothing made|call is one of"):
+        Program.parse(json.dumps(SMALL | change))
+
+
+def test_the_whole_model_that_raises_is_no_failure_of_the_split() -> None:
+    steps = [{"do": "view", "of": ["x"], "with": {"to": ["B", 3]}, "to": ["v0"]}]
+    with pytest.raises(Invalid, match="invalid for input"):
+        trial(Program.parse(json.dumps(SMALL | {"steps": steps, "output": "v0"})))
+
+
+def test_a_refusal_counts_only_where_a_step_declares_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = corpus.load(corpus.FOLDER / "branch_on_data.json")
+    assert trial(program).refused
+    quiet = {name: dataclasses.replace(step, refusable="") for name, step in STEPS.items()}
+    monkeypatch.setattr("conformance.random_networks.program.STEPS", quiet)
+    with pytest.raises(Different, match=r"no step of this program may be refused|guard fires"):
+        trial(program)
+
+
+def test_a_failure_is_kept_and_replayed_from_its_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant("double draw", monkeypatch)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "results.jsonl"))
+    few = settings(max_examples=25, derandomize=True, database=None, phases=FIRST_FAILURE)
+    with pytest.raises(Found, match=r"python -m conformance\.random_networks"):
+        search(few, Tally("programs", "test"), tmp_path)
+    (path,) = corpus.files(tmp_path)
+    assert main([str(path)]) == 1
+    monkeypatch.undo()
+    assert main([str(path)]) == 0
+    told = capsys.readouterr().out
+    assert "generators" in told
+    assert "equal" in told
+    (line,) = (tmp_path / "results.jsonl").read_text().splitlines()
+    counted = json.loads(line)
+    assert counted["failures"] == 1
+    assert counted["profile"] == "test"
+
+
+@pytest.mark.planted
+def test_programs_shrink() -> None:
+    few = settings(
+        max_examples=200, derandomize=True, database=None, phases=SMALLEST_FAILURE, suppress_health_check=QUIET
+    )
+    smallest = find(programs(), lambda program: any(step["do"] == "dropout" for step in program.steps), settings=few)
+    assert len(smallest.steps) <= 2
+    assert len(smallest.inputs) == 1
+
+
+# Planted bugs: each replaces one piece of the runtime, whose own check of what it prepared is off
+
+
+def in_segment(side: str, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Any]:
+    """A loader of segments that wraps the segments of one side."""
+    load = ariadne.runtime.variant.load
+
+    def loaded(source: Any, label: str) -> Callable[..., Any]:
+        function = load(source, label)
+        return change(function) if source.name == side else function
+
+    return loaded
+
+
+def swapped(prefix: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*given: Any) -> Any:
+        out = list(prefix(*given))
+        kinds = [(t.dtype, t.shape, t.stride()) if isinstance(t, torch.Tensor) else None for t in out]
+        for i, kind in enumerate(kinds):
+            if kind is not None and kind in kinds[:i]:
+                j = kinds.index(kind)
+                out[i], out[j] = out[j], out[i]
+                break
+        return tuple(out)
+
+    return run
+
+
+def draws_first(suffix: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*given: Any) -> Any:
+        torch.rand(())
+        return suffix(*given)
+
+    return run
+
+
+def runs_twice(prefix: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*given: Any) -> Any:
+        generator = torch.get_rng_state()
+        prefix(*copied(given))
+        torch.set_rng_state(generator)
+        return prefix(*given)
+
+    return run
+
+
+def rounds(prefix: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*given: Any) -> Any:
+        kept = lambda t: t.bfloat16().float() if isinstance(t, torch.Tensor) and t.dtype is torch.float32 else t  # noqa: E731
+        return tuple(kept(t) for t in prefix(*given))
+
+    return run
+
+
+def lays_out_anew(prefix: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *given: tuple(t.contiguous() if isinstance(t, torch.Tensor) else t for t in prefix(*given))
+
+
+def detached(labels: tuple[str, ...], raw: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+    values, wanting = CARRIED(labels, raw)
+    return values, wanting[:-1]
+
+
+def zeros_for_none(runtime: Any, boundary: Any, gradients: Any, **kwargs: Any) -> None:
+    RUNTIME_BACKWARD(runtime, boundary, gradients, **kwargs)
+    for p in runtime.prefix_parameters():
+        if p.requires_grad and p.grad is None:
+            p.grad = torch.zeros_like(p)
+
+
+def scaled_gradients(boundary: Any, gradients: Any, **kwargs: Any) -> None:
+    BACKWARD(boundary, {k: g if g is None else g * 1.0001 for k, g in gradients.items()}, **kwargs)
+
+
+def forgets_shared(suffix: Any, boundary: Any, *args: Any, **kwargs: Any) -> Any:
+    found = TRAIN_SUFFIX(suffix, boundary, *args, **kwargs)
+    boundary._shared = []
+    return found
+
+
+def all_safe(plan: Any) -> Any:
+    return tuple(dataclasses.replace(c, reason="" if c.live else c.reason) for c in FRONTIERS(plan))
+
+
+def baked(self: Any, atom: Any) -> str:
+    if isinstance(atom, ariadne.segment.codegen.Expr):
+        return repr(atom.evaluate({self.plan.batch_symbol: self.plan.traced_batch}))
+    return ATOM(self, atom)
+
+
+def no_regions(self: Any, body: Any) -> list[str]:
+    return [f"    {line}" for _, line in body]
+
+
+RUNTIME_BACKWARD = ariadne.runtime.split.SplitRuntime.backward_prefix
+CARRIED, BACKWARD = ariadne.runtime.training.carried, ariadne.runtime.training.backward_prefix
+TRAIN_SUFFIX, FRONTIERS = ariadne.runtime.training.train_suffix, ariadne.cut.frontier.frontiers
+ATOM = ariadne.segment.codegen._Writer._atom
+
+BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "swapped boundary values": lambda m: m.setattr(ariadne.runtime.variant, "load", in_segment("prefix", swapped)),
+    "rounded boundary values": lambda m: m.setattr(ariadne.runtime.variant, "load", in_segment("prefix", rounds)),
+    "contiguous boundary values": lambda m: m.setattr(
+        ariadne.runtime.variant, "load", in_segment("prefix", lays_out_anew)
+    ),
+    "double draw": lambda m: m.setattr(ariadne.runtime.variant, "load", in_segment("suffix", draws_first)),
+    "prefix run twice": lambda m: m.setattr(ariadne.runtime.variant, "load", in_segment("prefix", runs_twice)),
+    "detach at the cut": lambda m: m.setattr(ariadne.runtime.training, "carried", detached),
+    "scaled boundary gradients": lambda m: m.setattr(ariadne.runtime.training, "backward_prefix", scaled_gradients),
+    "zero for no gradient": lambda m: m.setattr(ariadne.runtime.split.SplitRuntime, "backward_prefix", zeros_for_none),
+    "shared parameters forgotten": lambda m: m.setattr(ariadne.runtime.training, "train_suffix", forgets_shared),
+    "unsafe cuts called safe": lambda m: (
+        m.setattr(ariadne.prepare, "frontiers", all_safe),
+        m.setattr(ariadne.runtime.split, "frontiers", all_safe),
+    )[0],
+    "baked batch": lambda m: m.setattr(ariadne.segment.codegen._Writer, "_atom", baked),
+    "grad regions dropped": lambda m: m.setattr(ariadne.segment.codegen._Writer, "_regions", no_regions),
+    "boundary not owned": lambda m: m.setattr(ariadne.segment.codegen, "own", lambda t: t),
+}
+
+
+def plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a bug into the runtime, and switch off what would notice it while preparing; what is found is no result."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    for module in (ariadne.prepare, ariadne.runtime.split):
+        monkeypatch.setattr(module, "prove", lambda *args, **options: None)
+    BUGS[bug](monkeypatch)
+
+
+@pytest.mark.planted
+def test_where_no_bug_is_planted_none_is_found_in_the_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BUGS, "nothing", lambda m: None)
+    plant("nothing", monkeypatch)
+    for path in FILES:
+        trial(corpus.load(path))
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize("bug", sorted(BUGS))
+def test_a_planted_bug_is_found_in_the_corpus_or_within_a_hundred_programs(
+    bug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(bug, monkeypatch)
+    for path in FILES:
+        try:
+            trial(corpus.load(path))
+        except Different as found:
+            if isinstance(found.__cause__, (TypeError, AttributeError, NameError)):
+                raise AssertionError("the planted code itself does not fit the runtime any more") from found
+            return
+    # What is drawn follows from the sources too, out of which hypothesis takes numbers.
+    few = settings(settings(), max_examples=100, derandomize=True, database=None, phases=FIRST_FAILURE)
+    with pytest.raises(Found):
+        search(few, Tally("planted", "few"), None)
+
+
+@pytest.mark.parametrize("name", sorted(STEPS))
+def test_every_step_can_be_drawn(name: str) -> None:
+    kinds = [
+        ("x", ["B", 3], "float32"),
+        ("y", ["B", 3, 3], "float32"),
+        ("z", ["B", 3], "float32"),
+        ("i", ["B", 3], "int64"),
+        ("m", ["B", 3], "bool"),
+    ]
+    kinds += [("j", ["B"], "int64"), ("n", ["B", 3], "bool")]
+    meta = Meta([{"name": name, "shape": shape, "dtype": dtype} for name, shape, dtype in kinds])
+    for a, b, c in itertools.product(range(3), range(3), range(64)):
+        grow(meta, (name, a, b, c, 6))
+        if meta.steps:
+            break
+    assert [step["do"] for step in meta.steps] == [name]
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_kind_of_part_can_be_drawn(kind: str) -> None:
+    inputs = [{"name": "x", "shape": ["B", 3, 4]}, {"name": "i", "shape": ["B"], "dtype": "int64"}]
+    meta = Meta(inputs)
+    for a in range(2):
+        grow(meta, ("call", a, 0, list(KINDS).index(kind), 0))
+    assert {part["kind"] for part in meta.parts.values()} == {kind}
