@@ -127,7 +127,8 @@ def fuzz(session: nox.Session) -> None:
     profile, options = "full", [*session.posargs]
     if options and options[0] in ("smoke", "full", "nightly"):
         profile, options = options[0], options[1:]
-    files = [f"conformance/test_{name}.py" for name in ("random_networks", "state_machine", "views_and_writes")]
+    drawn = ("random_networks", "state_machine", "views_and_writes")
+    files = [f"conformance/unit/random_networks/test_{name}.py" for name in drawn]
     env = {"ARIADNE_HYPOTHESIS_PROFILE": profile, "ARIADNE_FUZZ_RESULTS": str(Path("results/fuzz.jsonl").resolve())}
     Path("results").mkdir(exist_ok=True)
     env |= {"ARIADNE_HALVES_FUZZ": {"smoke": "150", "full": "5000", "nightly": "500000"}[profile]}

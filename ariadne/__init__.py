@@ -1,28 +1,25 @@
 """Ariadne splits a PyTorch model in two, and proves it.
 
-The pipeline, in import order; nothing imports backwards::
+A room for each stage of the pipeline, in import order; nothing imports backwards, and others come in by the door, the `__init__`::
 
-    errors, expr, tree, held, plan, solve     the words: errors, sizes, nested values, plans as data
-    prune, state, strided                     what a forward may move, noted and put back
-    versions, kept                            what a guard holds of things that change by themselves
-    surroundings, refusals                    what it reads elsewhere; what it may not do
-    packed, foreseen                          sequences packed by their lengths; which sizes follow data
-    recorder                                  a forward, recorded
-    baseline, lower, generalize, frontier     recordings become a plan; every cut of it
-    shapes, verify, capture                   for which batches; how equality is proved; from a model to a plan
-    spec, select                              the cut that was asked for
-    bindings, codegen, segment                one side of a cut becomes Python
-    facts, tensors, watched, guards           what it relies on
-    lift, compilable, tracing                 the same, for compilers
-    rows, buckets                             samples that never meet may be padded
-    package, ahead, compiled                  native code with what it relies on; compiled ahead of time, and when first called
-    ragged, wire, boundary, training          what crosses, and how gradients come back
-    visualization                             pictures of a plan and of a cut, from what they hold
-    variant, proof, runtime, prepare          a plan, cut; held against the model; running and training it; the door
-    benchmark                                 how long each part of it takes here
-    profile                                   bytes and time along all cuts, drawn
-    observation, twins, check                 a model of the user's held against its split
-    cli                                       the command line, which nothing else imports
+    errors, tree, compare     the ground: the tree of errors, the walker of nested values, the comparator of results
+    plan                      a forward as frozen data: ops, values, sizes as expressions in the batch
+    boundary                  what crosses, in memory and as bytes
+    cut                       every frontier of a plan, and the one that was asked for
+    guards                    what forward looked at, and whether it is still so
+    capture                   from a model to a plan, and for which batches it holds
+    segment                   one side of a cut becomes Python, or is interpreted
+    compiled                  segments as native code: when first called, or ahead of time
+    halves                    one side as a file: what it says, and what it may not say
+    visualization             pictures of a plan and of a cut, from what they hold
+    runtime                   a plan, cut; running and training it
+    half                      a side, loaded from its file without the model
+    prepare                   the pipeline, readable from top to bottom
+    benchmark                 how long each part of it takes here
+    check                     a model of the user's held against its split; bytes and time along all cuts
+    cli                       the command line, which nothing else imports
+
+To read the code for the first time, begin with `prepare`.
 """
 
 import importlib
@@ -64,9 +61,9 @@ _HOMES = {
     "Half": "half",
     "ReplayBoundary": "boundary",
     "RuntimeCacheKey": "runtime",
-    "SplitCandidate": "frontier",
+    "SplitCandidate": "cut",
     "SplitRuntime": "runtime",
-    "SplitSpec": "spec",
+    "SplitSpec": "cut",
     "TraceNode": "plan",
     "TracePlan": "plan",
     "load": "half",

@@ -16,8 +16,7 @@ from ariadne.cut import SIDES, SplitCandidate, parts
 from ariadne.errors import AriadneError, SpecError
 from ariadne.runtime import SplitRuntime
 from ariadne.segment import emit
-from ariadne.visualization import chart, page, render
-from ariadne.visualization.profile import Profile, Times, pareto, profile
+from ariadne.visualization import Profile, Times, chart, page, pareto, profile, render
 
 FORMATS = ("svg", "png", "html")
 MOST_LINES = 150_000  # of source that are made for a page: some seconds' worth

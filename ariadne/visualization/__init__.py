@@ -6,7 +6,7 @@ The files, in import order::
     labels, graph         the words; boxes, groups and arrows
     dot, render           DOT text; the programs that make pictures
     table                 every cut, as rows
-    profile, chart, page  the frontier profile, which `ariadne.check.profile.frontier_profile` draws
+    curve, chart, page    the frontier profile, which `ariadne.check.profile.frontier_profile` draws
 
 `trace_dot = export_trace_dot(runtime.trace_plan)` needs Python alone; pictures need the Graphviz program.
 """
@@ -21,6 +21,7 @@ from ariadne.cut import SplitCandidate
 from ariadne.errors import SpecError
 from ariadne.plan import TracePlan
 from ariadne.visualization import dot, render
+from ariadne.visualization.curve import Profile, Times, pareto, profile
 from ariadne.visualization.fold import Depth
 from ariadne.visualization.graph import Detail, Options, graph
 from ariadne.visualization.table import CandidatesTable, export_split_candidates_table
@@ -29,10 +30,14 @@ __all__ = [
     "CandidatesTable",
     "Depth",
     "Detail",
+    "Profile",
+    "Times",
     "View",
     "export_split_candidates_table",
     "export_split_dot",
     "export_trace_dot",
+    "pareto",
+    "profile",
     "visualize",
 ]
 

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from ariadne.visualization.profile import Band, Point, Profile
+from ariadne.visualization.curve import Band, Point, Profile
 
 FONT = "system-ui, Helvetica, Arial, sans-serif"
 LIGHT: Mapping[str, str] = {

@@ -10,7 +10,7 @@ from typing import Any
 from ariadne.plan import TracePlan
 from ariadne.visualization import labels
 from ariadne.visualization.chart import DARK, LIGHT, chart, size, style, summary
-from ariadne.visualization.profile import Point, Profile
+from ariadne.visualization.curve import Point, Profile
 
 WIDE, NARROW = 1040, 358
 Sources = Mapping[int, tuple[str, str]]  # by the number of ops in the prefix: the generated prefix and suffix

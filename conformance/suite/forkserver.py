@@ -1,7 +1,7 @@
 """A process that has imported what runs cases and a model library, and forks a child for each model: a start takes milliseconds.
 
-Started by `conformance.suite.supervisor` as `python -m conformance.suite.forkserver FD LIBRARY RUNNER`. Over the socket it takes lines
-of JSON, and answers each with one::
+Started by `conformance.suite.supervisor` as `python -m conformance.suite.forkserver FD LIBRARY RUNNER`. Over the socket it takes
+lines of JSON, and answers each with one::
 
     {"start": {"model", "target", "log", "memory"}}, and a socket for the child  ->  {"pid": …}
     {"wait": pid}                                                                ->  {"status": …}, as of os.waitpid

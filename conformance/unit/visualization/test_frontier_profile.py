@@ -22,7 +22,7 @@ from ariadne.compare import difference
 from ariadne.errors import SpecError, VisualizationError
 from ariadne.visualization import render
 from ariadne.visualization.chart import chart, size
-from ariadne.visualization.profile import Times, profile
+from ariadne.visualization.curve import Times, profile
 from conformance.unit.browser_kit import DESK, PHONE, Browser, browsing, needs_chromium
 
 SVG = "{http://www.w3.org/2000/svg}"
