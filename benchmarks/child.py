@@ -8,21 +8,11 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import resource
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-
-def peak_rss() -> int:
-    """The most bytes of memory that this process has had so far."""
-    status = Path("/proc/self/status")
-    if status.exists():  # getrusage would count what the parent had when it started this process
-        line = next(text for text in status.read_text().splitlines() if text.startswith("VmHWM:"))
-        return int(line.split()[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+from benchmarks.resident import peak_rss
 
 
 def timed_imports(names: list[str]) -> dict[str, float]:

@@ -19,7 +19,7 @@ import torch
 import model_zoo
 from benchmarks import timing
 from benchmarks.allocations import cuda_peak_bytes, peak_bytes
-from benchmarks.child import peak_rss
+from benchmarks.resident import peak_rss
 from benchmarks.subject import NotApplicableError, Step, Subject, kept, strayed
 from benchmarks.variants import EAGER, NOISE, REFERENCE, Variant, find
 

@@ -20,7 +20,10 @@ REQUIRED = {
     *(".ci", ".gitignore", "LICENSE", "README.md", "noxfile.py", "pyproject.toml"),
     *("ariadne", "conformance", "constraints", "docs", "examples", "model_zoo"),
 }
-ALLOWED = REQUIRED | {"benchmarks", "reports", ".gitattributes", "CHANGELOG.md", "CONTRIBUTING.md"}
+ALLOWED = REQUIRED | {
+    *("benchmarks", "reports", ".gitattributes", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *("SECURITY.md", "CITATION.cff", ".editorconfig", ".pre-commit-config.yaml"),
+}
 
 
 def files() -> list[Path]:
