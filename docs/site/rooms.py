@@ -1,4 +1,4 @@
-"""Draws the rooms of `ariadne/` and who imports whom, from the imports themselves: `python docs/site/rooms.py [--check]`.
+"""Draws the rooms of `ariadne/` from their imports, and finds the lines of the tour: `python docs/site/rooms.py [--check]`.
 
 An arrow goes from a room to one that it imports. One that also goes by way of others is left out.
 """
@@ -6,11 +6,12 @@ An arrow goes from a room to one that it imports. One that also goes by way of o
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE, PICTURE = ROOT / "ariadne", ROOT / "docs/images/rooms.svg"
+PACKAGE, PICTURE, TOUR = ROOT / "ariadne", ROOT / "docs/images/rooms.svg", ROOT / "docs/architecture.md"
 WIDE, HIGH, GAP, FLOOR = 148, 40, 36, 92  # of a box, between boxes, from floor to floor
 
 
@@ -101,15 +102,29 @@ def draw(imports: dict[str, set[str]]) -> str:
     )
 
 
+def toured(page: str) -> str:
+    """The page with the line where each `file:line` `name` of its tour is defined; raises `SystemExit` where it is not."""
+
+    def found(match: re.Match[str]) -> str:
+        file, name = match.groups()
+        for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name:
+                return f"`{file}:{node.lineno}` `{name}`"
+        raise SystemExit(f"{TOUR.name} names {name!r} of {file}, which is not there")
+
+    return re.sub(r"`([\w/]+\.py):\d+` `(\w+)`", found, page)
+
+
 def main(arguments: list[str]) -> int:
-    """Write the picture; or with `--check` say whether the one that is kept is stale."""
-    picture = draw(rooms())
+    """Write the picture and the page; or with `--check` say whether one that is kept is stale."""
+    made = {PICTURE: draw(rooms()), TOUR: toured(TOUR.read_text(encoding="utf-8"))}
+    stale = [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if arguments == ["--check"]:
-        if not PICTURE.exists() or PICTURE.read_text(encoding="utf-8") != picture:
-            sys.stderr.write("docs/images/rooms.svg is stale; run python docs/site/rooms.py\n")
-            return 1
-        return 0
-    PICTURE.write_text(picture, encoding="utf-8")
+        for path in stale:
+            sys.stderr.write(f"{path.relative_to(ROOT)} is stale; run python docs/site/rooms.py\n")
+        return bool(stale)
+    for path in stale:
+        path.write_text(made[path], encoding="utf-8")
     return 0
 
 

@@ -140,7 +140,7 @@ SHOWN = {  # what users, and the API pages, come for
 }
 
 
-def test_the_picture_of_the_rooms_is_the_one_that_their_imports_draw() -> None:
+def test_the_picture_of_the_rooms_and_the_lines_of_the_tour_are_those_of_the_code() -> None:
     command = [sys.executable, "docs/site/rooms.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
