@@ -16,11 +16,24 @@ from ariadne.boundary import BoundaryPayload
 from ariadne.cut import SIDES, CompileOptions, ExecutionMode, SplitCandidate, SplitSpec, parse_boundary
 from ariadne.errors import BoundaryError, HalfError, InputError, SpecError, nearest
 from ariadne.guards import Baseline
+from ariadne.halves import (
+    FORMAT,
+    VERSION,
+    Classes,
+    File,
+    Row,
+    Side,
+    SideReader,
+    count,
+    flag,
+    items,
+    mapped,
+    need,
+    parsed,
+    row,
+    text,
+)
 from ariadne.halves import weights as files
-from ariadne.halves.atoms import Classes, count, flag, items, mapped, need, text
-from ariadne.halves.form import Side, SideReader
-from ariadne.halves.save import FORMAT, VERSION
-from ariadne.halves.weights import File, Row, parsed, row
 from ariadne.plan import TracePlan, Value
 from ariadne.runtime import Settings, SplitRuntime, training
 

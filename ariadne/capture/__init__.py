@@ -34,6 +34,6 @@ __all__ = ["capture", "Snapshot", "is_scripted", "Captured", "Example"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:  # imported when it is first asked for: who runs a half needs no symbolic sizes
+    if name == "capture":  # imported when it is first asked for: who runs a half needs no symbolic sizes
         return getattr(importlib.import_module("ariadne.capture.ways"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -32,7 +32,7 @@ from ariadne.cut import (
 )
 from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError, SpecError, TrainingError
 from ariadne.guards import Baseline, explain, follow, is_a, state_types
-from ariadne.halves.save import Cut, save, side_of, slots
+from ariadne.halves import Cut, save, side_of, slots
 from ariadne.plan import Expr, TracePlan, Value, short_dtype
 from ariadne.runtime import training
 from ariadne.runtime.proof import prove

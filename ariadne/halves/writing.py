@@ -132,7 +132,7 @@ def _refuse_values(plan: TracePlan, part: Part) -> None:
     inside = next((s for s in part.stores(plan) if s.inside), None)
     if inside is not None:
         raise HalfError(
-            f"forward puts something into a container ({inside.where}), which a file can't hold; return it, or keep it in a buffer"
+            f"forward puts something into a container ({inside.where}), which a file can't hold; return it, or use a buffer"
         )
     names = {*part.takes, *(part.gives or ()), *(n for node in part.nodes(plan) for n in (*node.reads, *node.outputs))}
     nested = next((n for n in sorted(names) if n in plan.values and plan.values[n].is_nested), None)
