@@ -128,7 +128,7 @@ def side_of(cut: Cut, name: str, model: nn.Module) -> Side:
 
 
 def _refuse_values(plan: TracePlan, part: Part) -> None:
-    """Raise `HalfError` for what a file has no form for: containers that forward fills, nested tensors, classes of the user's own."""
+    """Raise `HalfError` for what a file has no form for: containers that forward fills, nested tensors, classes of a user's own."""
     inside = next((s for s in part.stores(plan) if s.inside), None)
     if inside is not None:
         raise HalfError(
