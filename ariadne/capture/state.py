@@ -8,6 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import is_not
+from types import CellType
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from torch import nn
 from ariadne.guards import (
     LEAVES,
     MISSING,
+    Given,
     Slots,
+    follow,
     held,
     is_a,
     is_array,
@@ -202,6 +205,16 @@ class Snapshot:
         for name, tensor in plan.constants.items():  # of modules that stand in no registry, for one
             if name in groups.parent and groups.find(name) in written:
                 self.save(tensor)
+        self.note(given.thing if is_a(given, Given) else given for given in plan.given.values())
+        for store in plan.stores:
+            if store.table == "outside":
+                holder = follow(plan.objects[store.path], store.container)
+                if store.container or not store.steps:
+                    self.note([holder])
+                elif is_a(holder, (dict, type, CellType)):  # variables
+                    self.note_variables(holder, store.steps)
+                else:
+                    self.note([holder])
 
     def again(self, drew: bool = True) -> None:
         """Put back buffers, tensors' data and torch's generators, and leave what Python keeps as it is now.

@@ -147,7 +147,8 @@ def _sets_up(model: nn.Module, example: Example, real: Observation, grad: bool) 
     """What a later call gives otherwise for what the first had left in Python, if that follows from that call's inputs."""
     if real.later is None:
         return None
-    snapshot = Snapshot(model)
+    args, kwargs = tree.unflatten(example.leaves, example.spec)
+    snapshot = Reach(model).snapshot(args, kwargs)
     snapshot.save_written(real.plan)
     return difference(_gives(model, example.turned(), real.evidence.batch, grad, snapshot), real.later)
 
@@ -229,8 +230,10 @@ def _captured(
         plan = replace(plan, assumption=replace(plan.assumption, classes=classes))
     if leaks:
         other = _perturbed(model, example, size, batch_symbol, grad, effects)
-        if other is not None:
-            _refuse_leaks(real.plan, other.plan)
+        if other is not None and unexplained(real.plan, other.plan):
+            again = observe(model, example, size, batch_symbol, grad, effects=effects)  # with caches filled, as there
+            _refuse_leaks(again.plan, other.plan)
+            _refuse_kept_data(real.plan, again.plan)
     plan = replace(plan, given=_given(plan, example))
     return Captured(check(plan), (real.evidence, *more), Baseline(model, recordings))
 
@@ -301,6 +304,27 @@ def _refuse_leaks(plan: TracePlan, seen: TracePlan) -> None:
             "them back in as a tensor, a number or a branch, which a plan would freeze; keep to torch's own ops, or read numbers "
             f"by item() or tolist(). On inputs with other numbers: {differs}"
         )
+
+
+def _refuse_kept_data(first: TracePlan, again: TracePlan) -> None:
+    """Raise `UnsupportedError` if a later run on the same inputs lacks ops of the first that compute from data: their results are
+    kept where the model does not reach. What was made from sizes alone may be kept."""
+    if _computes(first) != _computes(again):
+        raise UnsupportedError(
+            "forward keeps what it computed from its inputs for later calls, outside of the model (functools.cache, a closure, an "
+            "attribute of a function), which a plan can't follow; keep it in a buffer, or compute it anew"
+        )
+
+
+def _computes(plan: TracePlan) -> list[str]:
+    """The ops of a plan whose results follow inputs, state or random numbers."""
+    follows = {name for _, name in plan.inputs} | {name for name, value in plan.values.items() if value.is_state}
+    found = []
+    for node in plan.nodes:
+        if node.seeded or not follows.isdisjoint(node.reads):
+            follows.update(node.outputs)
+            found.append(node.target)
+    return found
 
 
 class Reach:
@@ -619,7 +643,7 @@ def observe(
             _refuse_renewed(found, effects)
         unpruned = with_stores(unpruned, effects, changes, put, reach)
         plan = check(prune(unpruned))
-        if first and (found.changed or found.containers):
+        if first and (found.changed or found.containers or changes):
             snapshot.again()
             later = _gives(model, example.turned(), batch, grad, snapshot)
         return Observation(plan, unpruned, Evidence(batch, output), shapes, found, unforeseen, effects, later)

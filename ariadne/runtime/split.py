@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from types import CellType
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from ariadne.cut import (
     with_trainable,
 )
 from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError, SpecError, TrainingError
-from ariadne.guards import Baseline, explain, follow, is_a, state_types
+from ariadne.guards import Baseline, explain, state_types
 from ariadne.halves import Cut, save, side_of, slots
 from ariadne.plan import Expr, TracePlan, Value, short_dtype
 from ariadne.runtime import training
@@ -266,16 +265,6 @@ class SplitRuntime:
         """Keep a copy of whatever state running this split may write."""
         for plan in self._plans:
             snapshot.save_written(plan)
-            snapshot.note(given.thing for given in plan.given.values())
-            for store in plan.stores:
-                if store.table == "outside":
-                    holder = follow(plan.objects[store.path], store.container)
-                    if store.container or not store.steps:
-                        snapshot.note([holder])
-                    elif is_a(holder, (dict, type, CellType)):  # variables
-                        snapshot.note_variables(holder, store.steps)
-                    else:
-                        snapshot.note([holder])
 
     def joined(self, *args: Any, **kwargs: Any) -> Any:
         """Prefix and suffix in one go, in the grad mode of the caller, with one graph through both: as the model would run."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 import ariadne.capture.generalize
 import ariadne.capture.shapes
@@ -206,7 +207,7 @@ def test_an_alias_left_out_for_another_is_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("ariadne.capture.ways.without_slices_of_all", all_of_them)
     torch.manual_seed(0)
     runtime = prepare_split(Sliced(), (torch.randn(2, 4),), split=SplitSpec("percent:50", dynamic_batch=(1, 8)))
-    assert dropped == [1]
+    assert {*dropped} == {1}
     assert runtime.plan.captured_by == "observed"
     assert "not what a real run does" in runtime.plan.not_captured_by[0][1]
 
@@ -220,7 +221,7 @@ class Detour(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = self.enter(x)
-        if not isinstance(x.shape[0], int):
+        if isinstance(x, FakeTensor):
             y = y.tanh().exp().sin()
         return y * 2, y[:]
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import SplitRuntime, SplitSpec, prepare_split, tree
+from ariadne import SplitSpec, prepare_split, tree
 from ariadne.errors import UnsupportedError, VerificationError
+from ariadne.runtime.variant import Variant
 from conformance.unit.trap_kit import Fn, Twins, loss_of, numbers, same
 
 
@@ -127,13 +128,13 @@ def test_what_a_class_keeps_beside_its_numbers_is_refused(forward: Forward, word
 def test_a_split_whose_outputs_lost_their_gradients_is_not_handed_out(
     all_of_them: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    joined = SplitRuntime.joined
+    joined = Variant.joined
 
-    def lost(self: SplitRuntime, *args: Any, **kwargs: Any) -> Any:
+    def lost(self: Variant, *args: Any, **kwargs: Any) -> Any:
         first, second = joined(self, *args, **kwargs)
         return first.detach() if all_of_them else first, second.detach()
 
-    monkeypatch.setattr(SplitRuntime, "joined", lost)
+    monkeypatch.setattr(Variant, "joined", lost)
     model = Fn(lambda s, x: (s.b(s.a(x)), s.a(x)), a=nn.Linear(6, 6), b=nn.Linear(6, 6))
     with pytest.raises(
         VerificationError, match=r"output\[\d\] of the model is one that requires grad, and through the split"
