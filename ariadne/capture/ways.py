@@ -232,8 +232,11 @@ def _captured(
         other = _perturbed(model, example, size, batch_symbol, grad, effects)
         if other is not None and unexplained(real.plan, other.plan):
             again = observe(model, example, size, batch_symbol, grad, effects=effects)  # with caches filled, as there
-            _refuse_leaks(again.plan, other.plan)
-            _refuse_kept_data(real.plan, again.plan)
+            if unexplained(real.plan, again.plan) is None:
+                _refuse_leaks(real.plan, other.plan)
+            else:  # objects are made anew, or a cache is filled: what is no data's doing is alike in the two later runs
+                _refuse_unlike_constants(again.plan, other.plan)
+                _refuse_kept_data(real.plan, again.plan)
     plan = replace(plan, given=_given(plan, example))
     return Captured(check(plan), (real.evidence, *more), Baseline(model, recordings))
 
@@ -299,11 +302,20 @@ def _refuse_leaks(plan: TracePlan, seen: TracePlan) -> None:
     seen to read out of a tensor says why."""
     differs = unexplained(plan, seen)
     if differs:
-        raise UnsupportedError(
-            "forward takes data out of torch unseen (by dlpack, a storage, a pointer, deepcopy, or another thread) and brings "
-            "them back in as a tensor, a number or a branch, which a plan would freeze; keep to torch's own ops, or read numbers "
-            f"by item() or tolist(). On inputs with other numbers: {differs}"
-        )
+        raise UnsupportedError(f"{_LEAKS} On inputs with other numbers: {differs}")
+
+
+_LEAKS = (
+    "forward takes data out of torch unseen (by dlpack, a storage, a pointer, deepcopy, or another thread) and brings them back in as "
+    "a tensor, a number or a branch, which a plan would freeze; keep to torch's own ops, or read numbers by item() or tolist()."
+)
+
+
+def _refuse_unlike_constants(plan: TracePlan, seen: TracePlan) -> None:
+    """Raise `UnsupportedError` if tensors that no op made are others where the inputs hold other numbers."""
+    pairs = zip(plan.constants.values(), seen.constants.values(), strict=False)
+    if len(plan.constants) != len(seen.constants) or not all(difference(a, b) is None for a, b in pairs):
+        raise UnsupportedError(f"{_LEAKS} On inputs with other numbers a tensor that no op made is another one")
 
 
 def _refuse_kept_data(first: TracePlan, again: TracePlan) -> None:

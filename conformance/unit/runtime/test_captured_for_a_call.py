@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import ariadne.runtime.split
 from ariadne import SplitRuntime, SplitSpec, prepare_split
 from ariadne.compare import difference
-from ariadne.errors import VerificationError
+from ariadne.errors import UnsupportedError, VerificationError
 
 SPLIT = SplitSpec("percent:50", dynamic_batch=(1, 8), trainable=True)
 MODES = ("generated_eager", "debug_interpreter", "compiled")
@@ -23,8 +23,6 @@ _hook = torch.Tensor.register_hook  # taken before any capture, which refuses it
 
 
 class Base(nn.Module):
-    runs = 0
-
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -38,7 +36,6 @@ def from_five(change: Callable[[Any, Tensor], Tensor]) -> type[Base]:
 
     class FromFive(Base):
         def forward(self, x: Tensor) -> Tensor:
-            type(self).runs += 1
             self.seen.add_(1)
             h = self.a(x)
             return self.b(self.drop(change(self, h) if x.shape[0] > 4 else h))
@@ -102,14 +99,15 @@ def test_what_no_op_shows_at_a_later_batch_is_refused_there_in_every_mode(spelli
     before = [t.clone() if isinstance(t, Tensor) else t for t in (split.model.seen, torch.get_rng_state())]
     for batch in (6, 8, 6):
         for call in (split.run_prefix, split.run_training_prefix):
-            with pytest.raises(VerificationError, match=f"at batch {batch} the split at cut:. differs from the model"):
+            told = f"at batch {batch} the split at cut:. differs from the model|takes data out of torch unseen"
+            with pytest.raises((VerificationError, UnsupportedError), match=told):
                 call(torch.zeros(batch, 4))
     assert difference(before, [split.model.seen, torch.get_rng_state()]) is None
     assert split.run_suffix(split.run_prefix(torch.randn(4, 4))).shape == (4, 4)
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")
-@pytest.mark.parametrize("spelling", HIDDEN)
+@pytest.mark.parametrize("spelling", [name for name in HIDDEN if name != "data"])  # which capture sees by itself
 def test_without_that_proof_it_would_be_wrong_in_silence(spelling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ariadne.runtime.split, "prove", lambda *args, **options: None)
     split, twin = prepared(from_five(HIDDEN[spelling])), from_five(HIDDEN[spelling])()
@@ -201,14 +199,15 @@ def test_sparse_gradients_are_held_as_well() -> None:
     assert difference(found[:3], found[3:]) is None
 
 
-def test_a_plan_is_proven_once() -> None:
-    kind = from_five(lambda s, h: h.relu())
-    split = prepared(kind)
+def test_a_plan_is_proven_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = prepared(from_five(lambda s, h: h.relu()))
+    proof, proven = ariadne.runtime.split.prove, []
+    monkeypatch.setattr(ariadne.runtime.split, "prove", lambda *a, **k: proven.append(a) or proof(*a, **k))
     split.run_prefix(torch.randn(6, 4))
-    ran = kind.runs
+    assert len(proven) == 1
     split.run_prefix(torch.randn(6, 4))
     split.run_prefix(torch.randn(8, 4))
-    assert kind.runs == ran
+    assert len(proven) == 1
 
 
 def test_a_deep_copy_proves_its_plans_as_well() -> None:
