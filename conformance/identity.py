@@ -109,6 +109,10 @@ class Identity:
 
     suffix_source = prefix_source
 
+    def save(self, path: Any, **options: Any) -> None:
+        """There is no plan that a file could hold."""
+        raise UnsupportedError("the identity target has no files")
+
 
 def prepare_split(
     model: nn.Module,

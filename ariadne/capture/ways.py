@@ -306,7 +306,7 @@ def _refuse_leaks(plan: TracePlan, seen: TracePlan) -> None:
 
 
 _LEAKS = (
-    "forward takes data out of torch unseen (by dlpack, a storage, a pointer, deepcopy, or another thread) and brings them back in as "
+    "forward takes data out of torch unseen (by dlpack, a storage, a pointer, deepcopy, or another thread) and brings them back as "
     "a tensor, a number or a branch, which a plan would freeze; keep to torch's own ops, or read numbers by item() or tolist()."
 )
 

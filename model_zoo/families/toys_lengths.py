@@ -18,7 +18,7 @@ def _falling(batch: int, generator: Generator) -> Tensor:
     return _lengths(batch, generator).sort(descending=True)[0]
 
 
-@toy("packed_mean", "data-dependent int-input", call(floats(6, 8), _lengths))
+@toy("packed_mean", "data-dependent int-input rows-mixed", call(floats(6, 8), _lengths))
 class PackedMean(nn.Module):
     """A packed sequence, padded again as far as the longest of these samples goes, and the mean over that."""
 
@@ -49,7 +49,7 @@ class PackedInOrder(nn.Module):
         return self.leave(padded.sum(0) / lengths[:, None]), hidden[-1]
 
 
-@toy("packed_data", "data-dependent int-input", call(floats(6, 8), _lengths))
+@toy("packed_data", "data-dependent int-input rows-mixed", call(floats(6, 8), _lengths))
 class PackedData(nn.Module):
     """The states of a packed sequence in one row, as many as there are steps of all samples."""
 
@@ -64,7 +64,7 @@ class PackedData(nn.Module):
         return found
 
 
-@toy("branch_on_count", "data-dependent")
+@toy("branch_on_count", "data-dependent rows-mixed")
 class BranchOnCount(nn.Module):
     """Python branches on a size that follows data, of an op that has no tag for it."""
 

@@ -33,7 +33,7 @@ class _Weighed(nn.Module):
         return found
 
 
-@toy("batch_in_table", "rows-mixed")
+@toy("batch_in_table")
 class BatchInTable(_Weighed):
     """The batch is an index into a list, as with weights that were tuned for each."""
 
@@ -41,7 +41,7 @@ class BatchInTable(_Weighed):
         return list(TABLE)[batch]
 
 
-@toy("batch_in_slices", "rows-mixed")
+@toy("batch_in_slices")
 class BatchInSlices(_Weighed):
     """The batch bounds a slice of a tuple, and an islice of it."""
 
@@ -49,7 +49,7 @@ class BatchInSlices(_Weighed):
         return max(TABLE[: batch + 1]) + max(itertools.islice(TABLE, batch + 1))
 
 
-@toy("batch_in_bytes", "rows-mixed")
+@toy("batch_in_bytes")
 class BatchInBytes(_Weighed):
     """The batch goes through bytes, as in what is hashed or sent."""
 
@@ -57,7 +57,7 @@ class BatchInBytes(_Weighed):
         return 2.0 if struct.pack("<i", batch) > struct.pack("<i", 5) or len(bytes(batch)) > 5 else 1.0
 
 
-@toy("batch_on_ramp", "rows-mixed")
+@toy("batch_on_ramp")
 class BatchOnRamp(_Weighed):
     """A float times the batch, up to a limit."""
 
@@ -65,7 +65,7 @@ class BatchOnRamp(_Weighed):
         return max(1.0, 0.2 * batch)
 
 
-@toy("batch_in_steps", "rows-mixed")
+@toy("batch_in_steps")
 class BatchInSteps(_Weighed):
     """A float is taken apart by the batch: where a remainder falls, and in which bin."""
 
@@ -73,7 +73,7 @@ class BatchInSteps(_Weighed):
         return 2.0 if 11.5 // batch < 2 or bisect.bisect_left((0.0, 2.75), 0.5 * batch) > 1 else 1.0
 
 
-@toy("batch_in_words", "rows-mixed")
+@toy("batch_in_words")
 class BatchInWords(_Weighed):
     """A table is looked up by the batch in words."""
 
@@ -81,7 +81,7 @@ class BatchInWords(_Weighed):
         return {"n6": 2.0, "n7": 3.0, "n8": 4.0}.get(f"n{batch}", 1.0)
 
 
-@toy("shape_in_words", "rows-mixed")
+@toy("shape_in_words")
 class ShapeInWords(_Weighed):
     """A table is looked up by a shape in words, as kernels are by their tuners."""
 
@@ -92,7 +92,7 @@ class ShapeInWords(_Weighed):
         return found
 
 
-@toy("batch_by_type", "rows-mixed")
+@toy("batch_by_type")
 class BatchByType(_Weighed):
     """The batch counts if it is an int, which it always is."""
 
