@@ -13,7 +13,7 @@ in import order::
 """
 
 from ariadne.plan.expr import FUNCTIONS, Expr
-from ariadne.plan.names import HELPERS, Namespace
+from ariadne.plan.names import HELPERS, Namespace, one_line
 from ariadne.plan.pruning import Groups, prune, reached, without
 from ariadne.plan.schema import WHOLE, bind, tensors_in, written_arguments
 from ariadne.plan.solve import where
@@ -63,6 +63,7 @@ __all__ = [
     "prune",
     "reached",
     "without",
+    "one_line",
     "own",
     "storage_of",
     "WHOLE",

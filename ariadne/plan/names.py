@@ -5,10 +5,20 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
+import unicodedata
 
 from ariadne.plan.expr import FUNCTIONS
 
 HELPERS = frozenset("broken_witness identical same_data own set_grad_enabled autocast".split())  # of generated code
+
+
+def one_line(text: str) -> str:
+    """Text with each character that shows nothing, such as a line break, as its escape: fit for a comment.
+
+    >>> one_line("a\\nimport os")
+    'a\\\\nimport os'
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class Namespace:
@@ -20,9 +30,12 @@ class Namespace:
 
     def new(self, wanted: str) -> str:
         """A fresh name as near to `wanted` as can be."""
+        wanted = unicodedata.normalize("NFKC", wanted)  # as Python reads names
         base = re.sub(r"\W", "_", wanted).lstrip("_") or "value"
         if base[0].isdigit():
             base = f"m{base}"
+        if not base.isidentifier():
+            base = re.sub(r"\W", "_", base, flags=re.ASCII)
         name = base
         while name in self.taken:
             self.counts[base] = self.counts.get(base, 0) + 1

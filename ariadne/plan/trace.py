@@ -15,6 +15,7 @@ import torch
 from ariadne import tree
 from ariadne.errors import named
 from ariadne.plan.expr import Expr
+from ariadne.plan.names import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,7 +494,7 @@ class TracePlan:
         lines += [f"# not at {reason}" for reason in self.excluded]
         lines += [f"def forward({args}):"]
         for i, node in enumerate(self.nodes):
-            lines.append(f"    {self.show(node)}  # {i}: {node.module or 'the model itself'}")
+            lines.append(f"    {self.show(node)}  # {i}: {one_line(node.module) or 'the model itself'}")
         lines.append(f"    return {show_tree(self.output_spec, [show(o) for o in self.output])}")
         return "\n".join(lines)
 

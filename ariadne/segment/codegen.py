@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import keyword
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +16,7 @@ from torch import nn
 from ariadne import tree
 from ariadne.cut import Part
 from ariadne.errors import WitnessError
-from ariadne.guards import Attribute
+from ariadne.guards import Attribute, Slots
 from ariadne.plan import (
     FUNCTIONS,
     HELPERS,
@@ -28,6 +30,7 @@ from ariadne.plan import (
     TraceNode,
     TracePlan,
     Value,
+    one_line,
     own,
     uses,
 )
@@ -66,6 +69,16 @@ def broken_witness(found: Any, expected: Any, target: str, module: str) -> Witne
 def same_data(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors hold the same numbers, wherever they are."""
     return a.shape == b.shape and bool(torch.equal(a.detach().to(b.device), b))
+
+
+def _is_name(name: Any) -> bool:
+    """Whether Python reads a name in source as just that name."""
+    return (
+        isinstance(name, str)
+        and name.isidentifier()
+        and not keyword.iskeyword(name)
+        and unicodedata.normalize("NFKC", name) == name
+    )
 
 
 class _Writer:
@@ -125,7 +138,7 @@ class _Writer:
             module, letter = self.submodule(store.path), "b" if store.table == "_buffers" else "a"
             holder = module.__dict__ if letter == "a" else module._buffers
             table = self.use(holder, f"{letter}_{store.path or 'model'}", (letter, store.path))
-            body.append((PLAIN, f"{table}[{store.name!r}] = {self._nested(store.spec, store.atoms)}"))
+            body.append((PLAIN, f"{table}[{self._constant(store.name)}] = {self._nested(store.spec, store.atoms)}"))
         if part.gives is not None:
             body.append((PLAIN, f"return ({''.join(f'{n}, ' for n in part.gives)})"))
         else:
@@ -144,12 +157,11 @@ class _Writer:
         else:
             text = self.use(self.plan.objects[store.path], "outside", ("outside", store.path))
         *steps, last = store.steps if store.how in ("set", "remove", "grow") else (*store.steps, None)
-        text += "".join(f".{step}" if isinstance(step, Attribute) else f"[{self._atom(step)}]" for step in steps)
+        for step in steps:
+            text = self._step(text, step)
         value = self._nested(store.spec, store.atoms)
         if store.how == "set":
-            return (
-                f"{text}.{last} = {value}" if isinstance(last, Attribute) else f"{text}[{self._atom(last)}] = {value}"
-            )
+            return f"{self._step(text, last)} = {value}"
         if store.how == "remove":
             return f"{text}.pop({self._atom(last)}, None)"
         if store.how == "grow":
@@ -181,7 +193,7 @@ class _Writer:
             broken = f"broken_witness('other data', 'the same data', 'tolist or numpy', {node.module!r})"
             return [f"if not same_data({taken}, {known}): raise {broken}"]
         call = self._call(node)
-        comment = f"  # {node.module}" if node.module else ""
+        comment = f"  # {one_line(node.module)}" if node.module else ""
         if not node.outputs:
             return [call + comment]
         targets = ", ".join(node.outputs) + ("," if node.unpack and len(node.outputs) == 1 else "")
@@ -247,10 +259,18 @@ class _Writer:
             "attribute": (module.__dict__, "a"),
         }[value.kind]
         name = self.use(table, f"{letter}_{path or 'model'}", (letter, path))
-        return name + "".join(f".{k[1]}" if isinstance(k, tuple) and k[0] == "." else f"[{k!r}]" for k in keys)
+        for key in keys:
+            name = self._step(name, Attribute(key[1]) if isinstance(key, tuple) and key[0] == "." else key)
+        return name
+
+    def _step(self, text: str, step: Any) -> str:
+        """What an attribute, an item or a key of `text` is written as."""
+        if not isinstance(step, Attribute):
+            return f"{text}[{self._atom(step)}]"
+        return f"{text}.{step}" if _is_name(step) else f"{self.use(Slots, 'Slots')}({text})[{str(step)!r}]"
 
     def _constant(self, value: Any) -> str:
-        if value is None or isinstance(value, (bool, str)) or type(value) is int:
+        if value is None or type(value) in (bool, str, int):
             return repr(value)
         if isinstance(value, float):
             return (
@@ -275,11 +295,11 @@ class _Writer:
                 return f"[{', '.join(inner)}]"
             if spec.kind == "tuple":
                 return f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
-            if spec.kind == "dict" and all(isinstance(k, (str, int, bool)) for k in spec.keys):
+            if spec.kind == "dict" and all(type(k) in (str, int, bool) for k in spec.keys):
                 return "{" + ", ".join(f"{k!r}: {v}" for k, v in zip(spec.keys, inner, strict=True)) + "}"
             cls = spec.cls
             assert cls is not None
-            if spec.kind == "fields" and all(str(k).isidentifier() for k in spec.keys):
+            if spec.kind == "fields" and all(_is_name(k) for k in spec.keys):
                 named = (f"{k}={v}" for k, v in zip(spec.keys, inner, strict=True))
                 return f"{self.use(cls, cls.__name__)}({', '.join(named)})"
             if spec.kind == "namedtuple":
