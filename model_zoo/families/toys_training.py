@@ -31,24 +31,6 @@ class ReturnsAWeight(_Twice):
         return self.leave(self.features(x)), self.turn.weight
 
 
-@toy("returns_penalties")
-class ReturnsPenalties(_Twice):
-    """The penalty is computed at the end of forward, as models that sum up their own losses do."""
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        logits = self.leave(self.features(x))
-        penalty = torch.stack([p.pow(2).sum() for p in (self.turn.weight, self.turn.bias, self.leave.weight)]).sum()
-        return {"logits": logits, "penalty": penalty}
-
-
-@toy("returns_all_weights")
-class ReturnsAllWeights(_Twice):
-    """All parameters come back, for a penalty outside: those of either half."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        return self.leave(self.features(x)), [*self.parameters()]
-
-
 @toy("sparse_gradients", "int-input", call(integers(0, 32, 6)))
 class SparseGradients(nn.Module):
     """An embedding whose gradient is sparse, looked up twice."""
