@@ -55,8 +55,8 @@ TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
 
 def unit(session: nox.Session, *options: str) -> None:
-    """Run the unit tests. `worksteal` keeps nearly all of a file in one process; benchmarks can't be timed beside others."""
-    pytest = ["pytest", "-n", "2", "--dist", "worksteal", "--benchmark-disable", *options]
+    """Run the unit tests. Benchmarks can't be timed beside others."""
+    pytest = ["pytest", "-n", "2", "--dist", "load", "--benchmark-disable", *options]
     session.run(*pytest, env=offline(session) | ONE_THREAD)
 
 
