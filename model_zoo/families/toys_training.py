@@ -5,7 +5,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model_zoo.families.toys_kit import Toys
-from model_zoo.sampling import call, integers
 
 toy = Toys()
 
@@ -29,19 +28,6 @@ class ReturnsAWeight(_Twice):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.leave(self.features(x)), self.turn.weight
-
-
-@toy("sparse_gradients", "int-input", call(integers(0, 32, 6)))
-class SparseGradients(nn.Module):
-    """An embedding whose gradient is sparse, looked up twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.leave = nn.Embedding(32, 16, sparse=True), nn.Linear(16, 4)
-
-    def forward(self, indices: Tensor) -> Tensor:
-        found: Tensor = self.leave(torch.tanh(self.embed(indices) * self.embed(indices.flip(1))).mean(1))
-        return found
 
 
 @toy("reentrant_checkpoint")
