@@ -25,18 +25,16 @@ for _name, _examples in {"smoke": 25, "full": 200, "nightly": 5000}.items():
 settings.load_profile(PROFILE)
 
 SPELLINGS = 2
-OF_MANY = (  # files whose tests say one thing of many models, changes or planted faults
+OF_MANY = (  # files whose tests say one thing of many models, changes or planted faults; all of `traps` do
     "test_buckets",
     "test_changed_models",
     "test_checks",
-    "test_defects",
     "test_facts",
     "test_held_objects",
     "test_hidden_paths",
     "test_learnt",
     "test_surroundings",
     "test_training_flags",
-    "test_traps_",
     "test_watched",
 )
 
@@ -46,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of each such test, the spellings beyond the first two are `variants`: CI has no time for all of them."""
     met: Counter[tuple[str, str]] = Counter()
     for item in items:
-        if item.path.name.startswith(OF_MANY) and hasattr(item, "callspec"):
+        if (item.path.parent.name == "traps" or item.path.name.startswith(OF_MANY)) and hasattr(item, "callspec"):
             key = item.path.name, item.name.partition("[")[0]
             met[key] += 1
             if met[key] > SPELLINGS:

@@ -3,10 +3,11 @@
 The files, in import order; nothing else in `ariadne` imports them::
 
     output             answers as text, tables and JSON; progress
-    inputs, subject    what the user typed: example inputs, and the model that is meant
     options            the options that commands share
-    plan, cuts, show, draw, profile, check, bench, save, inspect, doctor, completion     the commands
-    entry              one is chosen, run and answered for
+    grammar            every command with its options
+    entry              one is chosen, imported, run and answered for
+    inputs, subject    what the user typed: example inputs, and the model that is meant
+    plan, cuts, show, draw, profile, check, bench, save, inspect, doctor, completion     the commands, imported when chosen
 
 Each command is a function from parsed options to an `Answer`; only `main` writes to stdout.
 """
@@ -16,6 +17,7 @@ import warnings
 # torch says so as it is imported where there is no numpy, which nothing here needs; it reads like a broken installation.
 warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
 
-from ariadne.cli.entry import main, parser  # noqa: E402 - after what its imports would say
+from ariadne.cli.entry import main  # noqa: E402 - after what its imports would say
+from ariadne.cli.grammar import parser  # noqa: E402
 
 __all__ = ["main", "parser"]

@@ -14,27 +14,14 @@ from typing import Any
 import torch
 
 from ariadne.benchmark import BenchmarkResult, measure_forward, measure_split
-from ariadne.cli.options import Commands, boundary, mode, model_command, positive
+from ariadne.cli.options import boundary
 from ariadne.cli.output import Answer, progress, table
 from ariadne.cli.subject import Subject, load
 from ariadne.errors import CompileError
 
-ABOUT = "time the model against its split, in interleaved rounds, and say after how many calls a preparation has paid"
 EAGER, TWIN = "model, eager", "model, eager, again"
 FIRST_CALLS = 3
 LEAST_DIFFERENCE = 0.02
-
-
-def add(commands: Commands) -> None:
-    """Add the command."""
-    made = model_command(commands, "bench", ABOUT, run)
-    made.add_argument("--split", default="percent:50", metavar="CUT", help="where to cut (percent:50)")
-    made.add_argument("--compile", action="store_true", help="also the split, compiled, and torch.compile(model)")
-    made.add_argument(
-        "--rounds", type=positive, default=10, metavar="N", help="rounds, each of all in another order (10)"
-    )
-    made.add_argument("--iterations", type=positive, default=5, metavar="N", help="calls of each in a round (5)")
-    mode(made)
 
 
 @dataclass

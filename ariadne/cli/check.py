@@ -8,36 +8,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ariadne.check import CHECKS, SPLIT_CHECKS, CheckResult, Kind, check, passed
-from ariadne.cli.options import Commands, again, batches, boundary, mode, model_command, positive, words
+from ariadne.cli.options import again, boundary
 from ariadne.cli.output import FAILED, OK, Answer, Progress, progress, table
 from ariadne.cli.subject import Subject, load
 from ariadne.errors import SpecError
 
-ABOUT = "check that the split equals the model, bit for bit, over cuts, batch sizes and training steps"
 MOST = 10  # of what went wrong, in words
-MEANINGS = {
-    "twice": "the model itself, run twice, gives the same",
-    "left": "preparing leaves the model as it was",
-    "forward": "outputs, inputs, buffers and random draws equal the model's, on two inputs",
-    "replay": "the suffix run twice on one boundary, with another in flight between, gives the same",
-    "train": "losses, gradients, parameters, buffers, optimizer state and draws equal those of a copy, step by step",
-}
-
-
-def add(commands: Commands) -> None:
-    """Add the command."""
-    made = model_command(commands, "check", ABOUT, run)
-    made.add_argument(
-        "--cuts", type=words, default=["q25", "q50", "q75"], metavar="CUT,...", help="where to cut (q25,q50,q75)"
-    )
-    made.add_argument("--every", action="store_true", help="at every safe cut")
-    made.add_argument("--batches", type=batches, default=[1, 2, 3, 5], metavar="N,...", help="batch sizes (1,2,3,5)")
-    made.add_argument("--steps", type=positive, default=3, metavar="N", help="training steps (3)")
-    made.add_argument(
-        "--only", type=words, default=list(CHECKS), metavar="CHECK,...",
-        help="; ".join(f"{name}: {meaning}" for name, meaning in MEANINGS.items()),
-    )  # fmt: skip
-    mode(made)
 
 
 def run(options: Namespace) -> Answer:

@@ -6,10 +6,9 @@ import argparse
 from argparse import Namespace
 from collections.abc import Mapping
 
-from ariadne.cli.options import Commands, Parser, command
+from ariadne.cli.options import Parser
 from ariadne.cli.output import Answer
 
-ABOUT = "print a completion script for a shell"
 Options = Mapping[
     str, Mapping[str, tuple[str, ...] | None]
 ]  # command -> option -> its choices; None: it takes no value
@@ -18,12 +17,6 @@ _HOW = {
     "zsh": "# ariadne completion zsh > ~/.ariadne-completion, and in ~/.zshrc, after compinit:  . ~/.ariadne-completion",
     "fish": "# ariadne completion fish > ~/.config/fish/completions/ariadne.fish",
 }
-
-
-def add(commands: Commands) -> None:
-    """Add the command."""
-    made = command(commands, "completion", ABOUT, run)
-    made.add_argument("shell", choices=tuple(_HOW))
 
 
 def run(options: Namespace) -> Answer:

@@ -9,39 +9,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ariadne.cli.options import Commands, boundary, model_command, positive
+from ariadne.cli.options import boundary
 from ariadne.cli.output import Answer, size, table
 from ariadne.cli.subject import load
 from ariadne.cut import SplitCandidate, frontiers, parse_boundary, select
 from ariadne.errors import FrontierError
 from ariadne.plan import TracePlan
 
-ABOUT = "list the cuts of a model with what crosses each, or say why one is not safe"
 ORDERS = {
     "cut": lambda c: c.cut,
     "bytes": lambda c: (c.boundary_bytes, c.cut),
     "ops": lambda c: (abs(c.prefix_ops - c.suffix_ops), c.cut),
 }
-
-
-def add(commands: Commands) -> None:
-    """Add the command."""
-    made = model_command(commands, "cuts", ABOUT, run)
-    made.add_argument(
-        "--sort",
-        choices=tuple(ORDERS),
-        default="cut",
-        help="cut: as they run; bytes: least first; ops: most even first",
-    )
-    made.add_argument("--safe", action="store_true", help="only safe ones")
-    made.add_argument("--trainable", action="store_true", help="only those whose suffix has a parameter to train")
-    made.add_argument("--top", type=positive, metavar="N", help="only the first N")
-    made.add_argument("--csv", action="store_true", help="as CSV")
-    made.add_argument(
-        "--why",
-        metavar="CUT",
-        help="explain one cut: its number, after:layer3, percent:50, ...; is it safe, and what crosses",
-    )
 
 
 def run(options: Namespace) -> Answer:

@@ -16,19 +16,11 @@ import torch
 from torch import nn
 
 from ariadne.check import check, passed
-from ariadne.cli.options import Commands, command
 from ariadne.cli.output import FAILED, OK, Answer, progress, table
 from ariadne.prepare import prepare_split
 
-ABOUT = "report torch, devices, compiler, Graphviz and optional packages, and try what works here"
 OPTIONAL = ("numpy", "torchvision", "timm", "ultralytics", "rfdetr", "transformers", "graphviz")
 Row = tuple[str, str, str]  # what, its state, and more words
-
-
-def add(commands: Commands) -> None:
-    """Add the command."""
-    made = command(commands, "doctor", ABOUT, run)
-    made.add_argument("--compile", action="store_true", help="also compile a tiny split; takes a minute")
 
 
 def run(options: Namespace) -> Answer:

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 
-from ariadne.cli import bench, check, completion, cuts, doctor, draw, inspect, plan, profile, save, show
-from ariadne.cli.options import Parser, top
+from ariadne.cli.grammar import parser
 from ariadne.cli.output import NO_PLAN, USAGE, ModelError, UsageError, paint
 from ariadne.errors import AriadneError, SpecError
 
-COMMANDS = (plan, cuts, show, draw, profile, check, bench, save, inspect, doctor, completion)
 INTERRUPTED, CLOSED = 130, 141
-
-
-def parser() -> Parser:
-    """The parser of the whole command line."""
-    root, commands = top()
-    for module in COMMANDS:
-        module.add(commands)
-    return root
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # What a model prints, as it is imported or run, is no part of the answer.
         with contextlib.redirect_stdout(sys.stderr):
-            answer = options.run(options)
+            answer = importlib.import_module(f"ariadne.cli.{options.command}").run(options)
         sys.stdout.write(answer.json() if options.json else paint(answer.text) + "\n")
         sys.stdout.flush()
         return int(answer.status)

@@ -9,15 +9,9 @@ from typing import Any
 import torch
 
 from ariadne.check import Given
+from ariadne.cli.options import FORM
 from ariadne.cli.output import UsageError
 
-FORM = "[NAME=]SIZES[:DTYPE][:LOW..HIGH][:fixed]"
-HELP = (
-    f"an input of forward, {FORM}: sizes of one sample, the batch is put in front (3x224x224; none for one number "
-    "per sample); dtype float32 unless another is given (16:int64:0..1000); floats are drawn from a normal distribution, or "
-    "evenly from LOW to HIGH; integers from LOW up to HIGH, which is left out (0..2 if not said); NAME= passes it as a keyword; "
-    "fixed: without the batch. Repeat for more inputs, in forward's order"
-)
 _FORM = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<sizes>(?:\d+(?:x\d+)*)?)(?P<rest>(?::[^:]+)*)")
 _NUMBER = r"-?\d+(?:\.\d*)?(?:e-?\d+)?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")

@@ -5,21 +5,8 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 
-from ariadne.cli.options import Commands, command
 from ariadne.cli.output import Answer, UsageError, size
 from ariadne.half import Half, load
-
-ABOUT = "show what the file of a half holds: its plans, inputs, what crosses, tensors and versions"
-
-
-def add(commands: Commands) -> None:
-    """Add the command."""
-    made = command(commands, "inspect", ABOUT, run)
-    made.add_argument("file", metavar="FILE", help="what `ariadne save` or runtime.save wrote")
-    made.add_argument(
-        "--allow", action="append", default=[], metavar="NAME", help="a class that the file may name (module:name)"
-    )
-    made.add_argument("--brief", action="store_true", help="leave out the ops")
 
 
 def run(options: Namespace) -> Answer:

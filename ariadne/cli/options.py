@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ariadne.cli.inputs import HELP
-from ariadne.cli.output import USAGE, Answer, UsageError
-from ariadne.cli.subject import FORMS
-from ariadne.cut import MODES
+from ariadne.cli.output import USAGE, UsageError
 
 EXITS = """exit status:
   0    done; of a check: nothing failed, and something was compared
@@ -21,6 +18,15 @@ EXITS = """exit status:
   3    the model can't be made or run, or no plan, cut or picture of it can be made; the message says why
   130  interrupted;  141  the reader of the output closed it
 Errors are one line on stderr; --traceback shows where they came from."""
+FORMS = "package.module:factory, path/to/file.py:factory, or a name of model_zoo such as torchvision/resnet18"
+FORM = "[NAME=]SIZES[:DTYPE][:LOW..HIGH][:fixed]"
+HELP = (
+    f"an input of forward, {FORM}: sizes of one sample, the batch is put in front (3x224x224; none for one number "
+    "per sample); dtype float32 unless another is given (16:int64:0..1000); floats are drawn from a normal distribution, or "
+    "evenly from LOW to HIGH; integers from LOW up to HIGH, which is left out (0..2 if not said); NAME= passes it as a keyword; "
+    "fixed: without the batch. Repeat for more inputs, in forward's order"
+)
+MODES = ("debug_interpreter", "generated_eager", "compiled")
 _PICTURES = frozenset("bmp dot eps gif gv htm html jpeg jpg pdf png ps svg tif tiff webp".split())
 _ABOUT = (
     "Look at a PyTorch model, see where it can be split in two, and check on your machine that the split equals it."
@@ -45,18 +51,18 @@ def top() -> tuple[Parser, Commands]:
     return root, root.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
 
 
-def command(commands: Commands, name: str, about: str, run: Callable[[argparse.Namespace], Answer]) -> Parser:
+def command(commands: Commands, name: str, about: str) -> Parser:
     """A command without a model."""
     made: Parser = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
-    made.set_defaults(run=run, of=made)
+    made.set_defaults(of=made)
     made.add_argument("--json", action="store_true", help="print one JSON document, and nothing else, on stdout")
     made.add_argument("--traceback", action="store_true", help="with an error, show where it came from")
     return made
 
 
-def model_command(commands: Commands, name: str, about: str, run: Callable[[argparse.Namespace], Answer]) -> Parser:
+def model_command(commands: Commands, name: str, about: str) -> Parser:
     """A command about a model, with the options that say which, and on what inputs."""
-    made = command(commands, name, about, run)
+    made = command(commands, name, about)
     made.add_argument("model", metavar="MODEL", help=_MODEL)
     group = made.add_argument_group("the model and its inputs")
     group.add_argument("--input", action="append", default=[], metavar="SPEC", help=HELP)
@@ -110,6 +116,8 @@ def boundary(text: str) -> str:
 
 def outfile(out: str | None, form: str | None, known: Sequence[str]) -> tuple[str | None, str]:
     """Where a picture goes, and its format: the one asked for, else that of the path's ending, else svg."""
+    if out and not Path(out).parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {Path(out).parent}; make it first, or choose another")
     ending = Path(out or "").suffix.removeprefix(".")
     if not form and ending.lower() in _PICTURES and ending not in known:
         raise UsageError(f"--out {out}: no {ending} can be made; there are {', '.join(known)}")

@@ -6,20 +6,12 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
 
-from ariadne.cli.options import Commands, model_command
 from ariadne.cli.output import Answer
 from ariadne.cli.subject import load
 from ariadne.guards import Baseline, shown
 from ariadne.plan import Expr, TracePlan
 
 MOST = 8  # names in a line
-ABOUT = "print the plan of a model: its ops, how it was captured, its guards, and what could not be made dynamic"
-
-
-def add(commands: Commands) -> None:
-    """Add the command."""
-    made = model_command(commands, "plan", ABOUT, run)
-    made.add_argument("--brief", action="store_true", help="leave out the ops")
 
 
 def run(options: Namespace) -> Answer:

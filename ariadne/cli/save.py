@@ -5,21 +5,10 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 
-from ariadne.cli.options import Commands, boundary, model_command
+from ariadne.cli.options import boundary
 from ariadne.cli.output import Answer, size
 from ariadne.cli.subject import load
 from ariadne.cut import parse_boundary
-
-ABOUT = "write one side of a cut to a file, to be loaded without the model's code"
-
-
-def add(commands: Commands) -> None:
-    """Add the command."""
-    made = model_command(commands, "save", ABOUT, run)
-    made.add_argument("cut", metavar="CUT", help="where to cut: its number, after:layer3, percent:50, 50%%, auto")
-    made.add_argument("--side", choices=("prefix", "suffix"), required=True, help="which side to write")
-    made.add_argument("--out", metavar="FILE", required=True, help="where to, such as edge.safetensors")
-    made.add_argument("--no-weights", action="store_true", help="the names and types of the tensors alone")
 
 
 def run(options: Namespace) -> Answer:

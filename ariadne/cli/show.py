@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from ariadne.cli.options import Commands, boundary, model_command
+from ariadne.cli.options import boundary
 from ariadne.cli.output import Answer, size
 from ariadne.cli.subject import load
 from ariadne.cut import parse_boundary
-
-ABOUT = "print the Python that runs on each side of a cut"
-
-
-def add(commands: Commands) -> None:
-    """Add the command."""
-    made = model_command(commands, "show", ABOUT, run)
-    made.add_argument("cut", metavar="CUT", help="where to cut: its number, after:layer3, percent:50, 50%%, auto")
-    made.add_argument("--side", choices=("prefix", "suffix"), help="only this side")
 
 
 def run(options: Namespace) -> Answer:

@@ -20,6 +20,7 @@ from ariadne import tree
 from ariadne.capture import Captured, Example
 from ariadne.check import Given, Inputs, Loss, seed_all, varied
 from ariadne.cli import inputs
+from ariadne.cli.options import FORM, FORMS
 from ariadne.cli.output import ModelError, UsageError, progress
 from ariadne.cut import SplitSpec
 from ariadne.errors import AriadneError, nearest
@@ -32,7 +33,6 @@ _HINT = (
     "--input gives the sizes of one sample, before which the batch is put, in forward's order, and a type where it is not float32, "
     "such as 16:int64:0..1000"
 )
-FORMS = "package.module:factory, path/to/file.py:factory, or a name of model_zoo such as torchvision/resnet18"
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _subject(name: str, found: _Found, options: Namespace) -> Subject:
     elif found.args is not None:
         args, kwargs = found.args, found.kwargs or {}
         if not any(isinstance(t, torch.Tensor) and t.dim() for t in tree.leaves((args, kwargs))):
-            raise UsageError(f"{name} came with inputs that hold no tensor with a batch; give --input {inputs.FORM}")
+            raise UsageError(f"{name} came with inputs that hold no tensor with a batch; give --input {FORM}")
         example = Example.of(args, kwargs)
         if options.batch:
             args, kwargs = tree.unflatten(example.resized(options.batch), example.spec)

@@ -292,9 +292,17 @@ def test_draw_writes_a_picture_of_the_model_or_of_a_cut(capsys: pytest.CaptureFi
     model = "models_of_mine.py:with_args"
     assert "whole, 3 ops: trace_graph.dot" in answered(capsys, "draw", model, "--format", "dot")
     assert Path("trace_graph.dot").read_text().startswith("digraph")
+    Path("pictures").mkdir()
     data = found(capsys, "draw", model, "after:body", "--out", "pictures/cut.dot", "--operations", "--depth", "all")
     assert data == {"model": model, "view": "split", "split_id": "cut:2", "path": "pictures/cut.dot"}
     assert "PREFIX" in Path("pictures/cut.dot").read_text()
+
+
+@pytest.mark.parametrize("name", ["draw", "profile"])
+def test_a_folder_that_is_not_there_is_not_made(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "models_of_mine.py:with_args", "--out", "not_there/cut.svg"]) == 2
+    assert "there is no folder not_there; make it first" in capsys.readouterr().err
+    assert not Path("not_there").exists()
 
 
 def test_a_model_that_can_not_be_cut_is_drawn_whole(capsys: pytest.CaptureFixture[str]) -> None:

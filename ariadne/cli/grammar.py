@@ -1,0 +1,168 @@
+"""The grammar of the command line: every command with its options. Nothing here imports torch, so `--help` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+
+from ariadne.cli.options import Commands, Parser, batches, command, mode, model_command, positive, top, words
+
+ORDERS = ("cut", "bytes", "ops")
+PICTURES = ("svg", "pdf", "png", "dot")
+CHARTS = ("svg", "png", "html")
+SHELLS = ("bash", "zsh", "fish")
+MEANINGS = {
+    "twice": "the model itself, run twice, gives the same",
+    "left": "preparing leaves the model as it was",
+    "forward": "outputs, inputs, buffers and random draws equal the model's, on two inputs",
+    "replay": "the suffix run twice on one boundary, with another in flight between, gives the same",
+    "train": "losses, gradients, parameters, buffers, optimizer state and draws equal those of a copy, step by step",
+}
+
+
+def parser() -> Parser:
+    """The parser of the whole command line."""
+    root, commands = top()
+    for add in (_plan, _cuts, _show, _draw, _profile, _check, _bench, _save, _inspect, _doctor, _completion):
+        add(commands)
+    return root
+
+
+def _plan(commands: Commands) -> None:
+    made = model_command(
+        commands,
+        "plan",
+        "print the plan of a model: its ops, how it was captured, its guards, and what could not be made dynamic",
+    )
+    made.add_argument("--brief", action="store_true", help="leave out the ops")
+
+
+def _cuts(commands: Commands) -> None:
+    made = model_command(
+        commands, "cuts", "list the cuts of a model with what crosses each, or say why one is not safe"
+    )
+    made.add_argument(
+        "--sort",
+        choices=ORDERS,
+        default="cut",
+        help="cut: as they run; bytes: least first; ops: most even first",
+    )
+    made.add_argument("--safe", action="store_true", help="only safe ones")
+    made.add_argument("--trainable", action="store_true", help="only those whose suffix has a parameter to train")
+    made.add_argument("--top", type=positive, metavar="N", help="only the first N")
+    made.add_argument("--csv", action="store_true", help="as CSV")
+    made.add_argument(
+        "--why",
+        metavar="CUT",
+        help="explain one cut: its number, after:layer3, percent:50, ...; is it safe, and what crosses",
+    )
+
+
+def _show(commands: Commands) -> None:
+    made = model_command(commands, "show", "print the Python that runs on each side of a cut")
+    made.add_argument("cut", metavar="CUT", help="where to cut: its number, after:layer3, percent:50, 50%%, auto")
+    made.add_argument("--side", choices=("prefix", "suffix"), help="only this side")
+
+
+def _draw(commands: Commands) -> None:
+    made = model_command(commands, "draw", "draw a model, or with a cut its prefix, what crosses, and its suffix")
+    made.add_argument("cut", metavar="CUT", nargs="?", help="where to cut; without it the model is drawn whole")
+    made.add_argument("--out", metavar="PATH", help="where the picture goes (trace_graph or split_graph, here)")
+    made.add_argument("--format", choices=PICTURES, help="(by the ending of --out, or svg); dot needs no Graphviz")
+    made.add_argument("--operations", action="store_true", help="every op as a box, and not modules")
+    made.add_argument(
+        "--depth", type=depth, default="auto", metavar="N", help="modules shown inside one another, or all"
+    )
+    made.add_argument("--targets", action="store_true", help="with the ATen targets of the ops")
+    made.add_argument("--markers", action="store_true", help="with what is written, drawn, aliased and switched")
+    made.add_argument("--indices", action="store_true", help="with the numbers of the ops")
+
+
+def _profile(commands: Commands) -> None:
+    made = model_command(
+        commands,
+        "profile",
+        "draw what crosses at every cut of a model, and with --measure the prefix's share of the time",
+    )
+    made.add_argument("--split", default="auto", metavar="CUT", help="the cut that is marked as chosen (auto)")
+    made.add_argument("--out", metavar="PATH", help="where it goes (frontier_profile, here)")
+    made.add_argument(
+        "--format", choices=CHARTS, help="(by the ending of --out, or svg); html is a page to hover and click in"
+    )
+    made.add_argument("--measure", action="store_true", help="time the halves at some of the cuts, in this process")
+    made.add_argument("--places", type=positive, default=12, metavar="N", help="at how many cuts (12)")
+    made.add_argument("--iterations", type=positive, default=20, metavar="N", help="calls at each (20)")
+
+
+def _check(commands: Commands) -> None:
+    made = model_command(
+        commands,
+        "check",
+        "check that the split equals the model, bit for bit, over cuts, batch sizes and training steps",
+    )
+    made.add_argument(
+        "--cuts", type=words, default=["q25", "q50", "q75"], metavar="CUT,...", help="where to cut (q25,q50,q75)"
+    )
+    made.add_argument("--every", action="store_true", help="at every safe cut")
+    made.add_argument("--batches", type=batches, default=[1, 2, 3, 5], metavar="N,...", help="batch sizes (1,2,3,5)")
+    made.add_argument("--steps", type=positive, default=3, metavar="N", help="training steps (3)")
+    made.add_argument(
+        "--only", type=words, default=list(MEANINGS), metavar="CHECK,...",
+        help="; ".join(f"{name}: {meaning}" for name, meaning in MEANINGS.items()),
+    )  # fmt: skip
+    mode(made)
+
+
+def _bench(commands: Commands) -> None:
+    made = model_command(
+        commands,
+        "bench",
+        "time the model against its split, in interleaved rounds, and say after how many calls a preparation has paid",
+    )
+    made.add_argument("--split", default="percent:50", metavar="CUT", help="where to cut (percent:50)")
+    made.add_argument("--compile", action="store_true", help="also the split, compiled, and torch.compile(model)")
+    made.add_argument(
+        "--rounds", type=positive, default=10, metavar="N", help="rounds, each of all in another order (10)"
+    )
+    made.add_argument("--iterations", type=positive, default=5, metavar="N", help="calls of each in a round (5)")
+    mode(made)
+
+
+def _save(commands: Commands) -> None:
+    made = model_command(commands, "save", "write one side of a cut to a file, to be loaded without the model's code")
+    made.add_argument("cut", metavar="CUT", help="where to cut: its number, after:layer3, percent:50, 50%%, auto")
+    made.add_argument("--side", choices=("prefix", "suffix"), required=True, help="which side to write")
+    made.add_argument("--out", metavar="FILE", required=True, help="where to, such as edge.safetensors")
+    made.add_argument("--no-weights", action="store_true", help="the names and types of the tensors alone")
+
+
+def _inspect(commands: Commands) -> None:
+    made = command(
+        commands, "inspect", "show what the file of a half holds: its plans, inputs, what crosses, tensors and versions"
+    )
+    made.add_argument("file", metavar="FILE", help="what `ariadne save` or runtime.save wrote")
+    made.add_argument(
+        "--allow", action="append", default=[], metavar="NAME", help="a class that the file may name (module:name)"
+    )
+    made.add_argument("--brief", action="store_true", help="leave out the ops")
+
+
+def _doctor(commands: Commands) -> None:
+    made = command(
+        commands, "doctor", "report torch, devices, compiler, Graphviz and optional packages, and try what works here"
+    )
+    made.add_argument("--compile", action="store_true", help="also compile a tiny split; takes a minute")
+
+
+def _completion(commands: Commands) -> None:
+    made = command(commands, "completion", "print a completion script for a shell")
+    made.add_argument("shell", choices=SHELLS)
+
+
+def depth(text: str) -> int | str | None:
+    """A number of modules, `all` as None, or `auto`."""
+    if text in ("auto", "all"):
+        return "auto" if text == "auto" else None
+    try:
+        return positive(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, 'all' or 'auto'; found {text!r}") from None
