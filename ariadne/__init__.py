@@ -3,6 +3,7 @@
 A room for each stage of the pipeline, in import order; nothing imports backwards, and others come in by the door, the `__init__`::
 
     errors, tree, compare     the ground: the tree of errors, the walker of nested values, the comparator of results
+    units                     numbers with units, as people read them
     plan                      a forward as frozen data: ops, values, sizes as expressions in the batch
     boundary                  what crosses, in memory and as bytes
     cut                       every frontier of a plan, and the one that was asked for

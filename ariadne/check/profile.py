@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ariadne.capture import Snapshot
-from ariadne.cut import SIDES, SplitCandidate, parts
+from ariadne.cut import SIDES, SplitCandidate, ends_of, parts
 from ariadne.errors import AriadneError, SpecError
 from ariadne.runtime import SplitRuntime
 from ariadne.segment import emit
@@ -124,7 +124,7 @@ def evenly(candidates: Sequence[SplitCandidate], count: int) -> list[SplitCandid
 def _sources(runtime: SplitRuntime, found: Profile, most: int) -> dict[int, tuple[str, str]]:
     """The generated source of both sides for the cut in use, the Pareto-best ones and as many others as that leaves room for."""
     safe = [p.candidate for p in found.points if p.candidate.safe]
-    first = {c.cut: c for c in [runtime.candidate, *pareto(safe)][:most]}
+    first = {c.cut: c for c in [runtime.candidate, *pareto(safe, ends_of(runtime.plan))][:most]}
     others = [c for c in safe if c.cut not in first]
     for c in evenly(others, most - len(first)) if most > len(first) else []:
         first[c.cut] = c

@@ -6,15 +6,16 @@ import csv
 import io
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from ariadne.cli.options import boundary
-from ariadne.cli.output import Answer, size, table
+from ariadne.cli.output import Answer, table
 from ariadne.cli.subject import load
-from ariadne.cut import SplitCandidate, frontiers, parse_boundary, select
+from ariadne.cut import Ends, SplitCandidate, ends_of, frontiers, parse_boundary, select
 from ariadne.errors import FrontierError
 from ariadne.plan import TracePlan
+from ariadne.units import size
 
 ORDERS = {
     "cut": lambda c: c.cut,
@@ -35,9 +36,10 @@ def run(options: Namespace) -> Answer:
     chosen = [c for c in candidates if (c.safe or not options.safe) and (c.trainable or not options.trainable)]
     chosen = sorted(chosen, key=ORDERS[options.sort])[: options.top]
     rows = [row(plan, c) for c in chosen]
-    text = _csv(rows) if options.csv else _text(subject.name, candidates, chosen, rows)
+    text = _csv(rows) if options.csv else _text(subject.name, ends_of(plan), candidates, chosen, rows)
     safe = sum(c.safe for c in candidates)
-    return Answer(text, {"model": subject.name, "cuts": len(candidates), "safe": safe, "candidates": rows})
+    ends = asdict(ends_of(plan))
+    return Answer(text, {"model": subject.name, "cuts": len(candidates), "safe": safe, **ends, "candidates": rows})
 
 
 def row(plan: TracePlan, c: SplitCandidate) -> dict[str, Any]:
@@ -60,7 +62,11 @@ def row(plan: TracePlan, c: SplitCandidate) -> dict[str, Any]:
 
 
 def _text(
-    name: str, candidates: Sequence[SplitCandidate], chosen: Sequence[SplitCandidate], rows: Sequence[dict[str, Any]]
+    name: str,
+    ends: Ends,
+    candidates: Sequence[SplitCandidate],
+    chosen: Sequence[SplitCandidate],
+    rows: Sequence[dict[str, Any]],
 ) -> str:
     heads = ["cut", "after module", "last op", ">per sample", "values", "prefix", "suffix", "safe", "to train"]
     lines = [
@@ -72,12 +78,20 @@ def _text(
     found = f"{name}: {len(candidates)} cuts, {len(safe)} of them safe; {len(chosen)} shown"
     notes = [
         f"{found}. prefix and suffix count ops.",
+        _beside(ends, safe),
         "Cut with split='cut:N', or 'after:MODULE' where a module ends; N is of this plan: training mode has other ops.",
     ]
     if len(safe) < len(candidates):
         unsafe = next((c for c in chosen if not c.safe), next(c for c in candidates if not c.safe))
         notes.append(f"Why one is not safe: --why {unsafe.split_id}")
     return "\n".join([table(heads, lines), "", *notes] if rows else notes)
+
+
+def _beside(ends: Ends, safe: Sequence[SplitCandidate]) -> str:
+    """What the cuts stand beside: sending the input itself, and the answer."""
+    less = sum(c.boundary_bytes < ends.input_bytes for c in safe)
+    found = f"{less} of the safe cuts send less" if less else "no safe cut sends less"
+    return f"The input is {size(ends.input_bytes)} per sample, the output {size(ends.output_bytes)}: {found} than the input."
 
 
 def _trains(r: dict[str, Any]) -> str:

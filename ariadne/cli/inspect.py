@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 
-from ariadne.cli.output import Answer, UsageError, size
+from ariadne.cli.output import Answer, UsageError
 from ariadne.half import Half, load
+from ariadne.units import size
 
 
 def run(options: Namespace) -> Answer:

@@ -73,19 +73,6 @@ def cell(value: Any) -> str:
     return f"{value:,.3f}" if isinstance(value, float) else str(value)
 
 
-def size(nbytes: float) -> str:
-    """Bytes in a unit that reads well.
-
-    >>> size(100352.0)
-    '98.0 KiB'
-    """
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} GiB"
-
-
 def paint(text: str) -> str:
     """The text with its verdicts coloured, where stdout is a terminal that may have colours (`NO_COLOR` is unset)."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":

@@ -6,9 +6,10 @@ import os
 from argparse import Namespace
 
 from ariadne.cli.options import boundary
-from ariadne.cli.output import Answer, size
+from ariadne.cli.output import Answer
 from ariadne.cli.subject import load
 from ariadne.cut import parse_boundary
+from ariadne.units import size
 
 
 def run(options: Namespace) -> Answer:

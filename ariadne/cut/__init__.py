@@ -8,7 +8,7 @@ A plan and what a user typed flow in; candidates, and the one that is meant, flo
     selection    from a parsed boundary to one candidate
 """
 
-from ariadne.cut.frontier import SplitCandidate, crosses, frontiers, with_trainable
+from ariadne.cut.frontier import Ends, SplitCandidate, crosses, ends_of, frontiers, with_trainable
 from ariadne.cut.part import SIDES, Part, parameters_read, parts
 from ariadne.cut.selection import select
 from ariadne.cut.spec import MODES, Boundary, CompileOptions, ExecutionMode, Objective, SplitSpec, parse_boundary
@@ -22,7 +22,9 @@ __all__ = [
     "SplitSpec",
     "parse_boundary",
     "SplitCandidate",
+    "Ends",
     "crosses",
+    "ends_of",
     "frontiers",
     "with_trainable",
     "select",

@@ -52,6 +52,29 @@ def crosses(value: Value | None) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Bytes per sample of what the whole model takes and of what it gives: what sending the raw input, or the answer, costs."""
+
+    input_bytes: float
+    output_bytes: float
+
+
+def ends_of(plan: TracePlan) -> Ends:
+    """What a plan takes and gives, in bytes per sample; a tensor that stands there twice counts once.
+
+    >>> ends_of(plan)
+    Ends(input_bytes=64.0, output_bytes=16.0)
+    """
+    env: dict[str, Any] = {plan.batch_symbol: plan.traced_batch}
+
+    def weight(names: Iterable[str]) -> float:
+        values = [plan.values[n] for n in dict.fromkeys(names) if crosses(plan.values.get(n))]
+        return sum(v.nbytes(env) for v in values) / plan.traced_batch
+
+    return Ends(weight(name for _, name in plan.inputs), weight(uses(plan.output)))
+
+
 def with_trainable(
     plan: TracePlan, candidates: tuple[SplitCandidate, ...], trains: Callable[[Value], bool]
 ) -> tuple[SplitCandidate, ...]:

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from ariadne.units import size
 from ariadne.visualization.curve import Band, Point, Profile
 
 FONT = "system-ui, Helvetica, Arial, sans-serif"
@@ -22,6 +23,7 @@ STYLE = """
 text { font-family: FONT; font-size: 11px; fill: INK; }
 .quiet { fill: QUIET; } .title { font-size: 14px; font-weight: 600; }
 .paper { fill: PAPER; } .band { fill: BAND; } .grid { stroke: GRID; stroke-width: 1; fill: none; }
+.input { stroke: BAD; stroke-width: 1; stroke-dasharray: 5 4; fill: none; }
 .curve { stroke: QUIET; stroke-width: 1; fill: none; } .share { stroke: SAFE; stroke-width: 1.5; fill: none; }
 .safe { fill: SAFE; } .bad { stroke: BAD; stroke-width: 1.6; fill: none; }
 .best { fill: BEST; stroke: PAPER; stroke-width: 1; }
@@ -55,7 +57,8 @@ def standalone(profile: Profile, width: int = 960) -> tuple[str, tuple[int, int]
 def chart(profile: Profile, width: int, *, listed: bool) -> tuple[str, int]:
     """The chart's elements without the `svg` around them, and their height; `listed` adds the best cuts by name."""
     scale = Scale(profile, width)
-    parts = [*_frame(profile, scale), *_bands(profile.bands, scale), *_axis(scale), *_points(profile, scale)]
+    parts = [*_frame(profile, scale), *_bands(profile.bands, scale), *_axis(scale), *_input(profile, scale)]
+    parts += _points(profile, scale)
     bottom = TOP + PLOT
     if profile.measured:
         parts += _shares(profile, scale)
@@ -93,7 +96,8 @@ class Scale:
         self.width, self.ops = width, profile.ops
         self.left = 62 if width >= 500 else 50
         self.shares_top = TOP + PLOT + 30
-        sizes = [p.candidate.boundary_bytes for p in profile.points if p.candidate.boundary_bytes > 0] or [1.0]
+        crossing = [profile.ends.input_bytes, *(p.candidate.boundary_bytes for p in profile.points)]
+        sizes = [nbytes for nbytes in crossing if nbytes > 0] or [1.0]
         self.low, self.high = math.log10(min(sizes)), math.log10(max(sizes))
         room = max(0.08, 0.06 * (self.high - self.low))
         self.low, self.high = self.low - room, self.high + 2 * room
@@ -118,14 +122,6 @@ class Scale:
         return []
 
 
-def size(number: float) -> str:
-    """Bytes in words: `196,608 bytes` as `197 kB`."""
-    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if number >= limit:
-            return f"{number / limit:.3g} {unit}"
-    return f"{number:.3g} B"
-
-
 def _frame(profile: Profile, scale: Scale) -> Iterator[str]:
     narrow = scale.width < 500
     yield _text(12, 20, f"{profile.title}: bytes per sample across each cut", "title" if scale.width >= 500 else "")
@@ -133,7 +129,7 @@ def _frame(profile: Profile, scale: Scale) -> Iterator[str]:
     key = [
         ("safe", "safe"),
         ("bad", "not safe"),
-        ("best", "Pareto-best" if narrow else "Pareto-best: sends less than all before it"),
+        ("best", "Pareto-best" if narrow else "Pareto-best: sends less than the input and all cuts before it"),
     ]
     key += [("chosen", "chosen" if narrow else "the chosen cut")] if any(p.chosen for p in profile.points) else []
     for mark, words in key:
@@ -160,6 +156,14 @@ def _axis(scale: Scale) -> Iterator[str]:
         yield f'<path class="grid" d="M{scale.left} {y:.1f}H{scale.width - RIGHT}"/>'
         yield _text(scale.left - 6, y + 4, size(tick), "quiet", "end")
     yield f'<path class="grid" d="M{scale.left} {TOP + PLOT}H{scale.width - RIGHT}"/>'
+
+
+def _input(profile: Profile, scale: Scale) -> Iterator[str]:
+    """A line as high as the input: a cut above it sends more than no cut at all."""
+    y = scale.y(profile.ends.input_bytes)
+    yield f'<path class="input" d="M{scale.left} {y:.1f}H{scale.width - RIGHT}"/>'
+    words = f"the input, {size(profile.ends.input_bytes)}"
+    yield _text(scale.width - RIGHT - 4, y - 4, words, "quiet", "end")
 
 
 def _points(profile: Profile, scale: Scale) -> Iterator[str]:
@@ -209,7 +213,11 @@ def _shares(profile: Profile, scale: Scale) -> Iterator[str]:
 
 def _listing(profile: Profile) -> Iterator[tuple[str, str]]:
     """The rows below a picture: a number and words."""
-    yield "", "Pareto-best cuts: no safe cut before it sends as little"
+    sent, given = size(profile.ends.input_bytes), size(profile.ends.output_bytes)
+    few = "" if profile.best else "; no safe cut sends less than the input"
+    yield "", f"the input is {sent} per sample, the output {given}{few}"
+    if profile.best:
+        yield "", "Pareto-best cuts: neither the input nor a safe cut before it is as small"
     yield from ((str(number), summary(profile, point)) for number, point in enumerate(profile.best, start=1))
     yield from (("", f"chosen: {summary(profile, point)}") for point in profile.points if point.chosen)
     bad = sum(not p.candidate.safe for p in profile.points)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-from ariadne.cut import SplitCandidate
+from ariadne.cut import Ends, SplitCandidate, ends_of
 from ariadne.plan import TracePlan
 from ariadne.visualization import labels
 from ariadne.visualization.fold import Folding, Frame, fold, frames
@@ -26,8 +27,8 @@ class Point:
     """One cut of the profile.
 
     `module`: where the last op of the prefix runs, `op`: what it does. `kind`: that of the module that ends there, or of that
-    in which the op runs. `best`: safe, and no safe cut with fewer
-    ops in the prefix sends as few bytes.
+    in which the op runs. `best`: safe, sends less than the model's input, and no
+    safe cut with fewer ops in the prefix sends as few bytes.
     """
 
     candidate: SplitCandidate
@@ -66,10 +67,11 @@ class Profile:
     ops: int
     points: tuple[Point, ...]
     bands: tuple[Band, ...]
+    ends: Ends
 
     @property
     def best(self) -> tuple[Point, ...]:
-        """The Pareto-best cuts, from the first to the last: each sends less than all safe ones before it."""
+        """The Pareto-best cuts, from the first to the last: each sends less than the input and all safe cuts before it."""
         return tuple(p for p in self.points if p.best)
 
     @property
@@ -85,7 +87,8 @@ def profile(
     times: Mapping[int, Times] | None = None,
 ) -> Profile:
     """The profile of a plan's cuts; `times` are by the number of ops in the prefix, for as many cuts as were measured."""
-    best = {c.cut for c in pareto(candidates)}
+    ends = ends_of(plan)
+    best = {c.cut for c in pareto(candidates, ends)}
     root = frames(plan)
     kinds = {f.call.path: f.call.kind for f in root.inside()}
     points = []
@@ -95,16 +98,19 @@ def profile(
         kind, op = kinds.get(c.after.partition("#")[0] or node.module, ""), labels.op(node)
         points.append(Point(c, node.module, kind, op, (times or {}).get(c.cut), c.cut in best, here))
     bands = tuple(_bands(root, fold(root, "auto", boxes=MOST_BANDS)))
-    return Profile(root.call.kind or "model", len(plan.nodes), tuple(points), bands)
+    return Profile(root.call.kind or "model", len(plan.nodes), tuple(points), bands, ends)
 
 
-def pareto(candidates: Sequence[SplitCandidate]) -> Iterator[SplitCandidate]:
-    """The safe cuts that send fewer bytes than every safe cut before them: less in the prefix means more on the wire."""
-    least = float("inf")
-    for c in candidates:
-        if c.safe and c.boundary_bytes < least:
-            least = c.boundary_bytes
-            yield c
+def pareto(candidates: Sequence[SplitCandidate], ends: Ends) -> Iterator[SplitCandidate]:
+    """The safe cuts that send fewer bytes than the input and every safe cut before them: more in the prefix has to pay.
+
+    Of neighbours that send as much as one another it is the first that ends a module, for whole blocks are easier to name.
+    """
+    least = ends.input_bytes
+    for nbytes, run in groupby((c for c in candidates if c.safe), lambda c: c.boundary_bytes):
+        if nbytes < least:
+            least, alike = nbytes, list(run)
+            yield next((c for c in alike if c.after), alike[0])
 
 
 def _bands(frame: Frame, folding: Folding) -> Iterator[Band]:

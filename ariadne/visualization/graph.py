@@ -9,6 +9,7 @@ from typing import Literal
 
 from ariadne.cut import SplitCandidate, crosses
 from ariadne.plan import TracePlan, uses
+from ariadne.units import size
 from ariadne.visualization import labels
 from ariadne.visualization.fold import Depth, Folding, Frame, fold, frames
 
@@ -224,8 +225,8 @@ class _Builder:
             if self.options.markers:
                 rows += labels.markers(plan, (), names)
             boxes.append(Box(box_id, role, tuple(filter(None, rows)), ", ".join(names)))
-        size = f"{self.candidate.boundary_bytes:,.0f} bytes\nper sample"
-        title = f"BOUNDARY\n{self.candidate.split_id}\n{labels.counted(len(live), 'value')}\n{size}"
+        sent = f"{size(self.candidate.boundary_bytes)}\nper sample"
+        title = f"BOUNDARY\n{self.candidate.split_id}\n{labels.counted(len(live), 'value')}\n{sent}"
         return [Group("boundary", "boundary", title, tuple(boxes), ", ".join(live))]
 
     def edges(self, items: Iterable[Box | Group], output: Box) -> Iterator[Edge]:

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ariadne.plan import TracePlan
+from ariadne.units import size
 from ariadne.visualization import labels
-from ariadne.visualization.chart import DARK, LIGHT, chart, size, style, summary
+from ariadne.visualization.chart import DARK, LIGHT, chart, style, summary
 from ariadne.visualization.curve import Point, Profile
 
 WIDE, NARROW = 1040, 358
@@ -156,7 +157,7 @@ table { border-collapse: collapse; font-size: 13px; } td, th { text-align: left;
 sides.</p>
 @@CHARTS@@
 <section id="detail" aria-live="polite"><p class="quietly">No cut is selected.</p></section>
-<h2>Pareto-best cuts: no safe cut before it sends as little</h2>
+<h2>Pareto-best cuts: neither the input nor a safe cut before it is as small</h2>
 <ol id="best">
 @@BEST@@
 </ol>

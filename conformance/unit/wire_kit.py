@@ -5,16 +5,12 @@ from __future__ import annotations
 import itertools
 import struct
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 
-from ariadne.boundary import register_boundary_serializer
-from ariadne.boundary.wire import decode, encode, unregister_boundary_serializer
-
-# What was sent, and what came
+from ariadne.boundary.wire import decode, encode
 
 
 def bits(t: torch.Tensor) -> bytes:
@@ -73,9 +69,6 @@ def check_values(values: Any) -> None:
     assert same(decode(data)[2], values)
 
 
-# What can't cross
-
-
 class Angle:
     """A type of the user's own."""
 
@@ -102,12 +95,3 @@ def deep(n: int, wrap: Callable[[Any], Any]) -> Any:
 
 
 # Registered types
-
-
-@pytest.fixture
-def angle() -> Iterator[None]:
-    register_boundary_serializer(
-        Angle, lambda a: {"degrees": a.degrees}, lambda tree: Angle(tree["degrees"]), "degrees, v1"
-    )
-    yield
-    unregister_boundary_serializer(Angle)

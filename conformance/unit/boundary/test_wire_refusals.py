@@ -147,7 +147,7 @@ def test_registering_again_replaces() -> None:
 def test_unknown_type_is_refused_by_name(angle: None) -> None:
     data = encode({}, {}, [Angle(1.0)])
     unregister_boundary_serializer(Angle)
-    words = r"holds a '.*test_wire\.Angle', which is not registered in this process; call register_boundary_serializer"
+    words = r"holds a '.*wire_kit\.Angle', which is not registered in this process; call register_boundary_serializer"
     with pytest.raises(PayloadError, match=words):
         decode(data)
 

@@ -20,8 +20,9 @@ import torch
 from ariadne.cli import main, parser
 from ariadne.cli.bench import break_even
 from ariadne.cli.inputs import Input, make, parse
-from ariadne.cli.output import UsageError, size, table
+from ariadne.cli.output import UsageError, table
 from ariadne.errors import CompileError
+from ariadne.units import size
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -449,4 +450,4 @@ def test_every_line_of_the_page_is_one_that_the_parser_takes() -> None:
 
 def test_tables_and_sizes_read_well() -> None:
     assert table(["name", "n"], [("a", 1), ("bcd", 20_000)]) == "name       n\na          1\nbcd   20,000"
-    assert [size(n) for n in (12, 2048, 3 * 2**20, 5 * 2**30)] == ["12 B", "2.0 KiB", "3.0 MiB", "5.0 GiB"]
+    assert [size(n) for n in (12, 2048, 3 * 2**20, 5 * 2**30)] == ["12 B", "2.05 kB", "3.15 MB", "5.37 GB"]

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,9 +20,11 @@ from ariadne import SplitRuntime, prepare_split
 from ariadne.check import FORMATS, frontier_profile
 from ariadne.check.profile import evenly, measured_times
 from ariadne.compare import difference
+from ariadne.cut import Ends, frontiers
 from ariadne.errors import SpecError, VisualizationError
+from ariadne.units import size
 from ariadne.visualization import render
-from ariadne.visualization.chart import chart, size
+from ariadne.visualization.chart import chart
 from ariadne.visualization.curve import Times, profile
 from conformance.unit.browser_kit import DESK, PHONE, Browser, browsing, needs_chromium
 
@@ -77,15 +80,46 @@ def of_class(svg: ElementTree.Element, name: str) -> list[ElementTree.Element]:
 # --- data ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_pareto_best_cuts_are_safe_and_each_sends_less_than_all_safe_ones_before_it(runtime: SplitRuntime) -> None:
+def test_the_pareto_best_cuts_are_safe_and_each_sends_less_than_the_input_and_all_safe_ones_before_it(
+    runtime: SplitRuntime,
+) -> None:
     found = profile(runtime.plan, runtime.candidates, runtime.candidate)
     assert any(not p.candidate.safe for p in found.points)
     for p in found.points:
         before = [
             q.candidate.boundary_bytes for q in found.points if q.candidate.safe and q.candidate.cut < p.candidate.cut
         ]
-        assert p.best == (p.candidate.safe and all(p.candidate.boundary_bytes < b for b in before))
+        less = p.candidate.boundary_bytes < min([found.ends.input_bytes, *before])
+        assert p.best == (p.candidate.safe and less)
     assert [p.boundary for p in found.points if p.chosen] == ["after:wide"]
+    assert found.ends == Ends(X.nbytes / len(X), runtime.model(X).nbytes / len(X))
+
+
+def test_where_no_cut_sends_less_than_the_input_none_is_best_and_the_picture_says_so() -> None:
+    wide = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8))
+    runtime = prepare_split(wide, (torch.randn(3, 2),), split="50%")
+    found = profile(runtime.plan, runtime.candidates, runtime.candidate)
+    assert found.best == ()
+    assert "the input is 8 B per sample, the output 32 B; no safe cut sends less than the input" in chart(
+        found, 960, listed=True
+    )[0]
+
+
+def test_of_cuts_that_send_as_much_as_one_another_the_end_of_a_module_is_best() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.layer(x) + 1).relu()
+
+    model = nn.Sequential(Block(), nn.Linear(4, 4))
+    runtime = prepare_split(model, (torch.randn(3, 8),), split="50%")
+    found = profile(runtime.plan, runtime.candidates)
+    assert [p.boundary for p in found.best] == ["after:0.layer"]
+    plan = replace(runtime.plan, calls=tuple(c for c in runtime.plan.calls if c.path != "0.layer"))
+    assert [p.boundary for p in profile(plan, frontiers(plan)).best] == ["after:0"]
 
 
 def test_measuring_runs_some_safe_cuts_and_the_one_in_use_and_leaves_the_model_as_found() -> None:
@@ -309,7 +343,7 @@ def test_keys_and_the_list_of_best_cuts_do_what_the_pointer_does(browser: Browse
         browser("Input.dispatchKeyEvent", type="keyUp", key=key)
     assert browser.ask("document.getElementById('source-title').innerText") == "Source at after:norm (cut:2)"
     browser.ask("document.querySelector('#best button').click()")
-    assert browser.ask("document.getElementById('source-title').innerText") == "Source at after:wide (cut:1)"
+    assert browser.ask("document.getElementById('source-title').innerText") == "Source at after:head (cut:6)"
 
 
 @pytest.mark.browser
