@@ -100,9 +100,10 @@ def test_where_no_cut_sends_less_than_the_input_none_is_best_and_the_picture_say
     runtime = prepare_split(wide, (torch.randn(3, 2),), split="50%")
     found = profile(runtime.plan, runtime.candidates, runtime.candidate)
     assert found.best == ()
-    assert "the input is 8 B per sample, the output 32 B; no safe cut sends less than the input" in chart(
-        found, 960, listed=True
-    )[0]
+    assert (
+        "the input is 8 B per sample, the output 32 B; no safe cut sends less than the input"
+        in chart(found, 960, listed=True)[0]
+    )
 
 
 def test_of_cuts_that_send_as_much_as_one_another_the_end_of_a_module_is_best() -> None:
