@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,12 +13,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ariadne import tree
-from ariadne.capture import Captured, Example, Snapshot, capture
+from ariadne.capture import Captured, Example, Snapshot, capture, swallowed
 from ariadne.compare import difference
 from ariadne.cut import ExecutionMode, Objective, SplitSpec, frontiers, parse_boundary
 from ariadne.errors import BatchError, InputError, SpecError, VerificationError, named
 from ariadne.guards import is_a
-from ariadne.plan import TracePlan
+from ariadne.plan import TracePlan, uses
 from ariadne.runtime import AT_FAULT, Settings, SplitRuntime, prove
 
 
@@ -98,6 +100,7 @@ def _prepare(model: nn.Module, example: Example, settings: Settings, training: b
     lo, hi = settings.spec.batch_range
     recapture = _Recapture(model, settings.spec.batch_symbol, range(lo, hi + 1))
     first = _capture(recapture, example, training)
+    _warn_of_unread(model, example, first.plan)
     captures = [first]
     if training and first.plan.assumption.grad is not None:
         captures.append(_capture(recapture, example, False))
@@ -111,6 +114,20 @@ def _prepare(model: nn.Module, example: Example, settings: Settings, training: b
     for captured in captures:
         prove(model, runtime.variant_of(captured.plan), captured, example, trains=trains and captured is first)
     return runtime.resplit(mode="compiled", compile_options=settings.compile_options) if compiles else runtime
+
+
+def _warn_of_unread(model: nn.Module, example: Example, plan: TracePlan) -> None:
+    """Name the inputs that forward takes by `**kwargs` and that no op reads: they may be misspelt."""
+    read = {*uses(plan.output), *(r for node in plan.nodes for r in node.reads), *uses([s.atoms for s in plan.stores])}
+    open_ended = swallowed(model, example.spec)
+    unread = [name for i, name in plan.inputs if i in open_ended and name not in read]
+    if unread:
+        names = ", ".join(map(repr, unread))
+        taken = [n for n, p in inspect.signature(model.forward).parameters.items() if p.kind is not p.VAR_KEYWORD]
+        warnings.warn(
+            f"forward takes {names} by its **kwargs, and no op reads it: is the name misspelt? By name it takes {', '.join(taken)}",
+            stacklevel=4,
+        )
 
 
 def _capture(recapture: _Recapture, example: Example, grad: bool) -> Captured:
@@ -176,12 +193,29 @@ def captured(
     return _capture(recapture, example_of(model, example_inputs, example_kwargs, spec), True)
 
 
+def refuse_wrapper(model: nn.Module) -> None:
+    """Raise `SpecError` for a module that only wraps another, and whose `train` is a training run and no switch.
+
+    ultralytics' `YOLO(...)` is one: calling its `eval()` starts a training. Nothing of the object is called here.
+    """
+    if type(model).train is nn.Module.train:
+        return
+    _, *parameters = inspect.signature(type(model).train).parameters.values()
+    inner = next((name for name, child in model._modules.items() if child is not None), None)
+    if inner and parameters and parameters[0].default is None:
+        raise SpecError(
+            f"{type(model).__name__}.train({parameters[0].name}=None, ...) does not switch a module to training mode but is a "
+            f"method of its own, which eval() would call; this is a wrapper. Pass the network inside of it, .{inner}"
+        )
+
+
 def example_of(model: nn.Module, args: Sequence[Any], given: Mapping[str, Any] | None, spec: SplitSpec) -> Example:
     """The example inputs, looked at before anything runs; raises `SpecError` and `InputError` for what can't be split."""
     if not isinstance(model, nn.Module):
         raise SpecError(
             f"the model must be a torch.nn.Module; found {type(model).__name__}. Wrap a function in a module"
         )
+    refuse_wrapper(model)
     tensors_of = [*model.named_parameters(), *model.named_buffers()]
     lazy = next((n for n, t in tensors_of if torch.nn.parameter.is_lazy(t)), None)
     if lazy is not None:

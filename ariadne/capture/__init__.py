@@ -23,14 +23,14 @@ against and a baseline of the model flow out. The model is left as found. The fi
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ariadne.capture.example import Captured, Example
+from ariadne.capture.example import Captured, Example, swallowed
 from ariadne.capture.scripted import is_scripted
 from ariadne.capture.state import Snapshot
 
 if TYPE_CHECKING:
     from ariadne.capture.ways import capture
 
-__all__ = ["capture", "Snapshot", "is_scripted", "Captured", "Example"]
+__all__ = ["capture", "Snapshot", "is_scripted", "Captured", "Example", "swallowed"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,6 +59,36 @@ class Example:
         for t in seen.values():
             t.copy_(t.flip(0))
         return replace(self, leaves=tuple(leaves))
+
+
+def called(model: torch.nn.Module, spec: tree.Spec) -> list[str]:
+    """What forward calls each of its input leaves: `mask`, or `batch_image` for what lies inside of `batch`.
+
+    >>> called(model, tree.flatten(((x,), {"mask": mask}))[1])
+    ['hidden', 'mask']
+    """
+    bound = _bound(model, spec)
+    names = {leaf: re.sub(r"\W+", "_", path).strip("_") for path, leaf, _ in bound}
+    return [names.get(i, f"x{i}" if i else "x") for i in range(spec.size)]
+
+
+def swallowed(model: torch.nn.Module, spec: tree.Spec) -> frozenset[int]:
+    """The input leaves that forward takes by `**kwargs` alone, as it would take a misspelt name."""
+    return frozenset(leaf for _, leaf, open_ended in _bound(model, spec) if open_ended)
+
+
+def _bound(model: torch.nn.Module, spec: tree.Spec) -> list[tuple[str, int, bool]]:
+    """Each input leaf: the path to it from forward's parameters, its number, and whether `**kwargs` takes it."""
+    args, kwargs = tree.unflatten(range(spec.size), spec)
+    try:
+        bound = inspect.signature(model.forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # forward is no function of Python's, or will refuse these inputs by itself
+        return []
+    found = []
+    for name, value in bound.arguments.items():
+        open_ended = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        found += [(path, leaf, open_ended) for path, leaf in tree.paths(value, "" if open_ended else name)]
+    return found
 
 
 def _rows(t: torch.Tensor, batch: int) -> torch.Tensor:

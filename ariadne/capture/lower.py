@@ -92,7 +92,10 @@ def state_tensors(snapshot: Snapshot) -> dict[int, tuple[str, tuple[Any, ...]]]:
 
 
 class Lowering:
-    """One recording on its way to a plan. `symbols` maps sympy symbols to names (the batch to its own)."""
+    """One recording on its way to a plan.
+
+    `symbols` maps sympy symbols to names (the batch to its own); `called` is what forward calls its inputs.
+    """
 
     def __init__(
         self,
@@ -105,6 +108,7 @@ class Lowering:
         fake: FakeTensorMode | None,
         batch_symbol: str,
         symbols: dict[Any, str],
+        called: Sequence[str] = (),
     ) -> None:
         self.model, self.recorded, self.snapshot, self.state, self.fake = model, recorded, snapshot, state, fake
         self.batch_symbol, self.symbols, self.batched = batch_symbol, symbols, batched
@@ -145,13 +149,13 @@ class Lowering:
         }
         self.written.update(self._storage_key(t) for e in recorded.events if e.effect for t in e.effect.writes)
         for i, leaf in enumerate(leaves):
-            self._input(i, leaf)
+            self._input(i, leaf, called[i] if i < len(called) else f"x{i}")
 
-    def _input(self, i: int, leaf: Any) -> None:
+    def _input(self, i: int, leaf: Any, called: str) -> None:
         if isinstance(leaf, torch.Tensor) or not (simple(leaf) or isinstance(leaf, complex)):
             self.input_ids.append(id(leaf) if isinstance(leaf, torch.Tensor) else -i - 1)
         if isinstance(leaf, torch.Tensor):
-            name = self.names.new(f"x{i}" if i else "x")
+            name = self.names.new(called)
             self.inputs.append((i, name))
             self.input_tensors.append(leaf)
             self._define(name, "input", leaf, (i,))
@@ -161,7 +165,7 @@ class Lowering:
         elif simple(leaf) or isinstance(leaf, complex):
             self.literals.append((i, {*leaf} if isinstance(leaf, set) else leaf))  # a set can change in place
         else:
-            name = self.names.new(f"object{i}")
+            name = self.names.new(called)
             self.inputs.append((i, name))
             self.leaf_objects[id(leaf)] = name
             self.given[name] = leaf
@@ -720,6 +724,11 @@ class Lowering:
             raise UnsupportedError(
                 f"forward returns an object of type {type(leaf).__name__}, which is neither a tensor, a number, a string, "
                 "a known container nor one of the inputs; return its parts, or register the type with torch.utils._pytree"
+                + (
+                    ". Where it is a cache of keys and values, pass use_cache=False"
+                    if "Cache" in type(leaf).__name__
+                    else ""
+                )
             )
         return atom
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ariadne import tree
-from ariadne.capture.example import Captured, Evidence, Example
+from ariadne.capture.example import Captured, Evidence, Example, called
 from ariadne.capture.first import emptied, filled_again, filled_before
 from ariadne.capture.followed import ReadError
 from ariadne.capture.generalize import (
@@ -617,7 +617,9 @@ def observe(
             found.output = model(*args, **kwargs)
         found.effects = containers.changes()
         _refuse_python_state(found, snapshot)
-        low = Lowering(model, found, snapshot, state, leaves, example.batched, None, batch_symbol, {})
+        low = Lowering(
+            model, found, snapshot, state, leaves, example.batched, None, batch_symbol, {}, called(model, example.spec)
+        )
         unpruned = low.plan(example.spec, batch, Batches(((batch, batch),)), "observed", grad)
         changes, put, unforeseen = dict(found.effects), low.put, frozenset(low.unforeseen)
         del low
@@ -747,7 +749,16 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
         if found.read_size:  # and it caught the error
             raise PlainNumberError(found.read_size)
         low = Lowering(
-            model, found, snapshot, state, inputs, example.batched, fake, batch_symbol, {symbol: batch_symbol}
+            model,
+            found,
+            snapshot,
+            state,
+            inputs,
+            example.batched,
+            fake,
+            batch_symbol,
+            {symbol: batch_symbol},
+            called(model, example.spec),
         )
         plan = low.plan(example.spec, size, _above_1(batches), "symbolic", grad)
         plan = with_stores(plan, effects, found.effects, low.put, reach)

@@ -25,7 +25,7 @@ from ariadne.cli.output import ModelError, UsageError, progress
 from ariadne.cut import SplitSpec
 from ariadne.errors import AriadneError, nearest
 from ariadne.plan import short_dtype
-from ariadne.prepare import captured, prepare_split
+from ariadne.prepare import captured, prepare_split, refuse_wrapper
 from ariadne.runtime import SplitRuntime
 
 T = TypeVar("T")
@@ -96,6 +96,7 @@ def load(options: Namespace) -> Subject:
     name: str = options.model
     with progress(f"building {name} ..."):
         found = _from_code(name) if ":" in name or name.endswith(".py") else _from_zoo(name, options.seed)
+        refuse_wrapper(found.model)
         seed_all(options.seed)
         subject = _subject(name, found, options)
     subject.model.train(options.train)

@@ -1,0 +1,85 @@
+"""What a new user runs into in the first minutes is named, with the way out."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ariadne import prepare_split
+from ariadne.cli import main
+from ariadne.errors import SpecError, UnsupportedError
+
+X = torch.randn(2, 4)
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, hidden: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+        h = self.a(hidden["image"] if isinstance(hidden, dict) else hidden)
+        return self.b(h if attention_mask is None else h * attention_mask + kwargs.get("bias", 0))
+
+
+class Wrapper(nn.Module):
+    """As ultralytics' YOLO: a module that holds the network, and whose `train` is a training run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = Named()
+
+    def train(self, trainer: Any = None, **kwargs: Any) -> Any:
+        raise AssertionError("a training run was started")
+
+
+class Cache:
+    """As transformers' DynamicCache."""
+
+
+class Caches(Named):
+    def forward(self, hidden: torch.Tensor) -> Any:
+        return super().forward(hidden), Cache()
+
+
+def test_inputs_have_the_names_that_forward_gives_them() -> None:
+    mask, bias = torch.ones(2, 4), torch.zeros(2, 4)
+    calls: list[tuple[tuple[Any, ...], dict[str, Any], list[str]]] = [
+        ((X, mask), {}, ["hidden", "attention_mask"]),
+        ((), {"hidden": X, "attention_mask": mask}, ["hidden", "attention_mask"]),
+        (({"image": X},), {"attention_mask": mask, "bias": bias}, ["hidden_image", "attention_mask", "bias"]),
+    ]
+    for args, kwargs, names in calls:
+        runtime = prepare_split(Named(), args, split="50%", example_kwargs=kwargs)
+        assert [name for _, name in runtime.plan.inputs] == names
+        assert f"def forward({names[0]}: f32[B, 4]" in str(runtime.plan)
+
+
+def test_an_input_that_only_kwargs_take_and_no_op_reads_is_named() -> None:
+    with pytest.warns(UserWarning, match=r"takes 'attn_mask' by its \*\*kwargs, and no op reads it.*attention_mask"):
+        prepare_split(Named(), (X,), split="50%", example_kwargs={"attn_mask": torch.ones(2, 4)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepare_split(Named(), (X, torch.ones(2, 4)), split="50%", example_kwargs={"bias": torch.zeros(2, 4)})
+
+
+def test_a_wrapper_whose_train_is_a_training_run_is_refused_before_anything_of_it_is_called(
+    capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SpecError, match=r"this is a wrapper. Pass the network inside of it, \.network"):
+        prepare_split(Wrapper(), (X,), split="50%")
+    (tmp_path / "wrapped.py").write_text(
+        "from conformance.unit.project.test_first_minutes import Wrapper\n\n\ndef make():\n    return Wrapper()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["cuts", "wrapped.py:make", "--input", "4"]) == 2
+    assert "Pass the network inside of it" in capsys.readouterr().err
+
+
+def test_a_cache_in_the_output_is_refused_with_the_switch_that_leaves_it_out() -> None:
+    with pytest.raises(UnsupportedError, match="pass use_cache=False"):
+        prepare_split(Caches(), (X,), split="50%")
