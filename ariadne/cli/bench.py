@@ -7,7 +7,7 @@ import random
 import statistics
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,23 +22,56 @@ from ariadne.errors import CompileError
 EAGER, TWIN = "model, eager", "model, eager, again"
 FIRST_CALLS = 3
 LEAST_DIFFERENCE = 0.02
+NARROW = 0.01  # an interval that reaches no farther than this from its median
 
 
 @dataclass
 class Entrant:
-    """One of those that are timed: what making it took, its first calls, then its calls in rounds, in seconds."""
+    """One of those that are timed: what making it took, its first calls, then its calls round by round, in seconds."""
 
     name: str
     measure: Callable[[int], BenchmarkResult]
     preparation: float = 0.0
     first: tuple[float, ...] = ()
-    calls: list[float] = field(default_factory=list)
+    rounds: list[float] = field(default_factory=list)  # the median call of each
     failed: str = ""
 
     @property
     def steady(self) -> float:
         """Median seconds of a call."""
-        return statistics.median(self.calls)
+        return statistics.median(self.rounds)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Times over the eager model's in the same rounds: their median, and the interval that holds it at 95 %."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def width(self) -> float:
+        """From the median to the farther end, as a share."""
+        return max(self.high - self.median, self.median - self.low)
+
+    def verdict(self, floor: float) -> str:
+        """Beyond the floor: `faster` or `slower`; else nothing is claimed."""
+        return "faster" if self.high < 1 - floor else "slower" if self.low > 1 + floor else ""
+
+
+def ratio(of: Sequence[float], to: Sequence[float]) -> Ratio:
+    """The ratio of two that ran in the same rounds; the interval is that of order statistics, which assumes no distribution.
+
+    >>> ratio([2.0, 2.2, 1.8], [1.0, 1.0, 1.0])
+    Ratio(median=2.0, low=1.8, high=2.2)
+    """
+    found = sorted(a / b for a, b in zip(of, to, strict=True))
+    n, tail, k = len(found), 0.0, 0
+    while k < (n - 1) // 2 and tail + math.comb(n, k) / 2**n <= 0.025:
+        tail += math.comb(n, k) / 2**n
+        k += 1
+    return Ratio(statistics.median(found), found[max(0, k - 1)], found[min(n - 1, n - k)])
 
 
 def run(options: Namespace) -> Answer:
@@ -48,33 +81,45 @@ def run(options: Namespace) -> Answer:
     with progress(f"timing {subject.name} ...") as line:
         _first_calls(entrants)
         running = [e for e in entrants if not e.failed]
-        order = random.Random(0)
-        for number in range(options.rounds):
-            line(f"timing {subject.name}: round {number + 1} of {options.rounds}")
-            for entrant in order.sample(running, len(running)):
-                entrant.calls += entrant.measure(options.iterations).seconds
-    eager = next(e for e in entrants if e.name == EAGER)
-    noise = abs(next(e for e in entrants if e.name == TWIN).steady / eager.steady - 1)
-    rows = [_row(e, eager, max(noise, LEAST_DIFFERENCE)) for e in entrants]
-    heads = ["what", ">median ms", ">of eager", ">prepared s", ">first call s", "has paid after"]
+        eager = next(e for e in running if e.name == EAGER)
+        _rounds(running, eager, options, lambda words: line(f"timing {subject.name}: {words}"))
+    twin = next(e for e in running if e.name == TWIN)
+    apart = ratio(twin.rounds, eager.rounds)
+    floor = max(LEAST_DIFFERENCE, 1 - apart.low, apart.high - 1)
+    rows = [_row(e, eager, floor) for e in entrants]
+    heads = ["what", ">median ms", ">of eager", "95 % interval", ">prepared s", ">first call s", "has paid after"]
     lines = [
-        (r["what"], _ms(r["median"]), _ratio(r["ratio"]), _s(r["preparation"]), _s(r["first"]), r["words"])
+        (r["what"], _ms(r["median"]), _ratio(r["ratio"]), _interval(r["interval"]), _s(r["preparation"]), _s(r["first"]),
+         r["words"])
         for r in rows
-    ]
-    calls = options.rounds * options.iterations
+    ]  # fmt: skip
+    count = len(eager.rounds)
     notes = [
         f"{subject.name}, batch {subject.batch}, {'training' if options.train else 'eval'} mode, without gradients, "
-        f"{torch.get_num_threads()} thread(s): medians of {calls} calls each, in {options.rounds} rounds of random order.",
-        "This is one process, so there is no interval: another process may differ by more than these rows do. The eager model, "
-        f"timed twice, differs from itself by {noise:.1%}; differences up to {max(noise, LEAST_DIFFERENCE):.1%} are called "
-        "none here.",
+        f"{torch.get_num_threads()} thread(s): {count} rounds in random order, of {options.iterations} calls each.",
+        f"The eager model, timed twice in the same rounds, differs from itself by {floor:.1%} at most: nothing is claimed within "
+        "that. This is one process; another may differ by more.",
         "Has paid after n calls: n = (preparation + first calls beyond the steady rate) / what a steady call saves. The first "
         "preparation of a process includes what torch loads for it.",
     ]
     failed = [f"{e.name} failed: {e.failed}" for e in entrants if e.failed]
-    data = {"model": subject.name, "batch": subject.batch, "calls": calls, "threads": torch.get_num_threads(),
-            "noise": noise, "processes": 1, "rows": rows}  # fmt: skip
+    data = {"model": subject.name, "batch": subject.batch, "rounds": count, "calls": count * options.iterations,
+            "threads": torch.get_num_threads(), "noise": floor, "processes": 1, "rows": rows}  # fmt: skip
     return Answer("\n".join([table(heads, lines), "", *failed, *notes]), data)
+
+
+def _rounds(running: list[Entrant], eager: Entrant, options: Namespace, line: Callable[[str], None]) -> None:
+    """Rounds of all, each in another order, until every interval is narrow, or the time is up."""
+    order, end = random.Random(0), time.perf_counter() + options.seconds
+    while True:
+        number = len(eager.rounds) + 1
+        line(f"round {number}")
+        for entrant in order.sample(running, len(running)):
+            entrant.rounds.append(statistics.median(entrant.measure(options.iterations).seconds))
+        if number >= options.rounds:
+            wide = max(ratio(e.rounds, eager.rounds).width for e in running if e is not eager)
+            if wide <= NARROW or time.perf_counter() >= end:
+                return
 
 
 def _entrants(subject: Subject, options: Namespace) -> list[Entrant]:
@@ -118,21 +163,31 @@ def break_even(cost: float, saving: float) -> float | None:
     return max(0.0, cost) / saving if saving > 0 else None
 
 
-def _row(e: Entrant, eager: Entrant, least: float) -> dict[str, Any]:
-    """One entrant against the eager model; `least` is the difference, as a share, below which there is none."""
+def _row(e: Entrant, eager: Entrant, floor: float) -> dict[str, Any]:
+    """One entrant against the eager model; `floor` is the difference, as a share, below which nothing is claimed."""
     found: dict[str, Any] = {"what": e.name, "preparation": e.preparation, "failed": e.failed, "words": "", "never": False,
-                             "median": None, "ratio": None, "first": None, "excess": None, "break_even": None}  # fmt: skip
+                             "median": None, "ratio": None, "interval": None, "first": None, "excess": None,
+                             "break_even": None}  # fmt: skip
     if e.failed:
         return found | {"words": "failed"}
     excess = e.preparation + sum(e.first) - len(e.first) * e.steady
-    found |= {"median": e.steady, "ratio": e.steady / eager.steady, "first": e.first[0], "excess": excess}
-    if e.name in (EAGER, TWIN):
+    found |= {"median": e.steady, "first": e.first[0], "excess": excess}
+    if e is eager:
+        return found | {"ratio": 1.0}
+    beside = ratio(e.rounds, eager.rounds)
+    found |= {"ratio": beside.median, "interval": [beside.low, beside.high]}
+    if e.name == TWIN:
         return found
-    if abs(found["ratio"] - 1) <= least:
+    verdict = beside.verdict(floor)
+    if not verdict:
         return found | {"words": "no difference shown"}
-    calls = break_even(excess, eager.steady - e.steady)
+    calls = break_even(excess, eager.steady * (1 - beside.median))
     words = "never" if calls is None else f"{math.ceil(calls):,} calls"
     return found | {"break_even": calls, "never": calls is None, "words": words}
+
+
+def _interval(ends: Sequence[float] | None) -> str:
+    return "" if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}"
 
 
 def _ms(seconds: float | None) -> str:

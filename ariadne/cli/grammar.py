@@ -121,7 +121,18 @@ def _bench(commands: Commands) -> None:
     made.add_argument("--split", default="percent:50", metavar="CUT", help="where to cut (percent:50)")
     made.add_argument("--compile", action="store_true", help="also the split, compiled, and torch.compile(model)")
     made.add_argument(
-        "--rounds", type=positive, default=10, metavar="N", help="rounds, each of all in another order (10)"
+        "--rounds",
+        type=positive,
+        default=10,
+        metavar="N",
+        help="at least so many rounds, each of all in another order (10)",
+    )
+    made.add_argument(
+        "--seconds",
+        type=positive,
+        default=20,
+        metavar="N",
+        help="more rounds while intervals are wide, for so long (20)",
     )
     made.add_argument("--iterations", type=positive, default=5, metavar="N", help="calls of each in a round (5)")
     mode(made)

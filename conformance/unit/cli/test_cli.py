@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
+import math
+import random
 import re
 import shlex
 import shutil
@@ -18,7 +21,7 @@ import pytest
 import torch
 
 from ariadne.cli import main, parser
-from ariadne.cli.bench import break_even
+from ariadne.cli.bench import Ratio, break_even, ratio
 from ariadne.cli.inputs import Input, make, parse
 from ariadne.cli.output import UsageError, table
 from ariadne.errors import CompileError
@@ -333,9 +336,9 @@ def test_profile_writes_a_chart_or_a_page(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_bench_times_model_and_split_and_says_what_one_process_is_worth(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["bench", "models_of_mine.py:with_args", "--rounds", "2", "--iterations", "2"]
+    given = ["bench", "models_of_mine.py:with_args", "--rounds", "2", "--iterations", "2", "--seconds", "1"]
     text = answered(capsys, *given)
-    assert "This is one process, so there is no interval" in text
+    assert "nothing is claimed within that. This is one process" in text
     assert "split at cut:1, generated_eager" in text
     data = found(capsys, *given)
     assert [r["what"] for r in data["rows"]][:2] == ["model, eager", "model, eager, again"]
@@ -343,6 +346,37 @@ def test_bench_times_model_and_split_and_says_what_one_process_is_worth(capsys: 
     assert row["median"] > 0
     assert row["preparation"] > 0
     assert (row["break_even"] is None) == row["never"] or row["words"] == "no difference shown"
+    low, high = row["interval"]
+    assert low <= row["ratio"] <= high
+    assert data["rounds"] >= 2
+
+
+def test_an_interval_of_ratios_holds_its_median_as_often_as_it_says() -> None:
+    draw = random.Random(0)
+    held = 0
+    for _ in range(400):
+        sample = [math.exp(draw.gauss(0.0, 0.3)) for _ in range(15)]  # of a median of 1
+        found = ratio(sample, [1.0] * 15)
+        held += found.low <= 1.0 <= found.high
+    assert 0.93 <= held / 400 <= 1.0
+    assert ratio([3.0], [2.0]) == Ratio(1.5, 1.5, 1.5)
+
+
+def test_within_the_noise_of_the_model_against_itself_nothing_is_claimed() -> None:
+    assert [Ratio(0.72, 0.6, 0.9).verdict(floor) for floor in (0.02, 0.1, 0.3)] == ["faster", "", ""]
+    assert [Ratio(1.4, 1.2, 1.9).verdict(floor) for floor in (0.02, 0.3)] == ["slower", ""]
+
+
+def test_rounds_go_on_while_an_interval_is_wide_and_no_longer_than_allowed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr("ariadne.cli.bench.time.perf_counter", lambda: float(next(clock)))
+    line = ("bench", "models_of_mine.py:with_args", "--rounds", "3", "--iterations", "1", "--seconds", "30")
+    monkeypatch.setattr("ariadne.cli.bench.NARROW", math.inf)
+    assert found(capsys, *line)["rounds"] == 3
+    monkeypatch.setattr("ariadne.cli.bench.NARROW", -1.0)
+    assert 3 < found(capsys, *line)["rounds"] <= 30
 
 
 def test_bench_leaves_out_what_the_compiler_refuses(
@@ -352,7 +386,7 @@ def test_bench_leaves_out_what_the_compiler_refuses(
         raise CompileError("no compiler here")
 
     monkeypatch.setattr("ariadne.cli.bench.measure_split", refused)
-    data = found(capsys, "bench", "models_of_mine.py:with_args", "--rounds", "1", "--iterations", "1")
+    data = found(capsys, "bench", "models_of_mine.py:with_args", "--rounds", "1", "--iterations", "1", "--seconds", "1")
     assert data["rows"][2]["failed"] == "CompileError: no compiler here"
     assert data["rows"][2]["median"] is None
 
