@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from reports import runs
+from reports import index, runs
 from reports.build import build
 
 
@@ -19,7 +19,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--output", type=Path, metavar="FOLDER", help="for index.html, summary.md, data/ (the first RUN's report/)"
     )
+    parser.add_argument("--index", action="store_true", help="write the page over all published runs in the folder RUN")
     given = parser.parse_args(argv)
+    if given.index:
+        try:
+            print(f"the index is at {index.write(given.runs[0]).resolve()}")
+        except ValueError as error:
+            print(f"reports: {error}", file=sys.stderr)
+            return 2
+        return 0
     output = given.output or given.runs[0] / "report"
     try:
         report = build(given.runs, given.baseline, output)

@@ -13,6 +13,7 @@ from benchmarks.findings import Mean, Place, Speed, Start, versus, versus_each
 from benchmarks.variants import AHEAD, COMPILE
 from conformance.suite.environment import Environment
 from reports import (
+    answers,
     boundary,
     earlier,
     equality,
@@ -81,7 +82,8 @@ def made(run: Run, baseline: Run | None) -> tuple[Report, Mapping[str, RawFile]]
         methods.section(run, baseline, raw.downloads(files)),
     )
     cards: tuple[Card, ...] = tuple(verdicts.strip(run, found, speeds, means, against, starts, graphs, pairs, cases))
-    return Report(TITLE, facts(run), cards, sections, run.unread), files
+    told = answers.answers(run, found, speeds, means, starts)
+    return Report(TITLE, facts(run), told, cards, sections, run.unread), files
 
 
 TITLE = "Ariadne: what was shown, and how fast it is"

@@ -129,14 +129,34 @@ class Card:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """A question that a reader comes with, answered in plain sentences; `target`: the section that shows it."""
+
+    question: str
+    words: str
+    target: str
+
+
+@dataclass(frozen=True)
 class Report:
     """A whole report; `unread` names what lay in the runs and holds no raw results, which is no part of the page."""
 
     title: str
     facts: tuple[tuple[str, str], ...]
+    answers: tuple[Answer, ...]
     cards: tuple[Card, ...]
     sections: tuple[Section, ...] = field(default=())
     unread: tuple[str, ...] = ()
+
+    @property
+    def measured(self) -> tuple[Card, ...]:
+        """The cards that say something."""
+        return tuple(c for c in self.cards if c.value.lower() != NOT_MEASURED.lower())
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What the cards of things that were not measured are about."""
+        return tuple(c.title for c in self.cards if c.value.lower() == NOT_MEASURED.lower())
 
 
 def not_measured(why: str) -> tuple[Block, ...]:

@@ -13,10 +13,14 @@ _SIGNS = re.compile(r"([\\`*_\[\]<>|~#&])")
 def text(report: Report) -> str:
     """The whole report."""
     parts = [f"# {escaped(report.title)}", *_facts(report.facts)]
+    for answer in report.answers:
+        parts += [f"**{escaped(answer.question)}** {escaped(answer.words)}", ""]
     parts += [
         f"- **{escaped(c.title)}: {escaped(c.value)}**" + (f" ({escaped(c.detail)})" if c.detail else "")
-        for c in report.cards
+        for c in report.measured
     ]
+    if report.missing:
+        parts += ["", f"Not measured in these runs: {escaped('; '.join(report.missing))}."]
     for section in report.sections:
         parts += ["", *_section(section)]
     return "\n".join(parts) + "\n"

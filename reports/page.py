@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterable
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -33,6 +35,12 @@ def html(report: Report) -> str:
     return page.render(
         report=report, generator=GENERATOR, style=Markup(style), script=Markup(script), policy=policy, svg=Markup
     )
+
+
+def index_html(runs: Iterable[Any]) -> str:
+    """The page over published runs; each has a `name`, its folder, and a `report`."""
+    template = _ENVIRONMENT.get_template("index.html")
+    return template.render(runs=runs, generator=GENERATOR, style=Markup(_source("style.css")))
 
 
 def _source(name: str) -> str:

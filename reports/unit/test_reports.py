@@ -239,9 +239,13 @@ def test_the_summary_has_every_row_of_the_page(report: tuple[Report, Path]) -> N
 
 def test_the_summary_has_every_verdict_of_the_page(report: tuple[Report, Path]) -> None:
     summary = (report[1] / "summary.md").read_text()
-    for found in report[0].cards:
+    for found in report[0].measured:
         assert f"**{escaped(found.title)}: {escaped(found.value)}**" in summary
         assert escaped(found.detail) in summary
+    assert f"Not measured in these runs: {escaped('; '.join(report[0].missing))}." in summary
+    assert {*report[0].missing} == {c.title for c in report[0].cards if c not in report[0].measured}
+    for answer in report[0].answers:
+        assert f"**{escaped(answer.question)}** {escaped(answer.words)}" in summary
 
 
 def test_texts_from_data_are_escaped(tmp_path: Path) -> None:

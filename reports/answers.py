@@ -1,0 +1,131 @@
+"""The three answers at the top: is it right, is it faster, does compiling pay; plain sentences, computed from the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.break_even import BETWEEN, NEVER
+from benchmarks.findings import Mean, Speed, Start
+from benchmarks.variants import AHEAD
+from reports.document import Answer
+from reports.equality import Judged, counts
+from reports.outcomes import EXPECTED, FAIL, MISSING, PASS, UNEXPECTED
+from reports.payback import judged, unjudged
+from reports.runs import Run
+from reports.speed import floor_of, mean_tone, tried
+from reports.words import plural
+
+TOYS = "toys/"
+SPLITS = {
+    "generated": "the split as plain Python",
+    "compiled": "the split compiled by torch.compile",
+    AHEAD: "the split compiled ahead of time",
+}
+
+
+def answers(
+    run: Run, found: list[Judged], speeds: list[Speed], means: list[Mean], starts: list[Start]
+) -> tuple[Answer, ...]:
+    """One answer to each question, in the order in which they are asked; what was not measured says so."""
+    return (
+        Answer("Is it right?", " ".join(_right(run, found)), "equality"),
+        Answer("Is it faster?", " ".join(_faster(speeds, means)), "speed"),
+        Answer("Does compiling pay?", " ".join(_pays(starts)), "break-even"),
+    )
+
+
+def _right(run: Run, found: list[Judged]) -> Iterator[str]:
+    if not found:
+        yield "Not measured: these runs hold no results of the suite."
+        return
+    n = counts(found)
+    toys = sum(j.case.model.startswith(TOYS) for j in found)
+    models = {j.case.model for j in found if not j.case.model.startswith(TOYS)}
+    wrong = n[FAIL] + n[UNEXPECTED] + n[MISSING]
+    start = "Yes, in all that was compared" if not wrong else "No" if n[FAIL] else "Not shown everywhere"
+    yield (
+        f"{start}: in {n[PASS]:,} of {plural(len(found), 'check')} the split gave what the whole model gives, bit for bit, and in "
+        f"{n[FAIL]:,} it did not."
+    )
+    if n[EXPECTED]:
+        yield f"{n[EXPECTED]:,} could not be compared or were refused with a reason, as was known before."
+    if n[UNEXPECTED] + n[MISSING]:
+        yield f"{n[UNEXPECTED] + n[MISSING]:,} have no result, or not the expected one."
+    yield (
+        f"{toys:,} of the checks are of toys, small programs that isolate one difficulty each; {len(found) - toys:,} are of "
+        f"{plural(len(models), 'whole model')}."
+    )
+    if run.selftest is not None:
+        yield f"Of {run.selftest['mutants']} planted bugs the checks noticed {run.selftest['killed']}."
+
+
+def _faster(speeds: list[Speed], means: list[Mean]) -> Iterator[str]:
+    """For each device, at the smallest batch of inference: each kind of split beside the model, and the fastest of them."""
+    mine = [m for m in means if m.place.task == "inference" and m.variant in SPLITS and tried(m)]
+    if not mine:
+        yield "Not measured: these runs hold no speeds."
+    for environment in dict.fromkeys(m.place.environment for m in mine):
+        batch = min(m.place.batch for m in mine if m.place.environment == environment)
+        here = [m for m in mine if m.place.environment == environment and m.place.batch == batch]
+        here.sort(key=lambda m: list(SPLITS).index(m.variant))
+        place = here[0].place
+        told = [_compared(m, speeds) for m in here]
+        many = plural(max(m.geomean.total for m in here), "model")
+        yield f"On {place.device}, batch {place.batch}, in the geometric mean of {many}: {'; '.join(told)}."
+        known = [(m.geomean.ratio.estimate, m.variant) for m in here if m.geomean.ratio is not None and not m.off]
+        if len(known) > 1:
+            yield f"Of these, {SPLITS[min(known)[1]]} is the fastest here."
+
+
+def _compared(m: Mean, speeds: list[Speed]) -> str:
+    name, r = SPLITS[m.variant], m.geomean.ratio
+    if r is None:
+        return f"{name} failed on all {plural(tried(m), 'model')}"
+    models = "" if m.geomean.n == m.geomean.total else f" (on {m.geomean.n} of {plural(m.geomean.total, 'model')})"
+    if m.off:
+        return f"{name} gave other numbers than the model on {', '.join(m.off)}"
+    tone = mean_tone(m, floor_of(speeds, m.place))
+    if tone in ("good", "warn") and r.estimate < 1:
+        return f"{name} takes {r.estimate:.2f} of the model's own time{models}"
+    if tone == "bad":
+        return f"{name} is slower, {r.estimate:.2f} of the model's own time{models}"
+    return f"{name} is about as fast as the model ({r.estimate:.2f}, within the noise)"
+
+
+def _pays(starts: list[Start]) -> Iterator[str]:
+    """Of each way of compiling, with an empty cache and with a kept one: on how many models, after how many calls."""
+    found = [s for s in judged(starts) if s.place.task == "inference"]
+    known = [s for s in found if s.calls is not None and not unjudged(s)]
+    if not found:
+        yield "Not measured: these runs hold no costs at the start."
+        return
+    if not known:
+        yield "Not judged: too few processes were started for a verdict."
+        return
+    for variant in dict.fromkeys(s.variant for s in known):
+        told = [
+            _paid([s for s in known if s.variant == variant and s.cache == c], words) for c, words in CACHES.items()
+        ]
+        if any(told):
+            name = SPLITS.get(variant, variant)
+            yield f"{name[0].upper()}{name[1:]}: {'; '.join(filter(None, told))}."
+
+
+CACHES = {
+    "cold": "when everything has to be compiled first",
+    "warm": "when an earlier process left its cache",
+    "none": "counting its preparation",
+}
+
+
+def _paid(some: list[Start], when: str) -> str:
+    if not some:
+        return ""
+    paid = [s for s in some if s.calls is not None and s.calls.verdict == BETWEEN]
+    never = sum(s.calls is not None and s.calls.verdict == NEVER for s in some)
+    if not paid:
+        return f"{when}, {'never' if never == len(some) else 'not shown to'} on {plural(len(some), 'model')}"
+    low = min(s.calls.low for s in paid if s.calls is not None)
+    high = max(s.calls.high for s in paid if s.calls is not None)
+    calls = "from the first call on" if high <= 1 else f"after {max(1, round(low)):,} to {round(high):,} calls"
+    return f"{when}, it has paid {calls}, on {len(paid)} of {plural(len(some), 'model')}"
