@@ -241,6 +241,24 @@ def torch(session: nox.Session, version: str) -> None:
     suite(session, "--tier", "smoke")
 
 
+@nox.session(python=["3.12", "3.13"])
+def pythons(session: nox.Session) -> None:
+    """Run the unit tests and the smoke tier under the later Pythons: other byte code, and another way to watch it."""
+    install(session, "-e", ".[zoo]", groups=("test", "report"))
+    unit(session, *(session.posargs or ["-m", "not compiler and not planted and not variants"]))
+    if not session.posargs:
+        suite(session, "--tier", "smoke")
+
+
+@nox.session
+def newest(session: nox.Session) -> None:
+    """Run the unit tests and the smoke tier with the newest release of everything, whatever the constraints say."""
+    session.install("-e", ".[zoo]", *nox.project.dependency_groups(PYPROJECT, "test", "report"), silent=False)
+    unit(session, *(session.posargs or ["-m", "not compiler and not planted and not variants"]))
+    if not session.posargs:
+        suite(session, "--tier", "smoke")
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check the style and the format of every Python file."""
