@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,8 +42,9 @@ def frontier_profile(
     placed; None means all of them, or for plans of many ops as many as can be written in seconds.
 
     With `measure`, the split is cut and run at as many as `cuts` safe places, on `example_inputs` and `example_kwargs`,
-    `iterations` times each, and the share of the time that the prefix takes is drawn below: samples of one process, for the
-    shape of the curve. Each place is prepared in the mode of the runtime, so one that compiles takes its time.
+    `iterations` times each, and the share of the time that the prefix takes is drawn below, with the span that holds four calls
+    of five: samples of one process, for the shape of the curve. Each place is prepared in the mode of the runtime, so one that
+    compiles takes its time.
 
     Raises `SpecError` for options that have no meaning, `VisualizationError` where a PNG can't be made.
 
@@ -102,10 +102,7 @@ def measured_times(
                     rounds[cut].append((middle - start, _now() - middle))
     finally:
         snapshot.restore()
-    return {
-        cut: Times(statistics.median(sum(pair) for pair in found), statistics.median(a / (a + b) for a, b in found))
-        for cut, found in rounds.items()
-    }
+    return {cut: Times.of(found) for cut, found in rounds.items()}
 
 
 def _now() -> float:

@@ -25,6 +25,7 @@ text { font-family: FONT; font-size: 11px; fill: INK; }
 .paper { fill: PAPER; } .band { fill: BAND; } .grid { stroke: GRID; stroke-width: 1; fill: none; }
 .input { stroke: BAD; stroke-width: 1; stroke-dasharray: 5 4; fill: none; }
 .curve { stroke: QUIET; stroke-width: 1; fill: none; } .share { stroke: SAFE; stroke-width: 1.5; fill: none; }
+.spread { stroke: SAFE; stroke-width: 5; stroke-opacity: 0.3; }
 .safe { fill: SAFE; } .bad { stroke: BAD; stroke-width: 1.6; fill: none; }
 .best { fill: BEST; stroke: PAPER; stroke-width: 1; }
 .number { fill: BEST; font-weight: 600; paint-order: stroke; stroke: PAPER; stroke-width: 3px; }
@@ -200,12 +201,17 @@ def _points(profile: Profile, scale: Scale) -> Iterator[str]:
 
 def _shares(profile: Profile, scale: Scale) -> Iterator[str]:
     top = scale.shares_top
-    yield _text(scale.left, top - 8, "measured share of the time that the prefix takes", "quiet")
+    yield _text(
+        scale.left, top - 8, "measured share of the time that the prefix takes; a bar holds four calls of five", "quiet"
+    )
     for share in (0.0, 0.5, 1.0):
         y = top + SHARES * (1 - share)
         yield f'<path class="grid" d="M{scale.left} {y:.1f}H{scale.width - RIGHT}"/>'
         yield _text(scale.left - 6, y + 4, f"{share:.0%}", "quiet", "end")
-    at = [(scale.x(p.candidate.cut), top + SHARES * (1 - p.times.share)) for p in profile.points if p.times is not None]
+    timed = [(scale.x(p.candidate.cut), p.times) for p in profile.points if p.times is not None]
+    at = [(x, top + SHARES * (1 - times.share)) for x, times in timed]
+    for x, times in timed:
+        yield f'<path class="spread" d="M{x:.1f} {top + SHARES * (1 - times.low):.1f}V{top + SHARES * (1 - times.high):.1f}"/>'
     yield f'<path class="share" d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in at)}"/>'
     for x, y in at:
         yield f'<rect class="safe" x="{x - 2.5:.1f}" y="{y - 2.5:.1f}" width="5" height="5"/>'

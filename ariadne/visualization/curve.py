@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,10 +17,23 @@ MOST_BANDS = 12
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What was measured at one cut: median seconds of both sides together, and the prefix's share of them, from 0 to 1."""
+    """What was measured at one cut: median seconds of both sides together, and the prefix's share of them, from 0 to 1.
+
+    `low` and `high` hold the share of four calls of five.
+    """
 
     both: float
     share: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, calls: Sequence[tuple[float, float]]) -> Times:
+        """From the seconds of prefix and suffix in each call."""
+        shares = sorted(a / (a + b) for a, b in calls)
+        tenth = len(shares) // 10
+        both = statistics.median(a + b for a, b in calls)
+        return cls(both, statistics.median(shares), shares[tenth], shares[-1 - tenth])
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,9 +131,15 @@ def test_measuring_runs_some_safe_cuts_and_the_one_in_use_and_leaves_the_model_a
     times = measured_times(runtime, (X,), {}, cuts=2, iterations=3)
     safe = [c.cut for c in runtime.candidates if c.safe]
     assert set(times) == {safe[0], safe[-1], runtime.candidate.cut}
-    assert all(t.both > 0 and 0 < t.share < 1 for t in times.values())
+    assert all(t.both > 0 and 0 < t.low <= t.share <= t.high < 1 for t in times.values())
     assert difference(before, dict(model.state_dict())) is None
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_share_comes_with_the_span_that_holds_four_calls_of_five() -> None:
+    calls = [(1.0, 3.0)] * 8 + [(3.0, 1.0), (0.0, 4.0)]
+    assert Times.of(calls) == Times(4.0, 0.25, 0.25, 0.25)
+    assert Times.of([(1.0, 3.0), (3.0, 1.0), (2.0, 2.0)]) == Times(4.0, 0.5, 0.25, 0.75)
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, [0]), (2, [0, 9]), (4, [0, 3, 6, 9]), (20, list(range(10)))])
@@ -177,7 +183,7 @@ def test_measured_shares_are_drawn_below(runtime: SplitRuntime, here: Path) -> N
 def test_numbers_of_neighbouring_cuts_do_not_cover_one_another(width: int) -> None:
     model = nn.Sequential(*(nn.Linear(40 - i, 39 - i) for i in range(30)))
     runtime = prepare_split(model, (torch.randn(2, 40),), split="50%")
-    times = {c.cut: Times(1.0, c.cut / 30) for c in runtime.candidates}
+    times = {c.cut: Times(1.0, c.cut / 30, 0.0, 1.0) for c in runtime.candidates}
     body, height = chart(profile(runtime.plan, runtime.candidates, runtime.candidate, times), width, listed=True)
     svg = ElementTree.fromstring(f"<svg>{body}</svg>")
     numbers = [
