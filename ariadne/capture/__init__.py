@@ -12,6 +12,8 @@ against and a baseline of the model flow out. The model is left as found. The fi
     foreseen      which sizes of an op's results follow from the sizes of its inputs
     sizes         sizes that remember what they were compared with
     scripted      functions under `torch.jit.script`, each call kept whole as an op
+    reach         the containers that forward can put something into
+    history       what forward keeps from one call to the next
     recorder      the pre-dispatch ATen ops that a forward runs
     first         what forward filled at an earlier call
     lower         a recording of live tensors becomes a plan of names

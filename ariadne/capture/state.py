@@ -18,12 +18,14 @@ from ariadne.guards import (
     LEAVES,
     MISSING,
     Given,
+    Reached,
     Slots,
     follow,
     held,
     is_a,
     is_array,
     is_opaque,
+    outside_of,
     own_of,
     slot_of,
     slots_of,
@@ -64,13 +66,17 @@ class Snapshot:
     """A model's Python state and every RNG at one moment; tensors are added as something is about to write them.
 
     Covers each module's attributes, the lists, deques, dicts, sets, numpy arrays and objects that these hold, and the
-    registries of parameters, buffers, submodules and hooks. `restore` puts all of it back, tensors' data included. So it does with
-    what `others` hold, which are not the model's.
+    registries of parameters, buffers, submodules and hooks; and what forward's functions reach outside: variables, attributes of
+    classes and functions, caches. `restore` puts all of it back, tensors' data included. So it does with what `others` hold,
+    which are not the model's.
     """
 
-    def __init__(self, model: nn.Module, others: Iterable[Any] = ()) -> None:
+    def __init__(self, model: nn.Module, others: Iterable[Any] = (), outside: Reached | None = None) -> None:
+        """`outside`: what the model's functions reach outside of it, if that is known already."""
         self.rng = _rng()
         self.modules = dict(model.named_modules())
+        outside = outside_of(self.modules) if outside is None else outside
+        self._memories = [(memory, memory.cache_info().currsize) for memory in outside.memories]
         self.strays = strays(self.modules)
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._lists: list[tuple[Any, list[Any]]] = []  # and deques
@@ -92,6 +98,15 @@ class Snapshot:
         self._held = {*self._seen}
         self._variables: list[tuple[Any, tuple[str, ...], dict[str, Any]]] = []
         self.note(others)
+        for root in outside.roots:
+            if root.names:
+                self.note_variables(root.thing, root.names)
+            elif (held := root.now()) is not MISSING:
+                self.note([held])
+
+    def remembers(self) -> bool:
+        """Whether a function keeps more results than it did."""
+        return any(memory.cache_info().currsize != kept for memory, kept in self._memories)
 
     def note(self, others: Iterable[Any]) -> None:
         """Note what others hold, which are not the model's."""
@@ -324,6 +339,9 @@ class Snapshot:
                     del thing[name]
                 elif then.get(name, MISSING) is not found.get(name, MISSING):
                     table[name] = then.get(name, MISSING)
+        for memory, kept in self._memories:
+            if not kept and memory.cache_info().currsize:  # of others, single results can't be taken out
+                memory.cache_clear()
         for p, data, gradient, flag in self._parameters:
             if p.data.untyped_storage()._cdata != data.untyped_storage()._cdata or p.shape != data.shape:
                 p.data = data

@@ -29,7 +29,9 @@ from ariadne.capture.generalize import (
     with_views_of,
     without_slices_of_all,
 )
+from ariadne.capture.history import History, alike, another, gives, lived, standing
 from ariadne.capture.lower import Lowering, state_tensors
+from ariadne.capture.reach import Reach
 from ariadne.capture.recorder import recording, sizes_in
 from ariadne.capture.refusals import refuse_scripted
 from ariadne.capture.shapes import PlainNumberError, Sizes, symbolic_batch, within_questions, within_shapes
@@ -42,7 +44,6 @@ from ariadne.guards import (
     MISSING,
     Baseline,
     Change,
-    Containers,
     Effects,
     Given,
     Place,
@@ -52,12 +53,10 @@ from ariadne.guards import (
     effects_of,
     follow,
     global_hooks,
-    outside_of,
     refusal,
     simple,
     stores_beside_caches,
     stores_of,
-    strays,
     switches,
 )
 from ariadne.plan import (
@@ -78,16 +77,13 @@ from ariadne.plan import (
 _UNTIL_WARM = 4  # runs after which a scripted function must have come to what it stays at
 
 
-_OTHER_SEED = 8725724278030350  # any but the one that is in use
-
-
 @dataclass(frozen=True)
 class Observation:
     """One recorded real run: its plan, its output, and the shapes of what each recorded op made.
 
     `unpruned`: the plan with the ops whose results nothing uses, which may be unable to run at another batch. `unforeseen`: sizes
-    in it that are looked at again in each call, for nothing tells whether they follow data. `later`: what forward gave on other
-    inputs, where the first run had left something in Python that it may have used.
+    in it that are looked at again in each call, for nothing tells whether they follow data. `history`: what further runs showed of
+    what forward keeps, where this was the first one.
     """
 
     plan: TracePlan
@@ -97,7 +93,7 @@ class Observation:
     recorded: Recording
     unforeseen: frozenset[str]
     effects: Effects
-    later: Any = None
+    history: History | None = None
 
     @cached_property
     def plans(self) -> tuple[TracePlan, ...]:
@@ -128,14 +124,23 @@ def capture(
     size = example.batch if example.batch in batches else max(batches.start, min(2, batches.stop - 1))
     refuse_hooks(model)
     refuse_scripted(model)
-    real = observe(model, example, size, batch_symbol, grad)
+    other = another(size, batches)
+    real = observe(model, example, size, batch_symbol, grad, other=other)
+    primed = [slot for at, slot in real.history.renewed.items() if at in real.effects.primed] if real.history else []
+    if primed:  # it ran at this batch before, and what it puts there at each call stood there already
+        with standing(primed):
+            again = observe(model, example, size, batch_symbol, grad, other=other)
+            if again.effects.primed:
+                raise refusal(again.effects.primed[0][0], "changes in a way of its own")
+            _refuse_first_of_many(again, _sets_up(model, example, again, grad))
+            return _captured(model, example, again, batch_symbol, batches, grad, needed, like)
     slots = filled_again(
         filled_before(dict(model.named_modules()), real.recorded),
         lambda full: _still_gives(model, example, size, grad, real.evidence.output, full),
     )
     if slots:
         with emptied(slots):
-            fresh = observe(model, example, size, batch_symbol, grad)
+            fresh = observe(model, example, size, batch_symbol, grad, other=other)
             if _sets_up(model, example, fresh, grad) is None:
                 return _captured(model, example, fresh, batch_symbol, batches, grad, needed, like)
     else:
@@ -145,12 +150,21 @@ def capture(
 
 def _sets_up(model: nn.Module, example: Example, real: Observation, grad: bool) -> str | None:
     """What a later call gives otherwise for what the first had left in Python, if that follows from that call's inputs."""
-    if real.later is None:
+    history = real.history
+    if history is None or not history.moved:
         return None
     args, kwargs = tree.unflatten(example.leaves, example.spec)
-    snapshot = Reach(model).snapshot(args, kwargs)
-    snapshot.save_written(real.plan)
-    return difference(_gives(model, example.turned(), real.evidence.batch, grad, snapshot), real.later)
+    for batch, later in history.later.items():
+        snapshot = Reach(model).snapshot(args, kwargs)
+        snapshot.save_written(real.plan)
+        snapshot.save_buffers()
+        try:
+            differs = difference(gives(model, example.turned(), batch, grad, real.recorded.drew), later)
+        finally:
+            snapshot.restore(real.recorded.drew)
+        if differs:
+            return differs
+    return None
 
 
 def _still_gives(
@@ -258,21 +272,6 @@ def _perturbed(
         return None
 
 
-def _gives(model: nn.Module, example: Example, batch: int, grad: bool, snapshot: Snapshot) -> Any:
-    """What forward gives for these inputs and random numbers of its own, in the state that Python is in; or how it raises."""
-    snapshot.save_buffers()
-    torch.manual_seed(_OTHER_SEED)
-    args, kwargs = tree.unflatten(example.resized(batch), example.spec)
-    try:
-        with torch.set_grad_enabled(grad):
-            output = model(*args, **kwargs)
-        return tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, output)
-    except Exception as error:  # of inputs that nobody asked it to take
-        return type(error).__name__
-    finally:
-        snapshot.restore()
-
-
 def _given(plan: TracePlan, example: Example) -> dict[str, Given]:
     """The inputs that are neither tensors nor plain values, as they are now, but for what forward itself puts there."""
     handed_in = tree.unflatten(example.leaves, example.spec)
@@ -339,27 +338,6 @@ def _computes(plan: TracePlan) -> list[str]:
     return found
 
 
-class Reach:
-    """The containers that forward can reach outside of the model and of what it is given."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self.modules = model, dict(model.named_modules())
-        self.roots = outside_of(self.modules)
-
-    def snapshot(self, args: Any, kwargs: Any) -> Snapshot:
-        """All of it as it is now, to be put back."""
-        things = [root.now() for root in self.roots if not root.names]
-        found = Snapshot(self.model, (args, kwargs, *(thing for thing in things if thing is not MISSING)))
-        for root in self.roots:
-            if root.names:
-                found.note_variables(root.thing, root.names)
-        return found
-
-    def containers(self, args: Any, kwargs: Any) -> Containers:
-        """All containers, as they are now, with those in the arguments and in the model."""
-        return Containers(self.modules, strays(self.modules), (args, kwargs), self.roots)
-
-
 def with_stores(
     plan: TracePlan,
     effects: Effects,
@@ -373,7 +351,7 @@ def with_stores(
         raise refusal(strange, "changes in some runs alone")
     beside = stores_beside_caches(sorted(effects.assigned), put)
     stores = (*plan.stores, *beside, *stores_of(effects.rules, changes, put))
-    roots = {root.name: root.thing for root in reach.roots}
+    roots = {root.name: root.thing for root in reach.outside.roots}
     objects = {s.path: roots[s.path] for s in stores if s.table == "outside"}
     return check(replace(plan, stores=stores, objects={**plan.objects, **objects}))
 
@@ -593,12 +571,13 @@ def observe(
     watch: Watch | None = None,
     effects: Effects | None = None,
     perturbed: bool = False,
+    other: int = 0,
 ) -> Observation:
     """Run the forward on real tensors of this batch: the plan of that run, all its numbers as they were, and the output.
 
     With a `watch`, sizes that follow the batch note what is asked of them. Without `effects`, of an earlier observation, the model
     runs once more in the state that the first run left Python in, and must give the same: what it does to containers in both runs
-    is no cache; and again on other inputs, if that state is not as it was. A function under `torch.jit.script` may round in another
+    is no cache; and on other inputs at batch `other` (see `history`). A function under `torch.jit.script` may round in another
     way once it is warm: then the model runs until it gives the same twice, and that is the output.
     """
     leaves = example.resized(batch, perturbed)
@@ -644,27 +623,24 @@ def observe(
                     "it keeps state in Python, draws from a generator of its own, or is not deterministic. Keep state in buffers, "
                     "and draw from torch's RNG"
                 )
-        later = None
+        history = None
         if effects is None:
             effects = effects_of(changes, containers.changes())
             effects.assigned = {
                 key
                 for key, value in attributes_of(snapshot.modules).items()
-                if attributes.get(key, MISSING) is not value and not _alike(attributes.get(key), value)
+                if (was := attributes.get(key, MISSING)) is not value and not alike(was, value)
             }
             _refuse_renewed(found, effects)
+            moved = bool(found.changed or found.containers or changes)
+            history = lived(model, example, batch, other or batch, grad, reach, snapshot, output, found.drew, moved)
+            effects.renew(changes, history.renewed)
+            effects.assigned |= history.assigned - found.read_attributes.keys()
         unpruned = with_stores(unpruned, effects, changes, put, reach)
         plan = check(prune(unpruned))
-        if first and (found.changed or found.containers or changes):
-            snapshot.again()
-            later = _gives(model, example.turned(), batch, grad, snapshot)
-        return Observation(plan, unpruned, Evidence(batch, output), shapes, found, unforeseen, effects, later)
+        return Observation(plan, unpruned, Evidence(batch, output), shapes, found, unforeseen, effects, history)
     finally:
         snapshot.restore(found is None or (found.drew and not found.disturbed))
-
-
-def _alike(a: Any, b: Any) -> bool:
-    return simple(a) and simple(b) and tree.identical(a, b)
 
 
 def _refuse_renewed(found: Recording, effects: Effects) -> None:

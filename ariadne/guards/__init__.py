@@ -64,7 +64,7 @@ from ariadne.guards.effects import (
 from ariadne.guards.facts import alike
 from ariadne.guards.given import Given
 from ariadne.guards.recording import Effect, Event, Recording
-from ariadne.guards.roots import outside_of
+from ariadne.guards.roots import Reached, outside_of
 from ariadne.guards.switches import SWITCHES, TORCH
 from ariadne.guards.tensors import StateGuard, asks_sizes
 
@@ -112,6 +112,7 @@ __all__ = [
     "Put",
     "attributes_of",
     "effects_of",
+    "Reached",
     "outside_of",
     "refusal",
     "refused",

@@ -123,7 +123,24 @@ class Effects:
 
     rules: dict[Place, Rule] = field(default_factory=dict)
     known: set[Place] = field(default_factory=set)
+    primed: list[tuple[Place, Any]] = field(default_factory=list)  # where stood what is put there, before the first run
     assigned: set[tuple[str, str]] = field(default_factory=set)  # attributes of modules that changed in the second run
+
+    def renew(self, first: Mapping[Place, Change], renewed: Iterable[tuple[Place, Any]]) -> None:
+        """Take it that something is put at these keys at each call: in a container that the first run made, the container is."""
+        for place, key in renewed:
+            at, k = place, key
+            rule = self.rules.get(at, Rule("items"))
+            if rule.how != "items" or k in (*rule.what, *rule.grown, *rule.gone):
+                continue
+            while at.steps and (at not in first or k not in first[at].put()):
+                at, k = Place(at.table, at.path, at.steps[:-1]), at.steps[-1]
+            if at not in first or k not in first[at].put():
+                self.primed.append((place, key))
+                continue
+            rule = self.rules.get(at, Rule("items"))
+            if k not in rule.what:
+                self.rules[at] = replace(rule, what=(*rule.what, k))
 
 
 class Containers:
@@ -168,6 +185,11 @@ class Containers:
                 self._noted[id(value)] = place, value, kind, contents(value, kind)
             for step, inner in held(value):
                 todo.append((Place(place.table, place.path, (*place.steps, step)), inner))
+
+    def thing(self, place: Place) -> Any:
+        """What stands at a place."""
+        found = next(thing for at, thing, _, _ in self._noted.values() if at == place)
+        return found.thing if is_a(found, Root) else found
 
     def changes(self) -> dict[Place, Change]:
         """The containers that hold other things now."""

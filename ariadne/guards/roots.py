@@ -6,9 +6,10 @@ What forward puts into them is found by looking at them before and after a run; 
 from __future__ import annotations
 
 import dis
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -19,6 +20,9 @@ from ariadne.guards.attributes import LEAVES, MISSING, Attribute, follow, is_a, 
 
 _NEAR = 3  # so many functions away from a hook or a method, what a function reaches is looked at
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_CALLED = (FunctionType, MethodType, partial)
+_ATTRIBUTED = (type, FunctionType)  # global things that a function may assign attributes of
+_MEANING_A_CLASS = ("__class__", "type", "cls", "__func__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +45,26 @@ class Root:
             return MISSING
 
 
-def outside_of(modules: Mapping[str, nn.Module]) -> list[Root]:
-    """The variables and objects outside of a model that its hooks and its classes' own functions can reach."""
+@dataclass(frozen=True)
+class Reached:
+    """What forward can reach outside of a model: `roots`, and the results that `functools.lru_cache` keeps for its functions."""
+
+    roots: tuple[Root, ...] = ()
+    memories: tuple[Any, ...] = ()
+
+
+def outside_of(modules: Mapping[str, nn.Module]) -> Reached:
+    """The variables and objects outside of a model that its hooks, its classes' own functions and those it holds can reach."""
     search = _Search()
     for module in modules.values():
         for table in _HOOKS:
             for hook in module.__dict__[table].values():
                 search.enter(hook, 0)
-        if "forward" in module.__dict__:
-            search.enter(module.__dict__["forward"], 0)
+        for value in module.__dict__.values():
+            if is_a(value, _CALLED) or is_memory(value):
+                search.enter(value, 0)
         search.of_class(type(module))
-    return list(search.found.values())
+    return search.all()
 
 
 class _Search:
@@ -60,6 +73,24 @@ class _Search:
         self.names: set[str] = set()
         self.seen: set[tuple[int, ...]] = set()
         self.known: dict[int, tuple[bool, Any]] = {}
+        self.classes: dict[type, None] = {}
+        self.functions: dict[int, FunctionType] = {}
+        self.memories: dict[int, Any] = {}
+        self.written: set[str] = (
+            set()
+        )  # names of attributes that functions assign which may mean a class's or a function's
+        self.named: set[str] = set()  # names in these functions
+
+    def all(self) -> Reached:
+        """What was found, with the attributes of classes and functions that the functions found may assign."""
+        for cls in self.classes:
+            names = {n for n in self.written if not hasattr(vars(cls).get(n), "__get__")}
+            if names:
+                self.keep(Root(cls.__name__, cls, (), tuple(sorted(names))))
+        for f in self.functions.values():
+            if f.__name__ in self.named and self.written:
+                self.keep(Root(f"the attributes of {_called(f)}", f.__dict__))
+        return Reached(tuple(self.found.values()), tuple(self.memories.values()))
 
     def of_class(self, cls: type) -> None:
         if (id(cls),) in self.seen:
@@ -68,20 +99,18 @@ class _Search:
         for base in cls.__mro__[:-1]:
             if base.__module__.partition(".")[0] == "torch" or base is nn.Module:
                 continue
+            self.classes[base] = None
             for name, thing in list(vars(base).items()):
                 if is_a(thing, (staticmethod, classmethod)):
                     thing = thing.__func__
                 if is_a(thing, property):
                     thing = thing.fget
-                if is_a(thing, (FunctionType, partial)):
+                if is_a(thing, cached_property):
+                    thing = thing.func
+                if is_a(thing, (FunctionType, partial)) or is_memory(thing):
                     self.enter(thing, 0)
                 elif not name.startswith("__"):
                     self.consider(thing, Root(f"{base.__name__}.{name}", thing), 0)
-            code = [f.__code__ for f in vars(base).values() if isinstance(f, FunctionType)]
-            names = {n for c in code if _says_class(c) for n in _names(c)}
-            names -= {n for n in names if hasattr(vars(base).get(n), "__get__")}
-            if names:
-                self.keep(Root(base.__name__, base, (), tuple(sorted(names))))
 
     def enter(self, thing: Any, far: int) -> None:
         """Look at what a function, or something else that can be called, reaches."""
@@ -97,6 +126,10 @@ class _Search:
                 thing.__self__, Root(f"the {type(thing.__self__).__name__} of {_called(thing)}", thing.__self__), far
             )
             self.enter(thing.__func__, far)
+        elif is_memory(thing):
+            if not is_known(getattr(thing.__wrapped__, "__globals__", {})):
+                self.memories[id(thing)] = thing
+            self.enter(thing.__wrapped__, far)
         elif is_a(thing, FunctionType):
             self.function(thing, far)
         elif callable(thing) and not is_opaque(thing):
@@ -111,6 +144,7 @@ class _Search:
         if self.known[id(table)][0] or at in self.seen:
             return
         self.seen.add(at)
+        self.functions[id(f)] = f
         for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
             root = Root(f"the variable {name!r} of {_called(f)}", cell, (Attribute("cell_contents"),))
             self.consider(root.now(), root, far)
@@ -124,10 +158,17 @@ class _Search:
         names = {*_names(f.__code__)}
         for name in sorted(names & table.keys()):
             self.consider(table[name], Root(f"the global {name!r}", table, (name,)), far, names)
+        written = _written(f.__code__)
+        means = not {*_MEANING_A_CLASS}.isdisjoint({*names, *f.__code__.co_varnames, *f.__code__.co_freevars})
+        if written and (means or any(is_a(table.get(name), _ATTRIBUTED) for name in names)):
+            self.written |= written
+            self.named |= names
 
     def consider(self, value: Any, root: Root, far: int, names: Iterable[str] = ()) -> None:
         """Keep a root, if something can be put into what it holds; go on from there if it can be called."""
-        if is_a(value, (FunctionType, MethodType, partial)):
+        if is_a(value, type) and not is_known(getattr(sys.modules.get(value.__module__), "__dict__", {})):
+            self.classes[value] = None
+        if is_a(value, _CALLED) or is_memory(value):
             self.enter(value, far + 1)
         elif is_a(value, ModuleType) and not is_known(vars(value)):
             for name in sorted({*names} & vars(value).keys()):
@@ -167,12 +208,22 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _says_class(code: CodeType) -> bool:
-    """Whether a function may assign an attribute of its class."""
-    stores = any(s.opname == "STORE_ATTR" for s in dis.get_instructions(code))
-    return stores and (
-        not {"__class__", "type", "cls"}.isdisjoint({*code.co_names, *code.co_varnames, *code.co_freevars})
-    )
+def is_memory(value: Any) -> bool:
+    """Whether a function keeps its results in C: what `functools.lru_cache` and `cache` make."""
+    return type(value).__name__ == "_lru_cache_wrapper"
+
+
+@lru_cache(maxsize=4096)
+def _written(code: CodeType) -> frozenset[str]:
+    """The names of the attributes that a function assigns, by `setattr` too; with those of functions inside."""
+    found = {s.argval for s in dis.get_instructions(code) if s.opname in ("STORE_ATTR", "DELETE_ATTR")}
+    if "setattr" in code.co_names:
+        found |= _words(code)
+    return frozenset(found.union(*(_written(c) for c in code.co_consts if isinstance(c, CodeType))))
+
+
+def _words(code: CodeType) -> set[str]:
+    return {c for c in code.co_consts if isinstance(c, str) and c.isidentifier()}
 
 
 @lru_cache(maxsize=4096)
@@ -181,7 +232,10 @@ def _assigned(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
     inner = [_assigned(c) for c in code.co_consts if isinstance(c, CodeType)]
     steps = [(s.opname, s.argval) for s in dis.get_instructions(code)]
     around = {name for kind, name in steps if kind == "STORE_DEREF"}.union(*(a for a, _ in inner))
-    counted = {name for kind, name in steps if kind == "STORE_GLOBAL"}.union(*(b for _, b in inner))
+    counted = {name for kind, name in steps if kind in ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME")}
+    if "globals" in code.co_names:
+        counted |= _words(code)
+    counted = counted.union(*(b for _, b in inner))
     return frozenset(around), frozenset(counted)
 
 
