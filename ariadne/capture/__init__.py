@@ -16,6 +16,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     history       what forward keeps from one call to the next
     recorder      the pre-dispatch ATen ops that a forward runs
     first         what forward filled at an earlier call
+    identity      what forward compares by `is`
     lower         a recording of live tensors becomes a plan of names
     generalize    plans observed at several batches become one, or are shown to disagree
     shapes        for which batches a plan holds

@@ -704,7 +704,7 @@ def recording(
         hooks = (hook for m in snapshot.modules.values() for kind in HOOK_TABLES for hook in m.__dict__[kind].values())
         found.outside = read.lasting([*(value for _, value, _ in found.read_attributes.values()), *hooks])
         found.names, found.whole, found.switches = read.names, read.whole, read.switches
-        found.drew_python = read.drew
+        found.drew_python, found.codes, found.compared = read.drew, read.codes, read.compared
         found.drew = found.drew or read.drew
         found.assigned, found.filled = read.assigned, read.filled
     found.stores = list(snapshot.replaced_buffers())

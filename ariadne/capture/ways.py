@@ -30,6 +30,7 @@ from ariadne.capture.generalize import (
     without_slices_of_all,
 )
 from ariadne.capture.history import History, alike, another, gives, lived, standing
+from ariadne.capture.identity import watching
 from ariadne.capture.lower import Lowering, state_tensors
 from ariadne.capture.reach import Reach
 from ariadne.capture.recorder import recording, sizes_in
@@ -126,14 +127,6 @@ def capture(
     refuse_scripted(model)
     other = another(size, batches)
     real = observe(model, example, size, batch_symbol, grad, other=other)
-    primed = [slot for at, slot in real.history.renewed.items() if at in real.effects.primed] if real.history else []
-    if primed:  # it ran at this batch before, and what it puts there at each call stood there already
-        with standing(primed):
-            again = observe(model, example, size, batch_symbol, grad, other=other)
-            if again.effects.primed:
-                raise refusal(again.effects.primed[0][0], "changes in a way of its own")
-            _refuse_first_of_many(again, _sets_up(model, example, again, grad))
-            return _captured(model, example, again, batch_symbol, batches, grad, needed, like)
     slots = filled_again(
         filled_before(dict(model.named_modules()), real.recorded),
         lambda full: _still_gives(model, example, size, grad, real.evidence.output, full),
@@ -143,7 +136,15 @@ def capture(
             fresh = observe(model, example, size, batch_symbol, grad, other=other)
             if _sets_up(model, example, fresh, grad) is None:
                 return _captured(model, example, fresh, batch_symbol, batches, grad, needed, like)
-    else:
+    primed = [slot for at, slot in real.history.renewed.items() if at in real.effects.primed] if real.history else []
+    if primed:  # it ran at this batch before, and what it puts there at each call stood there already
+        with standing(primed):
+            again = observe(model, example, size, batch_symbol, grad, other=other)
+            if again.effects.primed:
+                raise refusal(again.effects.primed[0][0], "changes in a way of its own")
+            _refuse_first_of_many(again, _sets_up(model, example, again, grad))
+            return _captured(model, example, again, batch_symbol, batches, grad, needed, like)
+    if not slots:
         _refuse_first_of_many(real, _sets_up(model, example, real, grad))
     return _captured(model, example, real, batch_symbol, batches, grad, needed, like)
 
@@ -190,16 +191,20 @@ def _captured(
     size, effects = real.evidence.batch, real.effects
     reasons: list[tuple[str, str]] = []
     plan: TracePlan | None = None
-    plain = False  # of a size, forward was seen to make a plain number
+    unseen = ""  # how forward was seen to learn of its batch what no question shows
+    if real.recorded.compared:
+        unseen = f"{real.recorded.compared} compares by `is` what may be a size"
     others: list[Recording] = []  # what the plan rests on besides the run at the example's batch
     if like is not None and size == example.batch and not disagreement(like, real.plan):
         plan, batches = at_batch(real.plan, size), range(size, size + 1)
         reasons = [*like.not_captured_by]
+    elif unseen:
+        reasons.append(("symbolic", f"{unseen}, which a symbol answers otherwise; compare numbers by =="))
     else:
         try:
             plan = symbolic(model, example, batch_symbol, batches, grad, effects, others)
         except UnsupportedError as error:
-            plain = isinstance(error, PlainNumberError)
+            unseen = "it makes a plain number of its batch" if isinstance(error, PlainNumberError) else ""
             reasons.append(("symbolic", str(error)))
         except Exception as error:  # whatever torch's fake tensors raise: the next way runs real ones
             reasons.append(("symbolic", _first_line(error)))
@@ -214,7 +219,7 @@ def _captured(
             plan = with_views_of(plan, seen)
     if plan is None or _above_1(batches) - plan.batches:
         ran: list[Recording] = []
-        observed = _observed(model, example, batch_symbol, batches, grad, real, reasons, ran, plain)
+        observed = _observed(model, example, batch_symbol, batches, grad, real, reasons, ran, unseen)
         if plan is None or len(observed.batches) > len(plan.batches):
             if plan is not None:
                 reasons.insert(0, ("symbolic", "; ".join(plan.excluded)))
@@ -433,7 +438,7 @@ def _observed(
     real: Observation,
     reasons: list[tuple[str, str]],
     recordings: list[Recording],
-    plain: bool,
+    unseen: str,
 ) -> TracePlan:
     here = real.plan.traced_batch
     above = range(max(2, batches.start), batches.stop)
@@ -450,7 +455,7 @@ def _observed(
                 real if b == here else observe(model, example, b, batch_symbol, grad, effects=real.effects)
                 for b in sizes
             ]
-            plan = check(prune(_as_far_as_shown(model, example, runs, batches, plain)))
+            plan = check(prune(_as_far_as_shown(model, example, runs, batches, unseen)))
             plan = _assuming(plan, *(r.plan.assumption for r in runs))
             if here in plan.batches or here == 1:
                 recordings += [r.recorded for r in runs if r is not real]
@@ -504,14 +509,14 @@ def _is_unforeseen(run: Observation, node: TraceNode) -> bool:
 
 
 def _as_far_as_shown(
-    model: nn.Module, example: Example, runs: Sequence[Observation], batches: range, plain: bool
+    model: nn.Module, example: Example, runs: Sequence[Observation], batches: range, unseen: str
 ) -> TracePlan:
     """The observed plan for all batches at which forward would have branched as it did, read from what it asks of sizes.
 
-    Where that can't be followed, only for the batches that were run. `plain`: it was seen to make a plain number of one.
+    Where that can't be followed, only for the batches that were run. `unseen`: how it was seen to learn of them unasked.
     """
     plan, why = _of_runs(runs)
-    why = why or ("it makes a plain number of its batch" if plain else "")
+    why = why or unseen
     wanted, shown = _above_1(batches), Batches.of(r.plan.traced_batch for r in runs)
     excluded: list[str] = []
     others = wanted - shown
@@ -610,8 +615,9 @@ def observe(
             args, kwargs = tree.unflatten(example.resized(batch, perturbed), example.spec)
             containers = reach.containers(args, kwargs)
             attributes = attributes_of(snapshot.modules)
-            with torch.set_grad_enabled(grad):
+            with torch.set_grad_enabled(grad), watching(found.codes if first else ()) as compared:
                 now = model(*args, **kwargs)
+            found.compared = found.compared or next(iter(compared), "")
             differs = difference(output, now)
             if not differs:
                 break
