@@ -35,7 +35,7 @@ from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
 from ariadne.errors import UnsupportedError
-from ariadne.guards import BOOKKEEPING, Effect, Event, Recording, is_a, simple, surroundings
+from ariadne.guards import BOOKKEEPING, Effect, Event, Recording, is_a, simple, surroundings, switches
 from ariadne.plan import PLAIN, WHOLE, Region, bind, storage_of, tensors_in, written_arguments
 
 PATCHING = threading.RLock()
@@ -57,7 +57,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.depth = 0
         self.running: tuple[OpOverload, tuple[Any, ...]] | None = None  # the op that fake tensors go through
         self.own: set[int] = set()
-        self.ambient = modes()
+        self.ambient, self.settings = modes(), switches.settings()
         self.state: set[int] = set()  # the storages of the model's tensors
         self.autocast: list[str] = []
         self.scope = 0
@@ -171,6 +171,7 @@ class Recorder(ProxyTorchDispatchMode):
         """Whether an op such as `contiguous` or `to` had nothing to do here: elsewhere it may, so its result gets a name."""
         return (
             bound[0] is out
+            and out.layout is torch.strided  # of others no op makes a view
             and torch.Tag.nondeterministic_seeded not in func.tags
             and next(written_arguments(func, bound), None) is None
         )
@@ -242,14 +243,15 @@ class Recorder(ProxyTorchDispatchMode):
         return out
 
     def _region(self) -> Region:
-        now = modes()
-        if now == self.ambient and not self.autocast:
+        now, settings = modes(), switches.settings()
+        if now == self.ambient and settings == self.settings and not self.autocast:
             return PLAIN
         grad, inference, *autocast = now
         if inference != self.ambient[1]:
             raise UnsupportedError("forward enters torch.inference_mode() by itself; use torch.no_grad() there instead")
         switched = tuple(a for a in autocast if a[0] in self.autocast)
-        return Region(grad if grad != self.ambient[0] else None, switched, self.scope if switched else 0)
+        changed = grad if grad != self.ambient[0] else None
+        return Region(changed, switched, self.scope if switched else 0, switches.between(self.settings, settings))
 
     def _faked(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -696,7 +698,14 @@ def recording(
             if fake is None and watch is None:
                 read = stack.enter_context(surroundings(recorder.is_mine, snapshot.holds, recorder.aside))
             yield found, recorder
+            left = switches.between(recorder.settings, switches.settings())
+            if left:
+                raise UnsupportedError(
+                    f"forward leaves {left[0][0]} at {left[0][1]!r} when it returns, which no plan does; put it back, or set it "
+                    "outside"
+                )
         finally:
+            switches.put_back(recorder.settings)
             patches.restore()
             if watch is not None:
                 watch.close()

@@ -30,6 +30,7 @@ from ariadne.guards import (
     slot_of,
     slots_of,
     strays,
+    switches,
     variables,
 )
 from ariadne.plan import Groups, TracePlan
@@ -58,6 +59,15 @@ def _moved(d: dict[Any, Any], old: dict[Any, Any]) -> bool:
     return dict.__len__(d) != len(old) or any(dict.get(d, k, d) is not v for k, v in old.items())
 
 
+def _once(t: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that holds each of its numbers once: `expand` shows one many times, and such can't be written."""
+    if t.layout is torch.strided and not t.is_meta and not t.is_nested:
+        for dim, (size, stride) in enumerate(zip(t.shape, t.stride(), strict=True)):
+            if stride == 0 and size > 1:
+                t = t.narrow(dim, 0, 1)
+    return t
+
+
 def _holds_tensors(module: nn.Module | None) -> bool:
     return module is not None and any(m._parameters or m._buffers for m in module.modules())
 
@@ -73,7 +83,7 @@ class Snapshot:
 
     def __init__(self, model: nn.Module, others: Iterable[Any] = (), outside: Reached | None = None) -> None:
         """`outside`: what the model's functions reach outside of it, if that is known already."""
-        self.rng = _rng()
+        self.rng, self._switches = _rng(), switches.settings()
         self.modules = dict(model.named_modules())
         outside = outside_of(self.modules) if outside is None else outside
         self._memories = [(memory, memory.cache_info().currsize) for memory in outside.memories]
@@ -179,7 +189,7 @@ class Snapshot:
     def save(self, tensor: torch.Tensor) -> None:
         """Keep a copy of a tensor's data, the first time it is about to be written."""
         if id(tensor) not in self._saved:
-            self._saved[id(tensor)] = (tensor, tensor.detach().clone())
+            self._saved[id(tensor)] = (tensor, _once(tensor.detach()).clone())
 
     def save_owners(self, written: torch.Tensor) -> None:
         """Keep copies of all state that shares memory with a tensor about to be written."""
@@ -349,6 +359,7 @@ class Snapshot:
                 p.grad = gradient
             if p.requires_grad != flag:
                 p.requires_grad_(flag)
+        switches.put_back(self._switches)
         self._restore_tensors()
         self._saved.clear()
         for put, state in (*self._generators, *self._own_rng):
@@ -358,14 +369,14 @@ class Snapshot:
 
     def _restore_tensors(self) -> None:
         for tensor, data in self._saved.values():
-            if tensor.shape != data.shape:  # by an `out=`, or by `resize_`
+            if _once(tensor.detach()).shape != data.shape:  # by an `out=`, or by `resize_`
                 with torch.no_grad():
                     tensor.resize_(data.shape)
             if tensor.is_inference():
                 with torch.inference_mode():
-                    tensor.copy_(data)
+                    _once(tensor).copy_(data)
             else:
-                tensor.data.copy_(data)
+                _once(tensor.data).copy_(data)
 
     def restore_rng(self) -> None:
         """Put every RNG back."""
