@@ -677,13 +677,6 @@ def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
             f"forward registers, replaces or removes the {what} {name!r} of {named(path)}, which no plan does; if it does so "
             "when it runs first, run the model once, model(*example_inputs), and prepare then"
         )
-    for before, now in found.containers:
-        counted = [(a, b) for a, b in zip(before, now, strict=False) if isinstance(a, (bool, int, float)) and a != b]
-        if counted:
-            raise UnsupportedError(
-                f"forward changes a number that the model keeps in a container or an object (from {counted[0][0]!r} to "
-                f"{counted[0][1]!r}), which a plan can't follow; keep such state in a buffer"
-            )
     for path, name, before, now in found.changed:
         if before is None and (path, name) in found.read_attributes:
             before = found.read_attributes[path, name][1]  # what the class has stood for it
