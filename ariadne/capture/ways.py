@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ariadne import tree
 from ariadne.capture.example import Captured, Evidence, Example
 from ariadne.capture.first import emptied, filled_again, filled_before
 from ariadne.capture.followed import ReadError
 from ariadne.capture.generalize import (
-    SIZE,
     Disagreement,
     at_batch,
     disagreement,
@@ -29,35 +25,23 @@ from ariadne.capture.generalize import (
     with_views_of,
     without_slices_of_all,
 )
-from ariadne.capture.history import History, alike, another, gives, lived, standing
-from ariadne.capture.identity import watching
-from ariadne.capture.lower import Lowering, state_tensors
+from ariadne.capture.history import another, gives, standing
+from ariadne.capture.leaks import refuse_kept_data, refuse_leaks, refuse_unlike_constants
+from ariadne.capture.observed import Observation, observe
 from ariadne.capture.reach import Reach
-from ariadne.capture.recorder import recording, sizes_in
-from ariadne.capture.refusals import refuse_scripted
-from ariadne.capture.shapes import PlainNumberError, Sizes, symbolic_batch, within_questions, within_shapes
+from ariadne.capture.refusals import refuse_hooks, refuse_scripted
+from ariadne.capture.shapes import PlainNumberError, within_shapes
 from ariadne.capture.sizes import Watch, holding
-from ariadne.capture.state import Snapshot
+from ariadne.capture.symbolic import above_1, symbolic
 from ariadne.compare import difference
 from ariadne.errors import CaptureError, UnsupportedError, named
 from ariadne.guards import (
-    GLOBAL_HOOKS,
-    MISSING,
     Baseline,
-    Change,
     Effects,
     Given,
-    Place,
-    Put,
     Recording,
-    attributes_of,
-    effects_of,
     follow,
-    global_hooks,
     refusal,
-    simple,
-    stores_beside_caches,
-    stores_of,
     switches,
 )
 from ariadne.plan import (
@@ -68,45 +52,10 @@ from ariadne.plan import (
     TraceNode,
     TracePlan,
     check,
-    own,
     prune,
     reached,
-    tensors_in,
     where,
 )
-
-_UNTIL_WARM = 4  # runs after which a scripted function must have come to what it stays at
-
-
-@dataclass(frozen=True)
-class Observation:
-    """One recorded real run: its plan, its output, and the shapes of what each recorded op made.
-
-    `unpruned`: the plan with the ops whose results nothing uses, which may be unable to run at another batch. `unforeseen`: sizes
-    in it that are looked at again in each call, for nothing tells whether they follow data. `history`: what further runs showed of
-    what forward keeps, where this was the first one.
-    """
-
-    plan: TracePlan
-    unpruned: TracePlan
-    evidence: Evidence
-    shapes: tuple[tuple[tuple[int, ...], ...], ...]
-    recorded: Recording
-    unforeseen: frozenset[str]
-    effects: Effects
-    history: History | None = None
-
-    @cached_property
-    def plans(self) -> tuple[TracePlan, ...]:
-        """The plan; and, where it has ops for the sake of their sizes alone, the plan without those.
-
-        A symbolic plan knows these sizes by name, and has no need of an op whose size nothing uses.
-        """
-        nodes = self.unpruned.nodes
-        if not any(node.is_witness and node.target == SIZE for node in nodes):
-            return (self.plan,)
-        bare = tuple(replace(n, is_witness=False, witness=None) if n.target == SIZE else n for n in nodes)
-        return self.plan, prune(replace(self.unpruned, nodes=bare))
 
 
 def capture(
@@ -217,7 +166,7 @@ def _captured(
             plan, others = None, []
         else:
             plan = with_views_of(plan, seen)
-    if plan is None or _above_1(batches) - plan.batches:
+    if plan is None or above_1(batches) - plan.batches:
         ran: list[Recording] = []
         observed = _observed(model, example, batch_symbol, batches, grad, real, reasons, ran, unseen)
         if plan is None or len(observed.batches) > len(plan.batches):
@@ -252,10 +201,10 @@ def _captured(
         if other is not None and unexplained(real.plan, other.plan):
             again = observe(model, example, size, batch_symbol, grad, effects=effects)  # with caches filled, as there
             if unexplained(real.plan, again.plan) is None:
-                _refuse_leaks(real.plan, other.plan)
+                refuse_leaks(real.plan, other.plan)
             else:  # objects are made anew, or a cache is filled: what is no data's doing is alike in the two later runs
-                _refuse_unlike_constants(again.plan, other.plan)
-                _refuse_kept_data(real.plan, again.plan)
+                refuse_unlike_constants(again.plan, other.plan)
+                refuse_kept_data(real.plan, again.plan)
     plan = replace(plan, given=_given(plan, example))
     return Captured(check(plan), (real.evidence, *more), Baseline(model, recordings))
 
@@ -299,89 +248,6 @@ def _refuse_first_of_many(real: Observation, differs: str | None) -> None:
             f"use what it then was ({differs}), and a plan would set it up anew. Run the model once, model(*example_inputs), and "
             "prepare then; or keep such state in a buffer"
         )
-
-
-def _refuse_leaks(plan: TracePlan, seen: TracePlan) -> None:
-    """Raise `UnsupportedError` if forward does something else where the inputs hold other numbers, and no number that it was
-    seen to read out of a tensor says why."""
-    differs = unexplained(plan, seen)
-    if differs:
-        raise UnsupportedError(f"{_LEAKS} On inputs with other numbers: {differs}")
-
-
-_LEAKS = (
-    "forward takes data out of torch unseen (by dlpack, a storage, a pointer, deepcopy, or another thread) and brings them back as "
-    "a tensor, a number or a branch, which a plan would freeze; keep to torch's own ops, or read numbers by item() or tolist()."
-)
-
-
-def _refuse_unlike_constants(plan: TracePlan, seen: TracePlan) -> None:
-    """Raise `UnsupportedError` if tensors that no op made are others where the inputs hold other numbers."""
-    pairs = zip(plan.constants.values(), seen.constants.values(), strict=False)
-    if len(plan.constants) != len(seen.constants) or not all(difference(a, b) is None for a, b in pairs):
-        raise UnsupportedError(f"{_LEAKS} On inputs with other numbers a tensor that no op made is another one")
-
-
-def _refuse_kept_data(first: TracePlan, again: TracePlan) -> None:
-    """Raise `UnsupportedError` if a later run on the same inputs lacks ops of the first that compute from data: their results are
-    kept where the model does not reach. What was made from sizes alone may be kept."""
-    if _computes(first) != _computes(again):
-        raise UnsupportedError(
-            "forward keeps what it computed from its inputs for later calls, outside of the model (functools.cache, a closure, an "
-            "attribute of a function), which a plan can't follow; keep it in a buffer, or compute it anew"
-        )
-
-
-def _computes(plan: TracePlan) -> list[str]:
-    """The ops of a plan whose results follow inputs, state or random numbers."""
-    follows = {name for _, name in plan.inputs} | {name for name, value in plan.values.items() if value.is_state}
-    found = []
-    for node in plan.nodes:
-        if node.seeded or not follows.isdisjoint(node.reads):
-            follows.update(node.outputs)
-            found.append(node.target)
-    return found
-
-
-def with_stores(
-    plan: TracePlan,
-    effects: Effects,
-    changes: Mapping[Place, Change],
-    put: Mapping[tuple[Place, Any], Put],
-    reach: Reach,
-) -> TracePlan:
-    """The plan with what its run put into containers, as two runs showed that forward does at each call."""
-    strange = next((place for place in changes if place not in effects.known), None)
-    if strange is not None:
-        raise refusal(strange, "changes in some runs alone")
-    beside = stores_beside_caches(sorted(effects.assigned), put)
-    stores = (*plan.stores, *beside, *stores_of(effects.rules, changes, put))
-    roots = {root.name: root.thing for root in reach.outside.roots}
-    objects = {s.path: roots[s.path] for s in stores if s.table == "outside"}
-    return check(replace(plan, stores=stores, objects={**plan.objects, **objects}))
-
-
-def refuse_hooks(model: nn.Module) -> None:
-    """Raise `UnsupportedError` if a module has backward hooks, which act through the autograd graph of its own call.
-
-    Or if there is a hook for all modules, which would have to run at other calls than the model's.
-    """
-    hook = next((hook for hooks in GLOBAL_HOOKS for hook in hooks.values()), None)
-    if hook is not None:
-        counter = hook not in global_hooks()
-        todo = (
-            "capture outside of FlopCounterMode, and count calls of the split alone" if counter else "remove it first"
-        )
-        raise UnsupportedError(
-            f"a global module hook is registered ({hook!r}, by torch.nn.modules.module.register_module_...), which would run while "
-            f"the model is captured, and a captured plan does not run; {todo}"
-        )
-    for path, module in model.named_modules():
-        if module._backward_hooks or module._backward_pre_hooks:
-            raise UnsupportedError(
-                f"{named(path)} has a backward hook, which a captured plan can't run; remove it, or register a hook on a "
-                "parameter or on an output of the split instead"
-            )
 
 
 def _first_line(error: BaseException) -> str:
@@ -517,7 +383,7 @@ def _as_far_as_shown(
     """
     plan, why = _of_runs(runs)
     why = why or unseen
-    wanted, shown = _above_1(batches), Batches.of(r.plan.traced_batch for r in runs)
+    wanted, shown = above_1(batches), Batches.of(r.plan.traced_batch for r in runs)
     excluded: list[str] = []
     others = wanted - shown
     if others and not why:
@@ -561,181 +427,3 @@ def _where_watched(
             excluded.append(f"batch {kept - same}: the runs show {ours}, and forward computes {theirs}")
             kept = same
     return kept, excluded, ""
-
-
-def _above_1(batches: range) -> Batches:
-    return Batches.of(range(max(2, batches.start), batches.stop))
-
-
-def observe(
-    model: nn.Module,
-    example: Example,
-    batch: int,
-    batch_symbol: str,
-    grad: bool,
-    watch: Watch | None = None,
-    effects: Effects | None = None,
-    perturbed: bool = False,
-    other: int = 0,
-) -> Observation:
-    """Run the forward on real tensors of this batch: the plan of that run, all its numbers as they were, and the output.
-
-    With a `watch`, sizes that follow the batch note what is asked of them. Without `effects`, of an earlier observation, the model
-    runs once more in the state that the first run left Python in, and must give the same: what it does to containers in both runs
-    is no cache; and on other inputs at batch `other` (see `history`). A function under `torch.jit.script` may round in another
-    way once it is warm: then the model runs until it gives the same twice, and that is the output.
-    """
-    leaves = example.resized(batch, perturbed)
-    reach = Reach(model)
-    args, kwargs = tree.unflatten(leaves, example.spec)
-    snapshot = reach.snapshot(args, kwargs)
-    snapshot.save_buffers()
-    state = state_tensors(snapshot)
-    containers = reach.containers(args, kwargs)
-    found: Recording | None = None
-    try:
-        if watch is not None:
-            for i in example.batched:
-                watch.tell(leaves[i], (batch_symbol, *(None,) * (leaves[i].dim() - 1)))
-        with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
-            found.output = model(*args, **kwargs)
-        found.effects = containers.changes()
-        _refuse_python_state(found, snapshot)
-        low = Lowering(model, found, snapshot, state, leaves, example.batched, None, batch_symbol, {})
-        unpruned = low.plan(example.spec, batch, Batches(((batch, batch),)), "observed", grad)
-        changes, put, unforeseen = dict(found.effects), low.put, frozenset(low.unforeseen)
-        del low
-        output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, found.output)
-        shapes = tuple(tuple(sizes_in(t) for t in tensors_in(e.out)) for e in found.events)
-        found.forget_tensors()
-        first, attributes = effects is None, {}
-        for left in reversed(range(_UNTIL_WARM if found.scripted else first)):
-            found.output = None
-            snapshot.again(found.drew)
-            args, kwargs = tree.unflatten(example.resized(batch, perturbed), example.spec)
-            containers = reach.containers(args, kwargs)
-            attributes = attributes_of(snapshot.modules)
-            with torch.set_grad_enabled(grad), watching(found.codes if first else ()) as compared:
-                now = model(*args, **kwargs)
-            found.compared = found.compared or next(iter(compared), "")
-            differs = difference(output, now)
-            if not differs:
-                break
-            if left:
-                output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, now)
-            else:
-                raise UnsupportedError(
-                    f"forward gives another result when it runs again on the same input with the same random numbers ({differs}): "
-                    "it keeps state in Python, draws from a generator of its own, or is not deterministic. Keep state in buffers, "
-                    "and draw from torch's RNG"
-                )
-        history = None
-        if effects is None:
-            effects = effects_of(changes, containers.changes())
-            effects.assigned = {
-                key
-                for key, value in attributes_of(snapshot.modules).items()
-                if (was := attributes.get(key, MISSING)) is not value and not alike(was, value)
-            }
-            _refuse_renewed(found, effects)
-            moved = bool(found.changed or found.containers or changes)
-            history = lived(model, example, batch, other or batch, grad, reach, snapshot, output, found.drew, moved)
-            effects.renew(changes, history.renewed)
-            effects.assigned |= history.assigned - found.read_attributes.keys()
-        unpruned = with_stores(unpruned, effects, changes, put, reach)
-        plan = check(prune(unpruned))
-        return Observation(plan, unpruned, Evidence(batch, output), shapes, found, unforeseen, effects, history)
-    finally:
-        snapshot.restore(found is None or (found.drew and not found.disturbed))
-
-
-def _refuse_renewed(found: Recording, effects: Effects) -> None:
-    """Raise `UnsupportedError` for an attribute that forward reads and changes in the second run, too: it is no cache."""
-    for path, name, _, _ in found.changed:
-        if (path, name) in effects.assigned and (path, name) in found.read_attributes:
-            raise UnsupportedError(
-                f"forward reads and changes the attribute {name!r} of {named(path)} at every call, which a plan can't follow; "
-                "return what it keeps there, or keep it in a buffer"
-            )
-
-
-def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
-    if found.disturbed:
-        raise UnsupportedError(
-            "another thread drew from torch's random generator while forward, which draws too, was captured: which numbers are "
-            "whose can't be told. Prepare, and call each new batch size once, while no other thread draws"
-        )
-    mine = found.drew_python or threading.active_count() == 1  # else it was another thread that drew
-    moved = [name for name in snapshot.moved_rng() if mine or name != "random"]
-    if moved:
-        found.drew = True
-        raise UnsupportedError(
-            f"forward draws from {' and '.join(moved)}, whose numbers would be frozen in the plan; draw from torch's RNG instead"
-        )
-    for path, name, what in snapshot.registered():
-        raise UnsupportedError(
-            f"forward registers, replaces or removes the {what} {name!r} of {named(path)}, which no plan does; if it does so "
-            "when it runs first, run the model once, model(*example_inputs), and prepare then"
-        )
-    for path, name, before, now in found.changed:
-        if before is None and (path, name) in found.read_attributes:
-            before = found.read_attributes[path, name][1]  # what the class has stood for it
-        counts = isinstance(before, (bool, int, float)) and before != now
-        keeps = isinstance(before, torch.Tensor) and isinstance(now, torch.Tensor)
-        if (path, name) in found.read_attributes and (counts or keeps):
-            if keeps:
-                before, now = "one tensor", "another"
-            raise UnsupportedError(
-                f"forward reads and changes the attribute {name!r} of {named(path)} (from {before!r} to {now!r}), which "
-                "a plan can't follow; keep such state in a buffer"
-            )
-
-
-def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: range, grad: bool, effects: Effects,
-             recordings: list[Recording] | None = None) -> TracePlan:  # fmt: skip
-    """Run the forward on fake tensors whose batch is a symbol; the plan holds for batches that meet every guard.
-
-    What it read of the model's Python state is added to `recordings`, as far as that can't be something fake.
-    """
-    shapes = Sizes()
-    fake = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
-    size = max(example.batch, 2)
-    leaves = example.resized(size)
-    reach = Reach(model)
-    inputs: list[Any] = []
-    for i, leaf in enumerate(leaves):
-        if not isinstance(leaf, torch.Tensor):
-            inputs.append(leaf)
-            continue
-        inputs.append(symbolic_batch(fake, leaf, f"x{i}", i in example.batched))
-    symbol = inputs[example.batched[0]].shape[0].node.expr
-    args, kwargs = tree.unflatten(inputs, example.spec)
-    snapshot = reach.snapshot(args, kwargs)
-    state = state_tensors(snapshot)
-    containers = reach.containers(args, kwargs)
-    try:
-        with torch.set_grad_enabled(grad), recording(model, fake, snapshot) as (found, recorder):
-            shapes.recorder = recorder
-            found.output = model(*args, **kwargs)
-        shapes.recorder = None
-        found.effects = containers.changes()
-        if found.read_size:  # and it caught the error
-            raise PlainNumberError(found.read_size)
-        low = Lowering(
-            model, found, snapshot, state, inputs, example.batched, fake, batch_symbol, {symbol: batch_symbol}
-        )
-        plan = low.plan(example.spec, size, _above_1(batches), "symbolic", grad)
-        plan = with_stores(plan, effects, found.effects, low.put, reach)
-        if recordings is not None:
-            found.forget_tensors()
-            found.read_attributes = {k: read for k, read in found.read_attributes.items() if simple(read[1])}
-            recordings.append(found)
-    finally:
-        snapshot.restore(False)  # no fake tensor draws
-    of_ops = shapes.asked("op", symbol, batch_symbol)
-    plan = within_questions(plan, shapes.asked("forward", symbol, batch_symbol))
-    if found.raised:  # forward went on: with another answer the op may not raise
-        plan = within_questions(plan, of_ops)
-    plan = within_shapes(plan, Batches.of([size]), of_ops)
-    # Only now: at a batch at which an op can't run, forward raises, even if nothing uses its result.
-    return check(prune(plan))

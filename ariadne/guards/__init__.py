@@ -65,7 +65,7 @@ from ariadne.guards.facts import alike
 from ariadne.guards.given import Given
 from ariadne.guards.recording import Effect, Event, Recording
 from ariadne.guards.roots import Reached, outside_of
-from ariadne.guards.switches import SETTERS, SWITCHES, TORCH, Switched
+from ariadne.guards.switches import SWITCHES, TORCH, Switched
 from ariadne.guards.tensors import StateGuard, asks_sizes
 
 __all__ = [
@@ -121,7 +121,6 @@ __all__ = [
     "Given",
     "SWITCHES",
     "TORCH",
-    "SETTERS",
     "Switched",
     "surroundings",
 ]

@@ -6,7 +6,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from ariadne.guards import SETTERS, Switched
+from ariadne.guards import Switched
+from ariadne.guards.switches import SETTERS
 from ariadne.plan import TracePlan
 from ariadne.runtime.variant import Variant
 from conformance.mutants.planted import Planted
