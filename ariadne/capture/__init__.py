@@ -12,11 +12,18 @@ against and a baseline of the model flow out. The model is left as found. The fi
     foreseen      which sizes of an op's results follow from the sizes of its inputs
     sizes         sizes that remember what they were compared with
     scripted      functions under `torch.jit.script`, each call kept whole as an op
+    reach         the containers that forward can put something into
+    history       what forward keeps from one call to the next
     recorder      the pre-dispatch ATen ops that a forward runs
+    recorded      a block in which all that forward does is noted
     first         what forward filled at an earlier call
+    identity      what forward compares by `is`
     lower         a recording of live tensors becomes a plan of names
     generalize    plans observed at several batches become one, or are shown to disagree
     shapes        for which batches a plan holds
+    observed      a real run of forward, recorded
+    symbolic      a run on tensors without data whose batch is a symbol
+    leaks         data that leave torch unseen are refused
     ways          from a model to a plan, by the first way that serves
 """
 

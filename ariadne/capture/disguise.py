@@ -17,6 +17,7 @@ from ariadne.capture.refusals import Patches
 
 SYMBOLS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 _TOLD = frozenset({"torch", "sympy", "ariadne", "mpmath"})
+_COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 _LOGS = frozenset({"logging", "warnings"})  # what they write down decides nothing
 
 
@@ -83,6 +84,7 @@ def disguised(mine: Callable[[], bool], patches: Patches, refuse: Callable[[str]
     bases = [(symbol, symbol.__bases__) for symbol in SYMBOLS]
     for symbol, of in SYMBOLS.items():
         _refuse_text(symbol, mine, patches, refuse)
+        _answer_at_once(symbol, mine, patches)
         symbol.__bases__ = (*symbol.__bases__, _mixin(of, mine))
     try:
         yield
@@ -107,6 +109,21 @@ def _mixin(of: type, mine: Callable[[], bool]) -> type:
         if of is int:
             setattr(Posing, name, lambda self, *args, name=name, **kwargs: getattr(int(self), name)(*args, **kwargs))
     return Posing
+
+
+def _answer_at_once(symbol: Any, mine: Callable[[], bool], patches: Patches) -> None:
+    """Let a comparison give True or False, as of plain numbers: `(n > 5) is True` asks nothing that could be followed."""
+
+    def answering(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(self: Any, *others: Any) -> Any:
+            found = original(self, *others)
+            return bool(found) if isinstance(found, torch.SymBool) and mine() and asked_by() not in _TOLD else found
+
+        return method
+
+    for name in _COMPARISONS:
+        if hasattr(symbol, name):
+            patches.set(symbol, name, answering(name, getattr(symbol, name)))
 
 
 def _refuse_text(symbol: Any, mine: Callable[[], bool], patches: Patches, refuse: Callable[[str], None]) -> None:

@@ -14,7 +14,7 @@ from torch._ops import HigherOrderOperator
 from torch.autograd import forward_ad, graph
 
 from ariadne.errors import UnsupportedError, named
-from ariadne.guards import TORCH
+from ariadne.guards import GLOBAL_HOOKS, TORCH, global_hooks
 
 _ELSEWHERE = (
     "which acts on gradients in a way that no op shows; do it outside of the model, or use prepare_split_replay if the "
@@ -121,6 +121,29 @@ def refuse_scripted(model: nn.Module) -> None:
             raise UnsupportedError(
                 f"{named(path)} is a TorchScript module ({type(module).__name__}), whose forward can't be followed; put "
                 "the module that it was scripted or traced from in its place"
+            )
+
+
+def refuse_hooks(model: nn.Module) -> None:
+    """Raise `UnsupportedError` if a module has backward hooks, which act through the autograd graph of its own call.
+
+    Or if there is a hook for all modules, which would have to run at other calls than the model's.
+    """
+    hook = next((hook for hooks in GLOBAL_HOOKS for hook in hooks.values()), None)
+    if hook is not None:
+        counter = hook not in global_hooks()
+        todo = (
+            "capture outside of FlopCounterMode, and count calls of the split alone" if counter else "remove it first"
+        )
+        raise UnsupportedError(
+            f"a global module hook is registered ({hook!r}, by torch.nn.modules.module.register_module_...), which would run while "
+            f"the model is captured, and a captured plan does not run; {todo}"
+        )
+    for path, module in model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise UnsupportedError(
+                f"{named(path)} has a backward hook, which a captured plan can't run; remove it, or register a hook on a "
+                "parameter or on an output of the split instead"
             )
 
 

@@ -18,16 +18,19 @@ from ariadne.guards import (
     LEAVES,
     MISSING,
     Given,
+    Reached,
     Slots,
     follow,
     held,
     is_a,
     is_array,
     is_opaque,
+    outside_of,
     own_of,
     slot_of,
     slots_of,
     strays,
+    switches,
     variables,
 )
 from ariadne.plan import Groups, TracePlan
@@ -56,6 +59,15 @@ def _moved(d: dict[Any, Any], old: dict[Any, Any]) -> bool:
     return dict.__len__(d) != len(old) or any(dict.get(d, k, d) is not v for k, v in old.items())
 
 
+def _once(t: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that holds each of its numbers once: `expand` shows one many times, and such can't be written."""
+    if t.layout is torch.strided and not t.is_meta and not t.is_nested:
+        for dim, (size, stride) in enumerate(zip(t.shape, t.stride(), strict=True)):
+            if stride == 0 and size > 1:
+                t = t.narrow(dim, 0, 1)
+    return t
+
+
 def _holds_tensors(module: nn.Module | None) -> bool:
     return module is not None and any(m._parameters or m._buffers for m in module.modules())
 
@@ -64,13 +76,17 @@ class Snapshot:
     """A model's Python state and every RNG at one moment; tensors are added as something is about to write them.
 
     Covers each module's attributes, the lists, deques, dicts, sets, numpy arrays and objects that these hold, and the
-    registries of parameters, buffers, submodules and hooks. `restore` puts all of it back, tensors' data included. So it does with
-    what `others` hold, which are not the model's.
+    registries of parameters, buffers, submodules and hooks; and what forward's functions reach outside: variables, attributes of
+    classes and functions, caches. `restore` puts all of it back, tensors' data included. So it does with what `others` hold,
+    which are not the model's.
     """
 
-    def __init__(self, model: nn.Module, others: Iterable[Any] = ()) -> None:
-        self.rng = _rng()
+    def __init__(self, model: nn.Module, others: Iterable[Any] = (), outside: Reached | None = None) -> None:
+        """`outside`: what the model's functions reach outside of it, if that is known already."""
+        self.rng, self._switches = _rng(), switches.settings()
         self.modules = dict(model.named_modules())
+        outside = outside_of(self.modules) if outside is None else outside
+        self._memories = [(memory, memory.cache_info().currsize) for memory in outside.memories]
         self.strays = strays(self.modules)
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._lists: list[tuple[Any, list[Any]]] = []  # and deques
@@ -92,6 +108,15 @@ class Snapshot:
         self._held = {*self._seen}
         self._variables: list[tuple[Any, tuple[str, ...], dict[str, Any]]] = []
         self.note(others)
+        for root in outside.roots:
+            if root.names:
+                self.note_variables(root.thing, root.names)
+            elif (held := root.now()) is not MISSING:
+                self.note([held])
+
+    def remembers(self) -> bool:
+        """Whether a function keeps more results than it did."""
+        return any(memory.cache_info().currsize != kept for memory, kept in self._memories)
 
     def note(self, others: Iterable[Any]) -> None:
         """Note what others hold, which are not the model's."""
@@ -164,7 +189,7 @@ class Snapshot:
     def save(self, tensor: torch.Tensor) -> None:
         """Keep a copy of a tensor's data, the first time it is about to be written."""
         if id(tensor) not in self._saved:
-            self._saved[id(tensor)] = (tensor, tensor.detach().clone())
+            self._saved[id(tensor)] = (tensor, _once(tensor.detach()).clone())
 
     def save_owners(self, written: torch.Tensor) -> None:
         """Keep copies of all state that shares memory with a tensor about to be written."""
@@ -324,6 +349,9 @@ class Snapshot:
                     del thing[name]
                 elif then.get(name, MISSING) is not found.get(name, MISSING):
                     table[name] = then.get(name, MISSING)
+        for memory, kept in self._memories:
+            if not kept and memory.cache_info().currsize:  # of others, single results can't be taken out
+                memory.cache_clear()
         for p, data, gradient, flag in self._parameters:
             if p.data.untyped_storage()._cdata != data.untyped_storage()._cdata or p.shape != data.shape:
                 p.data = data
@@ -331,6 +359,7 @@ class Snapshot:
                 p.grad = gradient
             if p.requires_grad != flag:
                 p.requires_grad_(flag)
+        switches.put_back(self._switches)
         self._restore_tensors()
         self._saved.clear()
         for put, state in (*self._generators, *self._own_rng):
@@ -340,14 +369,14 @@ class Snapshot:
 
     def _restore_tensors(self) -> None:
         for tensor, data in self._saved.values():
-            if tensor.shape != data.shape:  # by an `out=`, or by `resize_`
+            if _once(tensor.detach()).shape != data.shape:  # by an `out=`, or by `resize_`
                 with torch.no_grad():
                     tensor.resize_(data.shape)
             if tensor.is_inference():
                 with torch.inference_mode():
-                    tensor.copy_(data)
+                    _once(tensor).copy_(data)
             else:
-                tensor.data.copy_(data)
+                _once(tensor.data).copy_(data)
 
     def restore_rng(self) -> None:
         """Put every RNG back."""

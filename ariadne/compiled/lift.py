@@ -169,9 +169,14 @@ def _is_store(part: ast.stmt, known: Container[str]) -> bool:
         return False
     if isinstance(root, ast.Name):
         return False
-    while isinstance(root, (ast.Subscript, ast.Attribute)):
-        root = root.value
+    while isinstance(root, (ast.Subscript, ast.Attribute)) or _is_slots(root):
+        root = root.args[0] if isinstance(root, ast.Call) else root.value  # type: ignore[attr-defined]
     return isinstance(root, ast.Name) and root.id in known
+
+
+def _is_slots(part: ast.expr) -> bool:
+    """Whether it is `Slots(thing)`, by which attributes are reached whose names Python does not read."""
+    return isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id.startswith("Slots")
 
 
 def _reads(node: ast.AST, namespace: Mapping[str, Any]) -> Iterator[ast.expr]:

@@ -11,6 +11,7 @@ order::
     outside       one thing outside of the model, as it was
     switches      settings of torch that forward asks for
     around        what forward's own functions read outside of the model
+    roots         the variables and objects outside of a model that forward reaches
     effects       what forward puts into containers
     given         inputs that are no tensors, and what they held
     recording     what was seen of one forward
@@ -55,7 +56,6 @@ from ariadne.guards.effects import (
     Put,
     attributes_of,
     effects_of,
-    outside_of,
     refusal,
     refused,
     stores_beside_caches,
@@ -64,7 +64,8 @@ from ariadne.guards.effects import (
 from ariadne.guards.facts import alike
 from ariadne.guards.given import Given
 from ariadne.guards.recording import Effect, Event, Recording
-from ariadne.guards.switches import SWITCHES, TORCH
+from ariadne.guards.roots import Reached, outside_of
+from ariadne.guards.switches import SWITCHES, TORCH, Switched
 from ariadne.guards.tensors import StateGuard, asks_sizes
 
 __all__ = [
@@ -111,6 +112,7 @@ __all__ = [
     "Put",
     "attributes_of",
     "effects_of",
+    "Reached",
     "outside_of",
     "refusal",
     "refused",
@@ -119,5 +121,6 @@ __all__ = [
     "Given",
     "SWITCHES",
     "TORCH",
+    "Switched",
     "surroundings",
 ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import operator
 import os
 import random
 import re
@@ -45,6 +46,7 @@ _WHOLESALE = frozenset(
 _PUTTING = frozenset({"setdefault", "update"})
 _PACKAGES = {"torch", "ariadne", "sympy", "numpy", "builtins"}
 _CALLING = ("torch.nn.", "torch.functional")  # whose Python calls what users replace: `F.gelu`
+_IDENTITY = (operator.is_, operator.is_not)
 _NOT_CALLING = "torch.nn.modules.module"
 _CHANGES = frozenset(
     "add append appendleft clear discard extend insert move_to_end pop popitem popleft remove reverse setdefault sort "
@@ -87,6 +89,8 @@ class Surroundings:
     quiet: set[int] = field(default_factory=set)  # codes that read nothing that counts
     drew: bool = False  # this thread drew from Python's own generator
     switches: set[str] = field(default_factory=set)
+    codes: set[CodeType] = field(default_factory=set)  # of functions of the user's
+    compared: str = ""  # one that compares things by identity in C
     _reads: dict[int, _Code] = field(default_factory=dict)
     _seen: set[tuple[int, ...]] = field(default_factory=set)  # two modules may hold equal code
     _others: dict[int, tuple[bool, Any]] = field(default_factory=dict)
@@ -105,6 +109,7 @@ class Surroundings:
                 self.names.update(code.co_names, _texts(code.co_consts))
             self._reads[id(code)] = _Code.of(code, others, str(table.get("__name__")))
             if not others:
+                self.codes.add(code)
                 self._made.update(made_inside(code))
                 steps = list(plain_steps(dis.get_instructions(code)))
                 self.assigned.update(name for kind, name in steps if kind == "STORE_ATTR")
@@ -153,6 +158,9 @@ class Surroundings:
         if name is not None:
             if not switches.is_torchs_business(frame.f_globals.get("__name__")):
                 self.switches.add(name)
+        elif function in _IDENTITY:
+            if not is_known(frame.f_globals):
+                self.compared = frame.f_code.co_name
         elif function.__name__ == "get" and type(function.__self__) is ContextVar:
             variable = function.__self__
             outside = Outside(Variable(variable), "", MISSING, f"the context variable {variable.name!r}")

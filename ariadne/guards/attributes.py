@@ -148,6 +148,14 @@ def variables(thing: Any, names: Iterable[str]) -> dict[str, Any]:
         return {}
 
 
+def kind_of(value: Any) -> str:
+    """dict, list, set or object; nothing for what holds nothing that can be put there."""
+    for kind, name in ((dict, "dict"), ((list, deque), "list"), (set, "set"), ((tuple, frozenset, partial), "")):
+        if is_a(value, kind):
+            return name
+    return "object" if own_of(value) is not None or slots_of(value) else ""
+
+
 def slots_of(value: Any) -> list[str]:
     """The names of an object's slots, those without a value too."""
     found = []

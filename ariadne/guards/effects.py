@@ -7,30 +7,26 @@ second run in the state that the first one left: what changes there again is no 
 
 from __future__ import annotations
 
-import dis
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
-from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
 
 from ariadne import tree
 from ariadne.errors import UnsupportedError, named
-from ariadne.guards.around import is_known
 from ariadne.guards.attributes import (
     BOOKKEEPING,
     LEAVES,
     MISSING,
     SIMPLE,
     Attribute,
-    follow,
     held,
     is_a,
     is_array,
     is_opaque,
+    kind_of,
     lasts,
     own_of,
     shown,
@@ -38,33 +34,12 @@ from ariadne.guards.attributes import (
     slots_of,
     variables,
 )
+from ariadne.guards.roots import Root
 from ariadne.plan import Store
 
 Put = tuple[tree.Spec, tuple[Any, ...]] | UnsupportedError  # a value as a plan holds it, or why none can
 
-_NEAR = 3  # so many functions away from a hook or a method, what a function reaches is looked at
 _DEEP = 8  # so many steps into what an attribute, an input or a variable holds
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-
-
-@dataclass(frozen=True, slots=True)
-class Root:
-    """A variable, or an object, outside of the model: by `steps` from `thing` one comes to what it holds now.
-
-    With `names`, the variables of these names themselves, of a cell, of a class or among the globals in `thing`.
-    """
-
-    name: str
-    thing: Any
-    steps: tuple[Any, ...] = ()
-    names: tuple[str, ...] = ()
-
-    def now(self) -> Any:
-        """What it holds now; `MISSING` where it holds nothing."""
-        try:
-            return follow(self.thing, self.steps)
-        except (LookupError, AttributeError, ValueError, TypeError):
-            return MISSING
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +123,24 @@ class Effects:
 
     rules: dict[Place, Rule] = field(default_factory=dict)
     known: set[Place] = field(default_factory=set)
+    primed: list[tuple[Place, Any]] = field(default_factory=list)  # where stood what is put there, before the first run
     assigned: set[tuple[str, str]] = field(default_factory=set)  # attributes of modules that changed in the second run
+
+    def renew(self, first: Mapping[Place, Change], renewed: Iterable[tuple[Place, Any]]) -> None:
+        """Take it that something is put at these keys at each call: in a container that the first run made, the container is."""
+        for place, key in renewed:
+            at, k = place, key
+            rule = self.rules.get(at, Rule("items"))
+            if rule.how != "items" or k in (*rule.what, *rule.grown, *rule.gone):
+                continue
+            while at.steps and (at not in first or k not in first[at].put()):
+                at, k = Place(at.table, at.path, at.steps[:-1]), at.steps[-1]
+            if at not in first or k not in first[at].put():
+                self.primed.append((place, key))
+                continue
+            rule = self.rules.get(at, Rule("items"))
+            if k not in rule.what:
+                self.rules[at] = replace(rule, what=(*rule.what, k))
 
 
 class Containers:
@@ -194,6 +186,11 @@ class Containers:
             for step, inner in held(value):
                 todo.append((Place(place.table, place.path, (*place.steps, step)), inner))
 
+    def thing(self, place: Place) -> Any:
+        """What stands at a place."""
+        found = next(thing for at, thing, _, _ in self._noted.values() if at == place)
+        return found.thing if is_a(found, Root) else found
+
     def changes(self) -> dict[Place, Change]:
         """The containers that hold other things now."""
         found = {}
@@ -205,14 +202,6 @@ class Containers:
             elif change.put() or change.gone() or len(change.before) != len(change.after):
                 found[place] = change
         return found
-
-
-def kind_of(value: Any) -> str:
-    """dict, list, set or object; nothing for what holds nothing that can be put there."""
-    for kind, name in ((dict, "dict"), ((list, deque), "list"), (set, "set"), ((tuple, frozenset, partial), "")):
-        if is_a(value, kind):
-            return name
-    return "object" if own_of(value) is not None or slots_of(value) else ""
 
 
 def contents(value: Any, kind: str) -> Any:
@@ -396,154 +385,3 @@ def refusal(place: Place, how: str) -> UnsupportedError:
 def refused(place: Place, step: Any, why: str) -> UnsupportedError:
     """The error for something that forward puts into a container, and that a plan can't put there."""
     return UnsupportedError(f"forward puts something into {place.words(step)} {why}")
-
-
-# --- outside of the model -------------------------------------------------------------------------------------------
-
-
-def outside_of(modules: Mapping[str, nn.Module]) -> list[Root]:
-    """The variables and objects outside of a model that its hooks and its classes' own functions can reach."""
-    search = _Search()
-    for module in modules.values():
-        for table in _HOOKS:
-            for hook in module.__dict__[table].values():
-                search.enter(hook, 0)
-        if "forward" in module.__dict__:
-            search.enter(module.__dict__["forward"], 0)
-        search.of_class(type(module))
-    return list(search.found.values())
-
-
-class _Search:
-    def __init__(self) -> None:
-        self.found: dict[tuple[int, tuple[Any, ...], bool], Root] = {}
-        self.names: set[str] = set()
-        self.seen: set[tuple[int, ...]] = set()
-        self.known: dict[int, tuple[bool, Any]] = {}
-
-    def of_class(self, cls: type) -> None:
-        if (id(cls),) in self.seen:
-            return
-        self.seen.add((id(cls),))
-        for base in cls.__mro__[:-1]:
-            if base.__module__.partition(".")[0] == "torch" or base is nn.Module:
-                continue
-            for name, thing in list(vars(base).items()):
-                if is_a(thing, (staticmethod, classmethod)):
-                    thing = thing.__func__
-                if is_a(thing, property):
-                    thing = thing.fget
-                if is_a(thing, (FunctionType, partial)):
-                    self.enter(thing, 0)
-                elif not name.startswith("__"):
-                    self.consider(thing, Root(f"{base.__name__}.{name}", thing), 0)
-            code = [f.__code__ for f in vars(base).values() if isinstance(f, FunctionType)]
-            names = {n for c in code if _says_class(c) for n in _names(c)}
-            names -= {n for n in names if hasattr(vars(base).get(n), "__get__")}
-            if names:
-                self.keep(Root(base.__name__, base, (), tuple(sorted(names))))
-
-    def enter(self, thing: Any, far: int) -> None:
-        """Look at what a function, or something else that can be called, reaches."""
-        if far > _NEAR:
-            return
-        if is_a(thing, partial):
-            self.enter(thing.func, far)
-            name = f"an argument of {_called(thing.func)}"
-            for value in (*thing.args, *thing.keywords.values()):
-                self.consider(value, Root(name, value), far)
-        elif is_a(thing, MethodType):
-            self.consider(
-                thing.__self__, Root(f"the {type(thing.__self__).__name__} of {_called(thing)}", thing.__self__), far
-            )
-            self.enter(thing.__func__, far)
-        elif is_a(thing, FunctionType):
-            self.function(thing, far)
-        elif callable(thing) and not is_opaque(thing):
-            self.consider(thing, Root(f"the {type(thing).__name__} that is called", thing), far)
-            self.enter(type(thing).__call__, far)
-
-    def function(self, f: FunctionType, far: int) -> None:
-        table = f.__globals__
-        if id(table) not in self.known:
-            self.known[id(table)] = is_known(table), table
-        at = (id(f.__code__), id(table), *map(id, f.__closure__ or ()))
-        if self.known[id(table)][0] or at in self.seen:
-            return
-        self.seen.add(at)
-        for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
-            root = Root(f"the variable {name!r} of {_called(f)}", cell, (Attribute("cell_contents"),))
-            self.consider(root.now(), root, far)
-            if name in _assigned(f.__code__)[0]:
-                self.keep(Root(root.name, cell, (), ("cell_contents",)))
-        for value in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()):
-            self.consider(value, Root(f"a default argument of {_called(f)}", value), far)
-        counted = sorted(_assigned(f.__code__)[1])
-        if counted:
-            self.keep(Root(f"the globals of {f.__module__}", table, (), tuple(counted)))
-        names = {*_names(f.__code__)}
-        for name in sorted(names & table.keys()):
-            self.consider(table[name], Root(f"the global {name!r}", table, (name,)), far, names)
-
-    def consider(self, value: Any, root: Root, far: int, names: Iterable[str] = ()) -> None:
-        """Keep a root, if something can be put into what it holds; go on from there if it can be called."""
-        if is_a(value, (FunctionType, MethodType, partial)):
-            self.enter(value, far + 1)
-        elif is_a(value, ModuleType) and not is_known(vars(value)):
-            for name in sorted({*names} & vars(value).keys()):
-                inner = vars(value)[name]
-                if not isinstance(inner, ModuleType):
-                    self.consider(inner, Root(f"{value.__name__}.{name}", vars(value), (name,)), far + 1)
-        elif is_a(value, type) and not is_a(value, ModuleType) and not issubclass(value, nn.Module):
-            if value.__module__.partition(".")[0] != "torch":
-                for name in sorted({*names} & vars(value).keys()):
-                    inner = vars(value)[name]
-                    if not is_opaque(inner):
-                        self.consider(inner, Root(f"{value.__name__}.{name}", inner), far + 1)
-        elif type(value) not in LEAVES and value is not MISSING and not is_opaque(value) and not is_array(value):
-            self.keep(root)
-
-    def keep(self, root: Root) -> None:
-        if not root.names and not kind_of(root.now()):
-            return
-        key = id(root.thing), root.steps, bool(root.names)
-        if key in self.found:
-            names = tuple(dict.fromkeys((*self.found[key].names, *root.names)))
-            self.found[key] = replace(self.found[key], names=names)
-            return
-        name, i = root.name, 1
-        while name in self.names:
-            i += 1
-            name = f"{root.name} ({i})"
-        self.names.add(name)
-        self.found[key] = replace(root, name=name)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """The names in a function's code, and in that of functions inside."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
-
-
-def _says_class(code: CodeType) -> bool:
-    """Whether a function may assign an attribute of its class."""
-    stores = any(s.opname == "STORE_ATTR" for s in dis.get_instructions(code))
-    return stores and (
-        not {"__class__", "type", "cls"}.isdisjoint({*code.co_names, *code.co_varnames, *code.co_freevars})
-    )
-
-
-@lru_cache(maxsize=4096)
-def _assigned(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """The variables of functions around, and the globals, that a function assigns; with those of functions inside."""
-    inner = [_assigned(c) for c in code.co_consts if isinstance(c, CodeType)]
-    steps = [(s.opname, s.argval) for s in dis.get_instructions(code)]
-    around = {name for kind, name in steps if kind == "STORE_DEREF"}.union(*(a for a, _ in inner))
-    counted = {name for kind, name in steps if kind == "STORE_GLOBAL"}.union(*(b for _, b in inner))
-    return frozenset(around), frozenset(counted)
-
-
-def _called(f: Any) -> str:
-    return str(getattr(f, "__qualname__", None) or getattr(f, "__name__", type(f).__name__)).replace("<locals>.", "")

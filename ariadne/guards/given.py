@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from ariadne import tree
-from ariadne.guards.attributes import LEAVES, held, is_a, is_array, is_opaque, lasts
-from ariadne.guards.effects import kind_of
+from ariadne.guards.attributes import LEAVES, held, is_a, is_array, is_opaque, kind_of, lasts
 
 
 class Given:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 import torch
@@ -67,6 +68,8 @@ class Recording:
     filled: set[str] = field(default_factory=set)  # and those it reads where it puts something into a container
     whole: dict[int, Any] = field(default_factory=dict)  # objects of which it may have read any
     switches: set[str] = field(default_factory=set)  # settings of torch that Python asked for
+    codes: set[CodeType] = field(default_factory=set)  # of a real run: those of functions of the user's that ran
+    compared: str = ""  # the function that compares by `is` what may be a size
     registered: set[tuple[type, str]] = field(default_factory=set)  # found in a registry of a module of this class
     again: dict[int, torch.Tensor] = field(default_factory=dict)  # by an alias of it, what an op gave back as it was
 

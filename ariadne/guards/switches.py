@@ -70,6 +70,30 @@ SWITCHES: dict[str, Callable[[], Any]] = {
     **{name: ask for name, ask in _OF_PYTHON.items() if ask is not None},
     **ALWAYS,
 }
+_SET_OTHERWISE = {
+    "_get_flash_sdp_enabled": "_set_sdp_use_flash",
+    "_get_mem_efficient_sdp_enabled": "_set_sdp_use_mem_efficient",
+    "_get_math_sdp_enabled": "_set_sdp_use_math",
+    "_get_cudnn_sdp_enabled": "_set_sdp_use_cudnn",
+}
+_DETERMINISTIC = "torch.are_deterministic_algorithms_enabled()"
+# How those are set that decide which kernels run, or what they make, so that an op can run again under what forward set.
+SETTERS: dict[str, Callable[[Any], Any]] = {
+    **{
+        name: getattr(torch._C, setter)
+        for name, own in _OF_C.items()
+        if own.startswith("_get_") and name not in (_DETERMINISTIC, "torch.is_deterministic_algorithms_warn_only_enabled()")
+        and "reduc" not in name  # which take more than one value
+        and hasattr(torch._C, own)
+        and hasattr(torch._C, setter := _SET_OTHERWISE.get(own, own.replace("_get_", "_set_")))
+    },
+    _DETERMINISTIC: lambda value: torch.use_deterministic_algorithms(
+        value, warn_only=torch.is_deterministic_algorithms_warn_only_enabled()
+    ),
+    "torch.backends.mha.get_fastpath_enabled()": torch.backends.mha.set_fastpath_enabled,
+    "torch.get_default_dtype()": torch.set_default_dtype,
+}  # fmt: skip
+_SETTLED = [(name, SWITCHES[name]) for name in SETTERS]
 _BY_FUNCTION = {id(ask): name for name, ask in SWITCHES.items() if not hasattr(ask, "__code__")}
 _BY_CODE = {ask.__code__: name for name, ask in SWITCHES.items() if hasattr(ask, "__code__")}
 
@@ -103,6 +127,39 @@ def changed(then: State) -> str | None:
         if now != was:
             return f"{name} was {was!r} at capture, now it is {now!r}"
     return None
+
+
+def settings() -> tuple[Any, ...]:
+    """How the switches stand that can be set again, in the order of `SETTERS`."""
+    return tuple([ask() for _, ask in _SETTLED])
+
+
+def between(then: tuple[Any, ...], now: tuple[Any, ...]) -> State:
+    """The switches of two `settings` that stand otherwise now, and how."""
+    return tuple((name, b) for (name, _), a, b in zip(_SETTLED, then, now, strict=True) if a != b)
+
+
+def put_back(then: tuple[Any, ...]) -> None:
+    """Let all of them stand as they did."""
+    for name, value in between(settings(), then):
+        SETTERS[name](value)
+
+
+class Switched:
+    """A block in which switches stand as given; after it, as before."""
+
+    def __init__(self, *state: tuple[str, Any]) -> None:
+        self.state = state
+        self.before: list[tuple[str, Any]] = []
+
+    def __enter__(self) -> None:
+        self.before = [(name, SWITCHES[name]()) for name, _ in self.state]
+        for name, value in self.state:
+            SETTERS[name](value)
+
+    def __exit__(self, *exception: object) -> None:
+        for name, value in self.before:
+            SETTERS[name](value)
 
 
 def readers(then: Mapping[str, Any] | State) -> list[tuple[Callable[[], Any], Any]]:

@@ -103,6 +103,10 @@ def _told_node(node: TraceNode) -> dict[str, Any]:
         found["kwargs"] = [[k, told(v)] for k, v in node.kwargs]
     if node.module:
         found["module"], found["call"] = node.module, node.call
+    if region.switches:
+        raise HalfError(
+            f"forward sets {region.switches[0][0]} by itself, which a file can't hold; set it outside of the model"
+        )
     if region != Region():
         found["region"] = [region.grad, [[d, on, str(t), c] for d, on, t, c in region.autocast], region.scope]
     if node.writes:

@@ -100,12 +100,13 @@ class Region:
 
     `grad`: True or False where forward itself switched gradients; `autocast`: (device type, enabled, dtype, cache)
     for each device whose autocast forward itself switched; `scope` tells one entry into autocast from the next, since each
-    has a cache of cast weights of its own.
+    has a cache of cast weights of its own. `switches`: settings of torch that forward itself set, by the words for them.
     """
 
     grad: bool | None = None
     autocast: tuple[tuple[str, bool, torch.dtype, bool], ...] = ()
     scope: int = 0
+    switches: tuple[tuple[str, Any], ...] = ()
 
 
 PLAIN = Region()
@@ -474,6 +475,7 @@ class TracePlan:
                 [
                     *(n.target, told(n.args), told(n.kwargs), list(n.outputs), n.unpack, n.module, n.call),
                     *(told(n.region.grad), switched(n.region), n.region.scope, told(n.witness)),
+                    *([[k, str(v)] for k, v in n.region.switches]),
                 ]
                 for n in self.nodes
             ],

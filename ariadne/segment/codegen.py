@@ -16,7 +16,7 @@ from torch import nn
 from ariadne import tree
 from ariadne.cut import Part
 from ariadne.errors import WitnessError
-from ariadne.guards import Attribute, Slots
+from ariadne.guards import Attribute, Slots, Switched
 from ariadne.plan import (
     FUNCTIONS,
     HELPERS,
@@ -182,6 +182,10 @@ class _Writer:
                         managers.append(
                             f"{name}({device!r}, {self._constant(dtype)}, enabled={enabled}, cache_enabled={cache})"
                         )
+                    if region.switches:
+                        name = self.use(Switched, "Switched", "switched")
+                        stood = (f"({k!r}, {self._constant(v)})" for k, v in region.switches)
+                        managers.append(f"{name}({', '.join(stood)})")
                     lines.append(f"    with {', '.join(managers)}:")
                 current = region
             lines.append(f"    {'    ' if current != PLAIN else ''}{line}")

@@ -11,7 +11,7 @@ from torch import nn
 from ariadne import tree
 from ariadne.cut import Part
 from ariadne.errors import WitnessError
-from ariadne.guards import follow, place
+from ariadne.guards import Switched, follow, place
 from ariadne.plan import WHOLE, Expr, Ref, Region, Store, TracePlan, own, substitute
 
 
@@ -108,3 +108,5 @@ def _enter(region: Region, stack: ExitStack) -> None:
         stack.enter_context(torch.set_grad_enabled(region.grad))
     for device, enabled, dtype, cache in region.autocast:
         stack.enter_context(torch.autocast(device, dtype, enabled=enabled, cache_enabled=cache))
+    if region.switches:
+        stack.enter_context(Switched(*region.switches))

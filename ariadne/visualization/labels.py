@@ -168,6 +168,7 @@ def markers(plan: TracePlan, nodes: Sequence[TraceNode], results: Sequence[str])
 def _region(node: TraceNode) -> str:
     words = [] if node.region.grad is None else [f"gradients {'on' if node.region.grad else 'off'}"]
     words += [f"autocast {d} {short_dtype(t) if on else 'off'}" for d, on, t, _ in node.region.autocast]
+    words += [f"{switch} {value}" for switch, value in node.region.switches]
     return ", ".join(words)
 
 

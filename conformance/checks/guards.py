@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+import torch.backends.mha
 from torch import nn
 
 from ariadne import SplitSpec
@@ -27,6 +30,7 @@ MOST_ATTRIBUTES, OTHER_SEEDS = 24, (101, 102, 103, 104)
 class Probe:
     """One broken condition: what is changed, and the errors that may say so, by phase.
 
+    `within`: a block around the call, for what is changed outside of the model, which it puts back.
     `follows`: a result is fine too, where it equals the whole model's after the same change.
     """
 
@@ -35,6 +39,7 @@ class Probe:
     inputs: Callable[[Inputs], Inputs | None] = lambda given: given
     change: Callable[[nn.Module], bool] = lambda model: True
     follows: bool = True
+    within: Callable[[nn.Module], AbstractContextManager[Any]] = lambda model: nullcontext()
 
 
 class Kept(nn.Module):
@@ -76,6 +81,13 @@ def _probe(bench: Bench, case: Case, probe: Probe, trained: bool = False) -> str
     given, ours = probe.inputs(bench.inputs(REFERENCE)), probe.inputs(bench.inputs(REFERENCE))
     if given is None or ours is None or not (probe.change(split.model) and probe.change(twin)):
         return "not applicable"
+    with probe.within(twin):
+        return _compared(bench, probe, name, split, twin, given, ours, trained)
+
+
+def _compared(
+    bench: Bench, probe: Probe, name: str, split: Split, twin: nn.Module, given: Inputs, ours: Inputs, trained: bool
+) -> str:
     phase, found, error = _trained(bench, split, given) if trained else _run(split, given)
     if error is not None and phase != "backward":
         return _held(name, probe.expected, phase, error)
@@ -221,6 +233,38 @@ def _other_parameter(model: nn.Module) -> bool:
     return False
 
 
+@contextmanager
+def _other_forward(model: nn.Module) -> Iterator[None]:
+    """In the class of the whole model stands another forward, which gives the half."""
+    cls: Any = type(model)
+    own = "forward" in vars(cls)
+    original = cls.forward
+
+    @functools.wraps(original)
+    def halving(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return mapped(lambda t: t * 0.5 if t.is_floating_point() else t, original(self, *args, **kwargs))
+
+    cls.forward = halving
+    try:
+        yield
+    finally:
+        if own:
+            cls.forward = original
+        else:
+            del cls.forward
+
+
+@contextmanager
+def _other_fast_path(model: nn.Module) -> Iterator[None]:
+    """Torch's switch for attention's fast path stands the other way."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(not before)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
 _INPUT = {"prefix": ("InputError",)}
 _MODULE = {"prefix": ("ModuleError",), "suffix": ("ModuleError",)}
 _ANY = {"prefix": ("GuardError",), "suffix": ("GuardError",)}
@@ -238,6 +282,8 @@ PROBES = (
     Probe("a new hook", _MODULE, change=_hook),
     Probe("another order of memory", _ANY, lambda given: _first(given, _turned)),
     Probe("another parameter in the place of one", _ANY, change=_other_parameter),
+    Probe("another forward of the class", _MODULE, within=_other_forward),
+    Probe("another setting of the fast path", _ANY, within=_other_fast_path),
 )
 
 

@@ -25,6 +25,7 @@ from conformance.mutants import (
     reaches,
     runs,
     segments,
+    surroundings,
     trainings,
 )
 from conformance.mutants.planted import Planted
@@ -44,6 +45,7 @@ _MODULES = (
     files,
     penalties,
     reaches,
+    surroundings,
 )
 
 

@@ -42,7 +42,8 @@ def _weighted() -> list[str]:
     """The names of the steps as often as they should come. Shrinking goes towards the first, which adds nothing."""
     often = {"call": 20, "again": 10, "add": 3, "add_": 4, "relu_": 4, "scale_": 4, "mul_": 3, "put_": 4, "shift_": 3,
              "window": 5, "view": 4, "reshape": 3, "transpose": 5, "select": 2, "chunk": 3, "cat": 2, "detach": 4,
-             "times_batch": 3, "arange": 2, "expand": 3, "dropout": 2, "scripted": 2, "append": 3, "note": 3}  # fmt: skip
+             "times_batch": 3, "arange": 2, "expand": 3, "dropout": 2, "scripted": 2, "append": 3, "note": 3,
+             "by_function": 3, "by_setting": 3}  # fmt: skip
     names = [n for n, s in STEPS.items() if not s.refusable]
     names.insert(1, "again")
     return ["skip", *(n for name in names for n in [name] * often.get(name, 1))]

@@ -15,6 +15,7 @@ from torch import nn
 
 from ariadne import SplitRuntime
 from ariadne.errors import CaptureError, FrontierError
+from conformance.random_networks import outside
 from conformance.random_networks.compare import Different
 from conformance.random_networks.counts import Counts, allowed
 from conformance.random_networks.program import Program
@@ -32,6 +33,7 @@ class Session:
         self.program, self.batch, self.counts = program, program.batch, Counts()
         self.stale = ""  # why a guard may fire now: what changed since the split was prepared
         self.script: list[list[Any]] = []
+        outside.put_back()
 
     def do(self, action: str, number: int = 0) -> None:
         """Do one thing to both, and compare all state."""
@@ -41,8 +43,11 @@ class Session:
 
     def replay(self) -> Counts:
         """Do all that the program's script says."""
-        for action, number in self.program.script:
-            self.do(action, number)
+        try:
+            for action, number in self.program.script:
+                self.do(action, number)
+        finally:
+            outside.put_back()
         return self.counts
 
     def _trace(self, number: int) -> None:
@@ -149,6 +154,18 @@ class Session:
             if p.requires_grad:
                 p.register_hook(lambda g: g.clamp(-0.25, 0.25))
 
+    def _replace_function(self, number: int) -> None:
+        outside.replace_function(number)
+        self.stale = "a function that forward calls was replaced"
+
+    def _flip_switch(self, number: int) -> None:
+        outside.flip_switch(number)
+        self.stale = "a setting of torch was changed"
+
+    def _set_variable(self, number: int) -> None:
+        outside.set_variable(number)
+        self.stale = "a variable of the environment was changed"
+
     def models(self) -> tuple[nn.Module, nn.Module]:
         """The whole and the split model."""
         return self.twins.whole, self.twins.split
@@ -167,4 +184,7 @@ ACTIONS: dict[str, Callable[[Session, int], None]] = {
     "replace_parameter": Session._replace_parameter,
     "freeze": Session._freeze,
     "hook": Session._hook,
+    "replace_function": Session._replace_function,
+    "flip_switch": Session._flip_switch,
+    "set_variable": Session._set_variable,
 }

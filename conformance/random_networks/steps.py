@@ -15,6 +15,7 @@ import torchvision  # noqa: F401 - has nms
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from conformance.random_networks import outside
 from conformance.random_networks.scripted_steps import CALLED, both, doubled_
 
 RAMP = (*(1.0,) * 6, *(0.5 * batch for batch in range(6, 99)))  # what a batch is worth, the same for all up to 5
@@ -242,6 +243,9 @@ STEPS: dict[str, Step] = {
     "if_int": Step("f", _branch(lambda f, x: type(f.batch) is int and isinstance(f.batch, int) and f.batch > 5)),
     "if_contiguous": Step("f", _branch(lambda f, x: x.is_contiguous())),
     "if_wanted": Step("f", _branch(lambda f, x: x.requires_grad)),
+    # what stands outside of the network
+    "by_function": Step("f", lambda f, x: outside.called(x)),
+    "by_setting": Step("f", lambda f, x: outside.asked(x)),
     # what stays in a container of the network
     "append": Step("f", _appended, shaped=lambda f, x: x * 1),
     "note": Step("f", _put, {"at": ("a", "b")}, shaped=lambda f, x, at: x * 1),

@@ -428,7 +428,7 @@ def test_python_state_of_callables_and_of_modules_in_lists_is_left_as_found() ->
             self.calls += 1
             return super().__call__(x)
 
-    with pytest.raises(UnsupportedError, match="changes a number that the model keeps in a container or an object"):
+    with pytest.raises(UnsupportedError, match="which is 1 in a first call and something else in a second"):
         split_of(lambda: Net(lambda m, x: m.act(x), act=Counts()), False)
 
     class Remembers(nn.Module):

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 import ariadne.guards.calls
 import ariadne.runtime.split
-from conformance.random_networks import corpus
+from conformance.random_networks import corpus, outside
 from conformance.random_networks.compare import Different
 from conformance.random_networks.draw import programs
 from conformance.random_networks.program import Program
@@ -67,6 +67,7 @@ class Machine(RuleBasedStateMachine):
             raise Different(f"{error}\n{failing}") from error
 
     def teardown(self) -> None:
+        outside.put_back()
         if self.session and not self.failing:  # what is tried to make a failing session smaller is no search
             self.tally.add(self.session.counts)
 
@@ -125,6 +126,18 @@ class Machine(RuleBasedStateMachine):
     @rule(number=NUMBERS)
     def hook(self, number: int) -> None:
         self.do("hook", number)
+
+    @rule(number=NUMBERS)
+    def replace_function(self, number: int) -> None:
+        self.do("replace_function", number)
+
+    @rule(number=NUMBERS)
+    def flip_switch(self, number: int) -> None:
+        self.do("flip_switch", number)
+
+    @rule(number=NUMBERS)
+    def set_variable(self, number: int) -> None:
+        self.do("set_variable", number)
 
 
 def explore(chosen: settings, tally: Tally, keep: Path | None) -> Tally:

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from ariadne import BoundaryPayload, prepare_split, prepare_split_replay, tree
 from ariadne.capture import Example
 from ariadne.capture.generalize import disagreement
-from ariadne.capture.ways import observe
+from ariadne.capture.observed import observe
 from ariadne.compare import difference
 from ariadne.errors import (
     AriadneError,

@@ -1,0 +1,147 @@
+"""History: a model is run again, on other inputs of another batch, in the state that a first run left Python in, and then as first.
+
+What forward keeps for later calls is a cache only if no result follows what stands in it, whichever calls came before. What each
+call puts in place of what the call before left is no cache: a plan puts it there, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne import tree
+from ariadne.capture.example import Example
+from ariadne.capture.reach import Reach
+from ariadne.capture.state import Snapshot
+from ariadne.compare import difference
+from ariadne.errors import UnsupportedError
+from ariadne.guards import MISSING, Change, Place, Slots, attributes_of, is_a, refusal, simple
+from ariadne.plan import own
+
+_OTHER_SEED = 8725724278030350  # any but the one that is in use
+Slot = tuple[Any, Any, Any]  # a container, a key, and a value
+
+
+@dataclass(frozen=True)
+class History:
+    """Runs after a first one: on other inputs, at its own batch and another, which gave `later`; and on the first one's again.
+
+    `moved`: something in Python is otherwise after them than before the first one. `renewed`: the keys of containers at which both
+    put something, with the slots as they were in between; `assigned`: attributes of modules that both changed.
+    """
+
+    later: dict[int, Any] = field(default_factory=dict)
+    moved: bool = False
+    renewed: dict[tuple[Place, Any], Slot] = field(default_factory=dict)
+    assigned: frozenset[tuple[str, str]] = frozenset()
+
+
+def another(batch: int, batches: range) -> int:
+    """A batch beside this one, if the range has one."""
+    return next((b for b in (batch + 1, batch - 1) if b in batches and b > 0), batch)
+
+
+def gives(model: nn.Module, example: Example, batch: int, grad: bool, reseeded: bool) -> Any:
+    """What forward gives in the state that Python is in; or how it raises. `reseeded`: with random numbers of its own."""
+    if reseeded:
+        torch.manual_seed(_OTHER_SEED)
+    args, kwargs = tree.unflatten(example.resized(batch), example.spec)
+    try:
+        with torch.set_grad_enabled(grad):
+            output = model(*args, **kwargs)
+        return tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, output)
+    except Exception as error:  # of inputs that nobody asked it to take
+        return type(error).__name__
+
+
+def lived(
+    model: nn.Module, example: Example, batch: int, other: int, grad: bool, reach: Reach, snapshot: Snapshot, output: Any,
+    drew: bool, moved: bool,
+) -> History:  # fmt: skip
+    """The history of a model that gave `output` at `batch`; `moved`: and left something in Python.
+
+    Raises `UnsupportedError` if it gives something else for the same inputs after the call at the other batch.
+    """
+    snapshot.again(drew)
+    one = _Look(reach, snapshot)
+    later = {other: gives(model, example.turned(), other, grad, drew)}
+    puts, assigned = one.changes()
+    if not (moved or puts or assigned or snapshot.remembers()):
+        return History()
+    snapshot.again(drew)
+    two = _Look(reach, snapshot)
+    differs = difference(output, gives(model, example, batch, grad, False))
+    puts_again, assigned_again = two.changes()
+    if differs:
+        places = ((place, change) for found in (puts_again, puts) for place, change in found.items())
+        names = [place.words(*([] if change.kind == "set" else change.put()[:1])) for place, change in places]
+        names += [f"the attribute {name!r}" for _, name in assigned_again]
+        told = f" ({', '.join(dict.fromkeys(names[:3]))})" if names else ""
+        raise UnsupportedError(
+            f"forward keeps something for later calls{told} which results follow: after a call on other inputs at batch {other} it "
+            f"gives another result on the same inputs as before ({differs}). A plan can't follow that; return such state, or keep "
+            "it in a buffer"
+        )
+    for place, change in puts.items():
+        if change.kind == "set" and change.after - change.before:
+            raise refusal(place, "gets other members at another batch")
+    renewed = {
+        (place, key): (two.containers.thing(place), key, change.after[key])
+        for place, change in puts.items()
+        for key in _both(change, puts_again.get(place))
+    }
+    if batch not in later:
+        snapshot.again(drew)
+        later[batch] = gives(model, example.turned(), batch, grad, drew)
+    return History(later, True, renewed, assigned & assigned_again)
+
+
+@contextmanager
+def standing(slots: Iterable[Slot]) -> Iterator[None]:
+    """Within the block the values stand in the containers; after it, what stood there."""
+    kept = []
+    for thing, key, value in slots:
+        table = thing if is_a(thing, (dict, list)) else Slots(thing)
+        kept.append((table, key, table[key]))
+        table[key] = value
+    try:
+        yield
+    finally:
+        for table, key, value in kept:
+            table[key] = value
+
+
+class _Look:
+    """What stands in containers and attributes before a run."""
+
+    def __init__(self, reach: Reach, snapshot: Snapshot) -> None:
+        self.modules, self.containers = snapshot.modules, reach.containers((), {})
+        self.attributes = attributes_of(self.modules)
+
+    def changes(self) -> tuple[dict[Place, Change], frozenset[tuple[str, str]]]:
+        """What is otherwise now: in containers, and the attributes of modules."""
+        found = (
+            k for k, v in attributes_of(self.modules).items()
+            if (was := self.attributes.get(k, MISSING)) is not v and not alike(was, v)
+        )  # fmt: skip
+        return self.containers.changes(), frozenset(found)
+
+
+def _both(one: Change, other: Change | None) -> list[Any]:
+    """The keys at which two changes, one after the other, put something else."""
+    if other is None or one.kind != other.kind or one.kind == "set":
+        return []
+    if one.kind == "list" and not len(one.before) == len(one.after) == len(other.after):
+        return []
+    again = other.put()
+    return [key for key in one.put() if key in again and not alike(one.after[key], other.after[key])]
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two values are plain and the same."""
+    return simple(a) and simple(b) and tree.identical(a, b)

@@ -1,0 +1,226 @@
+"""Observed runs: a real run of forward, recorded; the model is put back as it was."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne import tree
+from ariadne.capture.example import Evidence, Example, called
+from ariadne.capture.generalize import (
+    SIZE,
+)
+from ariadne.capture.history import History, alike, lived
+from ariadne.capture.identity import watching
+from ariadne.capture.lower import Lowering, state_tensors
+from ariadne.capture.reach import Reach
+from ariadne.capture.recorded import recording
+from ariadne.capture.recorder import sizes_in
+from ariadne.capture.sizes import Watch
+from ariadne.capture.state import Snapshot
+from ariadne.compare import difference
+from ariadne.errors import UnsupportedError, named
+from ariadne.guards import (
+    MISSING,
+    Change,
+    Effects,
+    Place,
+    Put,
+    Recording,
+    attributes_of,
+    effects_of,
+    refusal,
+    stores_beside_caches,
+    stores_of,
+)
+from ariadne.plan import (
+    Batches,
+    TracePlan,
+    check,
+    own,
+    prune,
+    tensors_in,
+)
+
+_UNTIL_WARM = 4  # runs after which a scripted function must have come to what it stays at
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One recorded real run: its plan, its output, and the shapes of what each recorded op made.
+
+    `unpruned`: the plan with the ops whose results nothing uses, which may be unable to run at another batch. `unforeseen`: sizes
+    in it that are looked at again in each call, for nothing tells whether they follow data. `history`: what further runs showed of
+    what forward keeps, where this was the first one.
+    """
+
+    plan: TracePlan
+    unpruned: TracePlan
+    evidence: Evidence
+    shapes: tuple[tuple[tuple[int, ...], ...], ...]
+    recorded: Recording
+    unforeseen: frozenset[str]
+    effects: Effects
+    history: History | None = None
+
+    @cached_property
+    def plans(self) -> tuple[TracePlan, ...]:
+        """The plan; and, where it has ops for the sake of their sizes alone, the plan without those.
+
+        A symbolic plan knows these sizes by name, and has no need of an op whose size nothing uses.
+        """
+        nodes = self.unpruned.nodes
+        if not any(node.is_witness and node.target == SIZE for node in nodes):
+            return (self.plan,)
+        bare = tuple(replace(n, is_witness=False, witness=None) if n.target == SIZE else n for n in nodes)
+        return self.plan, prune(replace(self.unpruned, nodes=bare))
+
+
+def with_stores(
+    plan: TracePlan,
+    effects: Effects,
+    changes: Mapping[Place, Change],
+    put: Mapping[tuple[Place, Any], Put],
+    reach: Reach,
+) -> TracePlan:
+    """The plan with what its run put into containers, as two runs showed that forward does at each call."""
+    strange = next((place for place in changes if place not in effects.known), None)
+    if strange is not None:
+        raise refusal(strange, "changes in some runs alone")
+    beside = stores_beside_caches(sorted(effects.assigned), put)
+    stores = (*plan.stores, *beside, *stores_of(effects.rules, changes, put))
+    roots = {root.name: root.thing for root in reach.outside.roots}
+    objects = {s.path: roots[s.path] for s in stores if s.table == "outside"}
+    return check(replace(plan, stores=stores, objects={**plan.objects, **objects}))
+
+
+def observe(
+    model: nn.Module,
+    example: Example,
+    batch: int,
+    batch_symbol: str,
+    grad: bool,
+    watch: Watch | None = None,
+    effects: Effects | None = None,
+    perturbed: bool = False,
+    other: int = 0,
+) -> Observation:
+    """Run the forward on real tensors of this batch: the plan of that run, all its numbers as they were, and the output.
+
+    With a `watch`, sizes that follow the batch note what is asked of them. Without `effects`, of an earlier observation, the model
+    runs once more in the state that the first run left Python in, and must give the same: what it does to containers in both runs
+    is no cache; and on other inputs at batch `other` (see `history`). A function under `torch.jit.script` may round in another
+    way once it is warm: then the model runs until it gives the same twice, and that is the output.
+    """
+    leaves = example.resized(batch, perturbed)
+    reach = Reach(model)
+    args, kwargs = tree.unflatten(leaves, example.spec)
+    snapshot = reach.snapshot(args, kwargs)
+    snapshot.save_buffers()
+    state = state_tensors(snapshot)
+    containers = reach.containers(args, kwargs)
+    found: Recording | None = None
+    try:
+        if watch is not None:
+            for i in example.batched:
+                watch.tell(leaves[i], (batch_symbol, *(None,) * (leaves[i].dim() - 1)))
+        with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
+            found.output = model(*args, **kwargs)
+        found.effects = containers.changes()
+        _refuse_python_state(found, snapshot)
+        low = Lowering(
+            model, found, snapshot, state, leaves, example.batched, None, batch_symbol, {}, called(model, example.spec)
+        )
+        unpruned = low.plan(example.spec, batch, Batches(((batch, batch),)), "observed", grad)
+        changes, put, unforeseen = dict(found.effects), low.put, frozenset(low.unforeseen)
+        del low
+        output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, found.output)
+        shapes = tuple(tuple(sizes_in(t) for t in tensors_in(e.out)) for e in found.events)
+        found.forget_tensors()
+        first, attributes = effects is None, {}
+        for left in reversed(range(_UNTIL_WARM if found.scripted else first)):
+            found.output = None
+            snapshot.again(found.drew)
+            args, kwargs = tree.unflatten(example.resized(batch, perturbed), example.spec)
+            containers = reach.containers(args, kwargs)
+            attributes = attributes_of(snapshot.modules)
+            with torch.set_grad_enabled(grad), watching(found.codes if first else ()) as compared:
+                now = model(*args, **kwargs)
+            found.compared = found.compared or next(iter(compared), "")
+            differs = difference(output, now)
+            if not differs:
+                break
+            if left:
+                output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, now)
+            else:
+                raise UnsupportedError(
+                    f"forward gives another result when it runs again on the same input with the same random numbers ({differs}): "
+                    "it keeps state in Python, draws from a generator of its own, or is not deterministic. Keep state in buffers, "
+                    "and draw from torch's RNG"
+                )
+        history = None
+        if effects is None:
+            effects = effects_of(changes, containers.changes())
+            effects.assigned = {
+                key
+                for key, value in attributes_of(snapshot.modules).items()
+                if (was := attributes.get(key, MISSING)) is not value and not alike(was, value)
+            }
+            _refuse_renewed(found, effects)
+            moved = bool(found.changed or found.containers or changes)
+            history = lived(model, example, batch, other or batch, grad, reach, snapshot, output, found.drew, moved)
+            effects.renew(changes, history.renewed)
+            effects.assigned |= history.assigned - found.read_attributes.keys()
+        unpruned = with_stores(unpruned, effects, changes, put, reach)
+        plan = check(prune(unpruned))
+        return Observation(plan, unpruned, Evidence(batch, output), shapes, found, unforeseen, effects, history)
+    finally:
+        snapshot.restore(found is None or (found.drew and not found.disturbed))
+
+
+def _refuse_renewed(found: Recording, effects: Effects) -> None:
+    """Raise `UnsupportedError` for an attribute that forward reads and changes in the second run, too: it is no cache."""
+    for path, name, _, _ in found.changed:
+        if (path, name) in effects.assigned and (path, name) in found.read_attributes:
+            raise UnsupportedError(
+                f"forward reads and changes the attribute {name!r} of {named(path)} at every call, which a plan can't follow; "
+                "return what it keeps there, or keep it in a buffer"
+            )
+
+
+def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
+    if found.disturbed:
+        raise UnsupportedError(
+            "another thread drew from torch's random generator while forward, which draws too, was captured: which numbers are "
+            "whose can't be told. Prepare, and call each new batch size once, while no other thread draws"
+        )
+    mine = found.drew_python or threading.active_count() == 1  # else it was another thread that drew
+    moved = [name for name in snapshot.moved_rng() if mine or name != "random"]
+    if moved:
+        found.drew = True
+        raise UnsupportedError(
+            f"forward draws from {' and '.join(moved)}, whose numbers would be frozen in the plan; draw from torch's RNG instead"
+        )
+    for path, name, what in snapshot.registered():
+        raise UnsupportedError(
+            f"forward registers, replaces or removes the {what} {name!r} of {named(path)}, which no plan does; if it does so "
+            "when it runs first, run the model once, model(*example_inputs), and prepare then"
+        )
+    for path, name, before, now in found.changed:
+        if before is None and (path, name) in found.read_attributes:
+            before = found.read_attributes[path, name][1]  # what the class has stood for it
+        counts = isinstance(before, (bool, int, float)) and before != now
+        keeps = isinstance(before, torch.Tensor) and isinstance(now, torch.Tensor)
+        if (path, name) in found.read_attributes and (counts or keeps):
+            if keeps:
+                before, now = "one tensor", "another"
+            raise UnsupportedError(
+                f"forward reads and changes the attribute {name!r} of {named(path)} (from {before!r} to {now!r}), which "
+                "a plan can't follow; keep such state in a buffer"
+            )

@@ -1,0 +1,451 @@
+"""Recorded: a block in which all that forward does and looks at is noted, by what stands in the place of torch's own."""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import logging
+import math
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from ariadne import tree
+from ariadne.capture import packed
+from ariadne.capture.disguise import disguise_type, disguised
+from ariadne.capture.followed import Real, Size, following, plain
+from ariadne.capture.recorder import Recorder
+from ariadne.capture.refusals import Patches, called_by_torch, refuse
+from ariadne.capture.scripted import Running
+from ariadne.capture.sizes import Watch
+from ariadne.capture.state import Snapshot
+from ariadne.errors import UnsupportedError
+from ariadne.guards import BOOKKEEPING, Recording, is_a, simple, surroundings, switches
+from ariadne.plan import WHOLE, storage_of
+
+PATCHING = threading.RLock()
+HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks")
+
+
+def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str], patches: Patches) -> None:
+    recording, mine = recorder.recording, recorder.is_mine
+    counts: dict[str, int] = {}
+
+    original_call = nn.Module.__call__
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        path = paths.get(id(self))
+        if path is None or path in strays or not mine():
+            return original_call(self, *args, **kwargs)
+        counts[path] = counts.get(path, 0) + 1
+        entry = [path, counts[path], len(recording.events), -1, type(self).__name__]
+        recording.calls.append(entry)
+        recorder.stack.append((path, counts[path]))
+        try:
+            return original_call(self, *args, **kwargs)
+        finally:
+            recorder.stack.pop()
+            entry[3] = len(recording.events)
+
+    plain_length = builtins.len
+
+    def length(thing: Any) -> Any:
+        if isinstance(thing, torch.Tensor) and thing.dim() and mine() and not thing.is_nested:
+            return thing.shape[0]  # `__len__` itself may only return a plain int, and the batch would be lost
+        return plain_length(thing)
+
+    patches.set(builtins, "len", length)
+
+    original_read = nn.Module.__getattribute__
+
+    def read(self: nn.Module, name: str) -> Any:
+        value = original_read(self, name)
+        if name not in BOOKKEEPING and id(self) in paths and mine():
+            key = (paths[id(self)], name)
+            recording.used.add(key[0])
+            if recorder.stack and recorder.stack[-1][0] != key[0]:
+                recording.foreign.add(key[0])
+            if key not in recording.written and key not in recording.read_attributes:
+                kept = copy.deepcopy(value) if is_a(value, (list, dict, set, tuple)) and simple(value) else value
+                recording.read_attributes[key] = self, kept, id(value)
+        return value
+
+    original_write = nn.Module.__setattr__
+
+    def write(self: nn.Module, name: str, value: Any) -> None:
+        if id(self) in paths and mine():
+            key = (paths[id(self)], name)
+            if key not in recording.read_attributes:
+                recording.written.add(key)
+        original_write(self, name, value)
+
+    original_find = nn.Module.__getattr__
+
+    def find(self: nn.Module, name: str) -> Any:
+        here = id(self) in paths and mine()
+        if here:
+            recording.used.add(paths[id(self)])
+        try:
+            found = original_find(self, name)
+            if here:
+                recording.registered.add((type(self), name))
+            return found
+        except AttributeError:
+            if here:
+                recording.missing.add((paths[id(self)], name))
+            raise
+
+    original_grad = torch.is_grad_enabled
+
+    def is_grad_enabled() -> bool:
+        if mine() and not called_by_torch():
+            recording.looked.add("grad")
+        return original_grad()
+
+    def watched_call(fact: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            if mine() and not called_by_torch():
+                recording.looked.add(fact)
+            return original(*args, **kwargs)
+
+        return ask
+
+    def watched(fact: str, name: str) -> property:
+        base = getattr(torch._C.TensorBase, name)
+
+        def get(self: torch.Tensor) -> Any:
+            if mine() and not called_by_torch():
+                recording.looked.add(fact)
+                if (key := storage_of(self)) in state:
+                    recording.asked.add(key)
+            return base.__get__(self)
+
+        def put(self: torch.Tensor, value: Any) -> None:
+            base.__set__(self, value)
+
+        return property(get, put)
+
+    def noted(fact: str, name: str) -> Callable[..., Any]:
+        base = getattr(torch.Tensor, name)
+
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if mine() and not called_by_torch():
+                recording.looked.add(fact)
+                if recorder.watch is not None and fact == "layout" and name != "is_contiguous":
+                    recorder.watch.lose("it reads strides, which follow it in ways of their own")
+            return base(self, *args, **kwargs)
+
+        return method
+
+    def indexed(name: str) -> Callable[..., Any]:
+        base = getattr(torch.Tensor, name)
+
+        def method(self: torch.Tensor, *args: Any) -> Any:
+            try:
+                return base(self, *args)
+            except Exception:  # of an index that is none, no op hears
+                recording.raised = recording.raised or mine()
+                raise
+
+        return method
+
+    read_shape = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
+    state: Collection[int | None] = recorder.state
+    measured: set[int | None] = set()
+
+    def note_size(t: torch.Tensor) -> None:
+        if mine() and (key := storage_of(t)) in state and key not in measured and not called_by_torch(3):
+            recording.looked.add("shape")
+            recording.asked.add(key)
+            measured.add(key)
+
+    def shape(self: torch.Tensor) -> torch.Size:
+        note_size(self)
+        found: torch.Size = read_shape(self)
+        return found
+
+    def sized(name: str) -> Any:
+        base = getattr(torch.Tensor, name)
+
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            note_size(self)
+            if self.is_nested and name not in ("dim", "__iter__") and mine():
+                raise UnsupportedError(
+                    f"forward asks a nested tensor for its sizes (Tensor.{name}) in {recorder.where()}, which are data that no op "
+                    "shows; ask the padded tensor that it was made from, or its mask"
+                )
+            return base(self, *args, **kwargs)
+
+        def get(self: torch.Tensor) -> Any:
+            note_size(self)
+            return base.__get__(self)
+
+        return method if callable(base) else property(get)
+
+    def typed(name: str) -> Callable[..., Any]:
+        base = getattr(torch.Tensor, name)
+
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if mine() and (key := storage_of(self)) in state and not called_by_torch():
+                recording.looked.add("dtype")
+                recording.asked.add(key)
+            return base(self, *args, **kwargs)
+
+        return method
+
+    def taken_out(name: str) -> Callable[..., Any]:
+        base = getattr(torch.Tensor, name)
+
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not mine():
+                return base(self, *args, **kwargs)
+            recorder.depth += 1
+            try:
+                out = base(self, *args, **kwargs)
+                seen = self.detach().clone()
+            finally:
+                recorder.depth -= 1
+            recorder.add(WHOLE, (self, seen), None)
+            return out
+
+        return method
+
+    def told(name: str) -> Callable[..., Any]:
+        by_data = taken_out(name)
+        base = getattr(torch.Tensor, name)
+
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not mine() or called_by_torch():
+                return base(self, *args, **kwargs)
+            if isinstance(self, FakeTensor):
+                raise UnsupportedError(
+                    f"forward makes text of a tensor's data in {recorder.where()}, and here it has none"
+                )
+            return by_data(self, *args, **kwargs)
+
+        return method
+
+    def unseen(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not mine():
+                return original(*args, **kwargs)
+            with recorder.aside():  # what is shown to people comes back to no op
+                return original(*args, **kwargs)
+
+        return call
+
+    def contiguous(self: torch.Tensor, *, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+        if mine():  # torch's own method never reaches the dispatcher where the tensor is contiguous already
+            out: torch.Tensor = torch.ops.aten.contiguous.default(self, memory_format=memory_format)
+            return out
+        return torch._C.TensorBase.contiguous(self, memory_format=memory_format)
+
+    autocast = torch.autocast
+    enter_autocast: Any = autocast.__enter__
+    exit_autocast: Any = autocast.__exit__
+
+    def enter(self: torch.autocast) -> Any:
+        if mine():
+            recorder.scope += not recorder.autocast
+            recorder.autocast.append(self.device)
+        return enter_autocast(self)
+
+    def leave(self: torch.autocast, *exception: Any) -> Any:
+        if mine() and recorder.autocast:
+            recorder.autocast.pop()
+        return exit_autocast(self, *exception)
+
+    owner = next(c for c in torch.autograd.Function.__mro__ if "apply" in c.__dict__)
+    original_apply = owner.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if not mine():
+            return original_apply.__get__(None, cls)(*args, **kwargs)
+        if recorder.watch is not None and any(isinstance(a, (Size, Real)) for a in tree.leaves((args, kwargs))):
+            recorder.watch.lose(f"{cls.__name__} takes the number")
+        with recorder.aside(), recorder.drawing():
+            out = original_apply.__get__(None, cls)(*args, **kwargs)
+        if kwargs:
+            raise UnsupportedError(
+                f"forward calls {cls.__name__}.apply with keywords in {recorder.where()}; pass all of its arguments by position"
+            )
+        recorder.add(cls, args, out)
+        return out
+
+    run_script: Any = torch.jit.ScriptFunction.__call__
+
+    def scripted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not mine():
+            return run_script(self, *args, **kwargs)
+        if recorder.watch is not None:
+            args, kwargs = plain(args), plain(kwargs)
+        return recorder.scripted(Running(self, args, kwargs), run_script)
+
+    patches.set(torch.jit.ScriptFunction, "__call__", scripted)
+    plain_subclass = torch.Tensor.as_subclass
+
+    def as_subclass(self: torch.Tensor, cls: Any) -> torch.Tensor:
+        out: torch.Tensor = plain_subclass(self, cls)
+        if mine():  # no op hears of it, and gradients go on through it
+            recorder.add(torch.ops.aten.alias.default, (self,), out)
+        return out
+
+    patches.set(nn.Module, "__call__", call)
+    patches.set(torch.Tensor, "as_subclass", as_subclass)
+    patches.set(torch.Tensor, "shape", property(shape))
+    for name in ("size", "numel", "nelement", "dim", "ndim", "__len__", "__iter__"):
+        patches.set(torch.Tensor, name, sized(name))
+    for name in ("__getitem__", "__setitem__"):
+        patches.set(torch.Tensor, name, indexed(name))
+    for name in ("tolist", "numpy", "__array__"):
+        patches.set(torch.Tensor, name, taken_out(name))
+    for name in ("__repr__", "__format__"):
+        patches.set(torch.Tensor, name, told(name))
+    patches.set(builtins, "print", unseen(builtins.print))
+    patches.set(logging.Logger, "handle", unseen(logging.Logger.handle))
+    if recorder.watch is not None:
+        _patch_sizes(recorder.watch, mine, patches)
+    patches.set(nn.Module, "__getattribute__", read)
+    patches.set(nn.Module, "__setattr__", write)
+    patches.set(nn.Module, "__getattr__", find)
+    patches.set(torch, "is_grad_enabled", is_grad_enabled)
+    patches.set(torch.Tensor, "requires_grad", watched("requires_grad", "requires_grad"))
+    patches.set(torch.Tensor, "dtype", watched("dtype", "dtype"))
+    for name in ("element_size", "is_complex", "is_floating_point", "type"):
+        patches.set(torch.Tensor, name, typed(name))
+    patches.set(torch.Tensor, "contiguous", contiguous)
+    patches.set(autocast, "__enter__", enter)
+    patches.set(autocast, "__exit__", leave)
+    patches.set(torch.Tensor, "is_contiguous", noted("layout", "is_contiguous"))
+    for name in ("stride", "dim_order"):
+        patches.set(torch.Tensor, name, noted("layout", name))
+    patches.set(torch.autograd.Function, "apply", classmethod(apply))
+    patches.set(torch, "is_autocast_enabled", watched_call("dtype", torch.is_autocast_enabled))
+    patches.set(torch, "get_autocast_dtype", watched_call("dtype", torch.get_autocast_dtype))
+
+
+def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: Patches) -> None:
+    disguise_type(patches)
+    read_shape = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
+
+    def shape(self: torch.Tensor) -> torch.Size:
+        return watch.shape(self, read_shape(self)) if mine() else read_shape(self)
+
+    def size(self: torch.Tensor, dim: int | None = None) -> Any:
+        return shape(self) if dim is None else shape(self)[dim]
+
+    def numel(self: torch.Tensor) -> Any:
+        return math.prod(shape(self))
+
+    plain_length: Any = torch.Tensor.__len__
+
+    def length(self: torch.Tensor) -> int:
+        if mine() and self.dim() and isinstance(shape(self)[0], Size):
+            watch.lose("__len__ makes a plain int of whatever it gets")
+        return int(plain_length(self))
+
+    def told_of(name: str) -> Callable[..., Any]:
+        base = getattr(torch.Tensor, name)
+
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if mine() and not called_by_torch():
+                watch.lose(f"it reads {name}, which follows it in ways of its own")
+            return base(self, *args, **kwargs)
+
+        return method
+
+    get_item: Any = torch.Tensor.__getitem__
+    set_item: Any = torch.Tensor.__setitem__
+
+    def item(self: torch.Tensor, index: Any) -> Any:
+        if mine() and isinstance(index, (tuple, list)):  # a slice alone is never skipped when it is read
+            watch.asks(self, read_shape(self), index)
+        return get_item(self, index)
+
+    def put_item(self: torch.Tensor, index: Any, value: Any) -> None:
+        if mine():
+            watch.asks(self, read_shape(self), index if isinstance(index, (tuple, list)) else (index,))
+        set_item(self, index, value)
+
+    plain_data: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+
+    def data(self: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = plain_data(self)
+        if mine():
+            watch.same(self, found)
+        return found
+
+    patches.set(torch.Tensor, "data", property(data, torch.Tensor.data.__set__))  # type: ignore[attr-defined]
+    for name in ("storage_offset", "untyped_storage", "storage"):
+        patches.set(torch.Tensor, name, told_of(name))
+    patches.set(torch.Tensor, "__getitem__", item)
+    patches.set(torch.Tensor, "__setitem__", put_item)
+    patches.set(torch, "numel", numel)
+    patches.set(torch.Tensor, "shape", property(shape))
+    patches.set(torch.Tensor, "__len__", length)
+    patches.set(torch.Tensor, "size", size)
+    patches.set(torch.Tensor, "numel", numel)
+    patches.set(torch.Tensor, "nelement", numel)
+    patches.set(torch.Tensor, "nbytes", property(lambda self: numel(self) * self.element_size()))
+    for name in ("log", "log2", "log10", "sqrt", "isqrt", "gcd", "lcm", "pow", "exp"):
+        patches.set(math, name, following(name, getattr(math, name)))
+
+
+@contextmanager
+def recording(
+    model: nn.Module, fake: FakeTensorMode | None, snapshot: Snapshot, watch: Watch | None = None
+) -> Iterator[tuple[Recording, Recorder]]:
+    """Record everything that runs in the block; one thread of the process records at a time.
+
+    The model is not restored: that is for the `snapshot`, which holds the data of all that was written.
+    """
+    paths: dict[int, str] = {}
+    for path, module in (*snapshot.modules.items(), *snapshot.strays.items()):
+        paths.setdefault(id(module), path)
+    found = Recording()
+    recorder = Recorder(found, fake, snapshot, watch)
+    recorder.state = snapshot.storages()
+    patches = Patches()
+    with PATCHING, ExitStack() as stack:
+        try:
+            _patch(recorder, paths, snapshot.strays, patches)
+            refuse(model, recorder.is_mine, recorder.where, recorder.backward, patches)
+            if fake is not None:
+                packed.patch(recorder.is_mine, recorder.run_on_fake, patches)
+                stack.enter_context(disguised(recorder.is_mine, patches, recorder.refuse_reading))
+                stack.enter_context(fake)
+            stack.enter_context(enable_python_dispatcher())
+            stack.enter_context(recorder)
+            read = None
+            if fake is None and watch is None:
+                read = stack.enter_context(surroundings(recorder.is_mine, snapshot.holds, recorder.aside))
+            yield found, recorder
+            left = switches.between(recorder.settings, switches.settings())
+            if left:
+                raise UnsupportedError(
+                    f"forward leaves {left[0][0]} at {left[0][1]!r} when it returns, which no plan does; put it back, or set it "
+                    "outside"
+                )
+        finally:
+            switches.put_back(recorder.settings)
+            patches.restore()
+            if watch is not None:
+                watch.close()
+    if read:
+        hooks = (hook for m in snapshot.modules.values() for kind in HOOK_TABLES for hook in m.__dict__[kind].values())
+        found.outside = read.lasting([*(value for _, value, _ in found.read_attributes.values()), *hooks])
+        found.names, found.whole, found.switches = read.names, read.whole, read.switches
+        found.drew_python, found.codes, found.compared = read.drew, read.codes, read.compared
+        found.drew = found.drew or read.drew
+        found.assigned, found.filled = read.assigned, read.filled
+    found.stores = list(snapshot.replaced_buffers())
+    found.changed = list(snapshot.changes())
+    for at, before, now in snapshot.changed_containers():
+        found.moved.add(at)
+        found.containers.append((before, now))

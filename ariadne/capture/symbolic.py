@@ -1,0 +1,92 @@
+"""Symbolic runs: forward on tensors without data whose batch is a symbol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ariadne import tree
+from ariadne.capture.example import Example, called
+from ariadne.capture.lower import Lowering, state_tensors
+from ariadne.capture.observed import with_stores
+from ariadne.capture.reach import Reach
+from ariadne.capture.recorded import recording
+from ariadne.capture.shapes import PlainNumberError, Sizes, symbolic_batch, within_questions, within_shapes
+from ariadne.guards import (
+    Effects,
+    Recording,
+    simple,
+)
+from ariadne.plan import (
+    Batches,
+    TracePlan,
+    check,
+    prune,
+)
+
+
+def above_1(batches: range) -> Batches:
+    """The batches of a range that no size of 1 makes special."""
+    return Batches.of(range(max(2, batches.start), batches.stop))
+
+
+def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: range, grad: bool, effects: Effects,
+             recordings: list[Recording] | None = None) -> TracePlan:  # fmt: skip
+    """Run the forward on fake tensors whose batch is a symbol; the plan holds for batches that meet every guard.
+
+    What it read of the model's Python state is added to `recordings`, as far as that can't be something fake.
+    """
+    shapes = Sizes()
+    fake = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    size = max(example.batch, 2)
+    leaves = example.resized(size)
+    reach = Reach(model)
+    inputs: list[Any] = []
+    for i, leaf in enumerate(leaves):
+        if not isinstance(leaf, torch.Tensor):
+            inputs.append(leaf)
+            continue
+        inputs.append(symbolic_batch(fake, leaf, f"x{i}", i in example.batched))
+    symbol = inputs[example.batched[0]].shape[0].node.expr
+    args, kwargs = tree.unflatten(inputs, example.spec)
+    snapshot = reach.snapshot(args, kwargs)
+    state = state_tensors(snapshot)
+    containers = reach.containers(args, kwargs)
+    try:
+        with torch.set_grad_enabled(grad), recording(model, fake, snapshot) as (found, recorder):
+            shapes.recorder = recorder
+            found.output = model(*args, **kwargs)
+        shapes.recorder = None
+        found.effects = containers.changes()
+        if found.read_size:  # and it caught the error
+            raise PlainNumberError(found.read_size)
+        low = Lowering(
+            model,
+            found,
+            snapshot,
+            state,
+            inputs,
+            example.batched,
+            fake,
+            batch_symbol,
+            {symbol: batch_symbol},
+            called(model, example.spec),
+        )
+        plan = low.plan(example.spec, size, above_1(batches), "symbolic", grad)
+        plan = with_stores(plan, effects, found.effects, low.put, reach)
+        if recordings is not None:
+            found.forget_tensors()
+            found.read_attributes = {k: read for k, read in found.read_attributes.items() if simple(read[1])}
+            recordings.append(found)
+    finally:
+        snapshot.restore(False)  # no fake tensor draws
+    of_ops = shapes.asked("op", symbol, batch_symbol)
+    plan = within_questions(plan, shapes.asked("forward", symbol, batch_symbol))
+    if found.raised:  # forward went on: with another answer the op may not raise
+        plan = within_questions(plan, of_ops)
+    plan = within_shapes(plan, Batches.of([size]), of_ops)
+    # Only now: at a batch at which an op can't run, forward raises, even if nothing uses its result.
+    return check(prune(plan))

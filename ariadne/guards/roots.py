@@ -1,0 +1,243 @@
+"""Roots: the variables and objects outside of a model that its hooks and its classes' own functions can reach.
+
+What forward puts into them is found by looking at them before and after a run; so is what there is to put back.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from torch import nn
+
+from ariadne.guards.around import is_known
+from ariadne.guards.attributes import LEAVES, MISSING, Attribute, follow, is_a, is_array, is_opaque, kind_of
+
+_NEAR = 3  # so many functions away from a hook or a method, what a function reaches is looked at
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_CALLED = (FunctionType, MethodType, partial)
+_ATTRIBUTED = (type, FunctionType)  # global things that a function may assign attributes of
+_MEANING_A_CLASS = ("__class__", "type", "cls", "__func__")
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A variable, or an object, outside of the model: by `steps` from `thing` one comes to what it holds now.
+
+    With `names`, the variables of these names themselves, of a cell, of a class or among the globals in `thing`.
+    """
+
+    name: str
+    thing: Any
+    steps: tuple[Any, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def now(self) -> Any:
+        """What it holds now; `MISSING` where it holds nothing."""
+        try:
+            return follow(self.thing, self.steps)
+        except (LookupError, AttributeError, ValueError, TypeError):
+            return MISSING
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What forward can reach outside of a model: `roots`, and the results that `functools.lru_cache` keeps for its functions."""
+
+    roots: tuple[Root, ...] = ()
+    memories: tuple[Any, ...] = ()
+
+
+def outside_of(modules: Mapping[str, nn.Module]) -> Reached:
+    """The variables and objects outside of a model that its hooks, its classes' own functions and those it holds can reach."""
+    search = _Search()
+    for module in modules.values():
+        for table in _HOOKS:
+            for hook in module.__dict__[table].values():
+                search.enter(hook, 0)
+        for value in module.__dict__.values():
+            if is_a(value, _CALLED) or is_memory(value):
+                search.enter(value, 0)
+        search.of_class(type(module))
+    return search.all()
+
+
+class _Search:
+    def __init__(self) -> None:
+        self.found: dict[tuple[int, tuple[Any, ...], bool], Root] = {}
+        self.names: set[str] = set()
+        self.seen: set[tuple[int, ...]] = set()
+        self.known: dict[int, tuple[bool, Any]] = {}
+        self.classes: dict[type, None] = {}
+        self.functions: dict[int, FunctionType] = {}
+        self.memories: dict[int, Any] = {}
+        self.written: set[str] = (
+            set()
+        )  # names of attributes that functions assign which may mean a class's or a function's
+        self.named: set[str] = set()  # names in these functions
+
+    def all(self) -> Reached:
+        """What was found, with the attributes of classes and functions that the functions found may assign."""
+        for cls in self.classes:
+            names = {n for n in self.written if not hasattr(vars(cls).get(n), "__get__")}
+            if names:
+                self.keep(Root(cls.__name__, cls, (), tuple(sorted(names))))
+        for f in self.functions.values():
+            if f.__name__ in self.named and self.written:
+                self.keep(Root(f"the attributes of {_called(f)}", f.__dict__))
+        return Reached(tuple(self.found.values()), tuple(self.memories.values()))
+
+    def of_class(self, cls: type) -> None:
+        if (id(cls),) in self.seen:
+            return
+        self.seen.add((id(cls),))
+        for base in cls.__mro__[:-1]:
+            if base.__module__.partition(".")[0] == "torch" or base is nn.Module:
+                continue
+            self.classes[base] = None
+            for name, thing in list(vars(base).items()):
+                if is_a(thing, (staticmethod, classmethod)):
+                    thing = thing.__func__
+                if is_a(thing, property):
+                    thing = thing.fget
+                if is_a(thing, cached_property):
+                    thing = thing.func
+                if is_a(thing, (FunctionType, partial)) or is_memory(thing):
+                    self.enter(thing, 0)
+                elif not name.startswith("__"):
+                    self.consider(thing, Root(f"{base.__name__}.{name}", thing), 0)
+
+    def enter(self, thing: Any, far: int) -> None:
+        """Look at what a function, or something else that can be called, reaches."""
+        if far > _NEAR:
+            return
+        if is_a(thing, partial):
+            self.enter(thing.func, far)
+            name = f"an argument of {_called(thing.func)}"
+            for value in (*thing.args, *thing.keywords.values()):
+                self.consider(value, Root(name, value), far)
+        elif is_a(thing, MethodType):
+            self.consider(
+                thing.__self__, Root(f"the {type(thing.__self__).__name__} of {_called(thing)}", thing.__self__), far
+            )
+            self.enter(thing.__func__, far)
+        elif is_memory(thing):
+            if not is_known(getattr(thing.__wrapped__, "__globals__", {})):
+                self.memories[id(thing)] = thing
+            self.enter(thing.__wrapped__, far)
+        elif is_a(thing, FunctionType):
+            self.function(thing, far)
+        elif callable(thing) and not is_opaque(thing):
+            self.consider(thing, Root(f"the {type(thing).__name__} that is called", thing), far)
+            self.enter(type(thing).__call__, far)
+
+    def function(self, f: FunctionType, far: int) -> None:
+        table = f.__globals__
+        if id(table) not in self.known:
+            self.known[id(table)] = is_known(table), table
+        at = (id(f.__code__), id(table), *map(id, f.__closure__ or ()))
+        if self.known[id(table)][0] or at in self.seen:
+            return
+        self.seen.add(at)
+        self.functions[id(f)] = f
+        for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
+            root = Root(f"the variable {name!r} of {_called(f)}", cell, (Attribute("cell_contents"),))
+            self.consider(root.now(), root, far)
+            if name in _assigned(f.__code__)[0]:
+                self.keep(Root(root.name, cell, (), ("cell_contents",)))
+        for value in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()):
+            self.consider(value, Root(f"a default argument of {_called(f)}", value), far)
+        counted = sorted(_assigned(f.__code__)[1])
+        if counted:
+            self.keep(Root(f"the globals of {f.__module__}", table, (), tuple(counted)))
+        names = {*_names(f.__code__)}
+        for name in sorted(names & table.keys()):
+            self.consider(table[name], Root(f"the global {name!r}", table, (name,)), far, names)
+        written = _written(f.__code__)
+        means = not {*_MEANING_A_CLASS}.isdisjoint({*names, *f.__code__.co_varnames, *f.__code__.co_freevars})
+        if written and (means or any(is_a(table.get(name), _ATTRIBUTED) for name in names)):
+            self.written |= written
+            self.named |= names
+
+    def consider(self, value: Any, root: Root, far: int, names: Iterable[str] = ()) -> None:
+        """Keep a root, if something can be put into what it holds; go on from there if it can be called."""
+        if is_a(value, type) and not is_known(getattr(sys.modules.get(value.__module__), "__dict__", {})):
+            self.classes[value] = None
+        if is_a(value, _CALLED) or is_memory(value):
+            self.enter(value, far + 1)
+        elif is_a(value, ModuleType) and not is_known(vars(value)):
+            for name in sorted({*names} & vars(value).keys()):
+                inner = vars(value)[name]
+                if not isinstance(inner, ModuleType):
+                    self.consider(inner, Root(f"{value.__name__}.{name}", vars(value), (name,)), far + 1)
+        elif is_a(value, type) and not is_a(value, ModuleType) and not issubclass(value, nn.Module):
+            if value.__module__.partition(".")[0] != "torch":
+                for name in sorted({*names} & vars(value).keys()):
+                    inner = vars(value)[name]
+                    if not is_opaque(inner):
+                        self.consider(inner, Root(f"{value.__name__}.{name}", inner), far + 1)
+        elif type(value) not in LEAVES and value is not MISSING and not is_opaque(value) and not is_array(value):
+            self.keep(root)
+
+    def keep(self, root: Root) -> None:
+        if not root.names and not kind_of(root.now()):
+            return
+        key = id(root.thing), root.steps, bool(root.names)
+        if key in self.found:
+            names = tuple(dict.fromkeys((*self.found[key].names, *root.names)))
+            self.found[key] = replace(self.found[key], names=names)
+            return
+        name, i = root.name, 1
+        while name in self.names:
+            i += 1
+            name = f"{root.name} ({i})"
+        self.names.add(name)
+        self.found[key] = replace(root, name=name)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The names in a function's code, and in that of functions inside."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def is_memory(value: Any) -> bool:
+    """Whether a function keeps its results in C: what `functools.lru_cache` and `cache` make."""
+    return type(value).__name__ == "_lru_cache_wrapper"
+
+
+@lru_cache(maxsize=4096)
+def _written(code: CodeType) -> frozenset[str]:
+    """The names of the attributes that a function assigns, by `setattr` too; with those of functions inside."""
+    found = {s.argval for s in dis.get_instructions(code) if s.opname in ("STORE_ATTR", "DELETE_ATTR")}
+    if "setattr" in code.co_names:
+        found |= _words(code)
+    return frozenset(found.union(*(_written(c) for c in code.co_consts if isinstance(c, CodeType))))
+
+
+def _words(code: CodeType) -> set[str]:
+    return {c for c in code.co_consts if isinstance(c, str) and c.isidentifier()}
+
+
+@lru_cache(maxsize=4096)
+def _assigned(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The variables of functions around, and the globals, that a function assigns; with those of functions inside."""
+    inner = [_assigned(c) for c in code.co_consts if isinstance(c, CodeType)]
+    steps = [(s.opname, s.argval) for s in dis.get_instructions(code)]
+    around = {name for kind, name in steps if kind == "STORE_DEREF"}.union(*(a for a, _ in inner))
+    counted = {name for kind, name in steps if kind in ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME")}
+    if "globals" in code.co_names:
+        counted |= _words(code)
+    counted = counted.union(*(b for _, b in inner))
+    return frozenset(around), frozenset(counted)
+
+
+def _called(f: Any) -> str:
+    return str(getattr(f, "__qualname__", None) or getattr(f, "__name__", type(f).__name__)).replace("<locals>.", "")

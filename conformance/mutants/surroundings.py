@@ -1,0 +1,50 @@
+"""Mutants of what is guarded outside of modules: functions, settings of torch; and of what a plan does with settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from ariadne.guards import Switched
+from ariadne.guards.switches import SETTERS
+from ariadne.plan import TracePlan
+from ariadne.runtime.variant import Variant
+from conformance.mutants.planted import Planted
+
+
+class BlindToFunctions(Planted):
+    """A function, a method or a variable outside of the model that is another one goes unnoticed."""
+
+    piece = "guards.watched"
+
+    def in_variant(self, variant: Variant) -> None:
+        for guard in variant.guards:
+            guard._surrounded = SimpleNamespace(holds=lambda: True)  # type: ignore[assignment]
+
+
+class BlindToSwitches(Planted):
+    """A setting of torch that forward asked for, and that stands otherwise, goes unnoticed."""
+
+    piece = "guards.switches"
+
+    def in_variant(self, variant: Variant) -> None:
+        enter, then = variant.enter, [s for s in variant.plan.assumption.switches if s[0] in SETTERS]
+
+        def blind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+            with Switched(*then):
+                found: tuple[Any, ...] | None = enter(args, kwargs)
+            return found
+
+        variant.enter, variant._switches = blind, []
+
+
+class LostSettings(Planted):
+    """Ops run under the settings of the caller where forward had set others."""
+
+    piece = "segment.codegen"
+
+    @classmethod
+    def in_plan(cls, plan: TracePlan) -> TracePlan:
+        nodes = tuple(replace(n, region=replace(n.region, switches=())) for n in plan.nodes)
+        return plan if nodes == plan.nodes else replace(plan, nodes=nodes)
