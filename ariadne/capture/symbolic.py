@@ -63,17 +63,9 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
         found.effects = containers.changes()
         if found.read_size:  # and it caught the error
             raise PlainNumberError(found.read_size)
+        names = called(model, example.spec)
         low = Lowering(
-            model,
-            found,
-            snapshot,
-            state,
-            inputs,
-            example.batched,
-            fake,
-            batch_symbol,
-            {symbol: batch_symbol},
-            called(model, example.spec),
+            model, found, snapshot, state, inputs, example.batched, fake, batch_symbol, {symbol: batch_symbol}, names
         )
         plan = low.plan(example.spec, size, above_1(batches), "symbolic", grad)
         plan = with_stores(plan, effects, found.effects, low.put, reach)
