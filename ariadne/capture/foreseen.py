@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import SLoc
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -20,6 +21,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from ariadne.capture.packed import RULES
 
 Dims = tuple[bool | None, ...]  # of a tensor, for each dim: whether its size follows data; None if nothing tells
+
+
+class Unplaced(ShapeEnv):
+    """A shape environment that does not look for the lines that ask: nothing here shows them, and it takes torch's exporter."""
+
+    def _get_stack_summary(self, is_debug: bool = False, framework_loc: Any = None) -> tuple[SLoc, str]:
+        return SLoc(framework_loc, None), ""
 
 
 class Foresight:
@@ -31,7 +39,7 @@ class Foresight:
     """
 
     def __init__(self) -> None:
-        self.fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+        self.fake = FakeTensorMode(shape_env=Unplaced(), allow_non_fake_inputs=True)
         self.known: dict[str, list[tuple[int | None, ...]] | None] = {}
 
     def follows_data(self, op: OpOverload, args: Sequence[Any], outs: Sequence[Any]) -> list[Dims]:

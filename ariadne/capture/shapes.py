@@ -17,10 +17,10 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import GuardSource, Source
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.utils._sympy.printers import PythonPrinter
 
-from ariadne.capture.foreseen import on_fake
+from ariadne.capture.foreseen import Unplaced, on_fake
 from ariadne.capture.recorder import Recorder
 from ariadne.errors import UnsupportedError
 from ariadne.plan import WHOLE, Batches, Expr, Ref, TraceNode, TracePlan, substitute, where
@@ -32,7 +32,7 @@ class PlainNumberError(UnsupportedError):
     """Forward made a plain number of a size that follows the batch, and nobody sees what it does with it."""
 
 
-class Sizes(ShapeEnv):
+class Sizes(Unplaced):
     """A shape environment that keeps what was asked about sizes, apart by whether forward's Python or an op asked."""
 
     recorder: Recorder | None = None
