@@ -438,7 +438,7 @@ def _read(state: list[Held], file: File | None, weights: Weights | None) -> Iter
     wanted = {i: torch.empty(at.shape, dtype=at.dtype, device="meta") for i, at in rows.items()}
     refuse_unfit({n: wanted[i] for i, each in names.items() for n in each}, found)
     distinct = Counter(at.key for at in {*rows.values()})
-    aliased = {i: at for i, at in rows.items() if distinct[at.key] > 1}
+    aliased = {i: at for i, at in rows.items() if distinct[at.key] > 1 or 0 in at.strides}
     others = {i: at for i, at in rows.items() if i not in names}
     if others and file is None:
         raise HalfError(

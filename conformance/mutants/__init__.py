@@ -19,6 +19,7 @@ from conformance.mutants import (
     containers,
     entrances,
     files,
+    moved,
     penalties,
     plans,
     preparations,
@@ -42,6 +43,7 @@ _MODULES = (
     captures,
     containers,
     files,
+    moved,
     penalties,
     reaches,
 )
