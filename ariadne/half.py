@@ -26,11 +26,13 @@ from ariadne.halves import (
     File,
     Held,
     Row,
+    Schema,
     Side,
     SideReader,
     Weights,
     blank,
     count,
+    export,
     flag,
     given,
     items,
@@ -49,7 +51,7 @@ from ariadne.halves import (
 )
 from ariadne.halves import weights as files
 from ariadne.plan import WHOLE, TracePlan, Value
-from ariadne.runtime import Settings, SplitRuntime, training
+from ariadne.runtime import Settings, SplitRuntime, Variant, training
 
 _KEYS = frozenset("format ariadne torch part model weights digest ops state flags plans batches trainable".split())
 
@@ -220,6 +222,37 @@ class Half(nn.Module):
         data["digest"], data["weights"] = self.digest, True
         files.write(path, json.dumps(data, separators=(",", ":")), tensors)
 
+    @property
+    def boundary_key(self) -> dict[str, str]:
+        """What names its boundary, for `ReplayBoundary.from_tensors`: the cut, the plan, and the digest of the weights, if known."""
+        variant = self._exportable()
+        return {"split_id": variant.key[1], "plan_signature": variant.key[0], "weights": self.digest}
+
+    def _exportable(self) -> Variant:
+        """Of the variants for inference, the one that serves the most batches."""
+        found = [v for p in self.runtime._plans if (v := self.runtime.variant_of(p)).serves(False)]
+        if not found:
+            raise HalfError("no plan of this half serves calls without gradients; name such examples when it is saved")
+        return max(found, key=lambda v: max(b - a for a, b in v.plan.batches.ranges))
+
+    def export(self, path: str | os.PathLike[str]) -> Schema:
+        """Write the half for another runtime, as the path's ending says: `.onnx`, torch's `.pt2`, or `.pte` for ExecuTorch.
+
+        The file has this half's weights alone, and takes every batch that its widest plan serves. Its inputs and outputs go by
+        the names of forward's inputs, and of the values that cross; the schema that is returned has them in order. An ONNX
+        model has these in its metadata too, with what `ReplayBoundary.from_tensors` needs. The half must be of a model in eval
+        mode. Raises `HalfError` for what an exporter can't take, naming the op, and where its package is missing: `.onnx` needs
+        `ariadne-runtime[export]`, `.pte` executorch.
+
+        >>> half.export("edge.onnx")
+        Schema(inputs=('x',), outputs=('relu_6',))
+        """
+        variant = self._exportable()
+        for guard in variant.guards:
+            if not guard():
+                guard.explain()
+        return export(path, variant.plan, variant.parts[self.part], self._root, self.boundary_key)
+
     # --- as a module ------------------------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> Half:
@@ -368,9 +401,7 @@ def load(
 
 
 def _refuse_target(device: str | torch.device | None, dtype: torch.dtype | None) -> None:
-    if dtype is not None and not (
-        isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
-    ):
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)):
         raise SpecError(f"dtype is a dtype of floating or complex numbers, such as torch.bfloat16; found {dtype!r}")
     if device is not None:
         try:

@@ -9,9 +9,12 @@ A plan and its cut flow in, or a file; out flow a file, or plans of one side and
     skeleton    the modules of a half
     form        a plan of one side as data, and back
     writing     a side of a split becomes a file
+    export      a side for other runtimes: ONNX, torch's exported programs, ExecuTorch
 """
 
 from ariadne.halves.atoms import Classes, count, flag, items, mapped, need, text
+from ariadne.halves.export import Schema
+from ariadne.halves.export import write as export
 from ariadne.halves.form import Side, SideReader
 from ariadne.halves.given import Weights, given, refuse_unfit
 from ariadne.halves.given import replace as replace_by
@@ -45,6 +48,8 @@ __all__ = [
     "read_flags",
     "read_state",
     "skeleton",
+    "Schema",
+    "export",
     "FORMAT",
     "VERSION",
     "Cut",

@@ -69,9 +69,7 @@ def _extent(t: torch.Tensor) -> tuple[int, int]:
     return start * t.itemsize, last * t.itemsize
 
 
-def gather(
-    tensors: Mapping[str, torch.Tensor], data: bool = True
-) -> tuple[dict[str, torch.Tensor], dict[str, Row]]:
+def gather(tensors: Mapping[str, torch.Tensor], data: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Row]]:
     """What to put into the file under which key, as dense tensors, and how each tensor lies there.
 
     One tensor under several names is kept once. Raises `HalfError` for a tensor that is no plain strided one, and for one
@@ -79,12 +77,7 @@ def gather(
     """
     storages: dict[int, list[str]] = {}
     for name, t in tensors.items():
-        if (
-            type(t) not in _PLAIN
-            or t.layout is not torch.strided
-            or t.is_nested
-            or t.is_quantized
-        ):
+        if type(t) not in _PLAIN or t.layout is not torch.strided or t.is_nested or t.is_quantized:
             raise HalfError(
                 f"{name!r} is a {type(t).__name__} of layout {t.layout}; a file keeps plain dense tensors. Make it "
                 f"one, or run this "
@@ -278,9 +271,7 @@ def parsed_text(half: str) -> dict[str, Any]:
         return found
 
     try:
-        found = json.loads(
-            half, parse_int=number, parse_float=refuse, parse_constant=refuse, object_pairs_hook=once
-        )
+        found = json.loads(half, parse_int=number, parse_float=refuse, parse_constant=refuse, object_pairs_hook=once)
     except (ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, HalfError):
             raise

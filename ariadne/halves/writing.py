@@ -253,7 +253,8 @@ def _refuse_views(plan: TracePlan, candidate: SplitCandidate, part: Part, other:
 
     theirs: dict[int, list[torch.Tensor]] = {}
     for t in state(other).values():
-        theirs.setdefault(storage_of(t) or 0, []).append(t)
+        if (memory := storage_of(t)) is not None:
+            theirs.setdefault(memory, []).append(t)
     for t in state(part).values():
         for view in theirs.get(storage_of(t) or 0, ()):
             if view is not t and (view.requires_grad or t.requires_grad):
@@ -365,10 +366,14 @@ def _read_back(told: str) -> None:
         empty = {str(i): torch.empty(0, dtype=h.row.dtype, device="meta") for i, h in enumerate(state)}
         skeleton(state, empty, found[0].plan.training, read_flags(half["flags"]))
     except HalfError as error:
-        why = str(error).removeprefix("this is not a half as Ariadne writes it: ").removesuffix(
-            ". Save it again, or refuse who sent it"
+        why = (
+            str(error)
+            .removeprefix("this is not a half as Ariadne writes it: ")
+            .removesuffix(". Save it again, or refuse who sent it")
         )
-        raise HalfError(f"this half can't be kept in a file: {why}. Rename it, or run this half beside the model") from error
+        raise HalfError(
+            f"this half can't be kept in a file: {why}. Rename it, or run this half beside the model"
+        ) from error
 
 
 def _refuse_untold(kept: Iterable[Slot]) -> None:

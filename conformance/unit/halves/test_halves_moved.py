@@ -139,7 +139,10 @@ def test_the_training_flag_of_a_halfs_module_is_guarded(tmp_path: Path, layer: s
 
 
 def test_a_module_that_was_frozen_in_eval_mode_stays_so_in_its_half(tmp_path: Path) -> None:
-    x, model = torch.randn(3, 4), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 4)).train()
+    x, model = (
+        torch.randn(3, 4),
+        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 4)).train(),
+    )
     model[1].eval()
     files(tmp_path, model, x, "after:1")
     prefix, suffix = halves(tmp_path)
