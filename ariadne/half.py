@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import json
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,31 +17,43 @@ from torch import nn
 
 from ariadne.boundary import BoundaryPayload
 from ariadne.cut import SIDES, CompileOptions, ExecutionMode, SplitCandidate, SplitSpec, parse_boundary
-from ariadne.errors import BoundaryError, HalfError, InputError, SpecError, nearest
+from ariadne.errors import BoundaryError, HalfError, InputError, SpecError, TrainingError
 from ariadne.guards import Baseline
 from ariadne.halves import (
     FORMAT,
     VERSION,
     Classes,
     File,
+    Held,
     Row,
+    Schema,
     Side,
     SideReader,
+    Weights,
+    blank,
     count,
+    export,
     flag,
+    given,
     items,
+    known_places,
     mapped,
+    named,
     need,
     parsed,
-    row,
+    plain_tensors,
+    read_flags,
+    read_state,
+    refuse_unfit,
+    replace_by,
+    skeleton,
     text,
 )
 from ariadne.halves import weights as files
-from ariadne.plan import TracePlan, Value
-from ariadne.runtime import Settings, SplitRuntime, training
+from ariadne.plan import WHOLE, TracePlan, Value
+from ariadne.runtime import Settings, SplitRuntime, Variant, training
 
-_KEYS = frozenset("format ariadne torch part model weights digest ops state plans batches trainable".split())
-Weights = str | os.PathLike[str] | Mapping[str, torch.Tensor]
+_KEYS = frozenset("format ariadne torch part model weights digest ops state flags plans batches trainable".split())
 
 
 class Half(nn.Module):
@@ -49,7 +64,8 @@ class Half(nn.Module):
     the side that is
     absent raise `SpecError`. `.parameters()`, `.to()`, `state_dict()`, `load_state_dict`, optimizers and `copy.deepcopy` work as on
     any module, and calling it runs its side without gradients. `other_weights`: whether a suffix takes boundaries whose prefix was
-    saved with other weights; it does not, unless told to.
+    saved with other weights; it does not, unless told to. `adds_shares`: whether who trains it adds up what both halves give to
+    the gradients of `shared_parameters()`; where there are any, training is refused until it is set.
 
     >>> half = ariadne.load("edge.safetensors")
     >>> boundary = half.run_prefix(torch.randn(8, 3, 224, 224))
@@ -60,6 +76,7 @@ class Half(nn.Module):
     part: str
     made_by: dict[str, str]
     other_weights: bool
+    adds_shares: bool
 
     def __init__(self, root: nn.Module, runtime: SplitRuntime, data: dict[str, Any]) -> None:
         super().__init__()
@@ -72,6 +89,7 @@ class Half(nn.Module):
             "part": data["part"],
             "made_by": made_by,
             "other_weights": False,
+            "adds_shares": False,
         }  # by no name can a tensor be in the way
         self.__dict__.update(own, _root=root, _runtime=runtime, _data=data)
         self._seal(data["digest"])
@@ -98,7 +116,8 @@ class Half(nn.Module):
         return self.runtime.run_suffix(boundary)
 
     def run_training_prefix(self, *args: Any, **kwargs: Any) -> BoundaryPayload:
-        """As `SplitRuntime.run_training_prefix`."""
+        """As `SplitRuntime.run_training_prefix`; `TrainingError` where a parameter is tied to one of the other half."""
+        self._refuse_tied()
         boundary = self.runtime.run_training_prefix(*args, **kwargs)
         boundary.weights = self.digest
         return boundary
@@ -107,7 +126,8 @@ class Half(nn.Module):
         self, boundary: BoundaryPayload, targets: Any = None, *, loss_fn: Callable[[Any, Any], torch.Tensor],
         optimizer: torch.optim.Optimizer | None = None, scaler: Any = None,
     ) -> tuple[torch.Tensor, training.Gradients]:  # fmt: skip
-        """As `SplitRuntime.train_suffix`."""
+        """As `SplitRuntime.train_suffix`; `TrainingError` where a parameter is tied to one of the other half."""
+        self._refuse_tied()
         self._refuse_others(boundary)
         return self.runtime.train_suffix(boundary, targets, loss_fn=loss_fn, optimizer=optimizer, scaler=scaler)
 
@@ -148,21 +168,32 @@ class Half(nn.Module):
                 "Save both halves of one model; or set half.other_weights = True if it is meant so"
             )
 
+    def _refuse_tied(self) -> None:
+        tied = [] if self.adds_shares else [p for p in self.shared_parameters() if p.requires_grad]
+        if not tied:
+            return
+        names = [n for n, p in self.named_parameters() if any(p is t for t in tied)]
+        raise TrainingError(
+            f"{names[0]!r} is one parameter for both halves of the model, and each half has a copy: trained apart they would "
+            "drift from each other. Freeze it, cut so that one half has it alone, or train both sides in one process; or add up "
+            "both gradients before each step, in the order of the whole model, and set half.adds_shares = True"
+        )
+
     def replace_weights(self, weights: Weights) -> None:
         """Put other numbers into all parameters and buffers: those of a state dict, or of a safetensors file.
 
-        The state dict may be the whole model's. All names, shapes and dtypes are looked at first: where one is
-        missing or another, or
-        two names of one tied tensor have two values, `HalfError` is raised and nothing has changed.
+        The state dict may be the whole model's, and its tensors may be the half's own. All of them are looked at and read first:
+        where one is missing, has no data or is of another shape or dtype, or two names of one tied tensor have two values,
+        `HalfError` is raised and nothing has changed.
 
         >>> half.replace_weights(model.state_dict())
         """
         mine = self.state_dict(keep_vars=True)
-        given = _given(weights, mine)
-        _refuse_unfit(mine, given)
+        found = given(weights, mine)
+        refuse_unfit(mine, found)
         with torch.no_grad():
-            for name, t in mine.items():
-                t.copy_(given[name])
+            replace_by(mine, found)
+        self._seal("")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the half to a file, as it is now."""
@@ -183,11 +214,44 @@ class Half(nn.Module):
         for entry in data["state"]:
             entry[3:] = rows[f"{entry[0][0][1]}.{entry[0][0][2]}".removeprefix(".")].told()
         for i, (told, plan) in enumerate(zip(data["plans"], plans, strict=True)):
+            for entry, value in zip(told["values"], plan.values.values(), strict=True):
+                entry[3:5] = None if value.dtype is None else str(value.dtype), value.device
             told["constants"] = {
                 n: [*rows[f"constant {i} {n}"].told(), str(t.device)] for n, t in plan.constants.items()
             }
         data["digest"], data["weights"] = self.digest, True
         files.write(path, json.dumps(data, separators=(",", ":")), tensors)
+
+    @property
+    def boundary_key(self) -> dict[str, str]:
+        """What names its boundary, for `ReplayBoundary.from_tensors`: the cut, the plan, and the weights' digest if known."""
+        variant = self._exportable()
+        return {"split_id": variant.key[1], "plan_signature": variant.key[0], "weights": self.digest}
+
+    def _exportable(self) -> Variant:
+        """Of the variants for inference, the one that serves the most batches."""
+        found = [v for p in self.runtime._plans if (v := self.runtime.variant_of(p)).serves(False)]
+        if not found:
+            raise HalfError("no plan of this half serves calls without gradients; name such examples when it is saved")
+        return max(found, key=lambda v: max(b - a for a, b in v.plan.batches.ranges))
+
+    def export(self, path: str | os.PathLike[str]) -> Schema:
+        """Write the half for another runtime, as the path's ending says: `.onnx`, torch's `.pt2`, or `.pte` for ExecuTorch.
+
+        The file has this half's weights alone, and takes every batch that its widest plan serves. Its inputs and outputs go by
+        the names of forward's inputs, and of the values that cross; the schema that is returned has them in order. An ONNX
+        model has these in its metadata too, with what `ReplayBoundary.from_tensors` needs. The half must be of a model in eval
+        mode. Raises `HalfError` for what an exporter can't take, naming the op, and where its package is missing: `.onnx` needs
+        `ariadne-runtime[export]`, `.pte` executorch.
+
+        >>> half.export("edge.onnx")
+        Schema(inputs=('x',), outputs=('relu_6',))
+        """
+        variant = self._exportable()
+        for guard in variant.guards:
+            if not guard():
+                guard.explain()
+        return export(path, variant.plan, variant.parts[self.part], self._root, self.boundary_key)
 
     # --- as a module ------------------------------------------------------------------------------------------------
 
@@ -199,15 +263,24 @@ class Half(nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Half:
         """What `.to()`, `.half()` and the like come to: the plans follow, where nothing in them names a dtype or a device."""
-        moves = _Moves.of(self, fn)
-        plans = {p: moves.plan(p) for p in self.runtime._plans}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        moves, digest = _Moves.of(self, fn), self.digest
+        plans = {p: moves.plan(p, self._root) for p in self.runtime._plans}
+        self._root._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if moves:
             old = self.runtime
-            baseline = Baseline(self._root)
+            baseline = _baseline(self._root, self._data)
             again = {plans[p]: (candidates, baseline) for p, (candidates, _) in old._plans.items()}
             self.__dict__["_runtime"] = SplitRuntime(self._root, old.settings, again, _no_capture)
+            self._seal(moves.digest(digest))
         return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Half:
+        memo[id(self)] = new = type(self).__new__(type(self))
+        new.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise HalfError("a half isn't pickled: write it with half.save(path), and read it with ariadne.load(path)")
 
     def __repr__(self) -> str:
         runtime = self.runtime
@@ -232,6 +305,10 @@ class _Moves:
         dtypes, devices = {}, {}
         for t in _tensors(half):
             now = fn(torch.empty(0, dtype=t.dtype, device=t.device))
+            if now.device.type == "meta":
+                raise HalfError(
+                    "a half can't go to the meta device, where its weights would be lost: drop it, and load it again"
+                )
             if now.dtype != t.dtype:
                 dtypes[t.dtype] = now.dtype
             if now.device.type != t.device.type:
@@ -241,17 +318,21 @@ class _Moves:
     def __bool__(self) -> bool:
         return bool(self.dtypes or self.devices)
 
-    def plan(self, plan: TracePlan) -> TracePlan:
-        """The plan for tensors of the other dtypes and devices; `HalfError` where it names some."""
+    def digest(self, was: str) -> str:
+        """The digest of weights that were moved so: the same for both halves, and another than that of what they were."""
+        if not was or not self.dtypes:
+            return was
+        told = sorted(f"{a} {b}" for a, b in self.dtypes.items())
+        return hashlib.sha256(json.dumps([was, told]).encode()).hexdigest()[: len(was)]
+
+    def plan(self, plan: TracePlan, root: nn.Module) -> TracePlan:
+        """The plan for tensors of the other dtypes and devices; `HalfError` where the model's own may be others there."""
         if not self:
             return plan
-        written = any(v.kind == "constant" and v.shape for v in plan.values.values()) and bool(self.devices)
-        if plan.assumption.dtypes or written or any(n.region.autocast for n in plan.nodes):
+        if why := self._stays(plan, root):
             what = ", ".join(f"{a} to {b}" for a, b in (*self.dtypes.items(), *self.devices.items()))
             raise HalfError(
-                f"this half can't go from {what}: forward reads or names dtypes or devices, or makes tensors of its "
-                f"own, and may run "
-                "otherwise there. Move the model, prepare the split there, and save the half again"
+                f"this half can't go from {what}: {why}. Move the model, prepare the split there, and save the half again"
             )
 
         def moved(value: Value) -> Value:
@@ -266,36 +347,18 @@ class _Moves:
 
         return replace(plan, values={n: moved(v) for n, v in plan.values.items()})
 
-
-def _given(weights: Weights, wanted: Collection[str]) -> Mapping[str, torch.Tensor]:
-    """The tensors of a state dict, or those of a safetensors file that are wanted."""
-    if isinstance(weights, Mapping):
-        return weights
-    if not isinstance(weights, (str, os.PathLike)):
-        raise SpecError(f"weights are a state dict or the path of a safetensors file; found {type(weights).__name__}")
-    file = File(weights)
-    return {name: file.tensor(name) for name in wanted if name in file.keys}
-
-
-def _refuse_unfit(mine: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:
-    """Raise `HalfError` unless each of these tensors is given, of its shape and dtype, and tied ones with one value."""
-    wrong = []
-    first: dict[int, str] = {}
-    for name, t in mine.items():
-        found = given.get(name)
-        if not isinstance(found, torch.Tensor):
-            near = nearest(name, given, 1)
-            wrong.append(f"{name!r} is missing" + (f" (there is {near})" if near else ""))
-        elif (found.dtype, found.shape) != (t.dtype, t.shape):
-            wrong.append(f"{name!r} is {found.dtype}{list(found.shape)}, the half has {t.dtype}{list(t.shape)}")
-        elif first.setdefault(id(t), name) != name and not torch.equal(given[first[id(t)]], found):
-            wrong.append(f"{first[id(t)]!r} and {name!r} are one tensor in the model, and are given with two values")
-    if wrong:
-        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise HalfError(
-            f"these weights don't fit the half, and nothing was replaced: {wrong[0]}{more}. Give the state dict of "
-            f"the model that it is of"
-        )
+    def _stays(self, plan: TracePlan, root: nn.Module) -> str:
+        """Why the model may run otherwise on such tensors; empty where it does what the plan does."""
+        if plan.assumption.dtypes or any(n.region.autocast for n in plan.nodes):
+            return "forward reads or names dtypes or devices, and may run otherwise there"
+        if any(n.target == WHOLE for n in plan.nodes):
+            return "forward takes all of a tensor's data out of torch, by numpy() or as text, which shows its dtype"
+        constants = [v for v in plan.values.values() if v.kind == "constant"]
+        if any(v.dtype in self.dtypes for v in constants) or (self.devices and any(v.shape for v in constants)):
+            return "forward makes tensors of its own, which no .to() of the model moves"
+        if any(t.dtype in self.dtypes or t.device.type in self.devices for t in plain_tensors(root)):
+            return "the model keeps tensors in plain attributes, which its .to() leaves as they are. Register them as buffers"
+        return ""
 
 
 def load(
@@ -331,6 +394,32 @@ def load(
         raise SpecError(
             "cache_dir holds native code, which would be loaded and run: pass trust_native_code=True if you made it yourself"
         )
+    _refuse_target(device, dtype)
+    with torch.inference_mode(False):  # tensors made within can't be written to, or trained, outside
+        half = _loaded(path, mode, weights, allow, plain, compile_options)
+        return half if device is None and dtype is None else half.to(device=device, dtype=dtype)
+
+
+def _refuse_target(device: str | torch.device | None, dtype: torch.dtype | None) -> None:
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)):
+        raise SpecError(f"dtype is a dtype of floating or complex numbers, such as torch.bfloat16; found {dtype!r}")
+    if device is not None:
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+            raise SpecError(
+                f"device={device!r} is no device that this process can use: {str(error).splitlines()[0][:120]}"
+            ) from None
+
+
+def _loaded(
+    path: str | os.PathLike[str],
+    mode: ExecutionMode,
+    weights: Weights | None,
+    allow: Collection[str],
+    plain: bool,
+    options: Mapping[str, Any] | None,
+) -> Half:
     file = File(path)
     data = parsed(file)
     need("format" in data, "it has no format")
@@ -345,10 +434,9 @@ def load(
     need(part in SIDES, f"its part is {part!r}")
     for key in ("ariadne", "torch", "model", "digest"):
         text(data[key], key)
-    state = _state(data["state"])
+    state, flags = read_state(data["state"]), read_flags(data["flags"])
     spaces = frozenset(a.removesuffix("::*") for a in allow if a.endswith("::*"))
-    known = {place: at for places, _, _, at in state for place in places}
-    reader = SideReader(part, known, mapped(data["ops"], "the ops"), Classes(allow, plain), spaces)
+    reader = SideReader(part, known_places(state), mapped(data["ops"], "the ops"), Classes(allow, plain), spaces)
     constants: dict[str, tuple[Row, str]] = {}
     sides = [reader.read(plan, constants, i) for i, plan in enumerate(items(data["plans"], "the plans"))]
     need(0 < len(sides) <= 64, "it has no plans, or too many")
@@ -359,41 +447,39 @@ def load(
         raise HalfError(
             "this half was saved without weights; pass weights=, a state dict of its model or the path of a safetensors file"
         )
-    root = _tree(state, dict(_read(state, file if kept else None, weights)), sides[0].plan.training)
+    root = skeleton(state, dict(_read(state, file if kept else None, weights)), sides[0].plan.training, flags)
     for i, side in enumerate(sides):
         mine = {n.partition(" ")[2]: at for n, at in constants.items() if n.partition(" ")[0] == str(i)}
         _fill(side.plan, mine, file)
-    half = Half(root, _runtime(root, sides, data, mode, compile_options), data)
+    half = Half(root, _runtime(root, sides, data, mode, options), data)
     if weights is not None:
         half._seal("")
-    return half if device is None and dtype is None else half.to(device=device, dtype=dtype)
+    return half
 
 
-def _read(
-    state: list[tuple[list[tuple[str, str, str]], bool, bool, Row]], file: File | None, weights: Weights | None
-) -> Iterator[tuple[str, torch.Tensor]]:
+def _read(state: list[Held], file: File | None, weights: Weights | None) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a half by their number: from its file, or those of its state dict from elsewhere."""
-    rows = {str(i): at for i, (*_, at) in enumerate(state)}
+    rows = {str(i): held.row for i, held in enumerate(state)}
     if weights is None:
         assert file is not None
         yield from file.tensors(rows)
         return
-    names = {
-        str(i): [f"{p}.{k}".removeprefix(".") for _, p, k in places]
-        for i, (places, keep, *_) in enumerate(state)
-        if keep
-    }
-    given = _given(weights, {n for found in names.values() for n in found})
+    names = {str(i): [named(place) for place in held.places] for i, held in enumerate(state) if held.persistent}
+    found = given(weights, {n for each in names.values() for n in each})
     wanted = {i: torch.empty(at.shape, dtype=at.dtype, device="meta") for i, at in rows.items()}
-    _refuse_unfit({n: wanted[i] for i, found in names.items() for n in found}, given)
+    refuse_unfit({n: wanted[i] for i, each in names.items() for n in each}, found)
+    distinct = Counter(at.key for at in {*rows.values()})
+    aliased = {i: at for i, at in rows.items() if distinct[at.key] > 1 or 0 in at.strides}
     others = {i: at for i, at in rows.items() if i not in names}
     if others and file is None:
         raise HalfError(
             "this half was saved without weights, and has tensors that no state dict holds; save it with them"
         )
-    yield from file.tensors(others) if file is not None else ()
-    for i, found in names.items():
-        at, t = rows[i], given[found[0]].detach()
+    made = dict(blank(aliased) if file is None else file.tensors({**aliased, **others}))
+    replace_by({n: made[i] for i in aliased if i in names for n in names[i]}, found)
+    yield from made.items()
+    for i in names.keys() - made.keys():
+        at, t = rows[i], found[names[i][0]].detach()
         fits = t.stride() == at.strides and t.device.type == "cpu" and not isinstance(weights, Mapping)
         yield i, t if fits else torch.empty_strided(at.shape, at.strides, dtype=at.dtype).copy_(t)
 
@@ -412,66 +498,6 @@ def _tell(made_by: Mapping[str, str]) -> None:
 
 def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
-
-
-def _state(value: Any) -> list[tuple[list[tuple[str, str, str]], bool, bool, Row]]:
-    """The tensors of the half: their places, whether state dicts have them, whether they train, and where they lie."""
-    found = []
-    seen: set[tuple[str, str]] = set()
-    for entry in items(value, "the tensors"):
-        parts = items(entry, "a tensor")
-        need(len(parts) == 8, "a tensor is malformed")
-        places = []
-        for place in items(parts[0], "the places of a tensor"):
-            where = [text(p, "a place") for p in items(place, "a place")]
-            need(len(where) == 3, "a place is malformed")
-            kind, path, key = where
-            steps = path.split(".") if path else []
-            need(kind in ("parameter", "buffer") and all(steps) and len(steps) <= 64, "a tensor is kept nowhere")
-            need(key != "" and "." not in key and (path, key) not in seen, f"the name {key[:80]!r} is taken")
-            seen.add((path, key))
-            places.append((kind, path, key))
-        at = row(parts[3:])
-        trains = flag(parts[2], "requires_grad")
-        need(
-            bool(places) and (not trains or at.dtype.is_floating_point or at.dtype.is_complex), "a tensor is malformed"
-        )
-        need(not trains or places[0][0] == "parameter", "a buffer requires grad")
-        found.append((places, flag(parts[1], "persistent"), trains, at))
-    return found
-
-
-def _tree(
-    state: list[tuple[list[tuple[str, str, str]], bool, bool, Row]], tensors: Mapping[str, torch.Tensor], train: bool
-) -> nn.Module:
-    """Plain modules with the tensors of the half under the model's own names."""
-    root = nn.Module()
-    taken: set[tuple[str, str]] = {(path, key) for places, *_ in state for _, path, key in places}
-    for i, (places, persistent, trains, _) in enumerate(state):
-        t = tensors[str(i)]
-        made: torch.Tensor = nn.Parameter(t, requires_grad=trains) if places[0][0] == "parameter" else t
-        for kind, path, key in places:
-            need((kind == "parameter") == isinstance(made, nn.Parameter), f"{key[:80]!r} is a parameter and a buffer")
-            module = _module(root, path, taken)
-            tables: dict[str, dict[str, Any]] = {"parameter": module._parameters, "buffer": module._buffers}
-            tables[kind][key] = made
-            if not persistent:
-                module._non_persistent_buffers_set.add(key)
-    root.train(train)
-    return root
-
-
-def _module(root: nn.Module, path: str, taken: set[tuple[str, str]]) -> nn.Module:
-    at, above = root, ""
-    for step in path.split(".") if path else []:
-        need((above, step) not in taken, f"{step[:80]!r} is a tensor and a module")
-        if step not in at._modules:
-            need(not hasattr(nn.Module, step), f"a module is called {step[:80]!r}")
-            at._modules[step] = nn.Module()
-        child = at._modules[step]
-        assert child is not None
-        at, above = child, f"{above}.{step}".removeprefix(".")
-    return at
 
 
 def _fill(plan: TracePlan, rows: Mapping[str, tuple[Row, str]], file: File) -> None:
@@ -498,11 +524,18 @@ def _runtime(
             f"this is not a half as Ariadne writes it: {error}. Save it again, or refuse who sent it"
         ) from None
     settings = Settings(spec, parse_boundary(spec.boundary), mode, None, options)
-    baseline = Baseline(root)
+    baseline = _baseline(root, data)
     plans: dict[TracePlan, tuple[tuple[SplitCandidate, ...], Baseline]] = {
         s.plan: ((s.candidate,), baseline) for s in sides
     }
     return SplitRuntime(root, settings, plans, _no_capture)
+
+
+def _baseline(root: nn.Module, data: Mapping[str, Any]) -> Baseline:
+    """What guards compare a half with: its own structure, and the training flags that its model was captured with."""
+    found = Baseline(root)
+    found.training = dict(read_flags(data["flags"]))
+    return found
 
 
 def _no_capture(example: Any, train: bool, like: Any) -> Any:

@@ -163,6 +163,44 @@ class BoundaryPayload:
         return encode(header, tensors, values)
 
     @classmethod
+    def from_tensors(
+        cls,
+        tensors: Mapping[str, Any],
+        *,
+        split_id: str,
+        plan_signature: str,
+        batch: int | None = None,
+        weights: str = "",
+    ) -> BoundaryPayload:
+        """The boundary that holds these tensors, or arrays, by label, for a suffix to go on from: such as what an exported
+        prefix gave in another runtime.
+
+        The labels are in the order of the cut. `split_id` and `plan_signature` name the boundary; `half.boundary_key` has
+        them, and so has the metadata of an exported half. `batch` is the first size of the first tensor unless given. Arrays are
+        taken without a copy where torch can. The suffix checks labels, sizes, dtypes and devices. Raises `BoundaryError` for
+        what is no tensor.
+
+        >>> boundary = ReplayBoundary.from_tensors({"relu_6": array}, **server.boundary_key)
+        >>> server.run_suffix(boundary)
+        """
+        raw = []
+        for label, thing in tensors.items():
+            try:
+                raw.append(thing if isinstance(thing, torch.Tensor) else torch.as_tensor(thing))
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise BoundaryError(
+                    f"{label!r} is a {type(thing).__name__}, which torch makes no tensor of ({str(error)[:80]}); "
+                    "pass tensors or arrays"
+                ) from None
+        if batch is None:
+            batch = int(raw[0].shape[0]) if raw and raw[0].dim() else 1
+        if type(batch) is not int or batch < 1:
+            raise BoundaryError(f"a boundary has a batch of at least 1; found {batch!r}")
+        found = cls(split_id, plan_signature, batch, tuple(tensors), tuple(raw))
+        found.weights = weights
+        return found
+
+    @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview, *, device: str = "cpu") -> BoundaryPayload:
         """The payload that `to_bytes` wrote, its tensors on `device`; raises `PayloadError` for bytes that are not one."""
         header, tensors, values = decode(data, device=device)

@@ -188,13 +188,17 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
 
         return method if callable(base) else property(get)
 
-    def typed(name: str) -> Callable[..., Any]:
+    def note_type(t: torch.Tensor) -> None:
+        recording.looked.add("dtype")
+        if (key := storage_of(t)) in state:
+            recording.asked.add(key)
+
+    def typed(name: str, of_state: bool = False) -> Callable[..., Any]:
         base = getattr(torch.Tensor, name)
 
         def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if mine() and (key := storage_of(self)) in state and not called_by_torch():
-                recording.looked.add("dtype")
-                recording.asked.add(key)
+            if mine() and not called_by_torch() and (not of_state or storage_of(self) in state):
+                note_type(self)
             return base(self, *args, **kwargs)
 
         return method
@@ -309,16 +313,19 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
         patches.set(torch.Tensor, name, told(name))
     patches.set(builtins, "print", unseen(builtins.print))
     patches.set(logging.Logger, "handle", unseen(logging.Logger.handle))
+    for name in ("element_size", "type", "new", "new_tensor", "storage", "untyped_storage", "storage_type"):
+        patches.set(torch.Tensor, name, typed(name))
+    for name in ("is_complex", "is_floating_point"):  # the same for all dtypes that a model is moved to
+        patches.set(torch.Tensor, name, typed(name, of_state=True))
+    for name in ("dtype", "itemsize", "nbytes"):
+        patches.set(torch.Tensor, name, watched("dtype", name))
     if recorder.watch is not None:
-        _patch_sizes(recorder.watch, mine, patches)
+        _patch_sizes(recorder.watch, mine, patches, note_type)
     patches.set(nn.Module, "__getattribute__", read)
     patches.set(nn.Module, "__setattr__", write)
     patches.set(nn.Module, "__getattr__", find)
     patches.set(torch, "is_grad_enabled", is_grad_enabled)
     patches.set(torch.Tensor, "requires_grad", watched("requires_grad", "requires_grad"))
-    patches.set(torch.Tensor, "dtype", watched("dtype", "dtype"))
-    for name in ("element_size", "is_complex", "is_floating_point", "type"):
-        patches.set(torch.Tensor, name, typed(name))
     patches.set(torch.Tensor, "contiguous", contiguous)
     patches.set(autocast, "__enter__", enter)
     patches.set(autocast, "__exit__", leave)
@@ -330,7 +337,9 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     patches.set(torch, "get_autocast_dtype", watched_call("dtype", torch.get_autocast_dtype))
 
 
-def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: Patches) -> None:
+def _patch_sizes(
+    watch: Watch, mine: Callable[[], bool], patches: Patches, note_type: Callable[[torch.Tensor], None]
+) -> None:
     disguise_type(patches)
     read_shape = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
 
@@ -342,6 +351,11 @@ def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: Patches) -> No
 
     def numel(self: torch.Tensor) -> Any:
         return math.prod(shape(self))
+
+    def nbytes(self: torch.Tensor) -> Any:
+        if mine() and not called_by_torch():
+            note_type(self)
+        return numel(self) * self.element_size()
 
     plain_length: Any = torch.Tensor.__len__
 
@@ -356,6 +370,8 @@ def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: Patches) -> No
         def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if mine() and not called_by_torch():
                 watch.lose(f"it reads {name}, which follows it in ways of its own")
+                if name != "storage_offset":
+                    note_type(self)
             return base(self, *args, **kwargs)
 
         return method
@@ -392,7 +408,7 @@ def _patch_sizes(watch: Watch, mine: Callable[[], bool], patches: Patches) -> No
     patches.set(torch.Tensor, "size", size)
     patches.set(torch.Tensor, "numel", numel)
     patches.set(torch.Tensor, "nelement", numel)
-    patches.set(torch.Tensor, "nbytes", property(lambda self: numel(self) * self.element_size()))
+    patches.set(torch.Tensor, "nbytes", property(nbytes))
     for name in ("log", "log2", "log10", "sqrt", "isqrt", "gcd", "lcm", "pow", "exp"):
         patches.set(math, name, following(name, getattr(math, name)))
 

@@ -57,6 +57,8 @@ from ariadne.plan import (
     where,
 )
 
+TYPED_CLASSES = frozenset(name for name in dir(torch) if name.endswith("Tensor") and name != "Tensor")
+
 
 def capture(
     model: nn.Module, example: Example, *, batch_symbol: str, batches: range, grad: bool, needed: bool = False,
@@ -193,6 +195,10 @@ def _captured(
             plan = replace(plan, assumption=replace(plan.assumption, grad=True))
     asked = set[str]().union(*(recorded.switches for recorded in recordings))
     plan = replace(plan, assumption=replace(plan.assumption, switches=switches.state_of(asked)))
+    if any(
+        recorded.names & TYPED_CLASSES for recorded in recordings
+    ):  # `isinstance` asks them, and nothing hears of it
+        plan = replace(plan, assumption=replace(plan.assumption, dtypes=True))
     classes = tuple(tree.subclass_of(example.leaves[i]) for i, name in plan.inputs if plan.values[name].kind == "input")
     if any(classes):
         plan = replace(plan, assumption=replace(plan.assumption, classes=classes))

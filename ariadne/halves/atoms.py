@@ -307,15 +307,15 @@ def told_spec(spec: tree.Spec) -> Any:
 class Classes:
     """What a file may name of Python: what is known to do nothing, and what the caller allows."""
 
-    def __init__(self, allow: Collection[str] = (), plain: bool = False) -> None:
-        self.allow, self.plain = frozenset(allow), plain
+    def __init__(self, allow: Collection[str] = (), plain: bool = False, trusting: bool = False) -> None:
+        self.allow, self.plain, self.trusting = frozenset(allow), plain, trusting
 
     def find(self, where: Any, what: str) -> Any:
         """The object at `module:qualname`, imported only if it is allowed."""
         found = text(where, what)
         if found in KNOWN:
             return KNOWN[found]
-        if found not in self.allow:
+        if found not in self.allow and not self.trusting:
             raise HalfError(
                 f"this half uses {found!r} ({what}), and would import and call it. If you trust who made the file, load it with "
                 f"allow=[{found!r}]"

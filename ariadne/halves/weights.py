@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ariadne.errors import HalfError
+from ariadne.errors import HalfError, SpecError
 from ariadne.halves.atoms import constant, count, items, need, table, text
 
 ALIGN = 64
@@ -31,6 +31,9 @@ _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 @dataclass(frozen=True)
@@ -66,25 +69,21 @@ def _extent(t: torch.Tensor) -> tuple[int, int]:
     return start * t.itemsize, last * t.itemsize
 
 
-def gather(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, Row]]:
+def gather(tensors: Mapping[str, torch.Tensor], data: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Row]]:
     """What to put into the file under which key, as dense tensors, and how each tensor lies there.
 
-    One tensor under several names is kept once. Raises `HalfError` for a tensor that is no plain strided one.
+    One tensor under several names is kept once. Raises `HalfError` for a tensor that is no plain strided one, and for one
+    on the meta device if its `data` are wanted.
     """
     storages: dict[int, list[str]] = {}
     for name, t in tensors.items():
-        if (
-            type(t) not in (torch.Tensor, torch.nn.Parameter)
-            or t.layout is not torch.strided
-            or t.is_nested
-            or t.is_quantized
-        ):
+        if type(t) not in _PLAIN or t.layout is not torch.strided or t.is_nested or t.is_quantized:
             raise HalfError(
                 f"{name!r} is a {type(t).__name__} of layout {t.layout}; a file keeps plain dense tensors. Make it "
                 f"one, or run this "
                 "half beside the model"
             )
-        if t.is_meta:
+        if data and t.is_meta:
             raise HalfError(
                 f"{name!r} is on the meta device and has no data; load the model's weights first, or pass weights=False"
             )
@@ -113,9 +112,17 @@ def gather(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor]
     return kept, rows
 
 
-def laid_out(tensors: Mapping[str, torch.Tensor]) -> dict[str, Row]:
-    """Rows for tensors that stay out of the file: a dense one each, under its own name."""
-    return {n: Row(n, t.dtype, tuple(t.shape), t.stride(), 0) for n, t in tensors.items()}
+def blank(rows: Mapping[str, Row]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that lie as rows say, in memory that nothing was written to yet."""
+    sizes: dict[str, int] = {}
+    for at in rows.values():
+        last = sum((n - 1) * s for n, s in zip(at.shape, at.strides, strict=True)) + 1 if 0 not in at.shape else 0
+        size = (at.offset + last) * at.dtype.itemsize
+        sizes[at.key] = max(sizes.get(at.key, 0), size + -size % ALIGN)
+    raw = {key: torch.empty(size, dtype=torch.uint8) for key, size in sizes.items()}
+    made = {at: view_of(raw[at.key], at) for at in {*rows.values()}}
+    for name, at in rows.items():
+        yield name, made[at]
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -146,9 +153,14 @@ def _bytes(t: torch.Tensor) -> memoryview:
 
 
 def digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """A digest of named tensors: names, dtypes, shapes and numbers, and not how they lie in memory."""
+    """A digest of named tensors: names, dtypes, shapes and numbers, and not how they lie in memory.
+
+    Empty where one is no plain dense tensor, or has no data: then nothing is known of the weights.
+    """
     found = hashlib.sha256()
     for name, t in sorted(tensors, key=lambda item: item[0]):
+        if type(t) not in _PLAIN or t.layout is not torch.strided or t.is_nested or t.is_quantized or t.is_meta:
+            return ""
         found.update(json.dumps([name, str(t.dtype), list(t.shape)]).encode())
         dense = t.detach().cpu().contiguous()  # held while its bytes are read
         found.update(_bytes(dense))
@@ -157,6 +169,10 @@ def digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 def write(path: str | os.PathLike[str], half: str, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write a safetensors file whose metadata hold `half`: to a file beside it first, which then takes its place."""
+    target = Path(path)
+    if target.is_dir() or not target.parent.is_dir():
+        why = "is a folder" if target.is_dir() else f"can't be made: there is no folder {str(target.parent)!r}"
+        raise SpecError(f"{str(target)!r} {why}. Name a file in a folder that is there")
     order = sorted(tensors, key=lambda n: ((size := _size(tensors[n])) % ALIGN != 0, -size, n))
     header: dict[str, Any] = {"__metadata__": {KEY: half}}
     at = 0
@@ -166,7 +182,6 @@ def write(path: str | os.PathLike[str], half: str, tensors: Mapping[str, torch.T
         at += size
     data = json.dumps(header, separators=(",", ":")).encode()
     data += b" " * (-(len(data) + 8) % ALIGN)
-    target = Path(path)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -235,6 +250,11 @@ class File:
 def parsed(file: File) -> dict[str, Any]:
     """The half that a file's metadata hold, as JSON; `HalfError` where they hold none."""
     need(KEY in file.metadata, f"its metadata have no {KEY!r}; it may be a checkpoint, and no half")
+    return parsed_text(file.metadata[KEY])
+
+
+def parsed_text(half: str) -> dict[str, Any]:
+    """The half that a text says, as JSON; `HalfError` where it says none."""
 
     def number(text: str) -> int:
         need(len(text) <= 20, "a number is too long")
@@ -251,9 +271,7 @@ def parsed(file: File) -> dict[str, Any]:
         return found
 
     try:
-        found = json.loads(
-            file.metadata[KEY], parse_int=number, parse_float=refuse, parse_constant=refuse, object_pairs_hook=once
-        )
+        found = json.loads(half, parse_int=number, parse_float=refuse, parse_constant=refuse, object_pairs_hook=once)
     except (ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, HalfError):
             raise
@@ -265,4 +283,17 @@ def parsed(file: File) -> dict[str, Any]:
     return dict(found)
 
 
-__all__ = ["KEY", "File", "Row", "digest", "gather", "parsed", "row", "table", "view_of", "write"]
+__all__ = [
+    "KEY",
+    "File",
+    "Row",
+    "blank",
+    "digest",
+    "gather",
+    "parsed",
+    "parsed_text",
+    "row",
+    "table",
+    "view_of",
+    "write",
+]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -18,13 +18,14 @@ from ariadne.cut import SIDES, Part, SplitCandidate, parameters_read, parts
 from ariadne.errors import FrontierError, HalfError, ModuleError
 from ariadne.guards import Baseline, asks_sizes, shown
 from ariadne.halves import ops, weights
-from ariadne.halves.form import NOTHING, Side, told_side
-from ariadne.plan import WHOLE, Apart, Groups, Store, TraceNode, TracePlan, Value, uses
+from ariadne.halves.atoms import Classes
+from ariadne.halves.form import NOTHING, Side, SideReader, told_side
+from ariadne.halves.skeleton import Held, Place, known_places, read_flags, read_state, skeleton
+from ariadne.plan import WHOLE, Apart, Groups, Store, TraceNode, TracePlan, Value, storage_of, uses
 
 FORMAT = 1
 VERSION = "0.1.0"
 _UNNAMED = ("aten.sym_size.int", WHOLE)
-Place = tuple[str, str, str]  # kind, module path, name
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Cut:
     candidate: SplitCandidate
     baseline: Baseline
     apart: Apart
+    guarded: Mapping[str, Collection[str]]  # by side, the modules whose training flags count
 
 
 @dataclass
@@ -44,6 +46,12 @@ class Slot:
     places: list[Place]
     tensor: torch.Tensor
     persistent: bool
+    plain: set[Place] = field(default_factory=set)  # of the places, those that are plain attributes
+
+    def held(self, at: weights.Row) -> Held:
+        """What the file says of it."""
+        places = tuple(("attribute", *p[1:]) if p in self.plain else p for p in self.places)
+        return Held(places, self.persistent, self.tensor.requires_grad, at)
 
 
 def origin_of(value: Value) -> Place:
@@ -76,6 +84,7 @@ def side_of(cut: Cut, name: str, model: nn.Module) -> Side:
     plan, candidate = cut.plan, cut.candidate
     part, other = _both(plan, candidate, name)
     _refuse_moved(plan, candidate, part, other)
+    _refuse_views(plan, candidate, part, other, model)
     nodes = part.nodes(plan)
     for node in nodes:
         _refuse_op(node)
@@ -234,18 +243,42 @@ def _refuse_moved(plan: TracePlan, candidate: SplitCandidate, part: Part, other:
             )
 
 
+def _refuse_views(plan: TracePlan, candidate: SplitCandidate, part: Part, other: Part, model: nn.Module) -> None:
+    """Raise `FrontierError` where a parameter shares memory with another tensor over the cut: two files would each have a copy."""
+
+    def state(one: Part) -> dict[int, torch.Tensor]:
+        names = dict.fromkeys(n for node in one.nodes(plan) for n in (*node.reads, *node.writes))
+        found = (held(model, v) for n in names if (v := plan.values.get(n)) is not None and v.is_state)
+        return {id(t): t for t in found}
+
+    theirs: dict[int, list[torch.Tensor]] = {}
+    for t in state(other).values():
+        if (memory := storage_of(t)) is not None:
+            theirs.setdefault(memory, []).append(t)
+    for t in state(part).values():
+        for view in theirs.get(storage_of(t) or 0, ()):
+            if view is not t and (view.requires_grad or t.requires_grad):
+                raise FrontierError(
+                    f"the halves at {candidate.split_id} can't part: a parameter of shape {list(t.shape)} that the {part.name} "
+                    f"uses shares memory with a tensor of shape {list(view.shape)} that the {other.name} uses, and each file would have "
+                    "a copy, which training leaves stale. Cut elsewhere, or take the view in forward"
+                )
+
+
 def slots(model: nn.Module, sides: Sequence[tuple[Side, Cut]]) -> list[Slot]:
     """The tensors that the plans of a half read or store, one for each that the model has."""
     found: dict[int, Slot] = {}
     persistent = cache(lambda path: model.get_submodule(path)._non_persistent_buffers_set)
     taken: dict[Place, int] = {}
 
-    def add(place: Place, t: torch.Tensor, keep: bool) -> None:
+    def add(place: Place, t: torch.Tensor, keep: bool, plain: bool = False) -> None:
         if taken.setdefault(place, id(t)) != id(t):
             raise HalfError(f"two tensors of the model would have the name {place[2]!r} in {place[1]!r}; rename one")
         slot = found.setdefault(id(t), Slot([], t, keep))
         if place not in slot.places:
             slot.places.append(place)
+        if plain:
+            slot.plain.add(place)
 
     for side, cut in sides:
         for n in side.plan.values:
@@ -253,7 +286,7 @@ def slots(model: nn.Module, sides: Sequence[tuple[Side, Cut]]) -> list[Slot]:
             if value.is_state:
                 kind, path, key = origin_of(value)
                 keep = value.kind == "parameter" or (value.kind == "buffer" and key not in persistent(path))
-                add((kind, path, key), held(model, value), keep)
+                add((kind, path, key), held(model, value), keep, value.kind == "attribute")
         for store in side.plan.stores:
             table = model.get_submodule(store.path)._buffers if store.table == "_buffers" else {}
             if (now := table.get(store.name)) is not None:
@@ -282,13 +315,14 @@ def save(
     """
     sides = [(side_of(cut, name, model), cut) for cut in cuts]
     kept = slots(model, sides)
+    _refuse_untold(kept)
     constants = {f"constant {i} {n}": t for i, (s, _) in enumerate(sides) for n, t in s.plan.constants.items()}
     named = {_key(slot): slot.tensor for slot in kept}
     if keep:
         tensors, rows = weights.gather({**named, **constants})
     else:
         tensors, rows = weights.gather(constants)
-        rows |= weights.laid_out(named)
+        rows |= weights.gather(named, data=False)[1]
     targets = {
         n.target
         for s, _ in sides
@@ -305,15 +339,57 @@ def save(
         "weights": keep,
         "digest": digest_of(model) if keep else "",
         "ops": {t: ops.schema_of(ops.resolve(t)) for t in sorted(targets)},
-        "state": [
-            [[list(p) for p in slot.places], slot.persistent, slot.tensor.requires_grad, *rows[_key(slot)].told()]
-            for slot in kept
-        ],
+        "state": [slot.held(rows[_key(slot)]).told() for slot in kept],
+        "flags": [[path, on] for path, on in _flags(name, sides).items()],
         "plans": [
             told_side(s, {n: rows[f"constant {i} {n}"] for n in s.plan.constants}) for i, (s, _) in enumerate(sides)
         ],
     }
-    weights.write(path, json.dumps(half, separators=(",", ":")), tensors)
+    told = json.dumps(half, separators=(",", ":"))
+    _read_back(told)
+    weights.write(path, told, tensors)
+
+
+def _flags(name: str, sides: Iterable[tuple[Side, Cut]]) -> dict[str, bool]:
+    """The training flags that a side relies on, as they were at capture."""
+    return {path: on for _, cut in sides for path, on in cut.baseline.training.items() if path in cut.guarded[name]}
+
+
+def _read_back(told: str) -> None:
+    """Raise `HalfError` unless what was written is read again, as `load` does it; what it names of Python is taken as allowed."""
+    half = weights.parsed_text(told)
+    try:
+        state = read_state(half["state"])
+        spaces = frozenset(target.partition(".")[0] for target in half["ops"])
+        reader = SideReader(half["part"], known_places(state), half["ops"], Classes(trusting=True), spaces)
+        found = [reader.read(plan, {}, i) for i, plan in enumerate(half["plans"])]
+        empty = {str(i): torch.empty(0, dtype=h.row.dtype, device="meta") for i, h in enumerate(state)}
+        skeleton(state, empty, found[0].plan.training, read_flags(half["flags"]))
+    except HalfError as error:
+        why = (
+            str(error)
+            .removeprefix("this is not a half as Ariadne writes it: ")
+            .removesuffix(". Save it again, or refuse who sent it")
+        )
+        raise HalfError(
+            f"this half can't be kept in a file: {why}. Rename it, or run this half beside the model"
+        ) from error
+
+
+def _refuse_untold(kept: Iterable[Slot]) -> None:
+    """Raise `HalfError` for what moves a tensor's gradient and stands in no file: hooks, and a graph that it came out of."""
+    for slot in kept:
+        t = slot.tensor
+        if not t.is_leaf:
+            raise HalfError(
+                f"{_key(slot)!r} was computed from other tensors, which gradients go on to, and a file has only its numbers; "
+                "compute it in forward, or keep a detached copy"
+            )
+        if t.requires_grad and (t._backward_hooks or getattr(t, "_post_accumulate_grad_hooks", None)):
+            raise HalfError(
+                f"{_key(slot)!r} has a hook on its gradient, which a file can't hold: a half would train without it. Remove the "
+                "hook, save, and register it on the half's parameter"
+            )
 
 
 def digest_of(model: nn.Module) -> str:

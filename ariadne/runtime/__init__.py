@@ -12,6 +12,6 @@ order::
 
 from ariadne.runtime.proof import AT_FAULT, prove
 from ariadne.runtime.split import RuntimeCacheKey, SplitRuntime
-from ariadne.runtime.variant import Settings
+from ariadne.runtime.variant import Settings, Variant
 
-__all__ = ["Settings", "RuntimeCacheKey", "SplitRuntime", "AT_FAULT", "prove"]
+__all__ = ["Settings", "Variant", "RuntimeCacheKey", "SplitRuntime", "AT_FAULT", "prove"]

@@ -428,7 +428,8 @@ class SplitRuntime:
     ) -> None:
         """Write one side, "prefix" or "suffix", to a safetensors file, which `ariadne.load` reads without the model's code.
 
-        All plans that this runtime has are in the file: those of `prepare_split`, and those that calls needed since; and those that
+        All plans that this runtime has and that hold for the model as it is are in the file: those of `prepare_split`, and those
+        that calls needed since; and those that
         each of `examples` needs, a tuple of positional inputs or a pair of such a tuple and a dict of keywords.
         Without `weights` the file
         has the names and types of the tensors alone. The file takes its place when it is whole.
@@ -475,7 +476,20 @@ class SplitRuntime:
                 "this is a half already, whose tensors are all its own: copy its file, or take its state_dict()"
             )
         variants = (self._main, *(v for v in self._variants if v is not self._main))
-        return [Cut(v.plan, v.candidate, self._plans[v.plan][1], told_apart(v.plan, v.candidate)) for v in variants]
+        holding = [v for v in variants if all(guard() for guard in v.guards)]
+        if not holding:
+            for guard in self._main.guards:
+                guard.explain()
+        return [
+            Cut(
+                v.plan,
+                v.candidate,
+                self._plans[v.plan][1],
+                told_apart(v.plan, v.candidate),
+                {"prefix": v.prefix_guard.modules, "suffix": v.suffix_guard.modules},
+            )
+            for v in holding
+        ]
 
     def _cover(self, example: Any) -> None:
         """Capture what plans a call with these inputs needs, with and without gradients, as this runtime has them."""

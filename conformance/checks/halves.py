@@ -15,6 +15,7 @@ from torch import nn
 
 import ariadne
 from ariadne import tree
+from ariadne.errors import AriadneError, HalfError
 from conformance.checks.base import PASSED, Check, at, hold, hold_moved, no_grad
 from conformance.suite.bench import REFERENCE, Bench, Split
 from conformance.suite.cases import Case
@@ -27,7 +28,7 @@ BATCHES, STEPS, MOMENTUM = (1, 2, 3, 8), 3, 0.9
 
 
 def run(bench: Bench, case: Case) -> Finding:
-    """Both halves from their files: at four batches, then three training steps, boundaries and gradients as bytes."""
+    """Both halves from their files: at four batches; moved to double precision; three training steps; all that crosses as bytes."""
     bench.judge(case.training)
     split = bench.split(case["cut"], case.training, trained=True)
     trains = bench.trainable(case.training)
@@ -39,6 +40,8 @@ def run(bench: Bench, case: Case) -> Finding:
         bench.facts["file_bytes"] = [(Path(folder) / side).stat().st_size for side in ("prefix", "suffix")]
         for batch in batches:
             _hold_forward(bench, case, split, halves, batch)
+        if not case.training and batches:
+            _hold_double(bench, split, Path(folder), batches[-1])
         if not trains:
             return PASSED
         if halves[0].shared_parameters() or halves[1].shared_parameters():
@@ -116,6 +119,38 @@ def _hold_forward(bench: Bench, case: Case, split: Split, halves: list[Any], bat
     moved = rng_moved(after, rng_state())
     if moved:
         raise Stop(Status.FAIL_RNG, f"{where}: {moved}")
+
+
+def _hold_double(bench: Bench, split: Split, folder: Path, batch: int) -> None:
+    """In double precision: the halves refuse to go there, or give what the model gives that was moved alike."""
+    try:
+        with hidden(LIBRARIES):
+            halves = [_loaded(split, folder / side).double() for side in ("prefix", "suffix")]
+    except HalfError as error:
+        bench.facts["double"] = str(error)[:80]
+        return
+    twin, inputs = bench.whole(False).double(), tree.map_leaves(_double, bench.inputs(batch))
+    try:
+        seed_all(batch)
+        expected = no_grad(twin, inputs)
+    except Exception as error:
+        bench.facts["double"] = f"the whole model raises {type(error).__name__}"
+        return
+    seed_all(batch)
+    args, kwargs = inputs
+    with hidden(LIBRARIES):
+        try:
+            sent = halves[0].run_prefix(*args, **kwargs).to_bytes()
+            found = halves[1].run_suffix(ariadne.BoundaryPayload.from_bytes(sent))
+        except AriadneError as error:
+            bench.facts["double"] = f"{type(error).__name__}: {error}"[:80]
+            return
+    bench.facts["double"] = "equal"
+    hold("output of the halves", expected, _as(expected, found), f"in double precision, {at(split)}")
+
+
+def _double(leaf: Any) -> Any:
+    return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
 
 def _fresh(half: Any) -> Any:

@@ -3,6 +3,7 @@
 from model_zoo.families import (
     toys_batch,
     toys_containers,
+    toys_dtypes,
     toys_errors,
     toys_groups,
     toys_kept,
@@ -19,6 +20,7 @@ from model_zoo.families import (
 _MODULES = (
     toys_batch,
     toys_containers,
+    toys_dtypes,
     toys_errors,
     toys_groups,
     toys_kept,
