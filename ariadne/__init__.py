@@ -15,6 +15,7 @@ A room for each stage of the pipeline, in import order; nothing imports backward
     runtime                   a plan, cut; running and training it
     half                      a side, loaded from its file without the model
     prepare                   the pipeline, readable from top to bottom
+    remote                    a suffix in another process, run and trained across the line
     benchmark                 how long each part of it takes here
     check                     a model of the user's held against its split; bytes and time along all cuts
     cli                       the command line, which nothing else imports
@@ -33,12 +34,14 @@ if TYPE_CHECKING:
     from ariadne.half import Half, load
     from ariadne.plan import TraceNode, TracePlan
     from ariadne.prepare import prepare_split, prepare_split_replay, validate_dynamic_batches
+    from ariadne.remote import Remote, connect, serve
     from ariadne.runtime import RuntimeCacheKey, SplitRuntime
 
 __all__ = [
     "AriadneError",
     "BoundaryPayload",
     "Half",
+    "Remote",
     "ReplayBoundary",
     "RuntimeCacheKey",
     "SplitCandidate",
@@ -46,10 +49,12 @@ __all__ = [
     "SplitSpec",
     "TraceNode",
     "TracePlan",
+    "connect",
     "load",
     "prepare_split",
     "prepare_split_replay",
     "register_boundary_serializer",
+    "serve",
     "validate_dynamic_batches",
 ]
 
@@ -59,6 +64,7 @@ _HOMES = {
     "AriadneError": "errors",
     "BoundaryPayload": "boundary",
     "Half": "half",
+    "Remote": "remote",
     "ReplayBoundary": "boundary",
     "RuntimeCacheKey": "runtime",
     "SplitCandidate": "cut",
@@ -66,10 +72,12 @@ _HOMES = {
     "SplitSpec": "cut",
     "TraceNode": "plan",
     "TracePlan": "plan",
+    "connect": "remote",
     "load": "half",
     "prepare_split": "prepare",
     "prepare_split_replay": "prepare",
     "register_boundary_serializer": "boundary",
+    "serve": "remote",
     "validate_dynamic_batches": "prepare",
 }
 

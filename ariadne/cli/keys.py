@@ -1,0 +1,24 @@
+"""`ariadne keys`: a new pair of keys for a server or a client."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from ariadne.cli.options import Commands, command
+from ariadne.cli.output import Answer
+from ariadne.remote import make_key
+
+ABOUT = "make a pair of keys: FILE, which stays where it is, and FILE.pub for the other side"
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    made = command(commands, "keys", ABOUT, run)
+    made.add_argument("file", metavar="FILE", help="where to, such as server.key")
+
+
+def run(options: Namespace) -> Answer:
+    """Make them."""
+    key = make_key(options.file)
+    text = f"{options.file}      secret: stays here\n{options.file}.pub  public: give it to the other side"
+    return Answer(text, {"file": options.file, "public": key.public})
