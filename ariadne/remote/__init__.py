@@ -14,10 +14,12 @@ boundaries. It needs pyzmq, the extra `remote`. The files, in import order::
     merged         boundaries that wait as one run
     server         the loop
     client         the suffix as it is called from elsewhere
+    training       a run that goes on from checkpoints of both sides
 """
 
 from ariadne.remote.client import Pending, Remote, connect
 from ariadne.remote.keys import make as make_key
 from ariadne.remote.server import Limits, Server, serve, until_told
+from ariadne.remote.training import Training
 
-__all__ = ["Limits", "Pending", "Remote", "Server", "connect", "make_key", "serve", "until_told"]
+__all__ = ["Limits", "Pending", "Remote", "Server", "Training", "connect", "make_key", "serve", "until_told"]

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from ariadne.boundary import BoundaryPayload
 from ariadne.errors import BoundaryError, BusyError, DeadlineError, HandshakeError, RemoteError, SpecError, StepError
 from ariadne.half import Half, load
 from ariadne.remote import keys
-from ariadne.remote.facts import Facts, facts_of, hold_together, named_shared, split_of
+from ariadne.remote.facts import Facts, device_of, facts_of, hold_together, named_shared, split_of
 from ariadne.remote.link import Line
 from ariadne.remote.message import (
     PROTOCOL,
@@ -170,7 +171,7 @@ class Remote:
                 "op": "train",
                 "split": _key(boundary),
                 "autocast": autocast_now(),
-                "clear": not accumulate and not self._accumulated,
+                "clear": not self._accumulated,
                 "step": not accumulate,
             }
             _, bodies = self._numbered(boundary, header, (boundary.to_bytes(), pack(extra)), self._until(timeout))
@@ -181,7 +182,7 @@ class Remote:
                 boundary._shared = self._shares(found["shares"])
                 self._open = None if accumulate else boundary
             self._accumulated = accumulate
-            device = self.facts_device
+            device = self.device
             gradients = {n: g if g is None else g.to(device) for n, g in found["gradients"].items()}
             return found["loss"], gradients
 
@@ -234,6 +235,7 @@ class Remote:
         Raises `StepError` where it has none, `BusyError` where it trains another client's run.
         """
         with self._lock:
+            self._warn_of_threads()
             run = run or uuid.uuid4().hex
             origin = "" if self.half is None else self.half.origin
             self._ask({"op": "begin", "run": run, "at": at, "origin": origin}, (), self._until(timeout))
@@ -243,6 +245,16 @@ class Remote:
         """Have the server write a checkpoint of the step that the run is at; `CheckpointError` where it can't."""
         with self._lock:
             self._ask({"op": "save", "run": self.run, "at": self.at}, (), self._until(timeout))
+
+    def _warn_of_threads(self) -> None:
+        here, there = torch.get_num_threads(), self.facts["threads"]
+        if here != there and self.device == self.facts["device"] == "cpu":
+            warnings.warn(
+                f"torch has {here} thread(s) here and {there} at {self.address}: sums are rounded by their number, so "
+                "no one process "
+                f"gives these bits. For those of one process use ariadne serve --threads {here}, or torch.set_num_threads({there})",
+                stacklevel=4,
+            )
 
     def _begin_if_none(self) -> None:
         if not self.run:
@@ -297,12 +309,12 @@ class Remote:
     # --- the line ---------------------------------------------------------------------------------------------------
 
     @property
-    def facts_device(self) -> str:
+    def device(self) -> str:
         """Where this client's half is; the CPU where it has none."""
-        return "cpu" if self.half is None else facts_of(self.half)["device"]
+        return "cpu" if self.half is None else device_of(self.half)
 
     def _devices(self) -> list[str]:
-        return [self.facts_device.partition(":")[0]]
+        return [self.device.partition(":")[0]]
 
     def _fits(self, boundary: BoundaryPayload) -> Facts:
         if not isinstance(boundary, BoundaryPayload):

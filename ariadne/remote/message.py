@@ -95,7 +95,7 @@ def raised(header: Header) -> AriadneError:
 def generators(devices: Sequence[str]) -> dict[str, torch.Tensor]:
     """The states of the random generators of these kinds of devices."""
     found = {"cpu": torch.get_rng_state()}
-    if "cuda" in devices:
+    if any(device.startswith("cuda") for device in devices):
         found["cuda"] = torch.cuda.get_rng_state()
     return found
 

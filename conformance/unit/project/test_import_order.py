@@ -162,7 +162,9 @@ def test_nothing_imports_backwards(package: str) -> None:
 @pytest.mark.parametrize("path", SOURCES)
 def test_the_runtime_imports_python_torch_safetensors_and_itself_only(path: str) -> None:
     found = {name.split(".")[0] for name in foreign(SOURCES[path])}
-    assert found <= ({"zmq"} if path == "ariadne.remote.link" else set())  # an extra, without which that file imports too
+    assert found <= (
+        {"zmq"} if path == "ariadne.remote.link" else set()
+    )  # an extra, without which that file imports too
 
 
 @pytest.mark.parametrize(
