@@ -50,7 +50,8 @@ class Pending:
 
     def done(self) -> bool:
         """Whether its result, or error, has come."""
-        self._remote._pump(0.0)
+        if self._reply is None:
+            self._remote._pump(0.0)
         return self._reply is not None
 
     def result(self, timeout: float | None = None) -> Any:
@@ -93,7 +94,11 @@ class Remote:
         self.run, self.at = "", 0  # the training run, and how many of its requests were answered
         self._asked: tuple[Any, Header, Bodies] | None = None  # the request after these, until it is answered
         self._open: BoundaryPayload | None = None  # whose shared gradients the server awaits
-        self._connect(time.monotonic() + (FIRST if timeout is None else timeout))
+        try:
+            self._connect(time.monotonic() + (FIRST if timeout is None else timeout))
+        except BaseException:
+            self._hang_up()
+            raise
 
     # --- inference --------------------------------------------------------------------------------------------------
 
@@ -394,7 +399,8 @@ class Remote:
         """Take in what has come, for so many seconds at the most; connect again where the line broke."""
         with self._lock:
             if self._line is None or self._line.broken:
-                self._again(min((p._until for p in self._pending.values()), default=time.monotonic() + 1))
+                if self._pending:
+                    self._again(min(p._until for p in self._pending.values()))
                 return
             frames = self._line.receive(wait)
             while frames is not None:
@@ -422,8 +428,7 @@ class Remote:
     def _connect(self, until: float) -> None:
         """Connect, and hold what both sides are against each other."""
         while True:
-            if self._line is not None:
-                self._line.close()
+            self._hang_up()
             self._line = line = Line(self.address, MOST_REPLY, self._pair, self._server_key)
             said = {"op": "hello", "protocol": PROTOCOL, "id": 0, "session": self._session}
             frames = None
@@ -433,8 +438,7 @@ class Remote:
             if frames is not None:
                 break
             if time.monotonic() >= until:
-                line.close()
-                self._line = None
+                self._hang_up()
                 keyed = " (with keys, a wrong server_key= looks like this too)" if self._pair else ""
                 raise DeadlineError(
                     f"nobody answered at {self.address} in the time given{keyed}. Start `ariadne serve FILE --listen HOST:PORT` "
@@ -467,10 +471,13 @@ class Remote:
                 if self.run and not self._line.broken:
                     with contextlib.suppress(RemoteError):  # it lets go by itself when the lease has passed
                         self._ask({"op": "end", "run": self.run}, (), time.monotonic() + 1)
-                if self._line is not None:
-                    self._line.close()
-                    self._line = None
+            self._hang_up()
             self._dead = True
+
+    def _hang_up(self) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line = None
 
     def __enter__(self) -> Remote:
         return self

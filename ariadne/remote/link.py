@@ -56,12 +56,13 @@ def curve_pair() -> tuple[str, str]:
     return public.decode(), secret.decode()
 
 
-def _options(socket: Any, most_bytes: int) -> None:
+def _options(socket: Any, host: str, most_bytes: int) -> None:
+    socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, most_bytes)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE)
-    socket.setsockopt(zmq.IPV6, 1)
+    socket.setsockopt(zmq.IPV6, int(host.startswith("[")))
 
 
 class Listener:
@@ -84,7 +85,7 @@ class Listener:
         self._context: Any = zmq.Context()
         self._guard: Any = None
         self.socket: Any = self._context.socket(zmq.ROUTER)
-        _options(self.socket, most_bytes)
+        _options(self.socket, host, most_bytes)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.RCVHWM, waiting)
         self.socket.setsockopt(zmq.SNDHWM, waiting)
@@ -166,8 +167,7 @@ class Line:
         self.address = address
         self._context: Any = zmq.Context.instance()
         self.socket: Any = self._context.socket(zmq.DEALER)
-        _options(self.socket, most_bytes)
-        self.socket.setsockopt(zmq.LINGER, 0)
+        _options(self.socket, host, most_bytes)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
         if pair is not None:

@@ -43,6 +43,7 @@ from ariadne.remote.trained import Answer, Trained, now
 
 Path_ = str | os.PathLike[str]
 SLACK = 1 << 20  # bytes of a message beside its boundary
+GRACE = 0.5  # seconds after it was told to stop, in which what is on its way is still taken
 OPS = ("hello", "ping", "run", "train", "step", "begin", "end", "save", "cancel")
 NUMBERED = ("train", "step")
 
@@ -112,13 +113,18 @@ class Server:
         self._queue: deque[Request] = deque()
         self._queued: Counter[bytes] = Counter()
         self._queued_bytes = 0
-        self._stopping = False
+        self._stopping = 0.0  # when it was told to
         pair = None if key is None else keys.secret(key)
         who = keys.allowed(clients)
         most = self.limits.bytes + SLACK
-        self._link = Listener(listen, most, self.limits.inflight + 2, pair and (pair.public, pair.secret), who)
-        self.address = self._link.address
         self._page = None if metrics is None else Page(metrics, self.counters)
+        try:
+            self._link = Listener(listen, most, self.limits.inflight + 2, pair and (pair.public, pair.secret), who)
+        except BaseException:
+            if self._page is not None:
+                self._page.close()
+            raise
+        self.address = self._link.address
 
     @property
     def served(self) -> int:
@@ -135,10 +141,12 @@ class Server:
     def run(self) -> None:
         """Serve until `stop` is called; what waits then is still done."""
         try:
-            while self._queue or not self._stopping:
+            while True:
                 self._take_in()
                 if self._queue:
                     self._serve(self._next())
+                elif self._stopping:
+                    break
         finally:
             self._link.close()
             if self._page is not None:
@@ -146,11 +154,11 @@ class Server:
 
     def stop(self) -> None:
         """End, once what waits is done; may be called from a signal's handler."""
-        self._stopping = True
+        self._stopping = now()
 
     def _take_in(self) -> None:
         """Queue what has come, up to the limits: what is beyond them stays with its senders."""
-        wait = 0 if self._queue else 100
+        wait = 0 if self._queue or self._stopping else 100
         while len(self._queue) < self.limits.waiting and self._queued_bytes < self.limits.waiting_bytes:
             came = self._link.receive(wait)
             if came is None:
@@ -195,7 +203,7 @@ class Server:
                     f"this client has {self._queued[who]} requests waiting; the server takes {self.limits.inflight} of one client. "
                     "Wait for results before more is sent"
                 )
-            if self._stopping:
+            if self._stopping and moment > self._stopping + GRACE:
                 raise BusyError("the server is ending and takes nothing more; connect to another, or ask again later")
         except AriadneError as error:
             self._reply(Request(who, peer, header, (), nbytes, moment), (failure(error), []), moment)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,46 @@ def beside(server: Any) -> Iterator[Any]:
         server.stop()
         thread.join(30)
         assert not thread.is_alive()
+
+
+class Proxy:
+    """Stands between client and server; `cut()` breaks what goes through it, new connections pass."""
+
+    def __init__(self, to: str) -> None:
+        host, _, port = to.rpartition(":")
+        self._to = host, int(port)
+        self._ends: list[socket.socket] = []
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                here, _ = self._listening.accept()
+                there = socket.create_connection(self._to)
+            except OSError:
+                return
+            self._ends += [here, there]
+            for pair in ((here, there), (there, here)):
+                threading.Thread(target=self._forward, args=pair, daemon=True).start()
+
+    def _forward(self, one: socket.socket, other: socket.socket) -> None:
+        try:
+            while data := one.recv(1 << 16):
+                other.sendall(data)
+        except OSError:
+            pass  # cut
+        for end in (one, other):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> None:
+        ends, self._ends = self._ends, []
+        for end in ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listening.close()
+        self.cut()
