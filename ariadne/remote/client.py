@@ -467,10 +467,9 @@ class Remote:
     def close(self) -> None:
         """End: the training run, if there is one, is let go of."""
         with self._lock:
-            if self._line is not None and not self._dead:
-                if self.run and not self._line.broken:
-                    with contextlib.suppress(RemoteError):  # it lets go by itself when the lease has passed
-                        self._ask({"op": "end", "run": self.run}, (), time.monotonic() + 1)
+            if self._line is not None and not self._dead and self.run and not self._line.broken:
+                with contextlib.suppress(RemoteError):  # it lets go by itself when the lease has passed
+                    self._ask({"op": "end", "run": self.run}, (), time.monotonic() + 1)
             self._hang_up()
             self._dead = True
 

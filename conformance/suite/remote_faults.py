@@ -1,4 +1,4 @@
-"""Faults for training in two processes: sides killed at random moments, connections cut, disks full; the final weights must be the same.
+"""Faults for training in two processes: sides killed at random, connections cut, disks full; the final weights stay the same.
 
 `python -m conformance.suite.remote_faults 1000 --seed 3` kills 1,000 times. Each life of a process is a fork of this one, which has
 torch loaded already. All that it does hangs on the seed, save for how fast the machine is.
