@@ -1,7 +1,7 @@
 """What a wire adds: the split over loopback beside the split in one process, and transports beside each other.
 
 `python -m benchmarks.remote` prints medians; `--transports` measures sockets, pyzmq and grpcio alone, `--merged` four clients.
-Servers are processes of their own; bytes go there and the same number comes back, as the boundary of a suffix that changes no size does.
+Servers are processes of their own. For transports so many bytes go there and as many come back; the suffix of the split gives few.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -148,8 +149,8 @@ def transports(seconds: float) -> list[dict[str, object]]:
         try:
             call = client(int(port))
             for size, nbytes in SIZES.items():
-                data = bytes(nbytes)
-                rows.append({"transport": name, "size": size, "us": 1e6 * timed(lambda d=data: call(d), seconds, 3)})  # type: ignore[misc]
+                took = timed(partial(call, bytes(nbytes)), seconds, 3)
+                rows.append({"transport": name, "size": size, "us": 1e6 * took})
         finally:
             process.kill()
     return rows
@@ -158,43 +159,50 @@ def transports(seconds: float) -> list[dict[str, object]]:
 # --- the split ------------------------------------------------------------------------------------------------------
 
 
+SERVE = """
+import sys
+from ariadne.remote import Server, until_told
+server = Server(sys.argv[1], listen="127.0.0.1:0", log=None, batch=int(sys.argv[2]))
+print(server.address, *server._merger.why.values(), flush=True)
+until_told(server)
+"""
+
+
 def split(seconds: float) -> list[dict[str, object]]:
-    """The suffix here, from bytes here, over a line, and over a plain socket that carries the same bytes."""
-    rows: list[dict[str, object]] = []
+    """The suffix here, over a line, and over a plain socket that carries the same bytes."""
     echo, port = server(SOCKETS)
-    plain = by_sockets(int(port))
+    try:
+        plain = by_sockets(int(port))
+        return [{"size": size, **_split(nbytes, plain, seconds)} for size, nbytes in SIZES.items() if nbytes <= 1 << 24]
+    finally:
+        echo.kill()
+
+
+def _split(nbytes: int, plain: Callable[[bytes], object], seconds: float) -> dict[str, object]:
+    x = torch.randn(4, nbytes // 16)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for size, nbytes in SIZES.items():
-            if nbytes > 1 << 24:
-                continue
-            x = torch.randn(4, nbytes // 16)
-            runtime = ariadne.prepare_split(Pass().eval(), (x,), split="cut:1")
-            for side in ("prefix", "suffix"):
-                runtime.save(folder / side, side=side)
-            edge, suffix = (ariadne.load(folder / side) for side in ("prefix", "suffix"))
-            code = "import sys; from ariadne.remote import *\ns = Server(sys.argv[1], listen='127.0.0.1:0', log=None)\nprint(s.address, flush=True)\nuntil_told(s)"
-            process, address = server(code, str(folder / "suffix"))
-            try:
-                with ariadne.connect(address, edge) as remote:
+        runtime = ariadne.prepare_split(Pass().eval(), (x,), split="cut:1")
+        for side in ("prefix", "suffix"):
+            runtime.save(folder / side, side=side)
+        edge, suffix = (ariadne.load(folder / side) for side in ("prefix", "suffix"))
+        process, address = server(SERVE, str(folder / "suffix"), "1")
 
-                    def by_socket() -> object:
-                        arrived = BoundaryPayload.from_bytes(plain(edge.run_prefix(x).to_bytes()))
-                        return decode(encode({}, {"y": suffix.run_suffix(arrived)}, None))
+        def by_socket() -> object:
+            arrived = BoundaryPayload.from_bytes(plain(edge.run_prefix(x).to_bytes()))  # type: ignore[arg-type]
+            return decode(encode({}, {"y": suffix.run_suffix(arrived)}, None))
 
-                    rows.append(
-                        {
-                            "size": size,
-                            "one process us": 1e6 * timed(lambda: suffix.run_suffix(edge.run_prefix(x)), seconds),
-                            "remote us": 1e6 * timed(lambda: remote.run_suffix(edge.run_prefix(x)), seconds),
-                            "socket and codec us": 1e6 * timed(by_socket, seconds),
-                            "line alone us": 1e6 * timed(lambda: remote.ping(nbytes), seconds),
-                        }
-                    )
-            finally:
-                process.kill()
-    echo.kill()
-    return rows
+        try:
+            with ariadne.connect(address, edge) as remote:
+                ways: dict[str, Callable[[], object]] = {
+                    "one process": lambda: suffix.run_suffix(edge.run_prefix(x)),
+                    "remote": lambda: remote.run_suffix(edge.run_prefix(x)),
+                    "socket and codec": by_socket,
+                    "line alone": lambda: remote.ping(nbytes),
+                }
+                return {f"{way} us": 1e6 * timed(work, seconds) for way, work in ways.items()}
+        finally:
+            process.kill()
 
 
 def codec(seconds: float) -> dict[str, float]:
@@ -211,7 +219,9 @@ def merged(seconds: float) -> list[dict[str, object]]:
     """Samples a second of four clients, with boundaries run one at a time and up to eight at once."""
     rows: list[dict[str, object]] = []
     block = nn.TransformerEncoderLayer(192, 3, 768, batch_first=True, norm_first=True)
-    model = nn.Sequential(nn.Linear(192, 192), nn.TransformerEncoder(block, 6, enable_nested_tensor=False), nn.Linear(192, 100)).eval()
+    model = nn.Sequential(
+        nn.Linear(192, 192), nn.TransformerEncoder(block, 6, enable_nested_tensor=False), nn.Linear(192, 100)
+    ).eval()
     with tempfile.TemporaryDirectory() as name:
         folder, x = Path(name), torch.randn(1, 197, 192)
         runtime = ariadne.prepare_split(model, (torch.randn(2, 197, 192),), split="after:0")
@@ -219,12 +229,7 @@ def merged(seconds: float) -> list[dict[str, object]]:
             runtime.save(folder / side, side=side)
         edge = ariadne.load(folder / "prefix")
         for batch in (1, 8):
-            code = (
-                "import sys; from ariadne.remote import *\n"
-                f"s = Server(sys.argv[1], listen='127.0.0.1:0', log=None, batch={batch})\n"
-                "print(s.address, *s._merger.why.values(), flush=True)\nuntil_told(s)"
-            )
-            process, said = server(code, str(folder / "suffix"))
+            process, said = server(SERVE, str(folder / "suffix"), str(batch))
             address, _, why = said.partition(" ")
             try:
                 boundary, done, end = edge.run_prefix(x), [0] * 4, time.perf_counter() + 4 * seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,3 +198,58 @@ def test_gradients_add_up_over_a_wire_and_are_used_once(tmp_path: Path, make: An
         one.step()
     assert all(map(torch.equal, losses, expected))
     same(twin.state_dict(), edge)
+
+
+class Logits(nn.Module):
+    """A language model as a function from tokens to logits, one row for each."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=tokens, use_cache=False).logits.flatten(0, 1)
+
+
+def resnet() -> nn.Module:
+    models = pytest.importorskip("torchvision.models")
+    return models.resnet18(num_classes=10)
+
+
+def vit() -> nn.Module:
+    models = pytest.importorskip("torchvision.models.vision_transformer")
+    return models.VisionTransformer(32, 8, 4, 2, 32, 64, dropout=0.2, attention_dropout=0.1, num_classes=10)
+
+
+def gpt2() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=20, n_positions=16, n_embd=32, n_layer=4, n_head=4)
+    return Logits(transformers.GPT2LMHeadModel(config))
+
+
+def pictures(i: int) -> tuple[Any, Any]:
+    return torch.randn(4, 3, 32, 32, generator=seeded(i)), torch.randint(0, 10, (4,), generator=seeded(i))
+
+
+@pytest.mark.zoo
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "batch", "split"),
+    [(resnet, pictures, "after:layer2"), (vit, pictures, "50%"), (gpt2, tokens, "50%")],
+    ids=("resnet18", "vit_with_dropout", "gpt2_tied"),
+)
+def test_real_models_train_over_a_wire_for_a_hundred_steps(tmp_path: Path, make: Any, batch: Any, split: str) -> None:
+    torch.manual_seed(0)
+    model = make()
+    twin, steps = copy.deepcopy(model).train(), int(os.environ.get("ARIADNE_REMOTE_STEPS", "100"))
+    edge = saved(model, batch(0)[0], split, tmp_path)
+    here, one = sgd(edge), sgd(twin)
+    options = {"optimizer": SGD, "loss_fn": "cross_entropy", "checkpoints": str(tmp_path / "run")}
+    with served(tmp_path / "suffix", **options) as server, ariadne.connect(server.address, edge, timeout=120) as remote:
+        torch.manual_seed(7)
+        losses = [remote.train_step(batch(i)[0], targets=batch(i)[1], optimizer=here) for i in range(steps)]
+        suffix, _ = suffix_at(tmp_path, remote, sgd)
+    torch.manual_seed(7)
+    assert all(map(torch.equal, losses, whole(twin, one, batch, steps)))
+    for half in (edge, suffix):
+        same(twin.state_dict(), half)
