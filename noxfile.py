@@ -68,7 +68,7 @@ def suite(session: nox.Session, *options: str) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the unit tests, the suite's selftest and its smoke tier; with options, only pytest with these."""
-    install(session, "-e", ".[zoo]", groups=("test", "report"))
+    install(session, "-e", ".[zoo,remote]", groups=("test", "report"))
     unit(session, *(session.posargs or ["-m", "not compiler and not planted and not variants"]))
     if not session.posargs:
         selftest = ["python", "-m", "conformance.selftest", "--results", "results/selftest.jsonl"]
@@ -79,14 +79,14 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def compilers(session: nox.Session) -> None:
     """Run the unit tests that compile with inductor, ahead of time too; they need a C++ compiler."""
-    install(session, "-e", ".[zoo]", groups=("test", "report"))
+    install(session, "-e", ".[zoo,remote]", groups=("test", "report"))
     unit(session, "-m", "compiler", *session.posargs)
 
 
 @nox.session
 def variants(session: nox.Session) -> None:
     """Run traps, changes and planted faults in all the spellings that the session `tests` has no time for."""
-    install(session, "-e", ".[zoo]", groups=("test", "report"))
+    install(session, "-e", ".[zoo,remote]", groups=("test", "report"))
     unit(session, "-m", "variants", *session.posargs)
 
 
@@ -150,9 +150,17 @@ def benchmarks_cuda(session: nox.Session) -> None:
     measure(session, Path("results/benchmarks-cuda"), "cuda", *options)
 
 
+@nox.session
+def faults(session: nox.Session) -> None:
+    """Kill both sides of a training run in two processes at 1,000 random moments, or `-- N`; final weights must be the same."""
+    install(session, "-e", ".[remote]", "numpy")
+    command = ["python", "-m", "conformance.suite.remote_faults", *(session.posargs or ["1000"])]
+    session.run(*command, env=offline(session) | ONE_THREAD)
+
+
 def measure(session: nox.Session, run: Path, device: str, *options: str) -> None:
     """Measure into a folder that `report` takes; what is in it already is kept, and only what is missing is measured."""
-    install(session, "-e", ".[zoo]", groups=("test",))
+    install(session, "-e", ".[zoo,remote]", groups=("test",))
     run.mkdir(parents=True, exist_ok=True)
     command = [
         "python",
@@ -198,7 +206,7 @@ def attempt(session: nox.Session, run: Path, what: str, *command: str, **variabl
 @nox.session
 def report(session: nox.Session) -> None:
     """Write a report of runs, `-- RUN… [--baseline RUN] [--output FOLDER]`; or, without options, check and measure a little."""
-    install(session, "-e", ".[zoo]", groups=("test", "report"))
+    install(session, "-e", ".[zoo,remote]", groups=("test", "report"))
     if session.posargs:
         session.run("python", "-m", "reports", *session.posargs)
         return
@@ -224,7 +232,7 @@ def report(session: nox.Session) -> None:
 @nox.session
 def minimums(session: nox.Session) -> None:
     """Run the unit tests and the smoke tier with the lowest versions that pyproject.toml allows."""
-    install(session, "-e", ".[zoo]", groups=("test", "report"), pins=MINIMUMS)
+    install(session, "-e", ".[zoo,remote]", groups=("test", "report"), pins=MINIMUMS)
     unit(session, *session.posargs)
     suite(session, "--tier", "smoke")
 
@@ -236,7 +244,7 @@ def torch(session: nox.Session, version: str) -> None:
     others = session.env_dir.resolve() / "constraints.txt"
     kept = [line for line in Path(TESTED).read_text().splitlines() if not line.startswith("torch")]
     others.write_text("\n".join([*kept, f"torch=={version}.*", ""]))
-    install(session, "-e", ".[zoo]", groups=("test", "report"), pins=str(others))
+    install(session, "-e", ".[zoo,remote]", groups=("test", "report"), pins=str(others))
     unit(session, *session.posargs)
     suite(session, "--tier", "smoke")
 
@@ -270,7 +278,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typecheck(session: nox.Session) -> None:
     """Check the types of `ariadne`, strictly."""
-    install(session, "-e", ".", groups=("typecheck",))
+    install(session, "-e", ".[remote]", groups=("typecheck",))
     session.run("mypy", *session.posargs)
 
 
@@ -299,7 +307,7 @@ FETCHES = re.compile(
 @nox.session
 def demo(session: nox.Session) -> None:
     """Split, replay and train real models, and print a table; options go to examples/demo.py."""
-    install(session, "-e", ".[zoo]")
+    install(session, "-e", ".[zoo,remote]")
     session.run("python", "examples/demo.py", *session.posargs, env=offline(session))
 
 

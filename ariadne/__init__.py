@@ -16,6 +16,7 @@ A room for each stage of the pipeline, in import order; nothing imports backward
     runtime                   a plan, cut; running and training it
     half                      a side, loaded from its file without the model
     prepare                   the pipeline, readable from top to bottom
+    remote                    a suffix in another process, run and trained across the line
     benchmark                 how long each part of it takes here
     check                     a model of the user's held against its split; bytes and time along all cuts
     cli                       the command line, which nothing else imports
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
     from ariadne.half import Half, load
     from ariadne.plan import TraceNode, TracePlan
     from ariadne.prepare import prepare_split, prepare_split_replay, validate_dynamic_batches
+    from ariadne.remote import Remote, connect, serve
     from ariadne.runtime import RuntimeCacheKey, SplitRuntime
 
 __all__ = [
     "AriadneError",
     "BoundaryPayload",
     "Half",
+    "Remote",
     "ReplayBoundary",
     "RuntimeCacheKey",
     "SplitCandidate",
@@ -47,10 +50,12 @@ __all__ = [
     "SplitSpec",
     "TraceNode",
     "TracePlan",
+    "connect",
     "load",
     "prepare_split",
     "prepare_split_replay",
     "register_boundary_serializer",
+    "serve",
     "validate_dynamic_batches",
 ]
 
@@ -60,6 +65,7 @@ _HOMES = {
     "AriadneError": "errors",
     "BoundaryPayload": "boundary",
     "Half": "half",
+    "Remote": "remote",
     "ReplayBoundary": "boundary",
     "RuntimeCacheKey": "runtime",
     "SplitCandidate": "cut",
@@ -67,10 +73,12 @@ _HOMES = {
     "SplitSpec": "cut",
     "TraceNode": "plan",
     "TracePlan": "plan",
+    "connect": "remote",
     "load": "half",
     "prepare_split": "prepare",
     "prepare_split_replay": "prepare",
     "register_boundary_serializer": "boundary",
+    "serve": "remote",
     "validate_dynamic_batches": "prepare",
 }
 

@@ -19,6 +19,12 @@ The tree, most general first::
       CompileError         (RuntimeError)  a segment that the compiler refused
       VerificationError    (RuntimeError)  split and whole were compared, and differ
       HalfError            (ValueError)    a half that can't be kept in a file, or a file that can't be loaded as one
+      RemoteError          (RuntimeError)  the process with the other half can't be reached, or could not answer
+        HandshakeError                     ... because it holds another split, other weights or another protocol
+        DeadlineError      (TimeoutError)  ... in the time that was given
+        BusyError                          ... because a limit of it is reached, or another client trains it
+        StepError                          ... because the two sides are not at the same step
+        CheckpointError                    ... because a checkpoint could not be written or read
       VisualizationError   (RuntimeError)  a picture that could not be made, for want of a program
 
 Each message says what was asked, what was found, and what to do.
@@ -96,6 +102,30 @@ class VerificationError(AriadneError, RuntimeError):
 
 class HalfError(AriadneError, ValueError):
     """A half that a file can't hold, a file that is not a half, or a half that can't run here; nothing was run."""
+
+
+class RemoteError(AriadneError, RuntimeError):
+    """The process that holds the other half can't be reached, failed, or does not understand what it was asked."""
+
+
+class HandshakeError(RemoteError):
+    """The other process holds another split, other weights, or speaks another protocol; nothing was sent."""
+
+
+class DeadlineError(RemoteError, TimeoutError):
+    """No answer came in the time given. The request may have been done; to ask again for a step gives the same answer."""
+
+
+class BusyError(RemoteError):
+    """A limit of the server is reached: bytes of a message, boundaries in flight; or another client's run is trained there."""
+
+
+class StepError(RemoteError):
+    """The server is at another step than this client: it was started anew, or another client has taken the run over."""
+
+
+class CheckpointError(RemoteError):
+    """A checkpoint could not be written or read; the one before is still there, and the training run goes on."""
 
 
 class VisualizationError(AriadneError, RuntimeError):

@@ -152,6 +152,11 @@ class Half(nn.Module):
             return ""
         return str(digest)
 
+    @property
+    def origin(self) -> str:
+        """The digest that the half was loaded with, whatever was written since; empty where it had none."""
+        return str(self.__dict__["_sealed"][0])
+
     def _seal(self, digest: str) -> None:
         tensors = _tensors(self)
         self.__dict__["_sealed"] = digest, tensors, [t._version for t in tensors]

@@ -10,5 +10,15 @@ nothing in them runs, and what is not well formed is a `PayloadError`. The files
 
 from ariadne.boundary.payload import BoundaryPayload, ReplayBoundary, register_boundary_serializer
 from ariadne.boundary.ragged import sizes_of
+from ariadne.boundary.wire import TensorRef, decode, encode, shown
 
-__all__ = ["BoundaryPayload", "ReplayBoundary", "register_boundary_serializer", "sizes_of"]
+__all__ = [
+    "BoundaryPayload",
+    "ReplayBoundary",
+    "TensorRef",
+    "decode",
+    "encode",
+    "register_boundary_serializer",
+    "shown",
+    "sizes_of",
+]

@@ -201,9 +201,14 @@ class BoundaryPayload:
         return found
 
     @classmethod
-    def from_bytes(cls, data: bytes | bytearray | memoryview, *, device: str = "cpu") -> BoundaryPayload:
-        """The payload that `to_bytes` wrote, its tensors on `device`; raises `PayloadError` for bytes that are not one."""
-        header, tensors, values = decode(data, device=device)
+    def from_bytes(
+        cls, data: bytes | bytearray | memoryview, *, device: str = "cpu", max_bytes: int = 1 << 32
+    ) -> BoundaryPayload:
+        """The payload that `to_bytes` wrote, its tensors on `device`; raises `PayloadError` for bytes that are not one.
+
+        `max_bytes` bounds the bytes, and the memory that its tensors may take.
+        """
+        header, tensors, values = decode(data, device=device, max_bytes=max_bytes)
         for key, kind in (("split_id", str), ("plan_signature", str), ("batch", int)):
             if type(header.get(key)) is not kind:
                 raise PayloadError(

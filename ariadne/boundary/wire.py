@@ -43,7 +43,7 @@ MAX_RANK = 64  # what torch's TensorIterator takes
 
 _MAGIC = b"ARIADNE\n"
 _ORDER = 0 if sys.byteorder == "little" else 1
-_PREFIX, _U64 = struct.Struct("<8sHHIQ"), struct.Struct("<Q")
+_PREFIX, _U64, _HEAD = struct.Struct("<8sHHIQ"), struct.Struct("<Q"), struct.Struct("<cQ")
 _WORD = 1 << 63  # torch counts in signed 64-bit integers
 _ALIGN = 64  # bytes: where torch's CPU allocator starts a storage
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}  # copies keep NaNs' bits
@@ -171,7 +171,9 @@ def decode(
 
     body = _Reader("body", view[_PREFIX.size :])
     names = ("header", "table", "values", "storages")
-    header, table, values, storages = (_Reader(name, body.take(body.size())) for name in names)
+    sections = [body.take(body.size()) for _ in names]
+    header, table, values = (_Reader(n, bytes(part)) for n, part in zip(names[:-1], sections, strict=False))
+    storages = _Reader(names[-1], sections[-1])
     body.need(not body.left, f"{body.left} bytes after the last section")
     plain = header.tree()
     header.need(_is_header(plain), "it is not a flat dict from str to plain values")
@@ -458,19 +460,24 @@ class _Writer:
     def __init__(self, labels: Collection[str] | None) -> None:
         self.out, self.labels, self.nodes = bytearray(), labels, 0
 
-    def node(self, value: Any, where: str, depth: int = 1) -> None:
+    def node(self, value: Any, where: Any, depth: int = 1) -> None:
+        """Write a value; `where` it stands is a name, or the pair of where its container stands and the step from there."""
         self.nodes += 1
         kind = type(value)
         if depth > MAX_DEPTH or self.nodes > MAX_NODES:
             limits = f"{MAX_DEPTH} levels or {MAX_NODES} values"
-            raise BoundaryError(f"cannot encode {where}: more than {limits}; break cycles, send numbers as a tensor")
+            raise BoundaryError(
+                f"cannot encode {_where(where)}: more than {limits}; break cycles, send numbers as a tensor"
+            )
         if kind is TensorRef and value.label not in (self.labels or ()):
             what = f"no tensor has the label {shown(value.label)}"
-            raise BoundaryError(f"cannot encode {where}: {what}; add it to tensors, and keep references in values")
+            raise BoundaryError(
+                f"cannot encode {_where(where)}: {what}; add it to tensors, and keep references in values"
+            )
         if kind in _LEAVES:
             tag, write, _ = _LEAVES[kind]
             data = write(value)
-            self.out += tag + _U64.pack(len(data))
+            self.out += _HEAD.pack(tag, len(data))
             self.out += data
             return
         if kind in _BRANCHES:
@@ -480,30 +487,38 @@ class _Writer:
         self.out += tag + _U64.pack(len(children))
         for i, child in enumerate(children):
             step = children[i - i % 2] if kind is dict else i if kind in _BRANCHES else kind
-            self.node(child, f"{where}[{shown(step)}]", depth + 1)
+            self.node(child, (where, step), depth + 1)
         if kind is dict and not all(_is_made_of(key, tuple) for key in value):
-            raise BoundaryError(f"cannot encode {where}: a dict key on the wire is a str, a number, or a tuple of such")
+            raise BoundaryError(
+                f"cannot encode {_where(where)}: a dict key on the wire is a str, a number, or a tuple of such"
+            )
 
-    def custom(self, value: Any, where: str) -> Sequence[Any]:
+    def custom(self, value: Any, where: Any) -> Sequence[Any]:
         name, entry = _name(type(value)), _registry.get(_name(type(value)))
         if isinstance(value, Tensor):
-            raise BoundaryError(f"cannot encode {where}: it is a tensor; put it into tensors, its TensorRef here")
+            raise BoundaryError(
+                f"cannot encode {_where(where)}: it is a tensor; put it into tensors, its TensorRef here"
+            )
         if entry is None or entry.type is not type(value) or self.labels is None:
             todo = (
                 f"call register_boundary_serializer({type(value).__name__}, encode, decode, schema), send it in values"
             )
-            raise BoundaryError(f"cannot encode {where}: it is a {name}, which has no form on the wire; {todo}")
+            raise BoundaryError(f"cannot encode {_where(where)}: it is a {name}, which has no form on the wire; {todo}")
         try:
             return name, entry.schema, entry.encode(value)
         except Exception as error:
             why = f"the encoder registered for {name} failed: {error!r}"
-            raise BoundaryError(f"cannot encode {where}: {why}") from error
+            raise BoundaryError(f"cannot encode {_where(where)}: {why}") from error
+
+
+def _where(where: Any) -> str:
+    return where if isinstance(where, str) else f"{_where(where[0])}[{shown(where[1])}]"
 
 
 class _Reader:
     """Reads one tree, never past its bytes; without `labels`, one that has neither tensors nor registered types."""
 
-    def __init__(self, section: str, data: memoryview) -> None:
+    def __init__(self, section: str, data: bytes | memoryview) -> None:
         self.section, self.data, self.at, self.nodes = section, data, 0, 0
         self.labels: Collection[str] | None = None
 
@@ -519,7 +534,7 @@ class _Reader:
         if not true:
             raise self.error(otherwise)
 
-    def take(self, size: int) -> memoryview:
+    def take(self, size: int) -> bytes | memoryview:
         if size > self.left:
             raise self.error(f"asked for {size} bytes, found {self.left}")
         self.at += size
@@ -537,7 +552,10 @@ class _Reader:
         self.nodes += 1
         if depth > MAX_DEPTH or self.nodes > MAX_NODES:
             raise self.error(f"more than {MAX_DEPTH} levels or {MAX_NODES} values")
-        tag, size = bytes(self.take(1)), self.size()
+        if self.left < _HEAD.size:
+            raise self.error(f"asked for {_HEAD.size} bytes, found {self.left}")
+        tag, size = _HEAD.unpack_from(self.data, self.at)
+        self.at += _HEAD.size
         write = _LEAF_TAGS.get(tag)
         if write is None and size * 9 > self.left:  # a tag and a length each
             raise self.error(f"a container of {size} values, found {self.left} bytes")

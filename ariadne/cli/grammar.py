@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ariadne.cli.options import Commands, Parser, batches, command, mode, model_command, positive, top, words
+from ariadne.cli.options import HELP, Commands, Parser, batches, command, mode, model_command, positive, top, words
 
 ORDERS = ("cut", "bytes", "ops")
 PICTURES = ("svg", "pdf", "png", "dot")
@@ -22,7 +22,23 @@ MEANINGS = {
 def parser() -> Parser:
     """The parser of the whole command line."""
     root, commands = top()
-    for add in (_plan, _cuts, _show, _draw, _profile, _check, _bench, _save, _inspect, _doctor, _completion):
+    for add in (
+        _plan,
+        _cuts,
+        _show,
+        _draw,
+        _profile,
+        _check,
+        _bench,
+        _save,
+        _inspect,
+        _serve,
+        _ping,
+        _run,
+        _keys,
+        _doctor,
+        _completion,
+    ):
         add(commands)
     return root
 
@@ -167,6 +183,95 @@ def _doctor(commands: Commands) -> None:
 def _completion(commands: Commands) -> None:
     made = command(commands, "completion", "print a completion script for a shell")
     made.add_argument("shell", choices=SHELLS)
+
+
+def _serve(commands: Commands) -> None:
+    made = command(
+        commands,
+        "serve",
+        "serve a suffix from its file, to be run and trained by clients that have its prefix, until it is told to stop",
+    )
+    made.add_argument("file", metavar="FILE", help="the suffix, as `ariadne save --side suffix` wrote it")
+    made.add_argument(
+        "--listen", metavar="HOST:PORT", default="127.0.0.1:7077", help="where (127.0.0.1:7077); port 0: a free one"
+    )
+    made.add_argument("--threads", type=positive, metavar="N", help="threads that torch may use")
+    group = made.add_argument_group("training")
+    group.add_argument("--optimizer", metavar="SPEC", help="of torch.optim, such as sgd:lr=0.1,momentum=0.9")
+    group.add_argument(
+        "--loss", metavar="SPEC", help="of torch.nn.functional, such as cross_entropy:label_smoothing=0.1"
+    )
+    group.add_argument("--checkpoints", metavar="DIR", help="a folder for the checkpoints of training runs")
+    group = made.add_argument_group("who may come, and how much")
+    group.add_argument(
+        "--key", metavar="FILE", help="this server's key (`ariadne keys`); without one, loopback alone is served"
+    )
+    group.add_argument(
+        "--client", action="append", default=[], metavar="FILE", help="a client's public key, or a folder of them"
+    )
+    group.add_argument("--max-bytes", type=positive, default=256 << 20, metavar="N", help="of one message (268435456)")
+    group.add_argument("--inflight", type=positive, default=8, metavar="N", help="of one client (8)")
+    group.add_argument("--waiting", type=positive, default=256, metavar="N", help="requests that wait (256)")
+    group.add_argument(
+        "--batch",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="boundaries that wait run as one, up to so many; rounds otherwise (1)",
+    )
+    made.add_argument("--metrics", metavar="HOST:PORT", help="show counters for Prometheus at http://HOST:PORT/metrics")
+    made.add_argument(
+        "--quiet", action="store_true", help="no line for each request on stderr; with --json these are JSON"
+    )
+    made.add_argument(
+        "--allow", action="append", default=[], metavar="NAME", help="a class that the file may name (module:name)"
+    )
+
+
+def _ping(commands: Commands) -> None:
+    made = command(commands, "ping", "show what is served at an address, the time of a round trip, and bytes a second")
+    made.add_argument("address", metavar="HOST:PORT", help="where a suffix is served")
+    made.add_argument("--count", type=positive, default=20, metavar="N", help="round trips (20)")
+    made.add_argument(
+        "--bytes", type=positive, default=1 << 22, metavar="N", help="sent there and back for the speed (4 MiB)"
+    )
+    _client(made)
+
+
+def _run(commands: Commands) -> None:
+    made = command(
+        commands, "run", "run a prefix from its file on inputs, and the suffix at an address on what it gives"
+    )
+    made.add_argument("file", metavar="FILE", help="the prefix, as `ariadne save --side prefix` wrote it")
+    made.add_argument("--to", metavar="HOST:PORT", required=True, help="where its suffix is served")
+    made.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="SPEC",
+        help=f"{HELP}; or FILE.safetensors, whose tensors are the inputs by their sorted names",
+    )
+    made.add_argument("--batch", type=positive, default=1, metavar="N", help="samples, where inputs are drawn (1)")
+    made.add_argument("--count", type=positive, default=1, metavar="N", help="how often (1)")
+    made.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the inputs (0)")
+    made.add_argument("--out", metavar="FILE", help="write the outputs there, as safetensors")
+    _client(made)
+
+
+def _keys(commands: Commands) -> None:
+    made = command(
+        commands, "keys", "make a pair of keys: FILE, which stays where it is, and FILE.pub for the other side"
+    )
+    made.add_argument("file", metavar="FILE", help="where to, such as server.key")
+
+
+def _client(made: Parser) -> None:
+    """Add the options of a client."""
+    made.add_argument(
+        "--timeout", type=float, default=10.0, metavar="SECONDS", help="how long to wait for an answer (10)"
+    )
+    made.add_argument("--key", metavar="FILE", help="this client's key")
+    made.add_argument("--server-key", metavar="FILE", help="the server's public key")
 
 
 def depth(text: str) -> int | str | None:

@@ -260,8 +260,8 @@ def _refuse_views(plan: TracePlan, candidate: SplitCandidate, part: Part, other:
             if view is not t and (view.requires_grad or t.requires_grad):
                 raise FrontierError(
                     f"the halves at {candidate.split_id} can't part: a parameter of shape {list(t.shape)} that the {part.name} "
-                    f"uses shares memory with a tensor of shape {list(view.shape)} that the {other.name} uses, and each file would have "
-                    "a copy, which training leaves stale. Cut elsewhere, or take the view in forward"
+                    f"uses shares memory with a tensor of shape {list(view.shape)} that the {other.name} uses, and each file would "
+                    "have a copy, which training leaves stale. Cut elsewhere, or take the view in forward"
                 )
 
 

@@ -15,6 +15,7 @@ from ariadne.check.model import Kind
 from ariadne.check.profile import FORMATS
 from ariadne.cli import completion, cuts, grammar, options
 from ariadne.cut import MODES
+from ariadne.remote import Limits
 
 
 @pytest.mark.parametrize("line", [["--help"], ["check", "--help"], ["draw", "m:f", "--out"], ["nothing"]], ids=" ".join)
@@ -45,3 +46,9 @@ def test_every_command_has_a_module_of_its_name_that_runs_it() -> None:
     (commands,) = (a for a in grammar.parser()._actions if isinstance(a, argparse._SubParsersAction))
     for name in commands.choices:
         assert callable(importlib.import_module(f"ariadne.cli.{name}").run)
+
+
+def test_limits_of_a_server_are_those_of_its_room() -> None:
+    given = grammar.parser().parse_args(["serve", "half.safetensors"])
+    most = Limits()
+    assert (given.max_bytes, given.inflight, given.waiting) == (most.bytes, most.inflight, most.waiting)

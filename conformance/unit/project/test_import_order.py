@@ -135,6 +135,7 @@ SHOWN = {  # what users, and the API pages, come for
     "boundary": {"gradients_from_bytes", "gradients_to_bytes"},
     "check": {"CheckResult", "check", "frontier_profile", "passed"},
     "cli": {"main", "parser"},
+    "remote": {"Limits", "Pending", "Remote", "Server", "Training", "serve"},
     "runtime": {"RuntimeCacheKey", "SplitRuntime"},
     "visualization": {"CandidatesTable", "export_split_candidates_table", "export_split_dot", "export_trace_dot"},
 }
@@ -160,7 +161,10 @@ def test_nothing_imports_backwards(package: str) -> None:
 
 @pytest.mark.parametrize("path", SOURCES)
 def test_the_runtime_imports_python_torch_safetensors_and_itself_only(path: str) -> None:
-    assert not foreign(SOURCES[path])
+    found = {name.split(".")[0] for name in foreign(SOURCES[path])}
+    assert found <= (
+        {"zmq"} if path == "ariadne.remote.link" else set()
+    )  # an extra, without which that file imports too
 
 
 @pytest.mark.parametrize(

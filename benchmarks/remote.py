@@ -1,0 +1,272 @@
+"""What a wire adds: the split over loopback beside the split in one process, and transports beside each other.
+
+`python -m benchmarks.remote` prints medians; `--transports` measures sockets, pyzmq and grpcio alone, `--merged` four clients.
+Servers are processes of their own. For transports so many bytes go there and as many come back; the suffix of the split gives few.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import nn
+
+import ariadne
+from ariadne.boundary import BoundaryPayload, decode, encode
+
+SIZES = {"1 kB": 1 << 10, "256 kB": 1 << 18, "16 MB": 1 << 24, "256 MB": 1 << 28}
+
+
+class Pass(nn.Module):
+    """Sends as many bytes as it gets, and computes next to nothing between."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.relu(x)[:, :2])
+
+
+def timed(work: Callable[[], object], seconds: float = 1.5, least: int = 5) -> float:
+    """The median time of a call, after two that don't count."""
+    for _ in range(2):
+        work()
+    found, end = [], time.perf_counter() + seconds
+    while len(found) < least or time.perf_counter() < end:
+        start = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - start)
+    return median(found)
+
+
+def server(code: str, *given: str) -> tuple[subprocess.Popen[str], str]:
+    """A process that runs some code and says where it listens."""
+    process = subprocess.Popen([sys.executable, "-c", code, *given], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+# --- transports -----------------------------------------------------------------------------------------------------
+
+SOCKETS = """
+import socket, struct
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+line, _ = listening.accept()
+line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def take(n):
+    data = bytearray(n); view = memoryview(data); at = 0
+    while at < n:
+        got = line.recv_into(view[at:])
+        if not got: raise SystemExit
+        at += got
+    return data
+while True:
+    (n,) = struct.unpack("<Q", take(8))
+    data = take(n)
+    line.sendall(struct.pack("<Q", n)); line.sendall(data)
+"""
+ZMQ = """
+import zmq
+socket = zmq.Context().socket(zmq.ROUTER)
+socket.bind("tcp://127.0.0.1:*")
+print(socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\\0").rpartition(":")[2], flush=True)
+while True:
+    who, data = socket.recv_multipart(copy=False)
+    socket.send(who, zmq.SNDMORE); socket.send(data, copy=False)
+"""
+GRPC = """
+import grpc
+from concurrent.futures import ThreadPoolExecutor
+LIMITS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+class Handler(grpc.GenericRpcHandler):
+    def service(self, details):
+        return grpc.unary_unary_rpc_method_handler(lambda data, _: data)
+server = grpc.server(ThreadPoolExecutor(1), options=LIMITS)
+server.add_generic_rpc_handlers((Handler(),))
+print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+server.start(); server.wait_for_termination()
+"""
+
+
+def take(line: socket.socket, n: int) -> bytearray:
+    data, at = bytearray(n), 0
+    view = memoryview(data)
+    while at < n:
+        at += line.recv_into(view[at:])
+    return data
+
+
+def by_sockets(port: int) -> Callable[[bytes], object]:
+    line = socket.create_connection(("127.0.0.1", port))
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def call(data: bytes) -> object:
+        line.sendall(struct.pack("<Q", len(data)))
+        line.sendall(data)
+        return take(line, struct.unpack("<Q", take(line, 8))[0])
+
+    return call
+
+
+def by_zmq(port: int) -> Callable[[bytes], object]:
+    import zmq  # noqa: PLC0415 - an extra, which the rest does without
+
+    line = zmq.Context.instance().socket(zmq.DEALER)
+    line.connect(f"tcp://127.0.0.1:{port}")
+
+    def call(data: bytes) -> object:
+        line.send(data, copy=len(data) < 1 << 16)
+        return line.recv(copy=False)
+
+    return call
+
+
+def by_grpc(port: int) -> Callable[[bytes], object]:
+    import grpc  # noqa: PLC0415 - measured, and not depended on
+
+    limits = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    return grpc.insecure_channel(f"127.0.0.1:{port}", options=limits).unary_unary("/a/b")
+
+
+TRANSPORTS = {"sockets": (SOCKETS, by_sockets), "pyzmq": (ZMQ, by_zmq), "grpcio": (GRPC, by_grpc)}
+
+
+def transports(seconds: float) -> list[dict[str, object]]:
+    """Request and reply of so many bytes each way, for each transport."""
+    rows = []
+    for name, (code, client) in TRANSPORTS.items():
+        process, port = server(code)
+        try:
+            call = client(int(port))
+            for size, nbytes in SIZES.items():
+                took = timed(partial(call, bytes(nbytes)), seconds, 3)
+                rows.append({"transport": name, "size": size, "us": 1e6 * took})
+        finally:
+            process.kill()
+    return rows
+
+
+# --- the split ------------------------------------------------------------------------------------------------------
+
+
+SERVE = """
+import sys
+from ariadne.remote import Server, until_told
+server = Server(sys.argv[1], listen="127.0.0.1:0", log=None, batch=int(sys.argv[2]))
+print(server.address, *server._merger.why.values(), flush=True)
+until_told(server)
+"""
+
+
+def split(seconds: float) -> list[dict[str, object]]:
+    """The suffix here, over a line, and over a plain socket that carries the same bytes."""
+    echo, port = server(SOCKETS)
+    try:
+        plain = by_sockets(int(port))
+        return [{"size": size, **_split(nbytes, plain, seconds)} for size, nbytes in SIZES.items() if nbytes <= 1 << 24]
+    finally:
+        echo.kill()
+
+
+def _split(nbytes: int, plain: Callable[[bytes], object], seconds: float) -> dict[str, object]:
+    x = torch.randn(4, nbytes // 16)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        runtime = ariadne.prepare_split(Pass().eval(), (x,), split="cut:1")
+        for side in ("prefix", "suffix"):
+            runtime.save(folder / side, side=side)
+        edge, suffix = (ariadne.load(folder / side) for side in ("prefix", "suffix"))
+        process, address = server(SERVE, str(folder / "suffix"), "1")
+
+        def by_socket() -> object:
+            arrived = BoundaryPayload.from_bytes(plain(edge.run_prefix(x).to_bytes()))  # type: ignore[arg-type]
+            return decode(encode({}, {"y": suffix.run_suffix(arrived)}, None))
+
+        try:
+            with ariadne.connect(address, edge) as remote:
+                ways: dict[str, Callable[[], object]] = {
+                    "one process": lambda: suffix.run_suffix(edge.run_prefix(x)),
+                    "remote": lambda: remote.run_suffix(edge.run_prefix(x)),
+                    "socket and codec": by_socket,
+                    "line alone": lambda: remote.ping(nbytes),
+                }
+                return {f"{way} us": 1e6 * timed(work, seconds) for way, work in ways.items()}
+        finally:
+            process.kill()
+
+
+def codec(seconds: float) -> dict[str, float]:
+    """GB/s of encode and decode of 64 MB."""
+    x = torch.randn(1 << 24)
+    data = encode({}, {"x": x}, None)
+    return {
+        "encode GB/s": x.nbytes / timed(lambda: encode({}, {"x": x}, None), seconds) / 1e9,
+        "decode GB/s": x.nbytes / timed(lambda: decode(data), seconds) / 1e9,
+    }
+
+
+def merged(seconds: float) -> list[dict[str, object]]:
+    """Samples a second of four clients, with boundaries run one at a time and up to eight at once."""
+    rows: list[dict[str, object]] = []
+    import timm  # noqa: PLC0415 - of the zoo, for this alone
+
+    model = timm.create_model("vit_tiny_patch16_224", pretrained=False).eval()
+    with tempfile.TemporaryDirectory() as name:
+        folder, x = Path(name), torch.randn(1, 3, 224, 224)
+        runtime = ariadne.prepare_split(model, (torch.randn(2, 3, 224, 224),), split="after:blocks.0")
+        for side in ("prefix", "suffix"):
+            runtime.save(folder / side, side=side)
+        boundary = ariadne.load(folder / "prefix").run_prefix(x)
+        for batch in (1, 8):
+            process, said = server(SERVE, str(folder / "suffix"), str(batch))
+            address, _, why = said.partition(" ")
+            try:
+                done, end = [0] * 4, time.perf_counter() + 4 * seconds
+
+                def client(i: int, address: str = address, end: float = end, done: list[int] = done) -> None:
+                    with ariadne.connect(address) as remote:
+                        waiting = [remote.submit(boundary) for _ in range(4)]
+                        while time.perf_counter() < end:
+                            waiting.pop(0).result()
+                            done[i] += 1
+                            waiting.append(remote.submit(boundary))
+
+                threads = [threading.Thread(target=client, args=(i,)) for i in range(4)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                rows.append({"batch": batch, "samples a second": sum(done) / (4 * seconds), "why not": why})
+            finally:
+                process.kill()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--transports", action="store_true")
+    parser.add_argument("--merged", action="store_true")
+    parser.add_argument("--seconds", type=float, default=1.5)
+    options = parser.parse_args()
+    if options.transports:
+        found: object = transports(options.seconds)
+    elif options.merged:
+        found = merged(options.seconds)
+    else:
+        found = [*split(options.seconds), codec(options.seconds)]
+    for row in found:  # type: ignore[attr-defined]
+        print(json.dumps({k: round(v, 1) if isinstance(v, float) else v for k, v in row.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""Faults for training in two processes: sides killed at random, connections cut, disks full; the final weights stay the same.
+
+`python -m conformance.suite.remote_faults 1000 --seed 3` kills 1,000 times. Each life of a process is a fork of this one, which has
+torch loaded already. All that it does hangs on the seed, save for how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import ariadne
+from ariadne.errors import CheckpointError
+from ariadne.remote import Server, Training, checkpoint, until_told
+
+STEPS, EVERY = 40, 6
+CE = nn.functional.cross_entropy
+PATIENCE = 120.0  # seconds that a run may take
+
+
+class Small(nn.Module):
+    """A bit of everything: a tied weight, dropout on both sides, statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mix, self.norm, self.more = (
+            nn.Embedding(20, 8),
+            nn.Linear(8, 8),
+            nn.BatchNorm1d(8),
+            nn.Linear(8, 8),
+        )
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.drop(self.mix(self.embed(tokens)))
+        hidden = self.drop(torch.relu(self.norm(self.more(hidden))))
+        return hidden @ self.embed.weight.t()
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The data of a step."""
+    drawn = torch.Generator().manual_seed(step)
+    return torch.randint(0, 20, (6,), generator=drawn), torch.randint(0, 20, (6,), generator=drawn)
+
+
+def sgd(half: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(half.parameters(), lr=0.1, momentum=0.9)
+
+
+def prepare(folder: Path) -> None:
+    """Both halves as files in a folder, and the state of the whole model after all steps, in one process."""
+    torch.manual_seed(0)
+    model = Small().train()
+    runtime = ariadne.prepare_split(model, (batch(0)[0],), split="after:mix")
+    for side in ("prefix", "suffix"):
+        runtime.save(folder / side, side=side)
+    optimizer = sgd(model)
+    torch.manual_seed(1)
+    for step in range(STEPS):
+        tokens, targets = batch(step)
+        optimizer.zero_grad()
+        CE(model(tokens), targets).backward()
+        optimizer.step()
+    save_file({n: t.detach().clone() for n, t in model.state_dict().items()}, folder / "expected")
+
+
+def serve(folder: Path, port: int, full: bool) -> None:
+    """One life of the server."""
+    half = ariadne.load(folder / "suffix")
+    server = Server(
+        half,
+        listen=f"127.0.0.1:{port}",
+        optimizer=sgd(half),
+        loss_fn="cross_entropy",
+        checkpoints=folder / "there",
+        log=None,
+    )
+    if full:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
+    until_told(server)
+
+
+def train(folder: Path, port: int, full: bool) -> None:
+    """One life of the client; ends when all steps are done and kept."""
+    half = ariadne.load(folder / "prefix")
+    torch.manual_seed(1)
+    if full:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
+    with ariadne.connect(f"127.0.0.1:{port}", half, timeout=PATIENCE) as remote:
+        training = None
+        while training is None or training.step < STEPS or not (folder / "here" / f"{STEPS:012d}.safetensors").exists():
+            try:
+                training = training or Training(half, remote, sgd(half), checkpoints=folder / "here", every=EVERY)
+                for _ in training.run(STEPS, batch):
+                    pass
+                if not (folder / "here" / f"{STEPS:012d}.safetensors").exists():
+                    training.save()
+            except CheckpointError:
+                time.sleep(0.02)  # somebody makes room, or kills us
+
+
+def fork(work: Callable[..., None], *given: Any) -> int:
+    """A process that does some work and exits with 0, or says why not."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        work(*given)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+class Cutter:
+    """Stands between client and server, and cuts some connections after a random number of bytes, in mid-message."""
+
+    def __init__(self, to: int, draw: random.Random) -> None:
+        self.to, self.draw, self.cuts, self.often = to, draw, 0, 0.5
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                here, _ = self._listening.accept()
+            except OSError:
+                return
+            limit = int(self.draw.expovariate(1 / 12_000)) if self.draw.random() < self.often else None
+            threading.Thread(target=self._join, args=(here, limit), daemon=True).start()
+
+    def _join(self, here: socket.socket, limit: int | None) -> None:
+        try:
+            there = socket.create_connection(("127.0.0.1", self.to), timeout=5)
+        except OSError:
+            here.close()
+            return
+        left = [limit]
+        for one, other in ((here, there), (there, here)):
+            threading.Thread(target=self._forward, args=(one, other, left), daemon=True).start()
+
+    def _forward(self, one: socket.socket, other: socket.socket, left: list[int | None]) -> None:
+        try:
+            one.settimeout(None)
+            while data := one.recv(4096):
+                if left[0] is not None:
+                    cut, left[0] = left[0] < len(data), max(0, left[0] - len(data))
+                    if cut:
+                        other.sendall(data[: len(data) // 2])
+                        self.cuts += 1
+                        break
+                other.sendall(data)
+        except OSError:
+            pass  # the other end is gone: so is this one
+        for end in (one, other):
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                end.close()
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._listening.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def disturbed(folder: Path, draw: random.Random, kills: int, told: Counter[str]) -> int:
+    """One training run with faults, up to so many kills; returns how many there were."""
+    port, done, start = free_port(), 0, time.monotonic()
+    cutter = Cutter(port, draw)
+    lives: dict[str, int] = {}
+
+    def revive(who: str, sound: bool = False) -> None:
+        full = not sound and draw.random() < 0.1
+        told["disks full"] += full
+        at = cutter.port if who == "client" else port
+        lives[who] = fork({"server": serve, "client": train}[who], folder, at, full)
+        ill[who] = full
+
+    ill: dict[str, bool] = {}
+    for who in ("server", "client"):
+        revive(who)
+    while True:
+        pause = time.monotonic() + draw.expovariate(1 / 0.15)
+        while time.monotonic() < pause or done >= kills:
+            if time.monotonic() - start > PATIENCE:
+                raise SystemExit(f"a run has not ended after {PATIENCE} s; see {folder}")
+            pid, status = os.waitpid(lives["client"], os.WNOHANG)
+            if pid:
+                os.kill(lives["server"], signal.SIGTERM)
+                os.waitpid(lives["server"], 0)
+                cutter.close()
+                told["connections cut"] += cutter.cuts
+                if status:
+                    raise SystemExit(f"the client ended with {status}; see {folder}")
+                return done
+            time.sleep(0.002)
+            if done >= kills and any(ill.values()):
+                break
+        sick = [who for who in lives if ill[who]]
+        for who in sick if done >= kills else draw.choice((["client"], ["server"], ["server"], ["client", "server"])):
+            os.kill(lives[who], signal.SIGKILL)
+            os.waitpid(lives[who], 0)
+            done += 1
+            told[f"{who}s killed"] += 1
+            revive(who, sound=done >= kills)
+        cutter.often = 0.5 if done < kills else 0.0
+
+
+def differing(folder: Path, expected: dict[str, torch.Tensor]) -> list[str]:
+    """The tensors of either side that are not those of the whole model, after the last step."""
+    found = []
+    for side, place in (("prefix", "here"), ("suffix", "there")):
+        half = ariadne.load(folder / side)
+        paths = [p for p in (folder / place).glob("*.safetensors") if p.name != "start.safetensors"]
+        about = checkpoint.restore(max(paths), half, sgd(half))[0]
+        mine = half.state_dict()
+        found += [f"{side}: {n}" for n, t in mine.items() if not torch.equal(t, expected[n])]
+        found += [] if about.get("step", STEPS) == STEPS else [f"{side}: it is at step {about['step']}"]
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Make faults; 0 where all runs ended as one without."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kills", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    draw, told, done = random.Random(options.seed), Counter[str](), 0
+    with tempfile.TemporaryDirectory() as name:
+        base = Path(name)
+        if os.waitpid(fork(prepare, base), 0)[1]:  # not here: autograd's threads don't go through a fork
+            return 1
+        expected = load_file(base / "expected")
+        while done < options.kills:
+            folder = base / f"run {told['runs']}"
+            folder.mkdir()
+            for side in ("prefix", "suffix"):
+                shutil.copy(base / side, folder / side)
+            done += disturbed(folder, draw, min(options.kills - done, 25), told)
+            told["runs"] += 1
+            wrong = differing(folder, expected)
+            if wrong:
+                print(f"seed {options.seed}, run {told['runs']}: not as without faults: {', '.join(wrong)}")
+                return 1
+            shutil.rmtree(folder)
+    print(f"{done} kills: " + ", ".join(f"{n} {what}" for what, n in sorted(told.items())) + "; all ends equal")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
