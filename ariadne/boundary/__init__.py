@@ -10,5 +10,6 @@ nothing in them runs, and what is not well formed is a `PayloadError`. The files
 
 from ariadne.boundary.payload import BoundaryPayload, ReplayBoundary, register_boundary_serializer
 from ariadne.boundary.ragged import sizes_of
+from ariadne.boundary.wire import decode, encode
 
-__all__ = ["BoundaryPayload", "ReplayBoundary", "register_boundary_serializer", "sizes_of"]
+__all__ = ["BoundaryPayload", "ReplayBoundary", "decode", "encode", "register_boundary_serializer", "sizes_of"]
