@@ -11,7 +11,7 @@ A plan and its cut flow in, or a file; out flow a file, or plans of one side and
 
 from ariadne.halves.atoms import Classes, count, flag, items, mapped, need, text
 from ariadne.halves.form import Side, SideReader
-from ariadne.halves.weights import File, Row, parsed, row
+from ariadne.halves.weights import File, Row, digest, parsed, row
 from ariadne.halves.writing import FORMAT, VERSION, Cut, save, side_of, slots
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Side",
     "SideReader",
     "File",
+    "digest",
     "Row",
     "parsed",
     "row",

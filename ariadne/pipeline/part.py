@@ -11,6 +11,7 @@ from torch import nn
 from ariadne.boundary import BoundaryPayload
 from ariadne.errors import SpecError
 from ariadne.pipeline.flight import Flight, Onward, first, later
+from ariadne.plan import TracePlan, uses
 from ariadne.runtime import SplitRuntime
 
 
@@ -51,6 +52,33 @@ class Part(nn.Module):
     def tied(self) -> dict[str, nn.Parameter]:
         """The parameters that other parts use too, by the model's first name for each."""
         return {name: self.get_parameter(name) for name, users in self._tied.items() if self.index in users}
+
+    @property
+    def shared(self) -> dict[str, tuple[int, ...]]:
+        """The parameters that more than one part uses, with these parts in order."""
+        found: dict[str, tuple[int, ...]] = self.__dict__["_tied"]
+        return found
+
+    @property
+    def reads_once(self) -> bool:
+        """Whether no plan of this part uses a parameter at two places."""
+        runtime = self.runtime
+        known = self.__dict__.get("_once")
+        if known is None or known[0] is not runtime:
+            self.__dict__["_once"] = known = runtime, not any(map(self._used_twice, runtime.plans))
+        return bool(known[1])
+
+    def _used_twice(self, plan: TracePlan) -> bool:
+        seen: set[int] = set()
+        for node in plan.nodes:
+            for name in uses((node.args, tuple(v for _, v in node.kwargs))):
+                value = plan.values.get(name)
+                if value is None or value.kind != "parameter":
+                    continue
+                table = self.runtime.model.get_submodule(value.origin[0])._parameters
+                if (p := table.get(value.origin[1])) is not None and (id(p) in seen or seen.add(id(p))):
+                    return True
+        return False
 
     @property
     def owned(self) -> frozenset[str]:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
-from ariadne.capture import Captured, Example
+from ariadne import tree
+from ariadne.capture import Captured, Example, Snapshot
 from ariadne.cut import ExecutionMode, SplitCandidate, SplitSpec, frontiers, parse_boundary
-from ariadne.errors import AriadneError, SpecError
+from ariadne.errors import AriadneError, BatchError, SpecError
 from ariadne.guards import Baseline
 from ariadne.pipeline import choice
 from ariadne.pipeline.alone import alone, parts_of
+from ariadne.pipeline.draws import Generators, behind_first, digest, foresee
 from ariadne.pipeline.flight import Flight, Onward, back
 from ariadne.pipeline.part import ModelPart
-from ariadne.plan import TracePlan
+from ariadne.plan import Expr, TraceNode, TracePlan
 from ariadne.prepare import Recapture, captured_for, example_of
 from ariadne.runtime import Settings, SplitRuntime, prove
 
@@ -79,6 +82,7 @@ class Pipeline:
         boundaries: Sequence[str],
         plans: Mapping[TracePlan, tuple[choice.Cuts, Baseline]],
         recapture: Recapture,
+        draws: str = "whole",
     ) -> None:
         self.model, self.example, self.settings = model, example, settings
         self._boundaries, self._recapture = tuple(boundaries), recapture
@@ -86,6 +90,8 @@ class Pipeline:
         self._main = next(iter(self._plans))
         self._runtimes: dict[int, SplitRuntime] = {}
         self._onwards: dict[int, dict[str, Onward]] = {}
+        self._drawing: dict[TracePlan, tuple[TraceNode, ...]] = {}
+        self.draws = draws
 
     @property
     def plan(self) -> TracePlan:
@@ -165,9 +171,84 @@ class Pipeline:
         found: Stage = importlib.import_module("ariadne.pipeline.stage").stage_of(self.parts[index], device, group, self)
         return found
 
+    def schedule(
+        self,
+        name: str,
+        *,
+        microbatches: int,
+        loss_fn: Callable[..., torch.Tensor] | None = None,
+        device: torch.device | str | None = None,
+        group: Any = None,
+        **options: Any,
+    ) -> Any:
+        """One of torch's schedules, with the stages that it wants on this rank; its `step` and `eval` are torch's.
+
+        `name`: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble or DualPipeV. `options` go to torch's class,
+        as `scale_grads`. Beyond torch's own: inputs are parted along the batch alone, and the last micro-batches may be smaller; an
+        error on one rank is raised on all; parameters that parts share get the whole gradient on each rank; `schedule.losses` has the
+        losses of the last step on every rank; `schedule.stages` are this rank's.
+
+        >>> schedule = pipeline.schedule("1F1B", microbatches=8, loss_fn=F.cross_entropy)
+        >>> optimizer = torch.optim.SGD([p for s in schedule.stages for p in s.submod.parameters()], lr=0.1)
+        >>> schedule.step(x) if rank == 0 else schedule.step(target=y)
+        """
+        if not torch.distributed.is_initialized():
+            raise SpecError("torch.distributed is not initialised; call torch.distributed.init_process_group first")
+        made = importlib.import_module("ariadne.pipeline.schedule")
+        rank, world = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+        mine = made.stages_of(name, len(self), rank, world)
+        stages = [self.stage(i, device=device, group=group) for i in mine]
+        return made.scheduled(name, stages, microbatches, loss_fn, **options)
+
+    def parted(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], count: int
+    ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Inputs parted along the batch in so many micro-batches, the first ones larger where it does not come out even.
+
+        What has no batch goes to each of them. Raises `BatchError` for fewer samples than micro-batches.
+        """
+        leaves, spec = tree.flatten((args, kwargs))
+        if spec == self.plan.input_spec:
+            values = ((i, self.plan.values[name]) for i, name in self.plan.inputs)
+            batched = [i for i, v in values if v.shape and isinstance(v.shape[0], Expr)]
+        else:
+            batched = list(Example.of(args, kwargs).batched)
+        tensors = [leaves[i] for i in batched if isinstance(leaves[i], torch.Tensor)]
+        if any(t.shape[0] < count for t in tensors):
+            raise BatchError(
+                f"a batch of {tensors[0].shape[0]} can't be parted in {count} micro-batches; pass a larger one, or fewer micro-batches"
+            )
+        columns = [leaf.tensor_split(count) if i in batched else (leaf,) * count for i, leaf in enumerate(leaves)]
+        return [tree.unflatten(row, spec) for row in zip(*columns, strict=True)]
+
+    # --- random numbers -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def microbatch(self, generators: Generators | None = None) -> Iterator[None]:
+        """What the whole model must run a micro-batch in, to draw what the pipeline draws; only under the rule "seeded" is it anything.
+
+        >>> with pipeline.microbatch():
+        ...     loss = loss_fn(model(x), y)
+        """
+        if self.draws != "seeded":
+            yield
+            return
+        seed = int(torch.empty((), dtype=torch.int64).random_())
+        generators = generators or Generators(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        with generators.at(None):
+            torch.manual_seed(seed)
+            yield
+
+    def drawing(self, signature: str) -> tuple[TracePlan, tuple[TraceNode, ...]]:
+        """The plan of this signature, and its ops behind the first part that draw."""
+        plan = next(p for p in self._plans if p.signature == signature)
+        if plan not in self._drawing:
+            self._drawing[plan] = behind_first(plan, self._plans[plan][0])
+        return plan, self._drawing[plan]
+
     # --- plans --------------------------------------------------------------------------------------------------------
 
-    def serves(self, signature: str, trains: bool) -> bool:
+    def serves(self, signature: str) -> bool:
         """Whether there is a plan of this signature."""
         return any(p.signature == signature for p in self._plans)
 
@@ -204,6 +285,25 @@ class Pipeline:
         variants = tuple(self.runtime(i).variant_of(self._alone[plan, i]) for i in range(len(self)))
         chain: Any = _Chain(plan, cuts[0], self.settings, variants)
         prove(self.model, chain, captured, example, trains=trains)
+
+    def foreseeable(self) -> bool:
+        """Whether what all parts but the first draw is what `foresee` draws in their place."""
+        plan, nodes = self.drawing(self.plan.signature)
+        if not nodes:
+            return True
+        generators, snapshot = Generators(torch.device(self.plan.values[self.plan.inputs[0][1]].device)), Snapshot(self.model)
+        snapshot.save_written(plan)
+        batch = next((b for b in (self.example.batch, *plan.batches) if b in plan.batches))
+        args, kwargs = tree.unflatten(self.example.resized(batch), self.example.spec)
+        try:
+            boundary = self.parts[0](*args, **kwargs)
+            with generators.at(None):
+                for part in self.parts[1:]:
+                    boundary = part(boundary)
+                real = digest(generators.state())
+            return foresee(plan, nodes, batch) and digest(generators.state()) == real
+        finally:
+            snapshot.restore(True)
 
     def runtime(self, index: int) -> SplitRuntime:
         """What runs one part here."""
@@ -261,6 +361,7 @@ def prepare_pipeline(
     dynamic_batch: tuple[int, int] | None = (1, 64),
     example_kwargs: Mapping[str, Any] | None = None,
     mode: ExecutionMode = "generated_eager",
+    draws: Literal["whole", "seeded"] | None = None,
 ) -> Pipeline:
     """Capture `model` once and cut it in several parts, ready to run and to train on torch's pipeline schedules.
 
@@ -294,6 +395,7 @@ def prepare_pipeline(
     )
     choice.refuse_moved(first.plan, cuts)
     pipeline = Pipeline(model, example, settings, texts, {first.plan: (cuts, first.baseline)}, recapture)
+    pipeline.draws = draws or ("whole" if pipeline.foreseeable() else "seeded")
     pipeline.prove(first, example, trains and any(p.requires_grad for p in model.parameters()))
     for captured in captures[1:]:
         pipeline.take(captured, example, False)

@@ -279,6 +279,11 @@ class SplitRuntime:
             variant.refuse_if_gone(error)
             raise
 
+    @property
+    def plans(self) -> tuple[TracePlan, ...]:
+        """All plans that it has."""
+        return tuple(self._plans)
+
     def variant_of(self, plan: TracePlan) -> Variant:
         """The variant of one of its plans."""
         return next(v for v in self._variants if v.plan is plan)
