@@ -139,9 +139,9 @@ class Channel:
         for group in {self.group, self.headers} if self.group is not self.headers else {self.headers}:
             if "gloo" in _backends(str(dist.get_backend_config(group))) and other != self.rank:
                 t = torch.empty(1, dtype=torch.uint8)
-                work = dist.irecv(t, group=group, group_src=other, tag=_UNUSED)
-                assert work is not None
                 try:
+                    work = dist.irecv(t, group=group, group_src=other, tag=_UNUSED)
+                    assert work is not None
                     work.wait(timedelta(milliseconds=1))
                 except RuntimeError:  # which is what was wanted
                     continue

@@ -192,11 +192,12 @@ class Stage(PipelineStage):
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
         """The gradients of a stage on this rank."""
-        self._returning.here[mb_index] = next_stage_bwd_outputs
+        if self.has_backward:
+            self._returning.here[mb_index] = next_stage_bwd_outputs
 
     def get_local_bwd_output(self, mb_index: int) -> Any:
         """The gradients for a stage on this rank."""
-        return self._answers.pop(mb_index)
+        return self._answers.pop(mb_index) if self.has_backward else None
 
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
