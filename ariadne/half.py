@@ -340,7 +340,7 @@ def load(
             f"Save it with this "
             "version, or load it with the one that saved it"
         )
-    need(data.keys() == _KEYS, "its data have other parts than expected")
+    need(data.keys() - {"pipeline"} == _KEYS, "its data have other parts than expected")
     part = text(data["part"], "the part")
     need(part in SIDES, f"its part is {part!r}")
     for key in ("ariadne", "torch", "model", "digest"):

@@ -7,12 +7,19 @@ A model and where to cut it flow in; parts and stages flow out. The schedules, t
     choice      where to cut, and which parts share what
     flight      one micro-batch in one part: forward, and back
     part        a part as a module
+    draws       random numbers: the whole model's, or a seed for each micro-batch
+    micro       micro-batches: inputs parted, outputs put together
     pipeline    all parts of a model
+    loaded      a part from its file
     message     what a hop carries
+    channel     headers between ranks, and how an error ends all
+    later       a walk back in two
     stage       a part as torch's `PipelineStage`
+    steps       torch's schedules, with what a step needs around them
 """
 
+from ariadne.pipeline.loaded import LoadedPart, load_part, schedule
 from ariadne.pipeline.part import Part
 from ariadne.pipeline.pipeline import Pipeline, prepare_pipeline
 
-__all__ = ["Part", "Pipeline", "prepare_pipeline"]
+__all__ = ["LoadedPart", "Part", "Pipeline", "load_part", "prepare_pipeline", "schedule"]

@@ -133,18 +133,23 @@ class Channel:
             time.sleep(0.02)
 
     def _close(self) -> None:
-        """Close the connections: gloo does when a wait runs out of time."""
+        """Close the connections: gloo closes all of a group when a wait runs out of time, on one that is still open."""
         self._under_way.clear()
-        other = (self.rank + 1) % dist.get_world_size(self.headers)
-        for group in {self.group, self.headers} if self.group is not self.headers else {self.headers}:
-            if "gloo" in _backends(str(dist.get_backend_config(group))) and other != self.rank:
-                t = torch.empty(1, dtype=torch.uint8)
-                try:
-                    work = dist.irecv(t, group=group, group_src=other, tag=_UNUSED)
-                    assert work is not None
-                    work.wait(timedelta(milliseconds=1))
-                except RuntimeError:  # which is what was wanted
-                    continue
+        for group in [self.group] if self.group is self.headers else [self.group, self.headers]:
+            if "gloo" in _backends(str(dist.get_backend_config(group))):
+                for other in range(dist.get_world_size(group)):
+                    if other != self.rank:
+                        _run_out(group, other)
+
+
+def _run_out(group: dist.ProcessGroup, rank: int) -> None:
+    """Wait for what will not come."""
+    try:
+        work = dist.irecv(torch.empty(1, dtype=torch.uint8), group=group, group_src=rank, tag=_UNUSED)
+        assert work is not None
+        work.wait(timedelta(milliseconds=1))
+    except RuntimeError:  # which is what was wanted
+        return
 
 
 _channels: dict[str, Channel] = {}

@@ -115,3 +115,16 @@ def refuse_unforeseen(state: Mapping[str, bytes], foreseen: str) -> None:
             "the parts of this micro-batch drew other random numbers than the first part foresaw, so those of the next would not be the "
             "whole model's; prepare the pipeline with draws='seeded', which gives each micro-batch a seed of its own"
         )
+
+
+@contextmanager
+def microbatch(rule: str, generators: Generators | None) -> Iterator[None]:
+    """What a micro-batch is run in: under the rule "seeded" a seed of its own, which is drawn from the generator as it stands."""
+    if rule != "seeded":
+        yield
+        return
+    seed = int(torch.empty((), dtype=torch.int64).random_())
+    generators = generators or Generators(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    with generators.at(None):
+        torch.manual_seed(seed)
+        yield

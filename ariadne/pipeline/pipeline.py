@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,17 +15,19 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.capture import Captured, Example, Snapshot
-from ariadne.cut import ExecutionMode, SplitCandidate, SplitSpec, frontiers, parse_boundary
-from ariadne.errors import AriadneError, BatchError, SpecError
+from ariadne.cut import SIDES, ExecutionMode, SplitCandidate, SplitSpec, frontiers, parse_boundary
+from ariadne.errors import AriadneError, SpecError
 from ariadne.guards import Baseline
 from ariadne.pipeline import choice
-from ariadne.pipeline.alone import alone, parts_of
-from ariadne.pipeline.draws import Generators, behind_first, digest, foresee
+from ariadne.halves import Cut, save
+from ariadne.pipeline.alone import alone, parts_of, until
+from ariadne.pipeline.draws import Generators, behind_first, digest, drawing, foresee, microbatch
 from ariadne.pipeline.flight import Flight, Onward, back
+from ariadne.pipeline.micro import parted
 from ariadne.pipeline.part import ModelPart
-from ariadne.plan import Expr, TraceNode, TracePlan
+from ariadne.plan import TraceNode, TracePlan
 from ariadne.prepare import Recapture, captured_for, example_of
-from ariadne.runtime import Settings, SplitRuntime, prove
+from ariadne.runtime import Settings, SplitRuntime, prove, told_apart
 
 if TYPE_CHECKING:
     from ariadne.pipeline.stage import Stage
@@ -166,8 +169,7 @@ class Pipeline:
         >>> stage = pipeline.stage(rank)
         >>> schedule = torch.distributed.pipelining.Schedule1F1B(stage, n_microbatches=8, loss_fn=loss_fn)
         """
-        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(self):
-            raise SpecError(f"this pipeline has parts 0 to {len(self) - 1}; there is no part {index!r}")
+        self._refuse_absent(index)
         found: Stage = importlib.import_module("ariadne.pipeline.stage").stage_of(self.parts[index], device, group, self)
         return found
 
@@ -194,7 +196,7 @@ class Pipeline:
         """
         if not torch.distributed.is_initialized():
             raise SpecError("torch.distributed is not initialised; call torch.distributed.init_process_group first")
-        made = importlib.import_module("ariadne.pipeline.schedule")
+        made = importlib.import_module("ariadne.pipeline.steps")
         rank, world = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
         mine = made.stages_of(name, len(self), rank, world)
         stages = [self.stage(i, device=device, group=group) for i in mine]
@@ -207,19 +209,7 @@ class Pipeline:
 
         What has no batch goes to each of them. Raises `BatchError` for fewer samples than micro-batches.
         """
-        leaves, spec = tree.flatten((args, kwargs))
-        if spec == self.plan.input_spec:
-            values = ((i, self.plan.values[name]) for i, name in self.plan.inputs)
-            batched = [i for i, v in values if v.shape and isinstance(v.shape[0], Expr)]
-        else:
-            batched = list(Example.of(args, kwargs).batched)
-        tensors = [leaves[i] for i in batched if isinstance(leaves[i], torch.Tensor)]
-        if any(t.shape[0] < count for t in tensors):
-            raise BatchError(
-                f"a batch of {tensors[0].shape[0]} can't be parted in {count} micro-batches; pass a larger one, or fewer micro-batches"
-            )
-        columns = [leaf.tensor_split(count) if i in batched else (leaf,) * count for i, leaf in enumerate(leaves)]
-        return [tree.unflatten(row, spec) for row in zip(*columns, strict=True)]
+        return parted(self.plan, args, kwargs, count)
 
     # --- random numbers -------------------------------------------------------------------------------------------------
 
@@ -230,14 +220,13 @@ class Pipeline:
         >>> with pipeline.microbatch():
         ...     loss = loss_fn(model(x), y)
         """
-        if self.draws != "seeded":
+        with microbatch(self.draws, generators):
             yield
-            return
-        seed = int(torch.empty((), dtype=torch.int64).random_())
-        generators = generators or Generators(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-        with generators.at(None):
-            torch.manual_seed(seed)
-            yield
+
+    @property
+    def any_draws(self) -> bool:
+        """Whether any op of any plan draws random numbers."""
+        return any(drawing(plan.nodes) for plan in self._plans)
 
     def drawing(self, signature: str) -> tuple[TracePlan, tuple[TraceNode, ...]]:
         """The plan of this signature, and its ops behind the first part that draw."""
@@ -245,6 +234,37 @@ class Pipeline:
         if plan not in self._drawing:
             self._drawing[plan] = behind_first(plan, self._plans[plan][0])
         return plan, self._drawing[plan]
+
+    # --- files ----------------------------------------------------------------------------------------------------------
+
+    def save_part(self, index: int, path: str | os.PathLike[str]) -> None:
+        """Write part `index` to a file as a half is written, for a rank that has it alone: `ariadne.pipeline.load_part` reads it.
+
+        The file has the plans that were captured so far. From files a micro-batch that draws has a seed of its own (the rule "seeded").
+        Raises `SpecError` for a part that there is not, and what `SplitRuntime.save` raises.
+
+        >>> pipeline.save_part(1, "part1.safetensors")
+        """
+        self._refuse_absent(index)
+        cuts = []
+        for plan, (places, baseline) in self._plans.items():
+            end = places[index] if 0 < index < len(self) - 1 else None
+            start = places[max(0, index - 1)]
+            cuts.append(Cut(until(plan, end), start, baseline, told_apart(plan, start)))
+        told: dict[str, Any] = {
+            "index": index,
+            "count": len(self),
+            "tied": {name: [*users] for name, users in self.tied.items()},
+            "onward": {key: [o.split_id, o.live, o.copied] for key, o in self.onward(index).items()},
+            "draws": self.any_draws,
+        }
+        side = SIDES[0] if index == 0 else SIDES[1]
+        about = {"batches": [*self.settings.spec.batch_range], "trainable": False, "pipeline": told}
+        save(path, side, self.model, cuts, about)
+
+    def _refuse_absent(self, index: Any) -> None:
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(self):
+            raise SpecError(f"this pipeline has parts 0 to {len(self) - 1}; there is no part {index!r}")
 
     # --- plans --------------------------------------------------------------------------------------------------------
 
@@ -395,7 +415,9 @@ def prepare_pipeline(
     )
     choice.refuse_moved(first.plan, cuts)
     pipeline = Pipeline(model, example, settings, texts, {first.plan: (cuts, first.baseline)}, recapture)
-    pipeline.draws = draws or ("whole" if pipeline.foreseeable() else "seeded")
+    if draws not in (None, "whole", "seeded"):
+        raise SpecError(f"draws is 'whole' or 'seeded'; found {draws!r}")
+    pipeline.draws = "whole" if not pipeline.any_draws else draws or ("whole" if pipeline.foreseeable() else "seeded")
     pipeline.prove(first, example, trains and any(p.requires_grad for p in model.parameters()))
     for captured in captures[1:]:
         pipeline.take(captured, example, False)

@@ -27,6 +27,7 @@ from ariadne.pipeline.message import Message, Room, packed
 from ariadne.pipeline.part import Part
 
 if TYPE_CHECKING:
+    from ariadne.pipeline.loaded import LoadedPart
     from ariadne.pipeline.pipeline import Pipeline
 
 
@@ -67,7 +68,7 @@ class Stage(PipelineStage):
 
     submod: Part
 
-    def __init__(self, part: Part, device: torch.device, channel: Channel, pipeline: Pipeline | None) -> None:
+    def __init__(self, part: Part, device: torch.device, channel: Channel, pipeline: Pipeline | LoadedPart) -> None:
         super().__init__(part, part.index, part.count, device, group=channel.group)
         self.pipeline, self.channel = pipeline, channel
         self._generators = draws.Generators(device)
@@ -148,8 +149,6 @@ class Stage(PipelineStage):
 
     def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Flight, _Drawn | None]:
         pipeline, trains = self.pipeline, self.has_backward
-        if pipeline is None:
-            return self.submod.fly(args, kwargs, trains), None
         with pipeline.microbatch(self._generators):
             flight = pipeline.enter(args, kwargs, trains)
             assert flight.gives is not None
@@ -271,7 +270,7 @@ class Stage(PipelineStage):
     def _read(self, message: Message) -> tuple[BoundaryPayload, _Drawn | None]:
         """The boundary that a message tells of, and where the generators stood."""
         split_id, signature, batch, labels, wanting, values, drawn = message.data
-        if self.pipeline is not None and not self.pipeline.serves(signature):
+        if not self.pipeline.serves(signature):
             self.pipeline.extend_to(batch, self.has_backward)
         raw = tuple(_filled(value, message.tensors) for value in values)
         boundary = BoundaryPayload(split_id, signature, batch, tuple(labels), raw, tuple(wanting))
@@ -320,7 +319,7 @@ def _filled(told: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     return value
 
 
-def stage_of(part: Part, device: torch.device | str | None, group: Any, pipeline: Pipeline | None) -> Stage:
+def stage_of(part: Part, device: torch.device | str | None, group: Any, pipeline: Pipeline | LoadedPart) -> Stage:
     """A stage that runs a part."""
     if not dist.is_initialized():
         raise SpecError("torch.distributed is not initialised; call torch.distributed.init_process_group first")

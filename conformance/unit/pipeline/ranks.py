@@ -15,12 +15,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ariadne import tree
 from ariadne.compare import difference
-from ariadne.pipeline import Pipeline, prepare_pipeline
+from ariadne.pipeline import Pipeline, load_part, prepare_pipeline, schedule as schedule_of
+from ariadne.pipeline.micro import merged
+from ariadne.pipeline.steps import stages_of
 from conformance.unit.pipeline.nets import CASES
 
 LIMIT = 120  # seconds for a job
-PRELOADED = ["ariadne.pipeline.schedule", "conformance.unit.pipeline.ranks"]
+PRELOADED = ["ariadne.pipeline.steps", "conformance.unit.pipeline.ranks"]
 
 
 def _rank(job: Callable[..., Any], rank: int, world: int, store: str, args: tuple[Any, ...], queue: Any) -> None:
@@ -117,12 +120,16 @@ def whole_step(net: torch.nn.Module, pipeline: Pipeline, schedule: str, case: st
 
 
 def train(
-    rank: int, world: int, case: str, schedule: str, parts: int, count: int, optimizer: str = "SGD", **options: Any
+    rank: int, world: int, case: str, schedule: str, parts: int, count: int, optimizer: str = "SGD", draws: str | None = None, files: str = ""
 ) -> list[str]:
     """Three optimizer steps on batches that differ, with evaluation between; what differs from the whole model, on this rank."""
-    net, pipeline = made(case, parts, **options)
+    net, pipeline = made(case, parts, draws=draws)
     whole = copy.deepcopy(net)
-    made_schedule = pipeline.schedule(schedule, microbatches=count, loss_fn=CASES[case].loss)
+    if files:
+        mine_alone = [load_part(Path(files) / f"{i}.safetensors") for i in stages_of(schedule, parts, rank, world)]
+        made_schedule = schedule_of(schedule, mine_alone, microbatches=count, loss_fn=CASES[case].loss)
+    else:
+        made_schedule = pipeline.schedule(schedule, microbatches=count, loss_fn=CASES[case].loss)
     kinds: dict[str, Any] = {
         "SGD": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, weight_decay=0.01),
         "Adam": lambda ps: torch.optim.AdamW(ps, lr=0.01),
@@ -146,8 +153,6 @@ def train(
             compare(f"step {number}: the generator", after, torch.get_rng_state())
         compare(f"step {number}: losses", losses, made_schedule.losses)
         if found is not None:
-            from ariadne.pipeline.schedule import merged
-
             sizes = [len(x) for x in torch.empty(size).tensor_split(count)]
             compare(f"step {number}: output", _bare(merged(outputs, sizes)), _bare(found))
         for part in mine:
@@ -178,8 +183,6 @@ def train(
 
 
 def _bare(value: Any) -> Any:
-    from ariadne import tree
-
     return tree.map_leaves(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, value)
 
 

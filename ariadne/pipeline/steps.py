@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.distributed.pipelining import schedules
 
-from ariadne import tree
 from ariadne.errors import PipelineError, SpecError
 from ariadne.halves import digest
 from ariadne.pipeline.channel import Channel
+from ariadne.pipeline.micro import merged
 from ariadne.pipeline.message import Message, Room, packed
 from ariadne.pipeline.stage import Stage
 
@@ -92,7 +92,7 @@ class Together:
     ) -> tuple[list[Any], list[Any]]:
         pipeline, n = self.stages[0].pipeline, self._n_microbatches  # type: ignore[attr-defined]
         asked = self._args_chunk_spec is not None or self._kwargs_chunk_spec is not None  # type: ignore[attr-defined]
-        if pipeline is None or asked or not (args or kwargs):
+        if asked or not (args or kwargs):
             found: tuple[list[Any], list[Any]] = super()._split_inputs(args, kwargs)  # type: ignore[misc]
             return found
         parted = pipeline.parted(args, kwargs or {}, n)
@@ -115,24 +115,6 @@ def scheduled(
     found = kind(stages[0] if single else [*stages], microbatches, loss_fn=loss_fn, **options)
     found.stages, found.losses = [*stages], []
     return found
-
-
-def merged(chunks: Sequence[Any], batches: Sequence[int]) -> Any:
-    """The outputs of micro-batches as one: tensors that have the batch as their first size are joined, others listed."""
-    if not chunks:
-        return None
-    spec = tree.flatten(chunks[0])[1]
-    rows = [tree.flatten(chunk)[0] for chunk in chunks]
-    found: list[Any] = []
-    for column in zip(*rows, strict=True):
-        whole = all(isinstance(t, torch.Tensor) and t.dim() and t.shape[0] == b for t, b in zip(column, batches, strict=True))
-        if whole:
-            found.append(torch.cat(column))
-        elif any(isinstance(t, torch.Tensor) for t in column) or any(not tree.identical(t, column[0]) for t in column):
-            found.append([*column])
-        else:
-            found.append(column[0])
-    return tree.unflatten(found, spec)
 
 
 def finish(stages: Sequence[Stage]) -> None:
