@@ -15,6 +15,7 @@ A room for each stage of the pipeline, in import order; nothing imports backward
     runtime                   a plan, cut; running and training it
     half                      a side, loaded from its file without the model
     prepare                   the pipeline, readable from top to bottom
+    pipeline                  N parts on torch's pipeline engine
     benchmark                 how long each part of it takes here
     check                     a model of the user's held against its split; bytes and time along all cuts
     cli                       the command line, which nothing else imports
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ariadne.cut import SplitCandidate, SplitSpec
     from ariadne.errors import AriadneError
     from ariadne.half import Half, load
+    from ariadne.pipeline import Pipeline, prepare_pipeline
     from ariadne.plan import TraceNode, TracePlan
     from ariadne.prepare import prepare_split, prepare_split_replay, validate_dynamic_batches
     from ariadne.runtime import RuntimeCacheKey, SplitRuntime
@@ -39,6 +41,7 @@ __all__ = [
     "AriadneError",
     "BoundaryPayload",
     "Half",
+    "Pipeline",
     "ReplayBoundary",
     "RuntimeCacheKey",
     "SplitCandidate",
@@ -47,6 +50,7 @@ __all__ = [
     "TraceNode",
     "TracePlan",
     "load",
+    "prepare_pipeline",
     "prepare_split",
     "prepare_split_replay",
     "register_boundary_serializer",
@@ -59,6 +63,7 @@ _HOMES = {
     "AriadneError": "errors",
     "BoundaryPayload": "boundary",
     "Half": "half",
+    "Pipeline": "pipeline",
     "ReplayBoundary": "boundary",
     "RuntimeCacheKey": "runtime",
     "SplitCandidate": "cut",
@@ -67,6 +72,7 @@ _HOMES = {
     "TraceNode": "plan",
     "TracePlan": "plan",
     "load": "half",
+    "prepare_pipeline": "pipeline",
     "prepare_split": "prepare",
     "prepare_split_replay": "prepare",
     "register_boundary_serializer": "boundary",

@@ -5,7 +5,7 @@ The files, in import order; nothing else in `ariadne` imports them::
     output             answers as text, tables and JSON; progress
     inputs, subject    what the user typed: example inputs, and the model that is meant
     options            the options that commands share
-    plan, cuts, show, draw, profile, check, bench, save, inspect, doctor, completion     the commands
+    plan, cuts, show, draw, profile, parts, check, bench, save, inspect, doctor, completion     the commands
     entry              one is chosen, run and answered for
 
 Each command is a function from parsed options to an `Answer`; only `main` writes to stdout.

@@ -8,12 +8,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from ariadne.cli import bench, check, completion, cuts, doctor, draw, inspect, plan, profile, save, show
+from ariadne.cli import bench, check, completion, cuts, doctor, draw, inspect, parts, plan, profile, save, show
 from ariadne.cli.options import Parser, top
 from ariadne.cli.output import NO_PLAN, USAGE, ModelError, UsageError, paint
 from ariadne.errors import AriadneError, SpecError
 
-COMMANDS = (plan, cuts, show, draw, profile, check, bench, save, inspect, doctor, completion)
+COMMANDS = (plan, cuts, show, draw, profile, parts, check, bench, save, inspect, doctor, completion)
 INTERRUPTED, CLOSED = 130, 141
 
 

@@ -5,6 +5,7 @@ A model and where to cut it flow in; parts and stages flow out. The schedules, t
 
     alone       one part of a plan as a plan of its own
     choice      where to cut, and which parts share what
+    balance     cuts with which the dearest part is cheapest
     flight      one micro-batch in one part: forward, and back
     part        a part as a module
     draws       random numbers: the whole model's, or a seed for each micro-batch
@@ -16,10 +17,25 @@ A model and where to cut it flow in; parts and stages flow out. The schedules, t
     later       a walk back in two
     stage       a part as torch's `PipelineStage`
     steps       torch's schedules, with what a step needs around them
+    idle        what a schedule leaves idle
 """
 
+from ariadne.pipeline.balance import BALANCES, Costs, Layout, layouts
+from ariadne.pipeline.choice import usable
 from ariadne.pipeline.loaded import LoadedPart, load_part, schedule
 from ariadne.pipeline.part import Part
 from ariadne.pipeline.pipeline import Pipeline, prepare_pipeline
 
-__all__ = ["LoadedPart", "Part", "Pipeline", "load_part", "prepare_pipeline", "schedule"]
+__all__ = [
+    "BALANCES",
+    "Costs",
+    "Layout",
+    "LoadedPart",
+    "Part",
+    "Pipeline",
+    "layouts",
+    "load_part",
+    "prepare_pipeline",
+    "schedule",
+    "usable",
+]

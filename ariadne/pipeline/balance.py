@@ -1,4 +1,4 @@
-"""Balance: where to cut so that the slowest part, with what it sends, is fastest; and what each schedule leaves idle.
+"""Balance: where to cut so that the slowest part, with what it sends, is fastest.
 
 Dynamic programming over the usable cuts: the best way to make k parts of the first ops is the best over the last of their cuts. What
 a part costs is a difference of sums, so no op is added up twice; where there are very many cuts, they are thinned out evenly.
@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import ceil
 from typing import Any, Literal
 
 import torch
@@ -184,111 +183,6 @@ def even(pool: Sequence[SplitCandidate], ops: int, count: int) -> Cuts:
     return tuple(pool[i] for i in found)
 
 
-def idle(name: str, parts: Sequence[float], microbatches: int, backward: float = 2.0) -> float:
-    """The share of a step in which ranks wait, if parts take so long forward, and `backward` times that back.
-
-    Played through in the order of the schedule, each action as soon as what it needs is there: GPipe, 1F1B, interleaved, looped,
-    and zero-bubble schedules, of which the two walks back take half each; sends are in the parts' costs.
-    """
-    orders, homes = _orders(name, len(parts), microbatches)
-    done: dict[tuple[str, int, int], float] = {}
-    clocks, at, busy = [0.0] * len(orders), [0] * len(orders), 0.0
-    last, split = len(parts) - 1, any(kind == "W" for order in orders for kind, *_ in order)
-    cost = {"F": 1.0, "B": backward / 2 if split else backward, "W": backward / 2}
-    moved = True
-    while moved:
-        moved = False
-        for rank, order in enumerate(orders):
-            while at[rank] < len(order):
-                kind, part, chunk = order[at[rank]]
-                needs = [("F", part - 1, chunk)] if kind == "F" and part else []
-                if kind == "B":
-                    needs = [("F", part, chunk)] + ([("B", part + 1, chunk)] if part < last else [])
-                if any(n not in done for n in needs):
-                    break
-                start = max([clocks[rank], *(done[n] for n in needs)])
-                clocks[rank] = done[kind, part, chunk] = start + parts[part] * cost[kind]
-                busy += parts[part] * cost[kind]
-                at[rank] += 1
-                moved = True
-    if any(a < len(o) for a, o in zip(at, orders, strict=True)):
-        raise SpecError(f"{name} can't be played through with {len(parts)} parts and {microbatches} micro-batches")
-    del homes
-    return 1 - busy / (len(orders) * max(clocks)) if max(clocks) else 0.0
-
-
-def step_time(name: str, parts: Sequence[float], microbatches: int, backward: float = 2.0) -> float:
-    """How long a step takes, as `idle` plays it through."""
-    share = idle(name, parts, microbatches, backward)
-    ranks = len(_orders(name, len(parts), microbatches)[0])
-    return sum(parts) * microbatches * (1 + backward) / ranks / (1 - share)
-
-
-Order = list[tuple[str, int, int]]  # F, B or W; part; micro-batch
-
-
-def _orders(name: str, parts: int, chunks: int) -> tuple[list[Order], dict[int, int]]:
-    """What each rank does under a schedule, in order, and where each part lives."""
-    key = name.lower()
-    if key in ("gpipe", "1f1b"):
-        homes = {i: i for i in range(parts)}
-        return [_single(key, i, parts, chunks) for i in range(parts)], homes
-    if parts % 2:
-        raise SpecError(f"{name} runs two parts on each rank here: an even number of parts is needed; found {parts}")
-    ranks = parts // 2
-    if key in ("zbvzerobubble", "dualpipev"):
-        homes = {i: min(i, parts - 1 - i) for i in range(parts)}
-    else:
-        homes = {i: i % ranks for i in range(parts)}
-    if key == "loopedbfs":
-        mine = [[p for p in range(parts) if homes[p] == r] for r in range(ranks)]
-        forward = [[("F", p, c) for p in ps for c in range(chunks)] for ps in mine]
-        back = [[("B", p, c) for p in reversed(ps) for c in reversed(range(chunks))] for ps in mine]
-        return [f + b for f, b in zip(forward, back, strict=True)], homes
-    return _greedy(homes, parts, ranks, chunks, key != "interleaved1f1b"), homes
-
-
-def _single(key: str, part: int, parts: int, chunks: int) -> Order:
-    if key == "gpipe":
-        return [("F", part, c) for c in range(chunks)] + [("B", part, c) for c in range(chunks)]
-    ahead = min(chunks, parts - part)
-    order: Order = [("F", part, c) for c in range(ahead)]
-    for c in range(chunks):
-        order.append(("B", part, c))
-        if c + ahead < chunks:
-            order.append(("F", part, c + ahead))
-    return order
-
-
-def _greedy(homes: Mapping[int, int], parts: int, ranks: int, chunks: int, split: bool) -> list[Order]:
-    """Back before forward, walks to parameters where nothing else is ready, and no more in flight than there are parts."""
-    done: set[tuple[str, int, int]] = set()
-    orders: list[Order] = [[] for _ in range(ranks)]
-    todo = {(k, p, c) for k in ("FBW" if split else "FB") for p in range(parts) for c in range(chunks)}
-    while todo:
-        now = []
-        for rank in range(ranks):
-            flight = sum(k == "F" for k, *_ in orders[rank]) - sum(k == "B" for k, *_ in orders[rank])
-            ready = []
-            for kind, p, c in todo:
-                if homes[p] != rank:
-                    continue
-                before = {"F": [("F", p - 1, c)] if p else [], "W": [("B", p, c)]}.get(
-                    kind, [("F", p, c), *([("B", p + 1, c)] if p < parts - 1 else [])]
-                )
-                if all(b in done for b in before) and not (kind == "F" and p == homes[p] and flight >= 2 * parts):
-                    ready.append(((("B", "F", "W").index(kind), -p if kind == "F" else p, c), (kind, p, c)))
-            if ready:
-                now.append((rank, min(ready)[1]))
-        if not now:
-            break
-        for rank, action in now:
-            orders[rank].append(action)
-            done.add(action)
-            todo.discard(action)
-    return orders
-
-
 @dataclass(frozen=True)
 class Layout:
     """A way to cut a plan in parts: the cuts, and what each part costs."""
@@ -313,8 +207,3 @@ def layouts(pool: Sequence[SplitCandidate], costs: Costs, count: int, by: str) -
     ]
     return [Layout(name, cuts := make(), tuple(costs.parts(cuts)), costs.unit) for name, make in makers]
 
-
-def enough(count: int, name: str) -> int:
-    """How many micro-batches a schedule needs at least for so many parts, and a usual number more."""
-    del name
-    return max(count, ceil(2 * count))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,23 +34,6 @@ def named(plan: TracePlan, candidates: Sequence[SplitCandidate], boundaries: Seq
                 "order of forward"
             )
     return found
-
-
-def even(plan: TracePlan, candidates: Sequence[SplitCandidate], count: int, trains: bool) -> Cuts:
-    """The usable cuts nearest to equal numbers of ops."""
-    pool = usable(candidates, trains)
-    if len(pool) < count - 1:
-        raise FrontierError(
-            f"the plan has {len(pool)} cut(s) that a pipeline can take, which is not enough for {count} parts; ask for "
-            f"{len(pool) + 1} or fewer"
-        )
-    places, found = [c.cut for c in pool], list[int]()
-    for k in range(1, count):
-        target, least, most = k * len(plan.nodes) / count, found[-1] + 1 if found else 0, len(pool) - (count - k)
-        i = bisect_left(places, target)
-        near = min((j for j in (i - 1, i) if 0 <= j < len(pool)), key=lambda j: abs(places[j] - target))
-        found.append(min(max(near, least), most))
-    return tuple(pool[i] for i in found)
 
 
 def alike(

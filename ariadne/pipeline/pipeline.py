@@ -21,6 +21,7 @@ from ariadne.guards import Baseline
 from ariadne.pipeline import choice
 from ariadne.halves import Cut, save
 from ariadne.pipeline.alone import alone, parts_of, until
+from ariadne.pipeline.balance import Balance, Costs, balanced, even, op_times
 from ariadne.pipeline.draws import Generators, behind_first, digest, drawing, foresee, microbatch
 from ariadne.pipeline.flight import Flight, Onward, back
 from ariadne.pipeline.micro import parted
@@ -372,12 +373,30 @@ def _onward(plan: TracePlan, cut: SplitCandidate) -> Onward:
     return Onward(cut.split_id, cut.live, copied)
 
 
+def _spread(
+    model: nn.Module, plan: TracePlan, candidates: Sequence[SplitCandidate], example: Example, count: int,
+    balance: Balance | None, times: Sequence[float] | None,
+) -> choice.Cuts:  # fmt: skip
+    """The cuts of so many parts: even, or balanced."""
+    pool = choice.usable(candidates, plan.grad_enabled)
+    if balance is None:
+        return even(pool, len(plan.nodes), count)
+    if balance == "time" and times is None:
+        found = torch.tensor(op_times(model, plan, example), dtype=torch.float64)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.broadcast(found, 0)
+        times = found.tolist()
+    return balanced(pool, Costs.of(balance, model, plan, candidates, example, times), count)
+
+
 def prepare_pipeline(
     model: nn.Module,
     example_inputs: Sequence[Any],
     *,
     parts: int | None = None,
     boundaries: Sequence[str] | None = None,
+    balance: Balance | None = None,
+    times: Sequence[float] | None = None,
     dynamic_batch: tuple[int, int] | None = (1, 64),
     example_kwargs: Mapping[str, Any] | None = None,
     mode: ExecutionMode = "generated_eager",
@@ -386,7 +405,10 @@ def prepare_pipeline(
     """Capture `model` once and cut it in several parts, ready to run and to train on torch's pipeline schedules.
 
     Either `parts`, a number of 2 or more, or `boundaries`, the N - 1 cuts as boundary strings in the order of forward
-    ("after:layer1"). `dynamic_batch` are the sizes that a micro-batch may have. Inputs, `example_kwargs` and `mode` are those of
+    ("after:layer1"). With `parts`, `balance` says what the dearest part is to have least of: "time" (measured here, of each op; or
+    `times`, seconds of each op of the plan), "parameters", "memory" (bytes of parameters and of what ops make) or "boundary_bytes";
+    None makes parts of equal numbers of ops. All ranks must come to the same cuts: where `torch.distributed` is initialised, the
+    times of rank 0 count, and all ranks must call this. `dynamic_batch` are the sizes that a micro-batch may have. Inputs, `example_kwargs` and `mode` are those of
     `prepare_split`. All parts together are held against the model: outputs and gradients, bit for bit. The model is left as found.
 
     Raises what `prepare_split` raises; `FrontierError` too where boundaries don't ascend, where there are fewer usable cuts than asked
@@ -411,7 +433,7 @@ def prepare_pipeline(
     cuts = (
         choice.named(first.plan, found, texts, trains)
         if texts
-        else choice.even(first.plan, found, choice.counted(parts), trains)
+        else _spread(model, first.plan, found, example, choice.counted(parts), balance, times)
     )
     choice.refuse_moved(first.plan, cuts)
     pipeline = Pipeline(model, example, settings, texts, {first.plan: (cuts, first.baseline)}, recapture)
