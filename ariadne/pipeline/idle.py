@@ -81,7 +81,19 @@ def _order(name: str, parts: int, ranks: int, microbatches: int) -> list[list[tu
         )
     except ValueError as error:
         raise SpecError(f"{name}: {error}") from None
+    if cls is schedules.Schedule1F1B:  # torch lists the last rank's forwards from 1 on, and runs what follows
+        return [_one_and_one(part, parts, microbatches) for part in range(parts)]
     return [[*_flat(made.pipeline_order[rank])] for rank in range(ranks)]
+
+
+def _one_and_one(part: int, parts: int, microbatches: int) -> list[tuple[str, int, int]]:
+    """What `Schedule1F1B` runs on a rank: so many forwards ahead, then one back and one forward in turn."""
+    ahead = min(microbatches, parts - part)
+    found = [(_FORWARD, part, i) for i in range(ahead)]
+    for i in range(microbatches):
+        found.append((_BACK, part, i))
+        found += [(_FORWARD, part, i + ahead)] if i + ahead < microbatches else []
+    return found
 
 
 def _flat(actions: Any) -> Iterator[tuple[str, int, int]]:
