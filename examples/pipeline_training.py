@@ -52,13 +52,15 @@ TWO_ON_EACH = ("interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzero
 
 
 def equal_to_whole(
-    whole: nn.Module, pipeline: Pipeline, schedule: Any, batch: tuple[Any, torch.Tensor], loss: Loss, count: int
+    whole: nn.Module, pipeline: Pipeline, schedule: Any, batch: tuple[Any, torch.Tensor], loss: Loss, backward: bool
 ) -> bool:
     """Whether this rank's gradients are those of the whole model over the same micro-batches."""
-    x, y = batch
+    (x, y), count, losses = batch, schedule._n_microbatches, []
     for (args, kwargs), target in zip(pipeline.parted((x,), {}, count), y.tensor_split(count), strict=True):
         with pipeline.microbatch():
-            loss(whole(*args, **kwargs), target).backward()
+            losses.append(loss(whole(*args, **kwargs), target))
+    for one in reversed(losses) if backward else losses:
+        one.backward()
     for p in whole.parameters():
         if p.grad is not None:
             p.grad.div_(count)
@@ -97,7 +99,7 @@ def main() -> None:
         schedule.step(*([x] if first else []), **({"target": y} if last else {}))
         if number == 0:
             torch.set_rng_state(drawn)
-            same = equal_to_whole(whole, pipeline, schedule, (x, y), loss, count)
+            same = equal_to_whole(whole, pipeline, schedule, (x, y), loss, given.schedule.lower() == "loopedbfs")
         optimizer.step()
         if rank == 0:
             print(f"step {number}: loss {torch.stack(schedule.losses).mean():.4f}", flush=True)

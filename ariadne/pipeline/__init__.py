@@ -22,7 +22,7 @@ A model and where to cut it flow in; parts and stages flow out. The schedules, t
 
 from ariadne.pipeline.balance import BALANCES, Costs, Layout, layouts
 from ariadne.pipeline.choice import usable
-from ariadne.pipeline.loaded import LoadedPart, load_part, schedule
+from ariadne.pipeline.loaded import LoadedPart, finish, load_part, schedule
 from ariadne.pipeline.part import Part
 from ariadne.pipeline.pipeline import Pipeline, prepare_pipeline
 
@@ -33,6 +33,7 @@ __all__ = [
     "LoadedPart",
     "Part",
     "Pipeline",
+    "finish",
     "layouts",
     "load_part",
     "prepare_pipeline",

@@ -142,3 +142,16 @@ def schedule(
         raise SpecError(f"under {name} rank {rank} of {world} runs part(s) {wanted}; found {[p.index for p in parts]}")
     ordered = [next(p for p in parts if p.index == i) for i in wanted]
     return made.scheduled(name, [stages.stage_of(p, device, group, p) for p in ordered], microbatches, loss_fn, **options)
+
+
+def finish(stages: Sequence[Any]) -> None:
+    """Complete the gradients of parameters that parts share, after a step of a schedule that you made yourself.
+
+    `stages` are this rank's; every rank of the pipeline calls it, after each step and before its optimizer steps. Schedules that
+    `Pipeline.schedule` made do it by themselves.
+
+    >>> schedule = torch.distributed.pipelining.Schedule1F1B(stage, n_microbatches=8, loss_fn=loss_fn)
+    >>> schedule.step(x)
+    >>> ariadne.pipeline.finish([stage])
+    """
+    importlib.import_module("ariadne.pipeline.steps").finish(stages)
