@@ -96,7 +96,8 @@ class VerificationError(AriadneError, RuntimeError):
 
 
 class PipelineError(AriadneError, RuntimeError):
-    """A step of a pipeline could not be finished: another rank failed, whose error this one tells, or ranks don't fit each other."""
+    """A step of a pipeline could not be finished: another rank failed, whose error this one tells, or ranks don't fit each
+    other."""
 
 
 class HalfError(AriadneError, ValueError):

@@ -1,13 +1,14 @@
 """Train a model in several processes, on torch's pipeline schedules: `torchrun --nproc-per-node 4 examples/pipeline_training.py`.
 
-Each process holds one part of the model (two under schedules that want two), and at the end rank 0 says whether all gradients of the
-first step were the whole model's, bit for bit.
+Each process holds one part of the model (two under schedules that want two), and at the end rank 0 says whether all gradients
+of the first step were the whole model's, bit for bit.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import importlib
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -26,9 +27,8 @@ Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
 def gpt2() -> tuple[nn.Module, Callable[[int], tuple[Any, torch.Tensor]], Loss]:
     """A small GPT-2 with a tied embedding, from transformers."""
-    from transformers import GPT2Config, GPT2LMHeadModel  # only this model needs it
-
-    config = GPT2Config(vocab_size=96, n_positions=32, n_embd=32, n_layer=4, n_head=4, use_cache=False)
+    transformers = importlib.import_module("transformers")  # only this model needs it
+    config = transformers.GPT2Config(vocab_size=96, n_positions=32, n_embd=32, n_layer=4, n_head=4, use_cache=False)
 
     def batch(size: int) -> tuple[Any, torch.Tensor]:
         tokens = torch.randint(96, (size, 17))
@@ -37,7 +37,7 @@ def gpt2() -> tuple[nn.Module, Callable[[int], tuple[Any, torch.Tensor]], Loss]:
     def loss(out: Any, target: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(out["logits"].flatten(0, 1), target.flatten())
 
-    return GPT2LMHeadModel(config), batch, loss
+    return transformers.GPT2LMHeadModel(config), batch, loss
 
 
 def mlp() -> tuple[nn.Module, Callable[[int], tuple[Any, torch.Tensor]], Loss]:
@@ -91,7 +91,9 @@ def main() -> None:
 
     same = True
     for number in range(given.steps):
-        torch.manual_seed(1 + number)  # the same batch on each rank; a data loader would give the first rank x, the last one y
+        torch.manual_seed(
+            1 + number
+        )  # the same batch on each rank; a data loader would give the first rank x, the last one y
         x, y = batch(given.batch)
         drawn = torch.get_rng_state()
         optimizer.zero_grad()

@@ -20,7 +20,9 @@ def add(commands: Commands) -> None:
     """Add the command."""
     made = model_command(commands, "parts", ABOUT, run)
     made.add_argument("--into", type=positive, default=2, metavar="N", help="how many parts (2)")
-    made.add_argument("--balance", choices=BALANCES, default="time", help="what the dearest part is to have least of (time)")
+    made.add_argument(
+        "--balance", choices=BALANCES, default="time", help="what the dearest part is to have least of (time)"
+    )
     made.add_argument("--microbatches", type=positive, metavar="N", help="micro-batches of a step (twice the parts)")
 
 
@@ -40,14 +42,26 @@ def run(options: Namespace) -> Answer:
             timed = subject.owning(lambda: Costs.of("time", subject.model, plan, candidates, example))
     found = layouts(pool, asked, options.into, options.balance)
     count = options.microbatches or 2 * options.into
-    text = [f"{subject.name}: {len(plan.nodes)} ops, {len(pool)} cuts that a pipeline can take, in {options.into} parts"]
+    text = [
+        f"{subject.name}: {len(plan.nodes)} ops, {len(pool)} cuts that a pipeline can take, in {options.into} parts"
+    ]
     data: dict[str, Any] = {"model": subject.name, "ops": len(plan.nodes), "microbatches": count, "layouts": []}
     for layout in found:
         times = timed.parts(layout.cuts)
-        text += ["", f"{layout.name}: the dearest part costs {layout.imbalance:.2f} times the mean", _parts(layout, times, example.batch, len(plan.nodes))]
+        text += [
+            "",
+            f"{layout.name}: the dearest part costs {layout.imbalance:.2f} times the mean",
+            _parts(layout, times, example.batch, len(plan.nodes)),
+        ]
         schedules = _schedules(times, count)
         rows = [[s["schedule"], s["ranks"], s["idle"], s["seconds"]] for s in schedules if "idle" in s]
-        text += ["", table(["schedule", "ranks", ">idle", ">step"], [[n, r, f"{i:.0%}", f"{t * 1e3:.1f} ms"] for n, r, i, t in rows])]
+        text += [
+            "",
+            table(
+                ["schedule", "ranks", ">idle", ">step"],
+                [[n, r, f"{i:.0%}", f"{t * 1e3:.1f} ms"] for n, r, i, t in rows],
+            ),
+        ]
         data["layouts"].append(
             {
                 "name": layout.name,
@@ -59,7 +73,10 @@ def run(options: Namespace) -> Answer:
                 "schedules": schedules,
             }
         )
-    text += ["", f"times are of a forward pass at batch {example.batch} here, back is taken as twice as long; {count} micro-batches a step"]
+    text += [
+        "",
+        f"times are of a forward pass at batch {example.batch} here, back is taken as twice as long; {count} micro-batches a step",
+    ]
     return Answer("\n".join(text), data)
 
 

@@ -1,6 +1,7 @@
 """Balance: where to cut so that the slowest part, with what it sends, is fastest.
 
-Dynamic programming over the usable cuts: the best way to make k parts of the first ops is the best over the last of their cuts. What
+Dynamic programming over the usable cuts: the best way to make k parts of the first ops is the best over the last of their
+cuts. What
 a part costs is a difference of sums, so no op is added up twice; where there are very many cuts, they are thinned out evenly.
 """
 
@@ -10,7 +11,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import torch
@@ -31,7 +32,8 @@ Cuts = tuple[SplitCandidate, ...]
 
 
 def op_times(model: nn.Module, plan: TracePlan, example: Example, rounds: int = 3) -> list[float]:
-    """Seconds that each op of a plan takes here, forward, one after the other; the least of some rounds. The model is left as found."""
+    """Seconds that each op of a plan takes here, forward, one after the other; the least of some rounds. The model is left
+    as found."""
     best = [float("inf")] * len(plan.nodes)
     batch = example.batch if example.batch in plan.batches else next(iter(plan.batches))
     for _ in range(rounds):
@@ -40,7 +42,9 @@ def op_times(model: nn.Module, plan: TracePlan, example: Example, rounds: int = 
         try:
             leaves = example.resized(batch)
             taken: list[float] = []
-            timed = _Timed(plan, Part(SIDES[0], 0, len(plan.nodes), tuple(n for _, n in plan.inputs), None), model, taken)
+            timed = _Timed(
+                plan, Part(SIDES[0], 0, len(plan.nodes), tuple(n for _, n in plan.inputs), None), model, taken
+            )
             given = [leaves[i] for i, _ in plan.inputs]
             if plan.keeps_inputs:
                 given.append(tree.unflatten(leaves, example.spec))
@@ -81,7 +85,8 @@ class Costs:
         cls, by: Balance, model: nn.Module, plan: TracePlan, candidates: Sequence[SplitCandidate], example: Example,
         times: Sequence[float] | None = None, bytes_per_second: float = SEND,
     ) -> Costs:  # fmt: skip
-        """By measured time (or `times`, seconds of each op), bytes of parameters, of parameters and activations, or of what crosses."""
+        """By measured time (or `times`, seconds of each op), bytes of parameters, of parameters and activations, or of what
+        crosses."""
         if by not in BALANCES:
             raise SpecError(f"balance is one of {', '.join(map(repr, BALANCES))}; found {by!r}")
         batch = example.batch
@@ -112,7 +117,7 @@ class Costs:
         """What each part costs with what it sends."""
         ends = [0, *(c.cut for c in cuts), len(self.ops)]
         sums = [0.0, *accumulate(self.ops)]
-        return [sums[b] - sums[a] + self.sends.get(b, 0.0) for a, b in zip(ends, ends[1:], strict=False)]
+        return [sums[b] - sums[a] + self.sends.get(b, 0.0) for a, b in pairwise(ends)]
 
 
 def balanced(pool: Sequence[SplitCandidate], costs: Costs, count: int) -> Cuts:
@@ -206,4 +211,3 @@ def layouts(pool: Sequence[SplitCandidate], costs: Costs, count: int, by: str) -
         ("even in ops", lambda: even(pool, len(costs.ops), count)),
     ]
     return [Layout(name, cuts := make(), tuple(costs.parts(cuts)), costs.unit) for name, make in makers]
-

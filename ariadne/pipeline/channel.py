@@ -1,10 +1,12 @@
-"""Headers between two ranks: small messages of bytes on the CPU, beside those that torch's engine sends; and how an error ends all."""
+"""Headers between two ranks: small messages of bytes on the CPU, beside those that torch's engine sends; and how an error
+ends all."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -42,7 +44,9 @@ class Channel:
         own = "gloo" if set(_backends(backend)) == {"gloo"} else backend
 
         def new(kind: str) -> dist.ProcessGroup:
-            return dist.new_group(ranks, backend=kind, timeout=_timeout(parent), use_local_synchronization=True)
+            made = dist.new_group(ranks, backend=kind, timeout=_timeout(parent), use_local_synchronization=True)
+            assert isinstance(made, dist.ProcessGroup)
+            return made
 
         group = new(own)
         headers = group if "gloo" in _backends(backend) else new("gloo")
@@ -104,8 +108,8 @@ class Channel:
     def fail(self, error: BaseException, where: str) -> BaseException:
         """End the pipeline on all ranks, each with this error; returns what this rank is to raise.
 
-        The first error is kept in the store, and all connections of the pipeline are closed, so that whoever waits for this rank wakes
-        up, finds out why, and closes its own.
+        The first error is kept in the store, and all connections of the pipeline are closed, so that whoever waits for this
+        rank wakes up, finds out why, and closes its own.
         """
         if self.broken:
             return error
@@ -126,7 +130,7 @@ class Channel:
         found.__cause__ = error
         return found
 
-    def _wait_for_readers(self, store: dist.Store, key: str) -> None:
+    def _wait_for_readers(self, store: Any, key: str) -> None:
         """The store may live in this process, and end with it."""
         until = time.monotonic() + _PATIENCE
         while time.monotonic() < until and store.add(f"{key}/read", 0) < dist.get_world_size(self.group) - 1:

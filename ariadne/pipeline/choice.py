@@ -37,7 +37,12 @@ def named(plan: TracePlan, candidates: Sequence[SplitCandidate], boundaries: Seq
 
 
 def alike(
-    plan: TracePlan, candidates: Sequence[SplitCandidate], main: TracePlan, cuts: Cuts, boundaries: Sequence[str], trains: bool
+    plan: TracePlan,
+    candidates: Sequence[SplitCandidate],
+    main: TracePlan,
+    cuts: Cuts,
+    boundaries: Sequence[str],
+    trains: bool,
 ) -> Cuts:
     """Cuts of another plan of the same model, so that each part keeps its parameters."""
     if boundaries and all(b.startswith("after:") for b in boundaries):
@@ -51,7 +56,10 @@ def alike(
         share = cut.cut / len(main.nodes) * len(plan.nodes)
         near = sorted(
             (c for c in pool if not found or c.cut > found[-1].cut),
-            key=lambda c: (c.after != cut.after, abs(c.cut - (cut.cut if len(plan.nodes) == len(main.nodes) else share))),
+            key=lambda c: (
+                c.after != cut.after,
+                abs(c.cut - (cut.cut if len(plan.nodes) == len(main.nodes) else share)),
+            ),
         )
         fit = next((c for c in near[:200] if keeps_sides(plan, c, sides)), None)
         if fit is None:
@@ -102,7 +110,8 @@ def refuse_moved(plan: TracePlan, cuts: Cuts) -> None:
             where = ".".join(str(o) for o in (state[what].origin if what in state else what) if o != "")
             a, b = sorted(both)[:2]
             raise FrontierError(
-                f"a pipeline can't be cut so: {where!r} is written by part {min(wrote)} and used by part {b if a in wrote else a}, and "
+                f"a pipeline can't be cut so: {where!r} is written by part {min(wrote)} and used by part {b if a in wrote "
+                f"else a}, and "
                 "each process would have one of its own. Cut so that one part has both"
             )
 
@@ -111,7 +120,11 @@ def placed(model: nn.Module, plan: TracePlan, cuts: Cuts, index: int) -> dict[in
     """The tensors of the model's tables that a part reads, writes or stores, by id."""
     part, found = parts_of(plan, cuts)[index], dict[int, None]()
     names = {n for node in part.nodes(plan) for n in (*node.reads, *node.writes)}
-    places = [(v.kind, *v.origin[:2]) for n in names if (v := plan.values.get(n)) is not None and v.kind in ("parameter", "buffer")]
+    places = [
+        (v.kind, *v.origin[:2])
+        for n in names
+        if (v := plan.values.get(n)) is not None and v.kind in ("parameter", "buffer")
+    ]
     places += [("buffer", s.path, s.name) for s in part.stores(plan) if s.table == "_buffers"]
     for kind, path, key in places:
         t = model.get_submodule(path).__dict__[f"_{kind}s"].get(key)

@@ -3,8 +3,8 @@
 The whole model draws for all parts of one micro-batch before it draws for the next. The first part runs ahead of the others, so it
 draws what they will draw, too, and throws it away: the ops that draw, on ones of the right sizes. The generator's state travels
 with the micro-batch, and each part goes on from there; the last one holds its own state against what the first foresaw. That is
-the rule "whole". Where what is drawn can't be foreseen, because it follows from data, each micro-batch has a seed of its own, which the
-first part draws: the rule "seeded", the same on any number of parts.
+the rule "whole". Where what is drawn can't be foreseen, because it follows from data, each micro-batch has a seed of its
+own, which the first part draws: the rule "seeded", the same on any number of parts.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def behind_first(plan: TracePlan, cuts: Sequence[Any]) -> tuple[TraceNode, ...]:
     }
     if held:
         raise UnsupportedError(
-            "forward draws from a torch.Generator of its own, of which each process of a pipeline would have another; draw from the "
+            "forward draws from a torch.Generator of its own, of which each process of a pipeline would have another; draw "
+            "from the "
             "default generator"
         )
     return found
@@ -112,7 +113,8 @@ def refuse_unforeseen(state: Mapping[str, bytes], foreseen: str) -> None:
     """Raise `PipelineError` where the last part stands elsewhere than the first foresaw."""
     if foreseen and digest(state) != foreseen:
         raise PipelineError(
-            "the parts of this micro-batch drew other random numbers than the first part foresaw, so those of the next would not be the "
+            "the parts of this micro-batch drew other random numbers than the first part foresaw, so those of the next would "
+            "not be the "
             "whole model's; prepare the pipeline with draws='seeded', which gives each micro-batch a seed of its own"
         )
 

@@ -18,7 +18,8 @@ Shares = dict[str, torch.Tensor]  # of tied parameters, by name: what later part
 
 @dataclass(frozen=True)
 class Onward:
-    """What a part of one plan sends on: the values that cross the cut behind it, and those of them that a later part writes into."""
+    """What a part of one plan sends on: the values that cross the cut behind it, and those of them that a later part writes
+    into."""
 
     split_id: str
     live: tuple[str, ...]
@@ -29,8 +30,8 @@ class Onward:
 class Flight:
     """One micro-batch in one part, from its forward to its backward pass.
 
-    `gives`: what goes on to the next part, with the graph behind it; `output`: what the last part gives instead. `taken`: the values
-    that came in, as the part got them; their gradients come into `arrived`, once `walking` holds something.
+    `gives`: what goes on to the next part, with the graph behind it; `output`: what the last part gives instead. `taken`:
+    the values that came in, as the part got them; their gradients come into `arrived`, once `walking` holds something.
     """
 
     gives: BoundaryPayload | None = None

@@ -12,7 +12,12 @@ from torch.distributed.pipelining import schedules
 from ariadne.errors import SpecError
 from ariadne.pipeline.steps import class_of, stages_of
 
-_FORWARD, _BACK, _INPUT, _WEIGHT = "FORWARD", "FULL_BACKWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT"  # as torch calls them
+_FORWARD, _BACK, _INPUT, _WEIGHT = (
+    "FORWARD",
+    "FULL_BACKWARD",
+    "BACKWARD_INPUT",
+    "BACKWARD_WEIGHT",
+)  # as torch calls them
 
 
 @dataclass(frozen=True)
@@ -33,8 +38,8 @@ def ranks_of(name: str, parts: int) -> int:
 def played(name: str, parts: Sequence[float], microbatches: int, backward: float = 2.0) -> Played:
     """A step in which parts take so long forward for a micro-batch, what they send included, and `backward` times that back.
 
-    Walks to inputs and to parameters take half of that each. Each action begins as soon as its rank has done those before it, and what
-    it needs of other ranks is there. Raises `SpecError` where the schedule can't run so many parts or micro-batches.
+    Walks to inputs and to parameters take half of that each. Each action begins as soon as its rank has done those before
+    it, and what it needs of other ranks is there. Raises `SpecError` where the schedule can't run so many parts or micro-batches.
     """
     ranks = ranks_of(name, len(parts))
     order, last = _order(name, len(parts), ranks, microbatches), len(parts) - 1
@@ -61,7 +66,9 @@ def played(name: str, parts: Sequence[float], microbatches: int, backward: float
                 at[rank] += 1
                 moved = True
     if any(a < len(mine) for a, mine in zip(at, order, strict=True)):
-        raise SpecError(f"{name} can't run {len(parts)} parts with {microbatches} micro-batches: it waits for what does not come")
+        raise SpecError(
+            f"{name} can't run {len(parts)} parts with {microbatches} micro-batches: it waits for what does not come"
+        )
     seconds = max(clocks)
     return Played(name, ranks, seconds, 1 - busy / (ranks * seconds) if seconds else 0.0)
 
@@ -77,7 +84,9 @@ def _order(name: str, parts: int, ranks: int, microbatches: int) -> list[list[tu
     ]  # fmt: skip
     try:
         made = cls(
-            stages[0] if issubclass(cls, schedules.PipelineScheduleSingle) else stages, microbatches, loss_fn=lambda *_: None
+            stages[0] if issubclass(cls, schedules.PipelineScheduleSingle) else stages,
+            microbatches,
+            loss_fn=lambda *_: None,
         )
     except ValueError as error:
         raise SpecError(f"{name}: {error}") from None

@@ -1,6 +1,7 @@
 """A walk back in two: first to what came into a part, which the part before waits for; then to the part's own parameters.
 
-Zero-bubble schedules are made of it. torch's engine tells where the two part in the graph: at the nodes that lie on a way to what came
+Zero-bubble schedules are made of it. torch's engine tells where the two part in the graph: at the nodes that lie on a way to
+what came
 in and have parameters beside them. The first walk keeps the gradients that arrive there, the second starts from these. Where each
 parameter is used once, both together give what one walk gives, bit for bit; elsewhere the first walk does all.
 """
@@ -40,7 +41,8 @@ class Later:
 
 
 def halves_well(part: Part, flight: Flight, loss: Any, shares: Mapping[str, torch.Tensor]) -> bool:
-    """Whether a walk may go in two: no parameter is used twice, shared with another part, reached by the loss itself or has hooks."""
+    """Whether a walk may go in two: no parameter is used twice, shared with another part, reached by the loss itself or has
+    hooks."""
     if shares or part.tied or not flight.taken or not part.reads_once:
         return False
     if flight.gives is None and (not isinstance(loss, torch.Tensor) or leaves_of(loss, flight.ends)):
@@ -59,7 +61,7 @@ def back_to_inputs(
     nodes = [get_gradient_edge(p).node for p in part.parameters() if p.requires_grad]
     ways = construct_reverse_graph([e.node for e in edges])
     nodes = [n for n in nodes if n in ways]
-    groups = get_param_groups([t.grad_fn for t in flight.taken if t.grad_fn in ways], nodes, ways)  # type: ignore[misc]
+    groups = get_param_groups([t.grad_fn for t in flight.taken if t.grad_fn in ways], nodes, ways)
     handles = []
     try:
         for group in groups:
@@ -74,7 +76,9 @@ def back_to_inputs(
             handle.remove()
     reached = {id(n) for group in groups for n in group["params"]}
     left = [n.variable for n in nodes if id(n) not in reached]  # type: ignore[attr-defined]
-    return dict(zip(flight.labels, found, strict=True)), Later(groups, roots if left else [], given if left else [], left)
+    return dict(zip(flight.labels, found, strict=True)), Later(
+        groups, roots if left else [], given if left else [], left
+    )
 
 
 def _kept(into: list[Any], i: int) -> Any:
@@ -87,7 +91,9 @@ def _kept(into: list[Any], i: int) -> Any:
 def _walk(group: dict[str, Any]) -> None:
     """From the nodes of a group to its parameters."""
     edges, given, handles = [], [], []
-    pairs = [(node, kept) for node, kept in zip(group["intermediates"], group["grads"], strict=True) if kept is not None]
+    pairs = [
+        (node, kept) for node, kept in zip(group["intermediates"], group["grads"], strict=True) if kept is not None
+    ]
     for node, kept in pairs:
         for i, gradient in enumerate(kept):
             if gradient is not None:

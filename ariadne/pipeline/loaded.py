@@ -27,7 +27,9 @@ class LoadedPart(Part):
     def __init__(self, half: Half) -> None:
         told = mapped(half.__dict__["_data"].get("pipeline", {}), "what it says of its pipeline")
         if not told:
-            raise HalfError("this is a half, not a part of a pipeline: load it with ariadne.load, or write it with pipeline.save_part")
+            raise HalfError(
+                "this is a half, not a part of a pipeline: load it with ariadne.load, or write it with pipeline.save_part"
+            )
         need(told.keys() == {"index", "count", "tied", "onward", "draws"}, "what it says of its pipeline is malformed")
         of = count(told["count"], "the number of parts", 2, 2**16)
         index = count(told["index"], "the part", 0, of - 1)
@@ -41,7 +43,10 @@ class LoadedPart(Part):
         need(bool(onward) == (index < of - 1), "what goes on is malformed")
         for name, users in tied.items():
             need(len(users) > 1 and users == tuple(sorted(set(users))), "the shared parameters are malformed")
-            need(index not in users or name in dict(self.named_parameters(remove_duplicate=False)), f"{name[:80]!r} is not in it")
+            need(
+                index not in users or name in dict(self.named_parameters(remove_duplicate=False)),
+                f"{name[:80]!r} is not in it",
+            )
         self.__dict__.update(_half=half, _onward=onward, draws="seeded" if flag(told["draws"], "draws") else "whole")
 
     @property
@@ -110,8 +115,8 @@ def _onward(value: Any) -> Onward:
 def load_part(path: str | os.PathLike[str], **options: Any) -> LoadedPart:
     """Read a part that `pipeline.save_part` wrote: it needs neither the model's code nor the other parts.
 
-    `options` are those of `ariadne.load`: `weights`, `device`, `dtype`, `allow`. Raises `HalfError` as it does, and for a half that is
-    not a part of a pipeline.
+    `options` are those of `ariadne.load`: `weights`, `device`, `dtype`, `allow`. Raises `HalfError` as it does, and for a
+    half that is not a part of a pipeline.
 
     >>> part = load_part("part1.safetensors")
     >>> schedule = ariadne.pipeline.schedule("1F1B", [part], microbatches=8, loss_fn=loss_fn)
@@ -141,7 +146,9 @@ def schedule(
     if sorted(p.index for p in parts) != sorted(wanted):
         raise SpecError(f"under {name} rank {rank} of {world} runs part(s) {wanted}; found {[p.index for p in parts]}")
     ordered = [next(p for p in parts if p.index == i) for i in wanted]
-    return made.scheduled(name, [stages.stage_of(p, device, group, p) for p in ordered], microbatches, loss_fn, **options)
+    return made.scheduled(
+        name, [stages.stage_of(p, device, group, p) for p in ordered], microbatches, loss_fn, **options
+    )
 
 
 def finish(stages: Sequence[Any]) -> None:

@@ -1,8 +1,8 @@
 """What a hop carries: a header as bytes without pickle, and the memory of tensors as it lies.
 
-The header says of each tensor its dtype, shape, strides and where it begins within 64 bytes, so that the receiver makes room for just
-that and lays it out as it was: kernels may round by strides and by alignment. So no size has to be known before: each micro-batch may
-have its own. Tensors with gaps or repeats are sent without them.
+The header says of each tensor its dtype, shape, strides and where it begins within 64 bytes, so that the receiver makes room
+for just that and lays it out as it was: kernels may round by strides and by alignment. So no size has to be known before: each
+micro-batch may have its own. Tensors with gaps or repeats are sent without them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from ariadne.boundary import decode, encode
 from ariadne.errors import BoundaryError, PayloadError
 
 _ALIGN = 64
-Row = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]  # shape, strides, bytes by which it begins after a multiple of 64
+Row = tuple[
+    torch.dtype, tuple[int, ...], tuple[int, ...], int
+]  # shape, strides, bytes by which it begins after a multiple of 64
 
 
 @dataclass
@@ -59,7 +61,9 @@ def packed(message: Message) -> tuple[bytes, list[torch.Tensor]]:
     with torch.inference_mode(False), torch.no_grad():
         for name, t in message.tensors.items():
             if t.layout is not torch.strided or t.is_nested or t.is_meta or t.is_quantized:
-                raise BoundaryError(f"{name!r} is not a dense tensor, and can't go on to another process; cut elsewhere")
+                raise BoundaryError(
+                    f"{name!r} is not a dense tensor, and can't go on to another process; cut elsewhere"
+                )
             t = t.detach().resolve_conj().resolve_neg()
             rows.append((name, t.dtype, tuple(t.shape), tuple(t.stride()), t.data_ptr() % _ALIGN if t.numel() else 0))
             if t.numel():
@@ -80,7 +84,7 @@ class Room:
         self._gapped: list[tuple[torch.Tensor, torch.Tensor]] = []
         with torch.inference_mode(False), torch.no_grad():
             for name, *row in rows:
-                self._tensors[name] = self._lay(tuple(row), device)  # type: ignore[arg-type]
+                self._tensors[name] = self._lay(tuple(row), device)
 
     def _lay(self, row: Row, device: torch.device) -> torch.Tensor:
         dtype, shape, strides, start = row

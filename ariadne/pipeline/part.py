@@ -37,6 +37,8 @@ class Part(nn.Module):
 
     index: int
     count: int
+    _root: nn.Module
+    _tied: dict[str, tuple[int, ...]]
 
     @property
     def runtime(self) -> SplitRuntime:
@@ -56,8 +58,7 @@ class Part(nn.Module):
     @property
     def shared(self) -> dict[str, tuple[int, ...]]:
         """The parameters that more than one part uses, with these parts in order."""
-        found: dict[str, tuple[int, ...]] = self.__dict__["_tied"]
-        return found
+        return self._tied
 
     @property
     def reads_once(self) -> bool:
@@ -75,9 +76,10 @@ class Part(nn.Module):
                 value = plan.values.get(name)
                 if value is None or value.kind != "parameter":
                     continue
-                table = self.runtime.model.get_submodule(value.origin[0])._parameters
-                if (p := table.get(value.origin[1])) is not None and (id(p) in seen or seen.add(id(p))):
+                p = self.runtime.model.get_submodule(value.origin[0])._parameters.get(value.origin[1])
+                if p is not None and id(p) in seen:
                     return True
+                seen.add(id(p))
         return False
 
     @property
@@ -90,7 +92,9 @@ class Part(nn.Module):
         if self.index == 0:
             return first(self.runtime, args, kwargs, trains)
         if len(args) != 1 or not isinstance(args[0], BoundaryPayload):
-            raise SpecError(f"part {self.index} of {self.count} takes the boundary that part {self.index - 1} gave, and nothing else")
+            raise SpecError(
+                f"part {self.index} of {self.count} takes the boundary that part {self.index - 1} gave, and nothing else"
+            )
         return later(self.runtime, args[0], self.onward, trains)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -106,6 +110,11 @@ class Part(nn.Module):
 class ModelPart(Part):
     """A part of a model that is here: it reads the model's own tensors, and follows them."""
 
+    _model: nn.Module
+    _runtime: Callable[[int], SplitRuntime]
+    _onward: Callable[[int], Mapping[str, Onward]]
+    _places: tuple[tuple[str, str, str], ...]
+
     def __init__(self, index: int, count: int, model: nn.Module, tied: Mapping[str, tuple[int, ...]],
                  places: Iterable[tuple[str, str, str]], runtime: Callable[[int], SplitRuntime],
                  onward: Callable[[int], Mapping[str, Onward]]) -> None:  # fmt: skip
@@ -115,14 +124,12 @@ class ModelPart(Part):
     @property
     def runtime(self) -> SplitRuntime:
         """What runs it."""
-        found: SplitRuntime = self._runtime(self.index)
-        return found
+        return self._runtime(self.index)
 
     @property
     def onward(self) -> Mapping[str, Onward]:
         """What goes on to the next part, by the signature of the plan; empty for the last part."""
-        found: Mapping[str, Onward] = self._onward(self.index)
-        return found
+        return self._onward(self.index)
 
     def foreign(self) -> list[torch.Tensor]:
         """Parameters of the model that this part does not use."""

@@ -18,8 +18,8 @@ from ariadne.capture import Captured, Example, Snapshot
 from ariadne.cut import SIDES, ExecutionMode, SplitCandidate, SplitSpec, frontiers, parse_boundary
 from ariadne.errors import AriadneError, SpecError
 from ariadne.guards import Baseline
-from ariadne.pipeline import choice
 from ariadne.halves import Cut, save
+from ariadne.pipeline import choice
 from ariadne.pipeline.alone import alone, parts_of, until
 from ariadne.pipeline.balance import Balance, Costs, balanced, even, op_times
 from ariadne.pipeline.draws import Generators, behind_first, digest, drawing, foresee, microbatch
@@ -31,7 +31,7 @@ from ariadne.prepare import Recapture, captured_for, example_of
 from ariadne.runtime import Settings, SplitRuntime, prove, told_apart
 
 if TYPE_CHECKING:
-    from ariadne.pipeline.stage import Stage
+    from torch.distributed.pipelining import PipelineStage
 
 
 class _Unserved(Exception):
@@ -60,7 +60,9 @@ class _Chain:
         entered = one.enter(args, kwargs)
         if entered is None or not one.prefix_guard():
             one.prefix_guard.explain()
-            raise AriadneError("a plan does not accept the inputs that it was captured from; please report this as a bug")
+            raise AriadneError(
+                "a plan does not accept the inputs that it was captured from; please report this as a bug"
+            )
         values = one.prefix(*entered)
         for variant in others:
             values = variant.suffix(entered[0], *values)
@@ -70,8 +72,8 @@ class _Chain:
 class Pipeline:
     """A model cut in several parts, made by `prepare_pipeline`.
 
-    `parts[i]` is part i as a module; called one after the other in one process, they give what the model gives. `stage(i)` is part i
-    as a `torch.distributed.pipelining.PipelineStage`, for any of torch's schedules. `cuts` are the cuts between them.
+    `parts[i]` is part i as a module; called one after the other in one process, they give what the model gives. `stage(i)`
+    is part i as a `torch.distributed.pipelining.PipelineStage`, for any of torch's schedules. `cuts` are the cuts between them.
 
     >>> pipeline = prepare_pipeline(model, (torch.randn(4, 3, 224, 224),), parts=2)
     >>> pipeline
@@ -161,7 +163,7 @@ class Pipeline:
 
     # --- across processes ---------------------------------------------------------------------------------------------
 
-    def stage(self, index: int, *, device: torch.device | str | None = None, group: Any = None) -> Stage:
+    def stage(self, index: int, *, device: torch.device | str | None = None, group: Any = None) -> PipelineStage:
         """Part `index` as a stage for torch's schedules, once `torch.distributed` is initialised.
 
         `device`: where it runs; None means where its parameters are, and else they are moved. `group`: the process group of the
@@ -171,7 +173,9 @@ class Pipeline:
         >>> schedule = torch.distributed.pipelining.Schedule1F1B(stage, n_microbatches=8, loss_fn=loss_fn)
         """
         self._refuse_absent(index)
-        found: Stage = importlib.import_module("ariadne.pipeline.stage").stage_of(self.parts[index], device, group, self)
+        found: PipelineStage = importlib.import_module("ariadne.pipeline.stage").stage_of(
+            self.parts[index], device, group, self
+        )
         return found
 
     def schedule(
@@ -186,10 +190,11 @@ class Pipeline:
     ) -> Any:
         """One of torch's schedules, with the stages that it wants on this rank; its `step` and `eval` are torch's.
 
-        `name`: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble or DualPipeV. `options` go to torch's class,
+        `name`: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble or DualPipeV. `options` go to
+        torch's class,
         as `scale_grads`. Beyond torch's own: inputs are parted along the batch alone, and the last micro-batches may be smaller; an
-        error on one rank is raised on all; parameters that parts share get the whole gradient on each rank; `schedule.losses` has the
-        losses of the last step on every rank; `schedule.stages` are this rank's.
+        error on one rank is raised on all; parameters that parts share get the whole gradient on each rank;
+        `schedule.losses` has the losses of the last step on every rank; `schedule.stages` are this rank's.
 
         >>> schedule = pipeline.schedule("1F1B", microbatches=8, loss_fn=F.cross_entropy)
         >>> optimizer = torch.optim.SGD([p for s in schedule.stages for p in s.submod.parameters()], lr=0.1)
@@ -216,7 +221,8 @@ class Pipeline:
 
     @contextmanager
     def microbatch(self, generators: Generators | None = None) -> Iterator[None]:
-        """What the whole model must run a micro-batch in, to draw what the pipeline draws; only under the rule "seeded" is it anything.
+        """What the whole model must run a micro-batch in, to draw what the pipeline draws; only under the rule "seeded" is
+        it anything.
 
         >>> with pipeline.microbatch():
         ...     loss = loss_fn(model(x), y)
@@ -241,8 +247,8 @@ class Pipeline:
     def save_part(self, index: int, path: str | os.PathLike[str]) -> None:
         """Write part `index` to a file as a half is written, for a rank that has it alone: `ariadne.pipeline.load_part` reads it.
 
-        The file has the plans that were captured so far. From files a micro-batch that draws has a seed of its own (the rule "seeded").
-        Raises `SpecError` for a part that there is not, and what `SplitRuntime.save` raises.
+        The file has the plans that were captured so far. From files a micro-batch that draws has a seed of its own (the rule
+        "seeded"). Raises `SpecError` for a part that there is not, and what `SplitRuntime.save` raises.
 
         >>> pipeline.save_part(1, "part1.safetensors")
         """
@@ -312,9 +318,12 @@ class Pipeline:
         plan, nodes = self.drawing(self.plan.signature)
         if not nodes:
             return True
-        generators, snapshot = Generators(torch.device(self.plan.values[self.plan.inputs[0][1]].device)), Snapshot(self.model)
+        generators, snapshot = (
+            Generators(torch.device(self.plan.values[self.plan.inputs[0][1]].device)),
+            Snapshot(self.model),
+        )
         snapshot.save_written(plan)
-        batch = next((b for b in (self.example.batch, *plan.batches) if b in plan.batches))
+        batch = next(b for b in (self.example.batch, *plan.batches) if b in plan.batches)
         args, kwargs = tree.unflatten(self.example.resized(batch), self.example.spec)
         try:
             boundary = self.parts[0](*args, **kwargs)
@@ -408,18 +417,22 @@ def prepare_pipeline(
     ("after:layer1"). With `parts`, `balance` says what the dearest part is to have least of: "time" (measured here, of each op; or
     `times`, seconds of each op of the plan), "parameters", "memory" (bytes of parameters and of what ops make) or "boundary_bytes";
     None makes parts of equal numbers of ops. All ranks must come to the same cuts: where `torch.distributed` is initialised, the
-    times of rank 0 count, and all ranks must call this. `dynamic_batch` are the sizes that a micro-batch may have. Inputs, `example_kwargs` and `mode` are those of
+    times of rank 0 count, and all ranks must call this. `dynamic_batch` are the sizes that a micro-batch may have. Inputs,
+    `example_kwargs` and `mode` are those of
     `prepare_split`. All parts together are held against the model: outputs and gradients, bit for bit. The model is left as found.
 
-    Raises what `prepare_split` raises; `FrontierError` too where boundaries don't ascend, where there are fewer usable cuts than asked
-    for, and where one part would write what another uses.
+    Raises what `prepare_split` raises; `FrontierError` too where boundaries don't ascend, where there are fewer usable cuts
+    than asked for, and where one part would write what another uses.
 
     >>> pipeline = prepare_pipeline(model, (torch.randn(4, 3, 224, 224),), parts=4)
     >>> torch.equal(pipeline(x), model(x))
     True
     """
     if (parts is None) == (boundaries is None):
-        raise SpecError("say either parts=, a number of parts, or boundaries=, where to cut; found " + ("neither" if parts is None else "both"))
+        raise SpecError(
+            "say either parts=, a number of parts, or boundaries=, where to cut; found "
+            + ("neither" if parts is None else "both")
+        )
     texts = [] if boundaries is None else [boundaries] if isinstance(boundaries, str) else [*boundaries]
     if boundaries is not None and not texts:
         raise SpecError("boundaries names no cut; name one or more, such as ['after:layer1', 'after:layer2']")

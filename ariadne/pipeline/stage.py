@@ -1,6 +1,7 @@
 """A part as a stage of torch's pipeline engine: what its schedules ask of a stage, answered by the part.
 
-torch's own stage fixes the sizes of what crosses at its first step, sends tensors alone, turns gradients that are not there into zeros,
+torch's own stage fixes the sizes of what crosses at its first step, sends tensors alone, turns gradients that are not there
+into zeros,
 and lays gradients out anew. This one sends a header before each micro-batch, of any size, dtype and number of values, and passes
 gradients on as they arrive.
 """
@@ -79,7 +80,9 @@ class Stage(PipelineStage):
         self._kept: dict[int, int] = {}
         self._later: dict[int, Later] = {}
         self.batches: dict[int, int] = {}
-        self.compared: set[str] = set()  # of the shared parameters those whose numbers were held against the other ranks'
+        self.compared: set[str] = (
+            set()
+        )  # of the shared parameters those whose numbers were held against the other ranks'
 
     @contextmanager
     def told(self, doing: str) -> Iterator[None]:
@@ -132,7 +135,11 @@ class Stage(PipelineStage):
         self._coming.here[mb_index] = _told(prev_stage_outputs)
 
     def forward_one_chunk(
-        self, fwd_chunk_id: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, save_forward_output: bool = True
+        self,
+        fwd_chunk_id: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+        save_forward_output: bool = True,
     ) -> Any:
         """Run one micro-batch forward; `args` and `kwargs` are the model's, and only the first part reads them."""
         with self.told(f"forward of micro-batch {fwd_chunk_id}"):

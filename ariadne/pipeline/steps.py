@@ -1,7 +1,7 @@
 """torch's schedules, with what a step of several processes needs around them.
 
-What runs when is torch's. Around a step: inputs are parted as the plan says, errors end all ranks, parameters that parts share get the
-whole gradient on each rank, and losses are handed to all.
+What runs when is torch's. Around a step: inputs are parted as the plan says, errors end all ranks, parameters that parts
+share get the whole gradient on each rank, and losses are handed to all.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch.distributed.pipelining import schedules
 from ariadne.errors import PipelineError, SpecError
 from ariadne.halves import digest
 from ariadne.pipeline.channel import Channel
-from ariadne.pipeline.micro import merged
 from ariadne.pipeline.message import Message, Room, packed
+from ariadne.pipeline.micro import merged
 from ariadne.pipeline.stage import Stage
 
 NAMES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
@@ -42,7 +42,9 @@ def stages_of(name: str, count: int, rank: int, world: int) -> list[int]:
         return [rank]
     if name.lower() in [n.lower() for n in _V]:
         if count != 2 * world:
-            raise SpecError(f"{name} runs two parts on each rank: {world} ranks need {2 * world} parts, there are {count}")
+            raise SpecError(
+                f"{name} runs two parts on each rank: {world} ranks need {2 * world} parts, there are {count}"
+            )
         return [rank, count - 1 - rank]
     if count % world:
         raise SpecError(f"{name} runs as many parts on each rank: {count} parts don't go into {world} ranks")
@@ -84,12 +86,10 @@ class Together:
             return super()._compute_loss(*args, **kwargs)  # type: ignore[misc]
 
     def _update_losses(self, stages: Any, losses: list[Any] | None) -> None:
-        if self._internal_losses:  # type: ignore[has-type]
+        if self._internal_losses:  # type: ignore[attr-defined]
             super()._update_losses(stages, losses)  # type: ignore[misc]
 
-    def _split_inputs(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
-    ) -> tuple[list[Any], list[Any]]:
+    def _split_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> tuple[list[Any], list[Any]]:
         pipeline, n = self.stages[0].pipeline, self._n_microbatches  # type: ignore[attr-defined]
         asked = self._args_chunk_spec is not None or self._kwargs_chunk_spec is not None  # type: ignore[attr-defined]
         if asked or not (args or kwargs):
@@ -120,7 +120,8 @@ def scheduled(
 def finish(stages: Sequence[Stage]) -> None:
     """Give each rank the whole gradient of the parameters that its parts share with others.
 
-    The part that uses a parameter first has summed it up; it goes from there to the other parts. All ranks of the pipeline do so after
+    The part that uses a parameter first has summed it up; it goes from there to the other parts. All ranks of the pipeline
+    do so after
     each step. At the first the numbers of the parameter are held against each other, too: they must be one and the same.
     """
     channel, ranks = stages[0].channel, stages[0].stage_index_to_group_rank
@@ -141,7 +142,8 @@ def finish(stages: Sequence[Stage]) -> None:
                 message = _received(channel, ranks[owner], _TIES, p.device)
                 if first and message.data != _digest(p):
                     raise PipelineError(
-                        f"{name!r} is one parameter of parts {', '.join(map(str, users))}, and its numbers on rank {channel.rank} are "
+                        f"{name!r} is one parameter of parts {', '.join(map(str, users))}, and its numbers on rank "
+                        f"{channel.rank} are "
                         f"others than on rank {ranks[owner]}; build the model from one seed, or load one state dict on all ranks"
                     )
                 _put(p, None, message.tensors.get(""))

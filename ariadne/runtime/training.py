@@ -226,7 +226,8 @@ def _reached(
 def roots_of(
     boundary: BoundaryPayload, gradients: Mapping[str, torch.Tensor | None]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Where a walk back through a boundary's graph begins, and the gradient for each; `BoundaryError` for one that is not its own."""
+    """Where a walk back through a boundary's graph begins, and the gradient for each; `BoundaryError` for one that is not
+    its own."""
     assert boundary._graph is not None
     held: dict[str, torch.Tensor] = {}
     for label, value in zip(boundary.labels, boundary._graph, strict=True):

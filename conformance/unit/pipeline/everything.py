@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from ariadne.pipeline.steps import NAMES, stages_of
 from ariadne.errors import SpecError
+from ariadne.pipeline.steps import NAMES, stages_of
 from conformance.unit.pipeline.nets import CASES
 from conformance.unit.pipeline.ranks import matrix, run
 
@@ -31,9 +31,13 @@ def main() -> int:
     for world in (2, 4):
         asked = cases(world)
         for rank, (error, result) in enumerate(run(matrix, world, asked, limit=1200)):
-            bad = {case: words for case, words in result.items() if words} if error is None else {"all": [error, result]}
+            bad = (
+                {case: words for case, words in result.items() if words} if error is None else {"all": [error, result]}
+            )
             wrong += len(bad)
-            print(f"{world} ranks, rank {rank}: {len(asked) - len(bad)} of {len(asked)} equal", *bad.items(), sep="\n  ")
+            print(
+                f"{world} ranks, rank {rank}: {len(asked) - len(bad)} of {len(asked)} equal", *bad.items(), sep="\n  "
+            )
     return int(wrong > 0)
 
 

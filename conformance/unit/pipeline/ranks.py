@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from ariadne import tree
 from ariadne.compare import difference
-from ariadne.pipeline import Pipeline, load_part, prepare_pipeline, schedule as schedule_of
+from ariadne.pipeline import Pipeline, load_part, prepare_pipeline
+from ariadne.pipeline import schedule as schedule_of
 from ariadne.pipeline.micro import merged
 from ariadne.pipeline.steps import stages_of
 from conformance.unit.pipeline.nets import CASES
@@ -46,7 +47,9 @@ def run(job: Callable[..., Any], world: int, *args: Any, limit: float = LIMIT) -
     queue = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            context.Process(target=_rank, args=(job, rank, world, str(Path(folder) / "store"), args, queue), daemon=True)
+            context.Process(
+                target=_rank, args=(job, rank, world, str(Path(folder) / "store"), args, queue), daemon=True
+            )
             for rank in range(world)
         ]
         for process in processes:
@@ -102,7 +105,9 @@ def step(schedule: Any, case: str, size: int, seed: int, training: bool = True) 
         return schedule.eval(*args)
 
 
-def whole_step(net: torch.nn.Module, pipeline: Pipeline, schedule: str, case: str, size: int, seed: int, count: int) -> Any:
+def whole_step(
+    net: torch.nn.Module, pipeline: Pipeline, schedule: str, case: str, size: int, seed: int, count: int
+) -> Any:
     """The same step of the whole model over the same micro-batches, in the schedule's order."""
     g = torch.Generator().manual_seed(seed)
     inputs, target = CASES[case].inputs(size, g), CASES[case].target(size, g)
@@ -120,7 +125,15 @@ def whole_step(net: torch.nn.Module, pipeline: Pipeline, schedule: str, case: st
 
 
 def train(
-    rank: int, world: int, case: str, schedule: str, parts: int, count: int, optimizer: str = "SGD", draws: str | None = None, files: str = ""
+    rank: int,
+    world: int,
+    case: str,
+    schedule: str,
+    parts: int,
+    count: int,
+    optimizer: str = "SGD",
+    draws: str | None = None,
+    files: str = "",
 ) -> list[str]:
     """Three optimizer steps on batches that differ, with evaluation between; what differs from the whole model, on this rank."""
     net, pipeline = made(case, parts, draws=draws)

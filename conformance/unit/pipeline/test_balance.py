@@ -38,13 +38,14 @@ def test_no_other_cuts_have_a_cheaper_dearest_part(seed: int, count: int) -> Non
 
 def test_sixty_four_parts_of_ten_thousand_ops_are_planned_in_seconds() -> None:
     draw = random.Random(0)
-    costs = Costs(tuple(draw.expovariate(1.0) for _ in range(10_000)), {c: 0.01 for c in range(1, 10_000)}, "s")
+    costs = Costs(tuple(draw.expovariate(1.0) for _ in range(10_000)), dict.fromkeys(range(1, 10000), 0.01), "s")
     pool = [candidate(c) for c in range(1, 10_000)]
     start = time.monotonic()
     cuts = balanced(pool, costs, 64)
     taken = time.monotonic() - start
     parts = costs.parts(cuts)
-    assert len(parts) == 64 and max(parts) < 1.15 * sum(parts) / 64 < max(costs.parts(even(pool, 10_000, 64)))
+    assert len(parts) == 64
+    assert max(parts) < 1.15 * sum(parts) / 64 < max(costs.parts(even(pool, 10_000, 64)))
     assert taken < 60  # 10 on an idle machine
 
 
@@ -58,7 +59,8 @@ def test_op_times_are_measured_for_each_op_and_leave_the_model_as_it_was() -> No
     before = {name: t.clone() for name, t in net.state_dict().items()}
     assert isinstance(net, Normed)
     times = op_times(net, pipeline.plan, pipeline.example)
-    assert len(times) == len(pipeline.plan.nodes) and min(times) > 0
+    assert len(times) == len(pipeline.plan.nodes)
+    assert min(times) > 0
     assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
 
 
@@ -101,12 +103,13 @@ def test_the_balanced_cuts_stand_beside_the_even_ones() -> None:
 @pytest.mark.parametrize(("parts", "microbatches"), [(2, 4), (4, 8), (4, 4)])
 def test_idle_shares_are_those_of_the_textbook(name: str, parts: int, microbatches: int) -> None:
     found = played(name, [1.0] * parts, microbatches)
-    assert found.ranks == parts and found.seconds == 3.0 * (microbatches + parts - 1)
+    assert found.ranks == parts
+    assert found.seconds == 3.0 * (microbatches + parts - 1)
     assert found.idle == pytest.approx((parts - 1) / (microbatches + parts - 1))
 
 
 def test_schedules_with_less_idle_time_show_less() -> None:
     shares = {n: played(n, [1.0] * 8, 8).idle for n in ("LoopedBFS", "Interleaved1F1B", "ZBVZeroBubble")}
     assert shares["ZBVZeroBubble"] < shares["Interleaved1F1B"] < played("1F1B", [2.0] * 4, 8).idle
-    with pytest.raises(SpecError, match="at least as many microbatches|DualPipeV"):
+    with pytest.raises(SpecError, match="at least as many microbatches"):
         played("DualPipeV", [1.0] * 8, 2)

@@ -69,7 +69,8 @@ def test_a_tied_parameter_has_its_first_name_in_each_part_that_uses_it() -> None
     assert pipeline.tied == {"embed.weight": (0, 2)}
     assert isinstance(net, TiedEmbedding)
     assert pipeline.parts[2].tied["embed.weight"] is net.embed.weight
-    assert pipeline.parts[0].owned == {"embed.weight"} and not pipeline.parts[2].owned
+    assert pipeline.parts[0].owned == {"embed.weight"}
+    assert not pipeline.parts[2].owned
 
 
 def test_boundaries_are_cut_where_they_are_named() -> None:
@@ -134,9 +135,12 @@ def test_a_batch_smaller_than_the_number_of_micro_batches_is_told() -> None:
 def test_inputs_are_parted_along_the_batch_alone_and_outputs_joined_again() -> None:
     _, pipeline = made("integers", 2)
     micro = pipeline.parted((torch.arange(42.0).view(7, 6), 0.5), {}, 3)
-    assert [args[0].shape[0] for args, _ in micro] == [3, 2, 2] and {args[1] for args, _ in micro} == {0.5}
+    assert [args[0].shape[0] for args, _ in micro] == [3, 2, 2]
+    assert {args[1] for args, _ in micro} == {0.5}
     out = merged([{"y": args[0], "n": 3, "loss": args[0].sum()} for args, _ in micro], [3, 2, 2])
-    assert torch.equal(out["y"], torch.arange(42.0).view(7, 6)) and out["n"] == 3 and len(out["loss"]) == 3
+    assert torch.equal(out["y"], torch.arange(42.0).view(7, 6))
+    assert out["n"] == 3
+    assert len(out["loss"]) == 3
 
 
 def test_a_boundary_of_another_cut_is_refused() -> None:
@@ -218,7 +222,8 @@ def test_a_part_is_saved_and_loaded_without_the_model(tmp_path: Path) -> None:
         assert part.index == 2 or isinstance(value, BoundaryPayload)
     with torch.no_grad():
         assert difference(net(tokens), value) is None
-    assert parts[2].shared == {"embed.weight": (0, 2)} and "embed.weight" in parts[2].state_dict()
+    assert parts[2].shared == {"embed.weight": (0, 2)}
+    assert "embed.weight" in parts[2].state_dict()
     assert not {*parts[1].state_dict()} & {*parts[0].state_dict()}
 
 
@@ -233,6 +238,7 @@ def test_a_half_is_not_taken_for_a_part(tmp_path: Path) -> None:
 
 def test_a_pipeline_needs_torch_distributed_for_stages_alone() -> None:
     _, pipeline = made("skip", 2)
-    assert isinstance(pipeline, Pipeline) and len(pipeline) == 2
+    assert isinstance(pipeline, Pipeline)
+    assert len(pipeline) == 2
     with pytest.raises(SpecError, match="init_process_group"):
         pipeline.schedule("GPipe", microbatches=2)

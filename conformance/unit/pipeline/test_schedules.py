@@ -115,7 +115,8 @@ def test_a_rank_that_is_killed_ends_all_within_seconds() -> None:
     for rank in (0, 2):
         error, result = found[rank]
         assert error is None, result
-        assert re.search("closed by peer|reset by peer", result[0][0]) and result[0][1] < 10
+        assert re.search("closed by peer|reset by peer", result[0][0])
+        assert result[0][1] < 10
 
 
 def other_numbers(rank: int, world: int) -> str:
@@ -142,7 +143,7 @@ def test_which_parts_a_rank_runs_follows_from_the_schedule() -> None:
     assert stages_of("1f1b", 4, 2, 4) == [2]
     assert stages_of("LoopedBFS", 4, 1, 2) == [1, 3]
     assert stages_of("DualPipeV", 4, 1, 2) == [1, 2]
-    with pytest.raises(SpecError, match="needs? 4 parts|need 4 ranks"):
+    with pytest.raises(SpecError, match="4 parts need 4 ranks"):
         stages_of("GPipe", 4, 0, 2)
     with pytest.raises(SpecError, match="2 ranks need 4 parts"):
         stages_of("ZBVZeroBubble", 2, 0, 2)

@@ -29,12 +29,12 @@ def test_the_page_leads_from_a_model_to_torchrun(tmp_path: Path) -> None:
     said = torchrun(str(script))
     losses = re.findall(r"rank (\d), step (\d): loss ([\d.]+)", said)
     assert len(losses) == 6
-    assert {x for rank, *x in map(list, losses) if rank == "0" for x in [tuple(x)]} == {
-        tuple(x) for rank, *x in losses if rank == "1"
-    }
+    of = {rank: [(step, loss) for r, step, loss in losses if r == rank] for rank in "01"}
+    assert of["0"] == of["1"]
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "DualPipeV"])
 def test_the_example_trains_as_the_whole_model(schedule: str) -> None:
     said = torchrun(str(ROOT / "examples/pipeline_training.py"), "--schedule", schedule, "--steps", "2")
-    assert "gradients equal to the whole model's: True" in said and "step 1: loss" in said
+    assert "gradients equal to the whole model's: True" in said
+    assert "step 1: loss" in said
