@@ -109,9 +109,9 @@ def refuse_moved(plan: TracePlan, cuts: Cuts) -> None:
         if len(both := wrote | readers.get(what, set())) > 1:
             where = ".".join(str(o) for o in (state[what].origin if what in state else what) if o != "")
             a, b = sorted(both)[:2]
+            user = b if a in wrote else a
             raise FrontierError(
-                f"a pipeline can't be cut so: {where!r} is written by part {min(wrote)} and used by part {b if a in wrote "
-                f"else a}, and "
+                f"a pipeline can't be cut so: {where!r} is written by part {min(wrote)} and used by part {user}, and "
                 "each process would have one of its own. Cut so that one part has both"
             )
 
