@@ -1,6 +1,7 @@
 """Speed-up of a pipeline of 2 processes over one process, one thread each: `python -m benchmarks.pipeline`. ViT-Tiny, 1F1B.
 
-It prints one line of JSON: seconds of a step of one process and of two, the medians of some rounds, and what was predicted from op times.
+It prints one line of JSON: seconds of a step of one process and of two, the medians of some rounds, and what was predicted
+from op times.
 The machine must be idle, with two cores at least.
 """
 
