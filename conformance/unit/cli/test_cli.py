@@ -315,7 +315,7 @@ def test_a_picture_that_can_not_be_drawn_is_status_3(
 
 
 def test_parts_shows_the_balanced_cuts_beside_the_even_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    model = "models_of_mine.py:net"
+    model = "models_of_mine.py:with_args"
     text = answered(capsys, "parts", model, "--into", "2", "--balance", "parameters")
     assert "balanced by parameters" in text
     assert "even in ops" in text
