@@ -77,6 +77,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def pipelines(session: nox.Session) -> None:
+    """Run every net of the pipeline tests under every schedule, on 2 and 4 processes, against the whole model."""
+    install(session, "-e", ".", "numpy", groups=("test",))
+    session.run("python", "-m", "conformance.unit.pipeline.everything", env=offline(session) | ONE_THREAD)
+
+
+@nox.session
 def compilers(session: nox.Session) -> None:
     """Run the unit tests that compile with inductor, ahead of time too; they need a C++ compiler."""
     install(session, "-e", ".[zoo,remote]", groups=("test", "report"))

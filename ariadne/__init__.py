@@ -17,6 +17,7 @@ A room for each stage of the pipeline, in import order; nothing imports backward
     half                      a side, loaded from its file without the model
     prepare                   the pipeline, readable from top to bottom
     remote                    a suffix in another process, run and trained across the line
+    pipeline                  N parts on torch's pipeline engine
     benchmark                 how long each part of it takes here
     check                     a model of the user's held against its split; bytes and time along all cuts
     cli                       the command line, which nothing else imports
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ariadne.cut import SplitCandidate, SplitSpec
     from ariadne.errors import AriadneError
     from ariadne.half import Half, load
+    from ariadne.pipeline import Pipeline, prepare_pipeline
     from ariadne.plan import TraceNode, TracePlan
     from ariadne.prepare import prepare_split, prepare_split_replay, validate_dynamic_batches
     from ariadne.remote import Remote, connect, serve
@@ -43,6 +45,7 @@ __all__ = [
     "BoundaryPayload",
     "Half",
     "Remote",
+    "Pipeline",
     "ReplayBoundary",
     "RuntimeCacheKey",
     "SplitCandidate",
@@ -52,6 +55,7 @@ __all__ = [
     "TracePlan",
     "connect",
     "load",
+    "prepare_pipeline",
     "prepare_split",
     "prepare_split_replay",
     "register_boundary_serializer",
@@ -66,6 +70,7 @@ _HOMES = {
     "BoundaryPayload": "boundary",
     "Half": "half",
     "Remote": "remote",
+    "Pipeline": "pipeline",
     "ReplayBoundary": "boundary",
     "RuntimeCacheKey": "runtime",
     "SplitCandidate": "cut",
@@ -75,6 +80,7 @@ _HOMES = {
     "TracePlan": "plan",
     "connect": "remote",
     "load": "half",
+    "prepare_pipeline": "pipeline",
     "prepare_split": "prepare",
     "prepare_split_replay": "prepare",
     "register_boundary_serializer": "boundary",

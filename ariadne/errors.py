@@ -18,6 +18,7 @@ The tree, most general first::
       TrainingError        (RuntimeError)  parameters or optimizers that can't be trained split
       CompileError         (RuntimeError)  a segment that the compiler refused
       VerificationError    (RuntimeError)  split and whole were compared, and differ
+      PipelineError        (RuntimeError)  another rank of a pipeline failed, or ranks that don't fit each other
       HalfError            (ValueError)    a half that can't be kept in a file, or a file that can't be loaded as one
       RemoteError          (RuntimeError)  the process with the other half can't be reached, or could not answer
         HandshakeError                     ... because it holds another split, other weights or another protocol
@@ -98,6 +99,11 @@ class CompileError(AriadneError, RuntimeError):
 
 class VerificationError(AriadneError, RuntimeError):
     """The split and the whole model were run on the same input, and their results differ."""
+
+
+class PipelineError(AriadneError, RuntimeError):
+    """A step of a pipeline could not be finished: another rank failed, whose error this one tells, or ranks don't fit each
+    other."""
 
 
 class HalfError(AriadneError, ValueError):

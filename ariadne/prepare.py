@@ -80,7 +80,7 @@ def _settings(
 
 
 @dataclass(frozen=True)
-class _Recapture:
+class Recapture:
     """Captures a model again for a call that no plan serves yet."""
 
     model: nn.Module
@@ -91,21 +91,14 @@ class _Recapture:
         symbol, batches = self.batch_symbol, self.batches
         return capture(self.model, example, batch_symbol=symbol, batches=batches, grad=training, needed=True, like=like)
 
-    def of(self, model: nn.Module) -> _Recapture:
+    def of(self, model: nn.Module) -> Recapture:
         """The same for another model."""
-        return _Recapture(model, self.batch_symbol, self.batches)
+        return Recapture(model, self.batch_symbol, self.batches)
 
 
 def _prepare(model: nn.Module, example: Example, settings: Settings, training: bool) -> SplitRuntime:
-    lo, hi = settings.spec.batch_range
-    recapture = _Recapture(model, settings.spec.batch_symbol, range(lo, hi + 1))
-    first = _capture(recapture, example, training)
-    _warn_of_unread(model, example, first.plan)
-    captures = [first]
-    if training and first.plan.assumption.grad is not None:
-        captures.append(_capture(recapture, example, False))
-        if not settings.spec.trainable:
-            captures.reverse()
+    recapture, captures = captured_for(model, example, settings.spec, training)
+    first = captures[-1] if len(captures) > 1 and not settings.spec.trainable else captures[0]
     plans = {c.plan: (frontiers(c.plan), c.baseline) for c in captures}
     compiles = settings.mode == "compiled"  # in its own rounding: what it is made from is held against the model
     plain = replace(settings, mode="generated_eager", compile_options=None) if compiles else settings
@@ -130,7 +123,25 @@ def _warn_of_unread(model: nn.Module, example: Example, plan: TracePlan) -> None
         )
 
 
-def _capture(recapture: _Recapture, example: Example, grad: bool) -> Captured:
+def captured_for(
+    model: nn.Module, example: Example, spec: SplitSpec, training: bool
+) -> tuple[Recapture, list[Captured]]:
+    """The plans of a model that are captured before any call: one for training, if asked for, and one for inference.
+
+    That which is used first comes first; they are one where forward is the same with gradients and without.
+    """
+    lo, hi = spec.batch_range
+    recapture = Recapture(model, spec.batch_symbol, range(lo, hi + 1))
+    captures = [_capture(recapture, example, training)]
+    _warn_of_unread(model, example, captures[0].plan)
+    if training and captures[0].plan.assumption.grad is not None:
+        captures.append(_capture(recapture, example, False))
+        if not spec.trainable:
+            captures.reverse()
+    return recapture, captures
+
+
+def _capture(recapture: Recapture, example: Example, grad: bool) -> Captured:
     return capture(recapture.model, example, batch_symbol=recapture.batch_symbol, batches=recapture.batches, grad=grad)
 
 
@@ -189,7 +200,7 @@ def captured(
 ) -> Captured:
     """What `prepare_split` captures first, before it looks for a cut: the plan of the model's forward, gradients enabled."""
     lo, hi = spec.batch_range
-    recapture = _Recapture(model, spec.batch_symbol, range(lo, hi + 1))
+    recapture = Recapture(model, spec.batch_symbol, range(lo, hi + 1))
     return _capture(recapture, example_of(model, example_inputs, example_kwargs, spec), True)
 
 

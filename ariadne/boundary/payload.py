@@ -75,13 +75,13 @@ class BoundaryPayload:
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor, by label."""
-        return {label: t for label, t in self._leaves() if isinstance(t, torch.Tensor)}
+        return {label: t for label, t in self.leaves() if isinstance(t, torch.Tensor)}
 
     @property
     def values(self) -> tuple[Any, ...]:
         """The values in the order of `labels`, with a `TensorRef` for every tensor: to its first label, where it has several."""
         first: dict[int, str] = {}
-        for label, v in self._leaves():
+        for label, v in self.leaves():
             first.setdefault(id(v), label)
         return tuple(
             tree.unflatten(
@@ -96,7 +96,8 @@ class BoundaryPayload:
         """The bytes of all its tensors; on the wire a header of some hundred bytes comes on top."""
         return sum(t.numel() * t.element_size() for t in self.tensors.values())
 
-    def _leaves(self) -> list[tuple[str, Any]]:
+    def leaves(self) -> list[tuple[str, Any]]:
+        """The tensors and plain values that it holds, each with its label."""
         return [
             (f"{label}{at}", v)
             for label, value in zip(self.labels, self.raw, strict=True)

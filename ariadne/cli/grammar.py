@@ -8,6 +8,7 @@ from ariadne.cli.options import HELP, Commands, Parser, batches, command, mode, 
 
 ORDERS = ("cut", "bytes", "ops")
 PICTURES = ("svg", "pdf", "png", "dot")
+BALANCES = ("time", "parameters", "memory", "boundary_bytes")
 CHARTS = ("svg", "png", "html")
 SHELLS = ("bash", "zsh", "fish")
 MEANINGS = {
@@ -36,6 +37,7 @@ def parser() -> Parser:
         _ping,
         _run,
         _keys,
+        _parts,
         _doctor,
         _completion,
     ):
@@ -272,6 +274,19 @@ def _client(made: Parser) -> None:
     )
     made.add_argument("--key", metavar="FILE", help="this client's key")
     made.add_argument("--server-key", metavar="FILE", help="the server's public key")
+
+
+def _parts(commands: Commands) -> None:
+    made = model_command(
+        commands,
+        "parts",
+        "show a model in several parts, for a pipeline: balance, bytes across, and idle share under each schedule",
+    )
+    made.add_argument("--into", type=positive, default=2, metavar="N", help="how many parts (2)")
+    made.add_argument(
+        "--balance", choices=BALANCES, default="time", help="what the dearest part is to have least of (time)"
+    )
+    made.add_argument("--microbatches", type=positive, metavar="N", help="micro-batches of a step (twice the parts)")
 
 
 def depth(text: str) -> int | str | None:

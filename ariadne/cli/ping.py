@@ -5,8 +5,9 @@ from __future__ import annotations
 from argparse import Namespace
 from statistics import median
 
-from ariadne.cli.output import Answer, size
+from ariadne.cli.output import Answer
 from ariadne.remote import connect
+from ariadne.units import size
 
 
 def run(options: Namespace) -> Answer:

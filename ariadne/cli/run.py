@@ -13,9 +13,10 @@ from safetensors.torch import save_file as save_tensors
 
 from ariadne import tree
 from ariadne.cli.inputs import make, parse
-from ariadne.cli.output import Answer, UsageError, size
+from ariadne.cli.output import Answer, UsageError
 from ariadne.half import load
 from ariadne.remote import connect
+from ariadne.units import size
 
 
 def run(options: Namespace) -> Answer:

@@ -55,6 +55,11 @@ class Subject:
         )
         return 0 if first is None else first.shape[0]
 
+    @property
+    def example(self) -> Example:
+        """The example inputs, as captures take them."""
+        return Example.of(self.args, self.kwargs)
+
     def spec(self, boundary: str) -> SplitSpec:
         """What is asked for, cut there."""
         return SplitSpec(boundary, dynamic_batch=self.options.dynamic_batch or (1, max(64, self.batch)))

@@ -247,7 +247,7 @@ class SplitRuntime:
         >>> runtime.run_suffix(runtime.run_prefix(torch.randn(8, 3, 224, 224))).shape
         torch.Size([8, 1000])
         """
-        variant = self._accept(boundary)
+        variant = self.accept(boundary)
         if variant.reachable:
             boundary.refuse_if_written()
         variant.check_suffix(boundary)
@@ -278,6 +278,11 @@ class SplitRuntime:
         except (KeyError, TypeError, AttributeError) as error:
             variant.refuse_if_gone(error)
             raise
+
+    @property
+    def plans(self) -> tuple[TracePlan, ...]:
+        """All plans that it has."""
+        return tuple(self._plans)
 
     def variant_of(self, plan: TracePlan) -> Variant:
         """The variant of one of its plans."""
@@ -370,7 +375,7 @@ class SplitRuntime:
         ... )
         >>> runtime.backward_prefix(boundary, gradients, optimizer=prefix_optimizer)
         """
-        variant = self._accept(boundary, training=True)
+        variant = self.accept(boundary, training=True)
         boundary.refuse_if_written()
         variant.check_suffix(boundary)
         try:
@@ -411,7 +416,7 @@ class SplitRuntime:
             raise BoundaryError(
                 f"boundary_grads is the dict that train_suffix returned; found {type(boundary_grads).__name__}"
             )
-        variant = self._accept(boundary, training=True)
+        variant = self.accept(boundary, training=True)
         training.backward_prefix(
             boundary,
             boundary_grads,
@@ -657,7 +662,8 @@ class SplitRuntime:
             raise BatchError(f"batch {batch} lies outside dynamic_batch ({batches.start}, {batches.stop - 1})")
         return Example(tuple(leaves), spec, batched, batch)
 
-    def _accept(self, boundary: BoundaryPayload, training: bool = False) -> Variant:
+    def accept(self, boundary: BoundaryPayload, training: bool = False) -> Variant:
+        """The variant whose suffix takes this boundary; `BoundaryError` for one of another split, or of other types or sizes."""
         if not isinstance(boundary, BoundaryPayload):
             raise BoundaryError(
                 f"a boundary is what run_prefix or run_training_prefix returns; found {type(boundary).__name__}"

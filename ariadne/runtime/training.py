@@ -144,7 +144,7 @@ def train_suffix(
         del output, values, stops, before
         waiting += [p for p in shared if here and not any(p is w for w in waiting)]
         walking.append(True)
-        with _no_autocast():
+        with no_autocast():
             root = loss if scaler is None else scaler.scale(loss)
             if waiting or noted:
                 with caught(root, waiting, noted) as (boundary._shared, boundary._noted):
@@ -223,22 +223,12 @@ def _reached(
     return waiting, [leaf for leaf in others if id(leaf) not in behind]
 
 
-def backward_prefix(
-    boundary: BoundaryPayload,
-    gradients: Mapping[str, torch.Tensor | None],
-    *,
-    optimizer: torch.optim.Optimizer | None,
-    scaler: Any,
-    suffix_parameters: Iterable[torch.nn.Parameter],
-    shared: Iterable[torch.nn.Parameter],
-) -> None:
-    """Walk back through the prefix's graph from the boundary gradients; step `optimizer` if there is one."""
-    if boundary._graph is None:
-        raise BoundaryError(
-            "this boundary has no prefix graph: it was made by run_prefix, or came over the wire. Use the one that "
-            "run_training_prefix returned"
-        )
-    boundary.refuse_if_taken("backward_prefix")
+def roots_of(
+    boundary: BoundaryPayload, gradients: Mapping[str, torch.Tensor | None]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Where a walk back through a boundary's graph begins, and the gradient for each; `BoundaryError` for one that is not
+    its own."""
+    assert boundary._graph is not None
     held: dict[str, torch.Tensor] = {}
     for label, value in zip(boundary.labels, boundary._graph, strict=True):
         if isinstance(value, torch.Tensor):
@@ -260,6 +250,26 @@ def backward_prefix(
         if _leads_on(t):
             roots.append(t)
             given.append(gradient)
+    return roots, given
+
+
+def backward_prefix(
+    boundary: BoundaryPayload,
+    gradients: Mapping[str, torch.Tensor | None],
+    *,
+    optimizer: torch.optim.Optimizer | None,
+    scaler: Any,
+    suffix_parameters: Iterable[torch.nn.Parameter],
+    shared: Iterable[torch.nn.Parameter],
+) -> None:
+    """Walk back through the prefix's graph from the boundary gradients; step `optimizer` if there is one."""
+    if boundary._graph is None:
+        raise BoundaryError(
+            "this boundary has no prefix graph: it was made by run_prefix, or came over the wire. Use the one that "
+            "run_training_prefix returned"
+        )
+    boundary.refuse_if_taken("backward_prefix")
+    roots, given = roots_of(boundary, gradients)
     shared = list(shared)
     if "train_suffix" not in boundary._consumed:  # the suffix was trained elsewhere
         refuse_shared(shared, optimizer, "prefix", False)
@@ -279,7 +289,7 @@ def backward_prefix(
     _walks[0] += 1
     try:
         if roots:
-            with _no_autocast():
+            with no_autocast():
                 torch.autograd.backward(roots, given)
     finally:
         _walks[0] += 1
@@ -328,7 +338,7 @@ def _leads_on(t: torch.Tensor) -> bool:
     return node is not None and node.next_functions[0][0] is not None
 
 
-def _no_autocast() -> AbstractContextManager[Any]:
+def no_autocast() -> AbstractContextManager[Any]:
     """Backward passes run outside of autocast, as torch's documentation has it, wherever the halves are called from."""
     enabled = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     if not enabled:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,9 +59,9 @@ def _behind(roots: Iterable[torch.Tensor], stops: Collection[Node]) -> Iterator[
 
 @contextmanager
 def caught(
-    root: torch.Tensor, waiting: Iterable[torch.Tensor], noted: Iterable[torch.Tensor]
+    root: torch.Tensor | Sequence[torch.Tensor], waiting: Iterable[torch.Tensor], noted: Iterable[torch.Tensor]
 ) -> Iterator[tuple[Shares, Shares]]:
-    """While in the block, a backward pass from `root` puts what it has for some leaves into two lists.
+    """While in the block, a backward pass from `root`, or from several, puts what it has for some leaves into two lists.
 
     For those `waiting` nothing is accumulated, and none of their hooks runs; for those `noted` all goes on as it would.
     Passes of other threads go on as they would, save that they don't see the hooks of leaves that wait either.
@@ -69,7 +69,8 @@ def caught(
     found: tuple[Shares, Shares] = [], []
     mine: list[int] = []
     here = threading.get_ident()
-    handles = [get_gradient_edge(root).node.register_prehook(lambda _: mine.append(_task()))]
+    roots = [root] if isinstance(root, torch.Tensor) else root
+    handles = [get_gradient_edge(r).node.register_prehook(lambda _: mine.append(_task())) for r in roots]
 
     def catch(leaf: torch.Tensor, into: Shares, instead: tuple[None] | None) -> Callable[..., Any]:
         def hook(gradients: tuple[torch.Tensor | None, ...]) -> tuple[None] | None:

@@ -12,7 +12,7 @@ from ariadne import tree
 from ariadne.cut import Part
 from ariadne.errors import WitnessError
 from ariadne.guards import Switched, follow, place
-from ariadne.plan import WHOLE, Expr, Ref, Region, Store, TracePlan, own, substitute
+from ariadne.plan import WHOLE, Expr, Ref, Region, Store, TraceNode, TracePlan, own, substitute
 
 
 class Interpreter:
@@ -40,13 +40,7 @@ class Interpreter:
                             "Python took a tensor's data at capture, and now they are others; prepare again"
                         )
                     continue
-                if node.target == "aten.sym_size.int":
-                    out: Any = args[0].shape[args[1]]
-                elif node.target.startswith("python."):
-                    out = args[0](*args[1:])
-                else:
-                    namespace, name, overload = node.target.split(".", 2)
-                    out = getattr(getattr(getattr(torch.ops, namespace), name), overload)(*args, **kwargs)
+                out = self.run(node, args, kwargs)
             outs = list(out) if node.unpack else [out] if node.outputs else []
             env.update(zip(node.outputs, outs, strict=True))
             if node.is_witness and node.outputs:
@@ -61,6 +55,15 @@ class Interpreter:
         if part.gives is not None:
             return tuple(env[n] for n in part.gives)
         return tree.unflatten([substitute(a, lambda r: self._value(r, env)) for a in plan.output], plan.output_spec)
+
+    def run(self, node: TraceNode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What one op gives."""
+        if node.target == "aten.sym_size.int":
+            return args[0].shape[args[1]]
+        if node.target.startswith("python."):
+            return args[0](*args[1:])
+        namespace, name, overload = node.target.split(".", 2)
+        return getattr(getattr(getattr(torch.ops, namespace), name), overload)(*args, **kwargs)
 
     def _store(self, store: Store, value: Any, given: Any) -> None:
         if not store.inside:

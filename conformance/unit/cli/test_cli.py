@@ -326,6 +326,15 @@ def test_a_picture_that_can_not_be_drawn_is_status_3(
     assert Path("picture.dot").is_file()
 
 
+def test_parts_shows_the_balanced_cuts_beside_the_even_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    model = "models_of_mine.py:with_args"
+    text = answered(capsys, "parts", model, "--into", "2", "--balance", "parameters")
+    assert "balanced by parameters" in text
+    assert "even in ops" in text
+    assert "1F1B" in text
+    assert len(found(capsys, "parts", model, "--into", "2")["layouts"]) == 2
+
+
 def test_profile_writes_a_chart_or_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     model = "models_of_mine.py:with_args"
     assert "2 cuts, 2 of them safe; cut:1 is marked" in answered(capsys, "profile", model, "--split", "1")

@@ -15,6 +15,7 @@ from ariadne.check.model import Kind
 from ariadne.check.profile import FORMATS
 from ariadne.cli import completion, cuts, grammar, options
 from ariadne.cut import MODES
+from ariadne.pipeline import BALANCES
 from ariadne.remote import Limits
 
 
@@ -38,6 +39,7 @@ def test_choices_are_those_that_there_are() -> None:
     assert tuple(grammar.MEANINGS) == CHECKS
     assert set(CHECKS) == set(get_args(Kind))
     assert grammar.CHARTS == FORMATS
+    assert grammar.BALANCES == BALANCES
     assert tuple(cuts.ORDERS) == grammar.ORDERS
     assert tuple(completion._HOW) == grammar.SHELLS
 

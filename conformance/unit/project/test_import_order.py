@@ -132,6 +132,7 @@ def test_a_door_hands_out_what_others_use_and_no_more(room: str) -> None:
 
 
 SHOWN = {  # what users, and the API pages, come for
+    "pipeline": {"Layout", "LoadedPart", "Part", "finish", "load_part", "schedule"},
     "boundary": {"gradients_from_bytes", "gradients_to_bytes"},
     "check": {"CheckResult", "check", "frontier_profile", "passed"},
     "cli": {"main", "parser"},
