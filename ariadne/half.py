@@ -224,7 +224,7 @@ class Half(nn.Module):
 
     @property
     def boundary_key(self) -> dict[str, str]:
-        """What names its boundary, for `ReplayBoundary.from_tensors`: the cut, the plan, and the digest of the weights, if known."""
+        """What names its boundary, for `ReplayBoundary.from_tensors`: the cut, the plan, and the weights' digest, if known."""
         variant = self._exportable()
         return {"split_id": variant.key[1], "plan_signature": variant.key[0], "weights": self.digest}
 
@@ -245,7 +245,7 @@ class Half(nn.Module):
         `ariadne-runtime[export]`, `.pte` executorch.
 
         >>> half.export("edge.onnx")
-        Schema(inputs=('x',), outputs=('relu_6',))
+        Schema(inputs=('x',), outputs=('relu_6',), batches=(1, 4096))
         """
         variant = self._exportable()
         for guard in variant.guards:
@@ -265,7 +265,7 @@ class Half(nn.Module):
         """What `.to()`, `.half()` and the like come to: the plans follow, where nothing in them names a dtype or a device."""
         moves, digest = _Moves.of(self, fn), self.digest
         plans = {p: moves.plan(p, self._root) for p in self.runtime._plans}
-        self._root._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._root._apply(fn, recurse)
         if moves:
             old = self.runtime
             baseline = _baseline(self._root, self._data)

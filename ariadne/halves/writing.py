@@ -244,7 +244,7 @@ def _refuse_moved(plan: TracePlan, candidate: SplitCandidate, part: Part, other:
 
 
 def _refuse_views(plan: TracePlan, candidate: SplitCandidate, part: Part, other: Part, model: nn.Module) -> None:
-    """Raise `FrontierError` where a parameter shares its memory with another tensor over the cut: two files would each have a copy."""
+    """Raise `FrontierError` where a parameter shares its memory with a tensor over the cut: two files would each have a copy."""
 
     def state(one: Part) -> dict[int, torch.Tensor]:
         names = dict.fromkeys(n for node in one.nodes(plan) for n in (*node.reads, *node.writes))
@@ -259,9 +259,9 @@ def _refuse_views(plan: TracePlan, candidate: SplitCandidate, part: Part, other:
         for view in theirs.get(storage_of(t) or 0, ()):
             if view is not t and (view.requires_grad or t.requires_grad):
                 raise FrontierError(
-                    f"the halves at {candidate.split_id} can't part: a parameter of shape {list(t.shape)} that the {part.name} uses "
-                    f"shares memory with a tensor of shape {list(view.shape)} that the {other.name} uses, and each file would have "
-                    "a copy, which training leaves stale. Cut elsewhere, or take the view in forward"
+                    f"the halves at {candidate.split_id} can't part: a parameter of shape {list(t.shape)} that the {part.name} "
+                    f"uses shares memory with a tensor of shape {list(view.shape)} that the {other.name} uses, and each file would "
+                    "have a copy, which training leaves stale. Cut elsewhere, or take the view in forward"
                 )
 
 
