@@ -229,7 +229,7 @@ class Half(nn.Module):
 
     @property
     def boundary_key(self) -> dict[str, str]:
-        """What names its boundary, for `ReplayBoundary.from_tensors`: the cut, the plan, and the weights' digest if known."""
+        """What names its boundary, for `ReplayBoundary.from_tensors`: the cut, the plan, and the weights' digest, if known."""
         variant = self._exportable()
         return {"split_id": variant.key[1], "plan_signature": variant.key[0], "weights": self.digest}
 
@@ -250,7 +250,7 @@ class Half(nn.Module):
         `ariadne-runtime[export]`, `.pte` executorch.
 
         >>> half.export("edge.onnx")
-        Schema(inputs=('x',), outputs=('relu_6',))
+        Schema(inputs=('x',), outputs=('relu_6',), batches=(1, 4096))
         """
         variant = self._exportable()
         for guard in variant.guards:

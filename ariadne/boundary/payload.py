@@ -190,8 +190,8 @@ class BoundaryPayload:
                 raw.append(thing if isinstance(thing, torch.Tensor) else torch.as_tensor(thing))
             except (TypeError, ValueError, RuntimeError) as error:
                 raise BoundaryError(
-                    f"{label!r} is a {type(thing).__name__}, which torch makes no tensor of ({str(error)[:80]}); "
-                    "pass tensors or arrays"
+                    f"{label!r} is a {type(thing).__name__}, which torch makes no tensor of ({str(error)[:80]}); pass tensors "
+                    "or arrays"
                 ) from None
         if batch is None:
             batch = int(raw[0].shape[0]) if raw and raw[0].dim() else 1

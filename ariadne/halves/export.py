@@ -9,7 +9,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import nn
 from ariadne import tree
 from ariadne.cut import Part
 from ariadne.errors import HalfError, SpecError
+from ariadne.halves.given import alike
 from ariadne.halves.ops import resolve
 from ariadne.plan import WHOLE, Expr, TraceNode, TracePlan, Value
 from ariadne.segment import emit, load
@@ -34,10 +35,11 @@ FROM_ONE = 2  # torch takes a size of 1 for a constant, so that programs are tra
 
 @dataclass(frozen=True)
 class Schema:
-    """The names of a half's inputs and outputs, in order."""
+    """The names of a half's inputs and outputs, in order, and the smallest and the largest batch that the file takes."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    batches: tuple[int, int]
 
 
 class Exported(nn.Module):
@@ -77,7 +79,7 @@ def write(
         )
     _refuse(plan, part)
     program, schema = traced(plan, part, root)
-    told = {**about, "inputs": json.dumps(schema.inputs), "outputs": json.dumps(schema.outputs)}
+    told = {**about, **{key: json.dumps(value) for key, value in asdict(schema).items()}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an exporter's own, about its own insides
         {".onnx": _to_onnx, ".pt2": _to_pt2, ".pte": _to_pte}[kind](program, target, schema, told)
@@ -85,9 +87,26 @@ def write(
 
 
 def traced(plan: TracePlan, part: Part, root: nn.Module) -> tuple[Any, Schema]:
-    """One part as `torch.export`'s program, for all batches that the plan serves in one go, and its schema."""
-    takes = [plan.values[name] for name in part.takes]
+    """One part as `torch.export`'s program, for all batches that the plan serves in one go, and its schema.
+
+    It is run at two batches, and held against the half bit for bit.
+    """
     batch, low, high = _batches(plan)
+    program, names = _program(plan, part, root, batch, low, high)
+    if low < FROM_ONE <= high and not _agrees(program, plan, part, root, low):  # some sizes are never taken to be 1
+        low = min(FROM_ONE, high)
+        program, names = _program(plan, part, root, batch, low, high)
+    for at in {low, batch}:
+        if not _agrees(program, plan, part, root, at):
+            raise HalfError(f"what torch.export made of this half gives other numbers at batch {at}; cut elsewhere")
+    return program, Schema(_entering(part), names, (low, high))
+
+
+def _program(
+    plan: TracePlan, part: Part, root: nn.Module, batch: int, low: int, high: int
+) -> tuple[Any, tuple[str, ...]]:
+    """The program, traced at one batch for all from `low` to `high`, and the names of its outputs."""
+    takes = [plan.values[name] for name in part.takes]
     dim: Any = torch.export.Dim("batch", min=low, max=high) if low < high else batch
     plain = replace(plan, output_spec=_plain(plan.output_spec))
     function = load(emit(plain, part, root), "exported")
@@ -98,7 +117,7 @@ def traced(plan: TracePlan, part: Part, root: nn.Module) -> tuple[Any, Schema]:
         return found if labels is None else dict(zip(labels, found, strict=True))
 
     model = Exported(root, run, _batch_of(plan, takes))
-    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in part.takes]
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in _entering(part)]
     model.__dict__["forward"] = _named(model.forward, inspect.Signature(parameters))
     examples = tuple(_example(v, plan.batch_symbol, batch) for v in takes)
     shapes = tuple(_shape(v, plan.batch_symbol, dim) for v in takes) if low < high else None
@@ -108,8 +127,26 @@ def traced(plan: TracePlan, part: Part, root: nn.Module) -> tuple[Any, Schema]:
             program = torch.export.export(model, examples, dynamic_shapes=shapes, strict=False)
     except Exception as error:  # of any class: what torch.export can't follow
         raise HalfError(f"torch.export can't take this half: {_first(error)}. Cut elsewhere") from error
-    names = tuple(labels) if labels is not None else tuple(_names(plain.output_spec))
-    return program, Schema(tuple(part.takes), names)
+    return program, tuple(labels) if labels is not None else tuple(_names(plain.output_spec))
+
+
+def _agrees(program: Any, plan: TracePlan, part: Part, root: nn.Module, batch: int) -> bool:
+    """Whether the program takes a batch, and gives what the half itself gives."""
+    given = tuple(_example(plan.values[name], plan.batch_symbol, batch) for name in part.takes)
+    function = load(emit(plan, part, root), "exported")
+    with torch.no_grad():
+        wanted = [leaf for leaf in tree.leaves(function(batch, *given)) if isinstance(leaf, torch.Tensor)]
+        try:
+            found = [leaf for leaf in tree.leaves(program.module()(*given)) if isinstance(leaf, torch.Tensor)]
+        except (AssertionError, RuntimeError):  # its guards
+            return False
+    return len(found) == len(wanted) and all(map(alike, found, wanted))
+
+
+def _entering(part: Part) -> tuple[str, ...]:
+    """The names of the inputs: those of the plan, but where an input crosses as it is, and its label names an output."""
+    leaving = {*(part.gives or ())}
+    return tuple(f"{name}_in" if name in leaving else name for name in part.takes)
 
 
 def _named(forward: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
@@ -170,7 +207,10 @@ def _batches(plan: TracePlan) -> tuple[int, int, int]:
 
 def _example(value: Value, symbol: str, batch: int) -> torch.Tensor:
     sizes = [d if isinstance(d, int) else int(d.evaluate({symbol: batch})) for d in value.shape]
-    return torch.zeros(sizes, dtype=value.dtype, device=value.device)
+    found = torch.zeros(sizes, dtype=value.dtype, device=value.device)
+    if found.is_floating_point() or found.is_complex():
+        found.normal_(generator=torch.Generator(found.device).manual_seed(0))
+    return found
 
 
 def _shape(value: Value, symbol: str, dim: Any) -> dict[int, Any]:
@@ -244,8 +284,24 @@ def _to_onnx(program: Any, path: Path, schema: Schema, about: Mapping[str, str])
         )
     except Exception as error:  # of any class: what an exporter can't take
         raise HalfError(f"torch.onnx can't write this half: {_first(_cause(error))}. Cut elsewhere") from error
+    _apart(made.model.graph)
     made.model.metadata_props.update({f"ariadne.{key}": value for key, value in about.items()})
     made.save(str(path), external_data=False if _size(program) < 2**31 - 2**20 else None)
+
+
+def _apart(graph: Any) -> None:
+    """Give values within a graph other names than those that were chosen for its inputs and outputs: the exporter does not look."""
+    ends = [*graph.inputs, *graph.outputs, *graph.initializers.values()]
+    taken, known = {value.name for value in ends}, {id(value) for value in ends}
+    for node in graph.all_nodes():
+        for value in node.outputs:
+            if id(value) in known:
+                continue
+            number, name = 0, value.name
+            while value.name in taken:
+                number += 1
+                value.name = f"{name}_{number}"
+            taken.add(value.name)
 
 
 def _to_pt2(program: Any, path: Path, schema: Schema, about: Mapping[str, str]) -> None:

@@ -37,7 +37,7 @@ class Bare(nn.Module):
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor of a half: where it is kept, first where plans read it; whether state dicts have it and it trains; how it lies."""
+    """A tensor of a half: where it is kept, first where plans read it; whether state dicts have it, and it trains; how it lies."""
 
     places: tuple[Place, ...]
     persistent: bool

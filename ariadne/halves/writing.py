@@ -244,7 +244,7 @@ def _refuse_moved(plan: TracePlan, candidate: SplitCandidate, part: Part, other:
 
 
 def _refuse_views(plan: TracePlan, candidate: SplitCandidate, part: Part, other: Part, model: nn.Module) -> None:
-    """Raise `FrontierError` where a parameter shares memory with another tensor over the cut: two files would each have a copy."""
+    """Raise `FrontierError` where a parameter shares its memory with a tensor over the cut: two files would each have a copy."""
 
     def state(one: Part) -> dict[int, torch.Tensor]:
         names = dict.fromkeys(n for node in one.nodes(plan) for n in (*node.reads, *node.writes))

@@ -52,7 +52,7 @@ class MakesLike(_Ends):
 
 @toy("plain_tensors")
 class PlainTensors(_Ends):
-    """Tensors in plain attributes and in a list, which `.to()` leaves as they are: what is computed of them is rounded so."""
+    """Tensors in plain attributes and in a list, which `.to()` leaves: what is computed of them is rounded as before."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import pickle  # noqa: TID251 - to show that it is refused
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ def test_a_half_whose_model_may_run_otherwise_in_a_dtype_does_not_go_there(
     tmp_path: Path, asks: str, dtype: torch.dtype
 ) -> None:
     files(tmp_path, made(ASKS[asks]), torch.randn(2, 4), "after:a")
-    with pytest.raises(HalfError, match=r"this half can't go from torch.float32 to"):
+    with pytest.raises(HalfError, match=r"this half can't go from torch\.float32 to"):
         halves(tmp_path, dtype=dtype)
 
 
@@ -343,8 +343,8 @@ def test_where_a_half_can_not_go_is_said_before_it_is_read(tmp_path: Path, optio
 
 def test_other_raw_errors_are_said_in_words(tmp_path: Path) -> None:
     half = three(tmp_path)
-    with pytest.raises(HalfError, match=r"isn't pickled: write it with half.save"):
-        pickle.dumps(half)
+    with pytest.raises(HalfError, match="isn't pickled: write it with half"):
+        torch.save(half, io.BytesIO())
     with pytest.raises(HalfError, match="can't go to the meta device"):
         half.to("meta")
     for path, says in ((tmp_path / "none" / "p", "there is no folder"), (tmp_path, "is a folder")):
@@ -352,7 +352,7 @@ def test_other_raw_errors_are_said_in_words(tmp_path: Path) -> None:
             half.save(path)
     model = made(lambda s, h: torch.sparse.mm(s.eye, h.t()).t())
     model.register_buffer("eye", torch.eye(4).to_sparse())
-    with pytest.raises(AriadneError, match=r"of layout torch.sparse_coo"):
+    with pytest.raises(AriadneError, match="of layout torch"):
         files(tmp_path, model, torch.randn(2, 4), "after:a")
     model = made(lambda s, h: h)
     model.register_buffer("unused", torch.eye(4).to_sparse())
