@@ -263,11 +263,12 @@ class Recorder(ProxyTorchDispatchMode):
 
     def _keep(self, written: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
         strangers = []
-        for t in written:
-            self.snapshot.save_owners(t)
-            if id(t) not in self.own:
-                self.snapshot.save(t)
-                strangers.append((t, sizes_in(t)))
+        with self.aside():  # it is not forward that looks at these
+            for t in written:
+                self.snapshot.save_owners(t)
+                if id(t) not in self.own:
+                    self.snapshot.save(t)
+                    strangers.append((t, sizes_in(t)))
         return strangers
 
     def _made_before_it_was_resized(self, t: torch.Tensor, sizes: tuple[int, ...]) -> None:

@@ -12,7 +12,7 @@ dict_version = getattr(torch._C._dynamo.guards, "dict_version", None)
 
 
 def tells(version: Callable[[dict[Any, Any]], int]) -> bool:
-    """Whether every way to write into a module's dicts makes their versions larger here. CPython keeps attributes in several ways."""
+    """Whether every way to write into a module's dicts makes their versions larger here. CPython keeps these in several ways."""
     module: Any = nn.Module()
     own = module.__dict__
     own_changes: list[Callable[[], Any]] = [

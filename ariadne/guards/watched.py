@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from operator import getitem, is_not
+from operator import getitem, is_not, methodcaller
 from typing import Any
 
 from ariadne import tree
@@ -20,6 +20,9 @@ from ariadne.guards.outside import PARTS, Outside, is_cell, is_function
 from ariadne.guards.versions import VERSION
 
 Slot = tuple[Any, Any, Any]  # a table, a key, and what stands there
+
+
+_is_same = methodcaller("is_same")
 
 
 class Comparison:
@@ -163,18 +166,12 @@ class Surrounded:
         if VERSION is not None and sum(map(VERSION, self._dicts)) != self._total and not self._still(VERSION):
             return False
         try:
-            if any(map(is_not, map(getattr, self._things, self._names), self._values)):
-                if not all(o.is_same() for o in self._parts):
-                    return False
+            moved = any(map(is_not, map(getattr, self._things, self._names), self._values))
         except ValueError:  # an empty cell
             return False
-        for one in self._rest:
-            if not one.is_same():
-                return False
-        for kept in self._kept:
-            if not kept.is_same():
-                return False
-        return True
+        if moved and not all(map(_is_same, self._parts)):
+            return False
+        return all(map(_is_same, self._rest)) and all(map(_is_same, self._kept))
 
     def _still(self, version: Callable[[dict[Any, Any]], int]) -> bool:
         """Whether what rests on the dicts that were written is as it was."""
