@@ -50,3 +50,27 @@ def test_the_id_of_anything_else_costs_no_range() -> None:
     runtime = prepare_split(model, (torch.randn(2, 4),), split="percent:50")
     assert runtime.plan.captured_by == "symbolic"
     assert str(runtime.plan.batches) == "1 to 64"
+
+
+class Sorted(nn.Module):
+    """(B, 4) -> (B, 4); the samples are sorted, and put back by an index that is written into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        order = torch.argsort(y[:, 0])
+        back = torch.empty_like(order)
+        back[order] = torch.arange(order.size(0))
+        if not bool((y * 0 == 0).all()):  # fake tensors stop here
+            y = -y
+        found: torch.Tensor = self.b(y[order])[back]
+        return found
+
+
+def test_that_capture_itself_looks_at_what_is_written_costs_no_range() -> None:
+    runtime = prepare_split(Sorted(), (torch.randn(2, 4),), split="percent:50")
+    assert runtime.plan.captured_by == "observed"
+    assert str(runtime.plan.batches) == "2 to 64"
