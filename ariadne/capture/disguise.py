@@ -77,10 +77,23 @@ def disguise_type(patches: Patches) -> None:
     patches.set(builtins, "type", Type)
 
 
+def watch_id(mine: Callable[[], bool], patches: Patches, refuse: Callable[[str], None]) -> None:
+    """Let `refuse` be told where forward asks for the `id` of a symbol: small ints are one object each, and a symbol is another."""
+    plain, symbols = id, tuple(SYMBOLS)
+
+    def found(thing: Any, /) -> int:
+        if isinstance(thing, symbols) and mine() and asked_by() not in _TOLD:
+            refuse("id()")
+        return plain(thing)
+
+    patches.set(builtins, "id", found)
+
+
 @contextmanager
 def disguised(mine: Callable[[], bool], patches: Patches, refuse: Callable[[str], None]) -> Iterator[None]:
     """While in the block, torch's symbols pose as plain numbers where it is `mine`; `refuse` is told of text made of one."""
     disguise_type(patches)
+    watch_id(mine, patches, refuse)
     bases = [(symbol, symbol.__bases__) for symbol in SYMBOLS]
     for symbol, of in SYMBOLS.items():
         _refuse_text(symbol, mine, patches, refuse)

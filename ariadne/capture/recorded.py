@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ariadne import tree
 from ariadne.capture import packed
-from ariadne.capture.disguise import disguise_type, disguised
+from ariadne.capture.disguise import disguise_type, disguised, watch_id
 from ariadne.capture.followed import Real, Size, following, plain
 from ariadne.capture.recorder import Recorder
 from ariadne.capture.refusals import Patches, called_by_torch, refuse
@@ -341,6 +341,7 @@ def _patch_sizes(
     watch: Watch, mine: Callable[[], bool], patches: Patches, note_type: Callable[[torch.Tensor], None]
 ) -> None:
     disguise_type(patches)
+    watch_id(mine, patches, watch.lose)
     read_shape = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
 
     def shape(self: torch.Tensor) -> torch.Size:

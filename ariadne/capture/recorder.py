@@ -32,6 +32,8 @@ from ariadne.plan import PLAIN, Region, bind, storage_of, tensors_in, written_ar
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
 
+_plain_shape: Any = torch._C.TensorBase.shape.__get__  # type: ignore[attr-defined]
+
 
 class Recorder(ProxyTorchDispatchMode):
     """The dispatch mode that records; torch lets only its own kinds of mode stand at the pre-dispatch key."""
@@ -263,11 +265,12 @@ class Recorder(ProxyTorchDispatchMode):
 
     def _keep(self, written: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
         strangers = []
-        for t in written:
-            self.snapshot.save_owners(t)
-            if id(t) not in self.own:
-                self.snapshot.save(t)
-                strangers.append((t, sizes_in(t)))
+        with self.aside():  # it is not forward that looks at these
+            for t in written:
+                self.snapshot.save_owners(t)
+                if id(t) not in self.own:
+                    self.snapshot.save(t)
+                    strangers.append((t, sizes_in(t)))
         return strangers
 
     def _made_before_it_was_resized(self, t: torch.Tensor, sizes: tuple[int, ...]) -> None:
@@ -291,5 +294,5 @@ def modes() -> tuple[Any, ...]:
 
 
 def sizes_in(t: torch.Tensor) -> tuple[int, ...]:
-    """The sizes of a tensor; of a nested one, which has many, none."""
-    return () if t.is_nested else tuple(t.shape)
+    """The sizes of a tensor, without telling that they were read; of a nested one, which has many, none."""
+    return () if t.is_nested else tuple(_plain_shape(t))

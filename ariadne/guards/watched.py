@@ -2,14 +2,15 @@
 
 torch's own compiler gives each dict a number that changes when it is written (`dict_version`). To compare one number for each
 module touches a fifth of the memory that its attributes lie in, and memory is what a guard's time goes into: between two calls
-the model's weights have pushed it all out of the caches.
+the model's weights have pushed it all out of the caches. A version only grows: the sum of all tells whether one has changed, and
+is one number to remember.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from operator import attrgetter, getitem, is_not
+from operator import getitem, is_not, methodcaller
 from typing import Any
 
 from ariadne import tree
@@ -19,6 +20,9 @@ from ariadne.guards.outside import PARTS, Outside, is_cell, is_function
 from ariadne.guards.versions import VERSION
 
 Slot = tuple[Any, Any, Any]  # a table, a key, and what stands there
+
+
+_is_same = methodcaller("is_same")
 
 
 class Comparison:
@@ -50,6 +54,7 @@ class Comparison:
         self.families = [members.items() for members, _ in families]
         self.members = list(chain.from_iterable(items for _, items in families))
         self.absent = list(absent)
+        self.is_empty = not any((loose, strict, self.boxes, self.identical, sized, families, self.absent))
 
     def holds(self) -> bool:
         """Whether all is as it was."""
@@ -110,18 +115,18 @@ class Watched:
             [a for a in absent if id(a[0]) not in watched],
         )
         self._dicts = list(watched.values())
-        self._versions: list[int] | None = None
+        self._total = -1
 
     def holds(self) -> bool:
         """Whether all is as it was."""
         if VERSION is None:
             return self._all.holds()
-        versions = list(map(VERSION, self._dicts))
-        if versions == self._versions:
-            return self._rest.holds()
+        total = sum(map(VERSION, self._dicts))
+        if total == self._total:
+            return self._rest.is_empty or self._rest.holds()
         if not self._all.holds():
             return False
-        self._versions = versions
+        self._total = total
         return True
 
 
@@ -150,30 +155,29 @@ class Surrounded:
         self._groups = list(groups.values())
         self._dicts = [table for table, _ in self._groups]
         self._versions: list[int | None] = [None] * len(self._dicts)
-        self._parts = [
-            (attrgetter(part), [o.table.thing for o in found], [o.value for o in found], found)
-            for part, found in [*parts.items(), ("cell_contents", cells)]
-            if found
-        ]
+        self._total = -1
+        found = [(o, part) for part, group in [*parts.items(), ("cell_contents", cells)] for o in group]
+        self._parts = [o for o, _ in found]
+        self._things, self._names = [o.table.thing for o, _ in found], [part for _, part in found]
+        self._values = [o.value for o, _ in found]
 
     def holds(self) -> bool:
         """Whether all is as it was."""
-        if VERSION is not None:
-            versions = list(map(VERSION, self._dicts))
-            if versions != self._versions and not self._still(versions):
-                return False
+        if VERSION is not None and sum(map(VERSION, self._dicts)) != self._total and not self._still(VERSION):
+            return False
         try:
-            for get, things, values, found in self._parts:
-                if any(map(is_not, map(get, things), values)) and not all(o.is_same() for o in found):
-                    return False
+            moved = any(map(is_not, map(getattr, self._things, self._names), self._values))
         except ValueError:  # an empty cell
             return False
-        return all(o.is_same() for o in self._rest) and all(kept.is_same() for kept in self._kept)
+        if moved and not all(map(_is_same, self._parts)):
+            return False
+        return all(map(_is_same, self._rest)) and all(map(_is_same, self._kept))
 
-    def _still(self, versions: list[int]) -> bool:
+    def _still(self, version: Callable[[dict[Any, Any]], int]) -> bool:
         """Whether what rests on the dicts that were written is as it was."""
+        versions: list[int] = list(map(version, self._dicts))
         for now, then, (_, found) in zip(versions, self._versions, self._groups, strict=True):
             if now != then and not all(o.is_same() for o in found):
                 return False
-        self._versions = [*versions]
+        self._versions, self._total = [*versions], sum(versions)
         return True

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from torch import nn
+
+from ariadne.capture import observed
+from ariadne.capture.history import History
 from ariadne.guards import Switched
 from ariadne.guards.switches import SETTERS
 from ariadne.plan import TracePlan
@@ -48,3 +54,37 @@ class LostSettings(Planted):
     def in_plan(cls, plan: TracePlan) -> TracePlan:
         nodes = tuple(replace(n, region=replace(n.region, switches=())) for n in plan.nodes)
         return plan if nodes == plan.nodes else replace(plan, nodes=nodes)
+
+
+class NoHistory(Planted):
+    """What forward left in Python at another batch is not looked at: a result may follow it."""
+
+    piece = "capture.history"
+
+    @classmethod
+    def prepare(cls, model: nn.Module, example_inputs: Sequence[Any], **options: Any) -> Planted:
+        """As before the model was ever run again after another batch."""
+        with _put(observed, "lived", lambda *_: History()):
+            return super().prepare(model, example_inputs, **options)
+
+
+class BlindToIs(Planted):
+    """A size that is compared by `is` goes unnoticed."""
+
+    piece = "capture.identity"
+
+    @classmethod
+    def prepare(cls, model: nn.Module, example_inputs: Sequence[Any], **options: Any) -> Planted:
+        """As if no function compared anything by `is`."""
+        with _put(observed, "watching", lambda codes: nullcontext([])):
+            return super().prepare(model, example_inputs, **options)
+
+
+@contextmanager
+def _put(module: Any, name: str, thing: Any) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, thing)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)

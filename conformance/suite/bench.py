@@ -18,7 +18,7 @@ from torch import nn
 import model_zoo
 from ariadne import SplitSpec
 from conformance.suite.cases import Case
-from conformance.suite.compare import ABSENT, difference, mapped, moved_attributes
+from conformance.suite.compare import ABSENT, difference, leaves, mapped, moved_attributes
 from conformance.suite.cuts import cut_facts, resolve, usable
 from conformance.suite.oracle import deterministic, hold_informative, is_out_of_memory, live_gradients
 from conformance.suite.state import Snapshot, seed_all, undisturbed
@@ -220,7 +220,8 @@ class Bench:
         """The attributes in which the model's forward keeps what it would else compute again, with what they held before.
 
         An attribute is one if calls on other numbers of the same shapes put the same into it, the second such call leaves it
-        alone, and a model that holds it already gives what one does that does not. A split may leave it as it was.
+        alone, and a model that holds it already gives what one does that does not. A split may leave it as it was. Where it holds
+        nothing but plain values, a call at another batch must leave it alone, too: else it notes what is new in each call.
         """
         if training not in self._caches:
             with undisturbed():
@@ -228,8 +229,8 @@ class Bench:
         return self._caches[training]
 
     def _find_caches(self, training: bool) -> dict[tuple[str, str], Any]:
-        def run(model: nn.Module, seed: int) -> Any:
-            args, kwargs = self.inputs(REFERENCE, seed)
+        def run(model: nn.Module, seed: int, batch: int = REFERENCE) -> Any:
+            args, kwargs = self.inputs(batch, seed)
             seed_all(0)
             with torch.no_grad():
                 return model(*args, **kwargs)
@@ -248,7 +249,13 @@ class Bench:
         if difference(expected, run(again, 1)) is not None:
             return {}
         changing = moved_attributes(first, other).keys() | moved_attributes(first, again).keys()
-        return {key: before for key, before in moved.items() if key not in changing}
+        found = {key: before for key, before in moved.items() if key not in changing}
+        noted = {key for key in found if _is_plain(vars(first.get_submodule(key[0])).get(key[1], ABSENT))}
+        if noted:
+            larger = self.whole(training)
+            run(larger, 0, REFERENCE + 1)
+            noted &= moved_attributes(first, larger).keys()
+        return {key: before for key, before in found.items() if key not in noted}
 
     def order_matters(self, training: bool) -> bool:
         """Whether what the whole model gives depends on the calls before it."""
@@ -346,6 +353,12 @@ class Bench:
             facts = {**cut_facts(made), "cuts": len(cuts)}
             self.facts.update(facts)
             yield Split(made, side.model, facts)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value holds nothing but numbers, text and None, and at least one of these."""
+    found = [leaf for _, leaf in leaves(value)]
+    return bool(found) and all(leaf is None or isinstance(leaf, (bool, int, float, complex, str)) for leaf in found)
 
 
 def wanting_gradient(t: torch.Tensor, held: float | None = None) -> torch.Tensor:

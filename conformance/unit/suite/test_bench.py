@@ -117,6 +117,26 @@ def test_a_cache_may_be_left_as_it_was_but_hold_nothing_else() -> None:
     assert run("forward", target(**spoiled), made, mode="eval").status is Status.FAIL_STATE
 
 
+@pytest.mark.parametrize(
+    "note",
+    [
+        lambda self, x: setattr(self, "table", x.shape[0]),
+        lambda self, x: setattr(self, "table", {"rows": x.shape[0], "shape": (x.shape[0], 6)}),
+        lambda self, x: setattr(self, "table", (x.shape[0], "rows")),
+    ],
+)
+def test_what_notes_the_batch_in_plain_numbers_is_no_cache(note: Callable[..., None]) -> None:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        note(self, x)
+        return self.linear(x).relu() + 1
+
+    made = model_of(forward)
+    assert Bench(made).caches(False) == {}
+    assert run("forward", made=made, mode="eval").status is Status.PASS
+    lost = after_suffix(lambda m: setattr(m, "table", None))
+    assert run("forward", target(**lost), made, mode="eval").status is Status.FAIL_STATE
+
+
 def hooked(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
     if not self.table_for:
         self.table_for = True
