@@ -21,7 +21,9 @@ def main(arguments: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     ask = commands.add_parser("run", help="ask, and append the answers to a file; what it has is not asked again")
     ask.add_argument("--target", action="append", help=f"one of {', '.join(NAMES)}, or a .py file; may be repeated")
-    ask.add_argument("--program", action="append", help="a pattern such as 'one/*' or 'torchvision/resnet*'; repeatable")
+    ask.add_argument(
+        "--program", action="append", help="a pattern such as 'one/*' or 'torchvision/resnet*'; repeatable"
+    )
     ask.add_argument("--results", type=Path, default=Path("results/scoreboard/answers.jsonl"))
     ask.add_argument("--limit", type=float, default=60, help="seconds for each question")
     ask.add_argument("--minutes", type=float, help="begin no program after this many")
@@ -67,7 +69,9 @@ def chosen(patterns: list[str]) -> list[str]:
     for pattern in patterns:
         matching = [name for name in known if fnmatch(name, pattern)]
         if not matching:
-            raise ValueError(f"no program matches {pattern!r}; toys are one/…, models of the zoo `python -m model_zoo list`")
+            raise ValueError(
+                f"no program matches {pattern!r}; toys are one/…, models of the zoo `python -m model_zoo list`"
+            )
         found += [name for name in matching if name not in found]
     return found
 

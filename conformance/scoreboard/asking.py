@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,19 @@ from torch import nn
 
 from conformance.scoreboard.programs import program
 from conformance.scoreboard.questions import EXAMPLE, Question
-from conformance.suite.compare import largest_gap, model_difference, opened, tensors, values_differ
+from conformance.suite.compare import difference_at, largest_gap, opened, tensors, values_differ
 from conformance.targets import target
 from conformance.targets.base import Captured, Target
 
 RIGHT, ROUNDED, REFUSED, WRONG, NOT_ASKED, TIMEOUT = "right", "rounded", "refused", "wrong", "not_asked", "timeout"
 WARNED = "warned"  # wrong, but a warning had been given
 OUTCOMES = (RIGHT, ROUNDED, REFUSED, WRONG, WARNED, TIMEOUT, NOT_ASKED)
-_OF_AGE = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ResourceWarning)  # they say nothing of the result
+_OF_AGE = (
+    DeprecationWarning,
+    PendingDeprecationWarning,
+    FutureWarning,
+    ResourceWarning,
+)  # they say nothing of the result
 
 
 @dataclass(frozen=True)
@@ -86,12 +92,14 @@ class Pair:
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
             yield
-        found = [said(w.message) for w in heard if isinstance(w.message, Warning) and not isinstance(w.message, _OF_AGE)]
+        found = [
+            said(w.message) for w in heard if isinstance(w.message, Warning) and not isinstance(w.message, _OF_AGE)
+        ]
         self.warnings += [words for words in found if words not in self.warnings]
 
     def _found_after(self, generator: torch.Tensor) -> Answer:
-        found = model_difference(self.twin, self.model)
-        if found is not None:
+        found = moved(self.twin, self.model)
+        if found:
             return Answer(WRONG, f"capturing left {found}"[:300])
         if not torch.equal(generator, torch.get_rng_state()):
             return Answer(WRONG, "capturing moved torch's random generator")
@@ -114,7 +122,9 @@ class Pair:
             found = attempt(lambda: called(call, self.program.inputs(batch, number), number))
         if isinstance(found, Answer):
             return found
-        return held(whole[0], found[0], self.target.tolerance, self.captured.flat)
+        same = attempt(lambda: held(whole[0], found[0], self.target.tolerance, self.captured.flat))
+        unread = same.outcome == REFUSED  # such as a tensor without data
+        return Answer(WRONG, f"the result can't be read: {same.words}") if unread else same
 
     def gradients(self, batch: int, number: int) -> Answer:
         """A training step of each, up to the gradients of all parameters."""
@@ -143,18 +153,20 @@ class Pair:
             return refused
         expected = {n: p.grad for n, p in self.twin.named_parameters() if p.grad is not None}
         given = {n: p.grad for n, p in owner.named_parameters() if p.grad is not None}
-        return held(expected, {n: given[n] for n in expected if n in given}, self.target.tolerance)
+        without = [n for n in expected if n not in given]
+        if without:
+            return Answer(WRONG, f"no gradient for {', '.join(without)}"[:300])
+        return held(expected, {n: given[n] for n in expected}, self.target.tolerance)
 
     def state(self) -> Answer:
         """What the calls left: in the buffers, and where the system uses the model itself, in all that it holds."""
         assert self.captured is not None
         owner = self.captured.owner
         if owner is None:
-            found = model_difference(self.twin, self.model)
-            buffers = held(dict(self.twin.named_buffers()), dict(self.model.named_buffers()), self.target.tolerance)
-            if found is None or (buffers.outcome == ROUNDED and ".grad" not in found.where):
-                return buffers
-            return Answer(WRONG, f"afterwards {found}"[:300])
+            found = moved(self.twin, self.model, buffers=False)
+            if found:
+                return Answer(WRONG, f"afterwards {found}"[:300])
+            owner = self.model
         expected = dict(self.twin.named_buffers())
         given = {n: b for n, b in owner.named_buffers() if n in expected}
         return held(expected, given, self.target.tolerance)
@@ -173,7 +185,7 @@ class Pair:
             found: Answer = getattr(self, name)(*given)
             if found.outcome == ROUNDED:
                 result = found
-            elif found.outcome == WRONG and self.warnings:
+            elif found.outcome == WRONG and self.warnings and name != "left":
                 return Answer(WARNED, f"{found.words}; it had warned: {self.warnings[0]}")
             elif found.outcome != RIGHT:
                 return found
@@ -238,8 +250,10 @@ def seed(number: int) -> None:
 
 def held(whole: Any, found: Any, tolerance: float, flat: bool = False) -> Answer:
     """Whether two results are the same: right to the bit, rounded within the tolerance, or wrong."""
-    a, b = tensors(whole, every_path=True), tensors(found, every_path=True)
-    if flat:
+    a, b = (tensors(value, every_path=True) for value in (whole, found))
+    if not flat:  # the order of a mapping's keys is no matter
+        a, b = (sorted(named, key=lambda pair: pair[0]) for named in (a, b))
+    else:
         b = [(where, t) for (where, _), (_, t) in zip(a, b, strict=True)] if len(a) == len(b) else b
     if not flat and not same_form(whole, found):
         return Answer(WRONG, f"a result of another form: {form(whole)} against {form(found)}"[:300])
@@ -260,9 +274,22 @@ def held(whole: Any, found: Any, tolerance: float, flat: bool = False) -> Answer
     return Answer(ROUNDED, worst) if worst else Answer(RIGHT)
 
 
+def moved(twin: nn.Module, model: nn.Module, *, buffers: bool = True) -> str:
+    """What a model holds otherwise than its twin, of all that the twin holds; what a system notes down beside that is its own."""
+    others = dict(model.named_modules())
+    for path, module in twin.named_modules():
+        for name, value in vars(module).items():
+            if name == "_modules" or (name == "_buffers" and not buffers):
+                continue
+            other = vars(others[path]).get(name) if path in others else None
+            found = attempt(partial(difference_at, f"{path}.{name}".lstrip("."), value, other, gradients=True))
+            if found is not None:
+                return found.words if isinstance(found, Answer) else str(found)
+    return ""
+
+
 def form(value: Any) -> str:
-    level = opened(value)
-    return type(value).__name__ if level is None or isinstance(value, torch.Tensor) else f"{type(value).__name__}"
+    return type(value).__name__
 
 
 def same_form(a: Any, b: Any) -> bool:

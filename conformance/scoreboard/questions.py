@@ -15,7 +15,6 @@ class Question:
     """A question: its key, the words of the table's head, and the steps that answer it; see `asking.Pair` for these.
 
     `training`: both models are in training mode before the capture. `changes`: only asked of programs that ask for changes.
-    `by_difficulty`: a difficulty that a target disclaims excuses it here, too.
     """
 
     key: str
@@ -24,7 +23,6 @@ class Question:
     steps: tuple[Step, ...]
     training: bool = False
     changes: bool = False
-    by_difficulty: bool = True
 
 
 def _asked(*steps: Step) -> tuple[Step, ...]:
@@ -42,7 +40,9 @@ _ALL = (
     ),
     Question("batches", "other batches", "batches of 3 and 7", _asked(("outputs", 3, 3), ("outputs", 7, 4))),
     Question("one", "batch of one", "a batch of 1", _asked(("outputs", 1, 5))),
-    Question("train", "in training mode", "captured in training mode: the output", _asked(("outputs", EXAMPLE, 1)), True),
+    Question(
+        "train", "in training mode", "captured in training mode: the output", _asked(("outputs", EXAMPLE, 1)), True
+    ),
     Question(
         "gradients", "gradients", "every gradient of a training step", _asked(("gradients", EXAMPLE, 2)), training=True
     ),
@@ -59,7 +59,6 @@ _ALL = (
         "capturing leaves model and random generator as they were",
         _asked(("left",)),
         training=True,
-        by_difficulty=False,
     ),
     Question("flag", "mode flipped", "captured in eval mode, then model.train()", _changed("flag"), changes=True),
     Question("loaded", "weights loaded", "other weights by load_state_dict", _changed("loaded"), changes=True),

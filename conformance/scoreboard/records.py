@@ -39,7 +39,7 @@ class Record:
 
 def excuse(target: Target, program: Program, question: Question) -> str:
     """Why a target doesn't promise the answer to a question about a program; empty where it does."""
-    keys = [question.key, *(sorted(program.difficulties) if question.by_difficulty else ())]
+    keys = [question.key, *sorted(program.difficulties)]
     return next((f"{key}: {target.disclaims[key]}" for key in keys if key in target.disclaims), "")
 
 
@@ -60,7 +60,9 @@ class Results:
             try:
                 yield json.loads(line)
             except json.JSONDecodeError as error:
-                raise ValueError(f"{self.path}:{number}: expected a JSON object in each line, found {line[:60]!r}") from error
+                raise ValueError(
+                    f"{self.path}:{number}: expected a JSON object in each line, found {line[:60]!r}"
+                ) from error
 
     def records(self) -> dict[tuple[str, str, str], Record]:
         """The answers by case, the later of two."""

@@ -40,7 +40,9 @@ MEASURED = "measured"
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "onnx", "onnxscript", "onnxruntime", "torchlens", "numpy")
 
 
-def run(targets: Sequence[str], programs: Sequence[str], path: Path, *, limit: float, until: float | None = None) -> None:
+def run(
+    targets: Sequence[str], programs: Sequence[str], path: Path, *, limit: float, until: float | None = None
+) -> None:
     """Ask every target about every program, and append the answers; what the file has already is not asked again.
 
     `limit` seconds are given to each question. No new program begins after `until`, in the time of `time.monotonic`.
@@ -162,7 +164,9 @@ def answer(made: Target, asked: Program, question: Question, pairs: dict[bool, P
 def _timed(made: Target, asked: Program, pairs: dict[bool, Pair]) -> Record:
     pair = pairs.get(False)
     if pair is None:
-        return Record(made.name, asked.name, TIME, NOT_ASKED, "there is no capture that answered rightly")
+        pair = Pair(made, asked.name)
+        if pair.answer(QUESTIONS["captures"]).outcome not in (RIGHT, ROUNDED):
+            return Record(made.name, asked.name, TIME, NOT_ASKED, "there is no capture that gives the example's output")
     found = attempt(pair.timed)
     if isinstance(found, Answer):
         return Record(made.name, asked.name, TIME, REFUSED, found.words)

@@ -22,11 +22,11 @@ NAMES = (
     "export",
     "export_strict",
     "compile_eager",
-    "onnx_dynamo",
     "fx_split_module",
     "pipelining",
     "torchvision_features",
     "torchlens",
+    "onnx_dynamo",
 )
 
 

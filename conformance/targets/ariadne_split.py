@@ -51,6 +51,8 @@ TARGET = Target(
     source="https://pypi.org/project/ariadne-split/",
     capture=capture,
     disclaims={
+        "one": "declared for batches from 2, as in its README",
+        "replaced": "its README promises nothing for parameters that are replaced",
         "flag": "its README promises nothing for a mode that changes",
         "hook": "its README promises nothing for hooks that are added later",
         "branch-on-data": "it traces the observed forward",

@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
-from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from conformance.targets.base import SNAPSHOT, TRACED, Captured, Target
 
 
 def capture(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
-    """Parameters and buffers are inputs of the traced function, and those of the model are given at each call."""
+    """With symbols for sizes; parameters and buffers are attributes of the graph."""
 
-    def state() -> dict[str, torch.Tensor]:
-        return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    def function(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return model(*args, **kwargs)
 
-    def pure(held: dict[str, torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return functional_call(model, held, args, kwargs)
-
-    traced = make_fx(pure, tracing_mode="symbolic", _allow_non_fake_inputs=True)(state(), tuple(args), dict(kwargs))
-    return Captured(lambda *a, **k: traced(state(), a, k))
+    traced = make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)(tuple(args), dict(kwargs))
+    return Captured(lambda *a, **k: traced(a, k))
 
 
 TARGET = Target(
@@ -37,6 +32,7 @@ TARGET = Target(
         **SNAPSHOT,
         **TRACED,
         "batches": "the guards of its symbols are left to the caller",
+        "gradients": "AOTAutograd traces forward and backward together; walking back through a trace of forward is not documented",
         "state": "a function of tensors; what it writes is the caller's to keep",
     },
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 import torchlens
 from torch import nn
 
@@ -13,16 +12,15 @@ from conformance.targets.base import SNAPSHOT, Captured, Target
 
 
 def capture(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
-    """`trace`, and for each call `run` on the live model, as the README says for other inputs."""
-    log = torchlens.trace(model, list(args), dict(kwargs), intervention_ready=True)
+    """`trace`, and for each call `run`, which runs the live model on other inputs and holds its graph against the log's."""
+    log = torchlens.trace(model, list(args), dict(kwargs))
 
-    def call(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
+    def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs:
             raise TypeError("run takes the inputs of the forward by position only")
-        found = log.run(model, list(args))
-        return [found[label].out for label in found.output_layers]
+        return log.run(inputs=args[0] if len(args) == 1 else tuple(args)).output
 
-    return Captured(call, flat=True)
+    return Captured(call)
 
 
 TARGET = Target(

@@ -28,5 +28,8 @@ TARGET = Target(
     package="torchvision",
     source="https://docs.pytorch.org/vision/stable/feature_extraction.html",
     capture=capture,
-    disclaims={**FX_DISCLAIMS, "nested-output": "a node is a tensor: its features are named nodes, not the output's form"},
+    disclaims={
+        **FX_DISCLAIMS,
+        "nested-output": "a node is a tensor: its features are named nodes, not the output's form",
+    },
 )
