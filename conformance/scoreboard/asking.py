@@ -293,7 +293,7 @@ def form(value: Any) -> str:
 
 
 def same_form(a: Any, b: Any) -> bool:
-    """Whether containers agree, down to the leaves; a list may stand for a tuple, any mapping for another, and plain leaves are equal."""
+    """Whether containers agree, down to plain leaves; a list may stand for a tuple, and any mapping for another."""
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     if isinstance(a, Mapping) and isinstance(b, Mapping):

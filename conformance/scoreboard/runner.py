@@ -55,6 +55,8 @@ def run(
             done = results.records().keys()
             left = [p for p in programs if any((stem(name), p, key) not in done for key in expected(p))]
             rest = None if until is None else until - time.monotonic()
+            if left and rest is not None and rest <= 0:
+                print(f"{name}: the time is up; not asked about {len(left)} models", flush=True)
             if not left or strikes > 20 or (rest is not None and rest <= 0):
                 break
             if not _child(name, left, path, limit, rest):
