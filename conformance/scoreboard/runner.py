@@ -45,16 +45,19 @@ def run(
 ) -> None:
     """Ask every target about every program, and append the answers; what the file has already is not asked again.
 
-    `limit` seconds are given to each question. No new program begins after `until`, in the time of `time.monotonic`.
+    `limit` seconds are given to each question. No new program begins after `until`, in the time of `time.monotonic`; of what is
+    left of it, each target gets its share.
     """
     results = Results(path)
     results.write("facts", facts())
-    for name in targets:
-        strikes = 0
+    for number, name in enumerate(targets):
+        strikes, share = 0, None
+        if until is not None:  # of the time that is left, as much as each of those that are still to come
+            share = time.monotonic() + (until - time.monotonic()) / (len(targets) - number)
         while True:
             done = results.records().keys()
             left = [p for p in programs if any((stem(name), p, key) not in done for key in expected(p))]
-            rest = None if until is None else until - time.monotonic()
+            rest = None if share is None else share - time.monotonic()
             if left and rest is not None and rest <= 0:
                 print(f"{name}: the time is up; not asked about {len(left)} models", flush=True)
             if not left or strikes > 20 or (rest is not None and rest <= 0):
@@ -124,8 +127,12 @@ def ask(made: Target, name: str, results: Results, limit: float) -> None:
     asked = program(name)
     done = results.records().keys()
     pairs: dict[bool, Pair] = {}
+    too_long = False
     for key in expected(name):
         if (made.name, name, key) in done:
+            continue
+        if too_long:
+            results.add(Record(made.name, name, key, NOT_ASKED, "capturing took too long before"))
             continue
         results.write("begun", {"target": made.name, "program": name, "question": key})
         begin = time.monotonic()
@@ -140,6 +147,7 @@ def ask(made: Target, name: str, results: Results, limit: float) -> None:
                     record = Record(made.name, name, key, found.outcome, found.words, why)
         except OutOfTimeError:
             pairs.clear()
+            too_long = key == "captures"
             record = Record(made.name, name, key, TIMEOUT, f"no answer in {limit:g} s")
         spent = round(time.monotonic() - begin, 3)
         fields = {**vars(record), "difficulties": tuple(sorted(asked.difficulties)), "seconds": spent}

@@ -45,7 +45,7 @@ class Cell:
 
     @property
     def tone(self) -> str:
-        """Of the counted cases: "bad" where one is wrong without a word, "warn" where one warned or timed out, "good", or "quiet"."""
+        """Of the counted cases: "bad" (one is wrong without a word), "warn" (a warning, a timeout), "good" or "quiet"."""
         found = self.promised
         if found[WRONG]:
             return "bad"

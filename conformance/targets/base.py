@@ -23,8 +23,8 @@ class Captured:
     """What a system made of a model.
 
     `call` is called as the model is. `owner` holds the parameters and buffers that the calls use, under the model's own names;
-    None: the model itself. `flat`: `call` gives the tensors of the output in a row, without their containers. `step` is a training step
-    by the system's own interface, up to the gradients; without it, it is the loss of `call`, walked back.
+    None: the model itself. `flat`: `call` gives the tensors of the output in a row, without their containers. `step` is a
+    training step by the system's own interface, up to the gradients; without it, it is the loss of `call`, walked back.
     `graphs` says how many graphs there are now.
     """
 
