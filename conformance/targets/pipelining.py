@@ -25,7 +25,7 @@ def capture(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     """The stages train under schedules over processes, which are not asked here."""
     pipe = pipeline(model, tuple(args), dict(kwargs), split_policy=middle)
     stages = fx.GraphModule(pipe.split_gm, pipe.split_gm.graph)
-    return Captured(stages)
+    return Captured(stages, flat=True)  # documented: the last stage gives a tuple of tensors
 
 
 TARGET = Target(
@@ -38,6 +38,7 @@ TARGET = Target(
     disclaims={
         **SNAPSHOT,
         "batches": "static shapes: the micro-batch of the example",
+        "one": "static shapes: the micro-batch of the example",
         "gradients": "its stages train under a schedule over processes, which is not asked here",
         "state": "buffers belong to its stages",
         "python-state": "captured by torch.export",
