@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-from conformance.scoreboard.programs import Program
-from conformance.scoreboard.questions import Question
-from conformance.targets.base import Target
 
 
 @dataclass(frozen=True)
@@ -37,10 +33,10 @@ class Record:
         return self.target, self.program, self.question
 
 
-def excuse(target: Target, program: Program, question: Question) -> str:
-    """Why a target doesn't promise the answer to a question about a program; empty where it does."""
-    keys = [question.key, *sorted(program.difficulties)]
-    return next((f"{key}: {target.disclaims[key]}" for key in keys if key in target.disclaims), "")
+def excuse(disclaims: Mapping[str, str], difficulties: Iterable[str], question: str) -> str:
+    """Why a target doesn't promise the answer to a question about a program with these difficulties; empty where it does."""
+    keys = [question, *sorted(difficulties)]
+    return next((f"{key}: {disclaims[key]}" for key in keys if key in disclaims), "")
 
 
 class Results:

@@ -143,7 +143,7 @@ def ask(made: Target, name: str, results: Results, limit: float) -> None:
                 else:
                     question = QUESTIONS[key]
                     found = answer(made, asked, question, pairs)
-                    why = excuse(made, asked, question)
+                    why = excuse(made.disclaims, asked.difficulties, key)
                     record = Record(made.name, name, key, found.outcome, found.words, why)
         except OutOfTimeError:
             pairs.clear()

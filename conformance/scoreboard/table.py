@@ -6,14 +6,14 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from conformance.scoreboard.asking import NOT_ASKED, REFUSED, RIGHT, ROUNDED, TIMEOUT, WARNED, WRONG
 from conformance.scoreboard.programs import DIFFICULTIES
 from conformance.scoreboard.questions import QUESTIONS, script
-from conformance.scoreboard.records import Record, Results
+from conformance.scoreboard.records import Record, Results, excuse
 from conformance.targets import NAMES
 
 ASKED_OF_A_MODEL_AS_IT_IS = ("captures", "same", "batches", "one", "train", "gradients", "state")
@@ -174,6 +174,9 @@ def board(paths: Sequence[Path]) -> Board:
         raise ValueError(
             f"no answers in {', '.join(map(str, paths))}; `python -m conformance.scoreboard run` makes them"
         )
+    # As the adapter says it now: a disclaimer that was forgotten does not ask for the answers again.
+    for key, r in records.items():
+        records[key] = replace(r, excused=excuse(about[r.target]["disclaims"], r.difficulties, r.question))
     systems = [System(n, a, tuple(r for r in records.values() if r.target == n)) for n, a in about.items()]
     absent = {name: missing.get(name, "no answers in this run") for name in (*NAMES, *missing) if name not in about}
     return Board(facts, tuple(s for s in systems if s.records), absent)

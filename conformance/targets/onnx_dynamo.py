@@ -54,6 +54,7 @@ TARGET = Target(
         "train": "exported for inference",
         "state": "a graph of outputs; buffers are constants",
         "python-state": "a graph of outputs",
+        "buffers": "a graph of outputs; buffers are constants",
         "random": "other generators than torch's",
     },
 )

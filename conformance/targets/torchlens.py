@@ -34,6 +34,10 @@ TARGET = Target(
         **SNAPSHOT,
         "left": "a trace runs the model, whose own forward may move its state",
         "state": "documented: a run puts the model's declared state back",
+        "buffers": "documented: a run puts the model's declared state back",
+        "python-state": "a trace runs the model, whose own forward may move its state",
+        "random": "a run starts from a random state of its own, as its option `seed` says",
+        "dropout": "a run starts from a random state of its own, as its option `seed` says",
         "gradients": "a training step through a log is not documented for a rerun",
     },
 )

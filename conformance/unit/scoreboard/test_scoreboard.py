@@ -121,9 +121,10 @@ def test_a_warning_is_a_word() -> None:
 
 def test_what_is_disclaimed_is_shown_and_not_counted() -> None:
     target = made(stale, **{"branch-on-data": "a trace", "hook": "a snapshot"})
-    assert excuse(target, program("one/branch_on_data"), QUESTIONS["same"]) == "branch-on-data: a trace"
-    assert excuse(target, program("one/plain"), QUESTIONS["hook"]) == "hook: a snapshot"
-    assert not excuse(target, program("one/plain"), QUESTIONS["same"])
+    data = program("one/branch_on_data").difficulties
+    assert excuse(target.disclaims, data, "same") == "branch-on-data: a trace"
+    assert excuse(target.disclaims, (), "hook") == "hook: a snapshot"
+    assert not excuse(target.disclaims, ("plain",), "same")
     cell = table.Cell((Record("t", "one/plain", "hook", WRONG, excused="hook: a snapshot"),))
     assert (cell.tone, cell.text) == ("quiet", "[not promised: 1 differ]")
     assert table.Cell((Record("t", "one/plain", "same", WRONG),)).text == "1 WRONG"
