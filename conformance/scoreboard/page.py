@@ -15,7 +15,7 @@ from conformance.scoreboard.questions import QUESTIONS
 
 _ENVIRONMENT = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
-    autoescape=True,
+    autoescape=jinja2.select_autoescape(enabled_extensions=("html.jinja",)),
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -12,13 +13,15 @@ from conformance.targets.base import SNAPSHOT, TRACED, Captured, Target
 
 
 def capture(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
-    """With symbols for sizes; parameters and buffers are attributes of the graph."""
+    """With symbols for sizes; what is traced takes the tensors in a row, parameters and buffers are attributes of the graph."""
+    flat, spec = torch.utils._pytree.tree_flatten((tuple(args), dict(kwargs)))
 
-    def function(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def function(*flat: Any) -> Any:
+        args, kwargs = torch.utils._pytree.tree_unflatten(list(flat), spec)
         return model(*args, **kwargs)
 
-    traced = make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)(tuple(args), dict(kwargs))
-    return Captured(lambda *a, **k: traced(a, k))
+    traced = make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*flat)
+    return Captured(lambda *a, **k: traced(*torch.utils._pytree.tree_leaves((a, k))))
 
 
 TARGET = Target(

@@ -31,5 +31,7 @@ TARGET = Target(
     disclaims={
         **FX_DISCLAIMS,
         "nested-output": "a node is a tensor: its features are named nodes, not the output's form",
+        "writes": "a feature is what a node gives; what is written into it later is not said",
+        "views": "a feature is what a node gives; what is written into it later is not said",
     },
 )
