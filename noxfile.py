@@ -237,6 +237,20 @@ def report(session: nox.Session) -> None:
 
 
 @nox.session
+def scoreboard(session: nox.Session) -> None:
+    """Put the scoreboard's questions to every system, over the toys in ten minutes, or as the options of `run` say."""
+    install(session, "-e", ".[zoo]", groups=("test", "report", "scoreboard"))
+    folder = session.env_dir.resolve() / "ariadne_split"  # it is imported as `ariadne`, so it lies apart
+    session.install("--no-deps", "--target", str(folder), "ariadne-split==0.1.2")
+    variables = offline(session) | ONE_THREAD | {"ARIADNE_SPLIT": str(folder)}
+    answers = "results/scoreboard/answers.jsonl"
+    command = ["python", "-m", "conformance.scoreboard"]
+    options = session.posargs or ["--minutes", "10", "--limit", "30"]
+    session.run(*command, "run", "--results", answers, *options, env=variables)
+    session.run(*command, "page", answers, "--output", "results/scoreboard", env=variables)
+
+
+@nox.session
 def minimums(session: nox.Session) -> None:
     """Run the unit tests and the smoke tier with the lowest versions that pyproject.toml allows."""
     install(session, "-e", ".[zoo,remote]", groups=("test", "report"), pins=MINIMUMS)

@@ -1,0 +1,80 @@
+"""The scoreboard at the command line: `python -m conformance.scoreboard --help`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from fnmatch import fnmatch
+from pathlib import Path
+
+import model_zoo
+from conformance.scoreboard import page, runner
+from conformance.scoreboard.programs import QUICK
+from conformance.scoreboard.questions import QUESTIONS, script
+from conformance.targets import NAMES
+
+
+def main(arguments: list[str]) -> int:
+    """Do what the command line says; 0 when done, 1 where Ariadne's own row has a wrong cell, 2 for what can't be meant."""
+    parser = argparse.ArgumentParser("python -m conformance.scoreboard", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    ask = commands.add_parser("run", help="ask, and append the answers to a file; what it has is not asked again")
+    ask.add_argument("--target", action="append", help=f"one of {', '.join(NAMES)}, or a .py file; may be repeated")
+    ask.add_argument(
+        "--program", action="append", help="a pattern such as 'one/*' or 'torchvision/resnet*'; repeatable"
+    )
+    ask.add_argument("--results", type=Path, default=Path("results/scoreboard/answers.jsonl"))
+    ask.add_argument("--limit", type=float, default=60, help="seconds for each question")
+    ask.add_argument("--minutes", type=float, help="begin no program after this many")
+    show = commands.add_parser("page", help="draw the page of files of answers")
+    show.add_argument("results", type=Path, nargs="+")
+    show.add_argument("--output", type=Path, default=Path("results/scoreboard"))
+    repeat = commands.add_parser("repeat", help="repeat one case: TARGET PROGRAM QUESTION")
+    repeat.add_argument("target")
+    repeat.add_argument("program")
+    repeat.add_argument("question", choices=QUESTIONS)
+    child = commands.add_parser("child")  # what `run` starts
+    child.add_argument("--target", required=True)
+    child.add_argument("--results", type=Path, required=True)
+    child.add_argument("--limit", type=float, required=True)
+    child.add_argument("--seconds", type=float)
+    child.add_argument("programs", nargs="+")
+    options = parser.parse_args(arguments)
+    try:
+        if options.command == "child":
+            runner.child(options.target, options.programs, options.results, options.limit, options.seconds)
+        elif options.command == "run":
+            until = None if options.minutes is None else time.monotonic() + 60 * options.minutes
+            programs = chosen(options.program or ["one/*"])
+            runner.run(options.target or NAMES, programs, options.results, limit=options.limit, until=until)
+        elif options.command == "page":
+            found = page.write(options.results, options.output)
+            print(f"{options.output / 'index.html'}; wrong without a word where promised, of Ariadne: {found}")
+            return 1 if found else 0
+        else:
+            code = script(options.target, options.program, QUESTIONS[options.question])
+            print(code, end="\n\n")
+            exec(code, {"__name__": "__main__"})
+    except ValueError as error:
+        print(f"scoreboard: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def chosen(patterns: list[str]) -> list[str]:
+    """The programs whose names match, in the patterns' order; ValueError for a pattern that none does."""
+    known = [*QUICK, *model_zoo.names()]
+    found: list[str] = []
+    for pattern in patterns:
+        matching = [name for name in known if fnmatch(name, pattern)]
+        if not matching:
+            raise ValueError(
+                f"no program matches {pattern!r}; toys are one/…, models of the zoo `python -m model_zoo list`"
+            )
+        found += [name for name in matching if name not in found]
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

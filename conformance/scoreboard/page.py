@@ -1,0 +1,50 @@
+"""The board as one HTML page without scripts: each cell leads to its cases, each case has the line that repeats it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+
+from conformance.scoreboard import table
+from conformance.scoreboard.asking import WARNED, WRONG
+from conformance.scoreboard.programs import DIFFICULTIES
+from conformance.scoreboard.questions import QUESTIONS
+
+_ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=jinja2.select_autoescape(enabled_extensions=("html.jinja",)),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+
+
+def write(paths: Sequence[Path], output: Path) -> int:
+    """Write `index.html`, `summary.md` and copies of the answers; returns how many wrong cells Ariadne's own row has."""
+    board = table.board(paths)
+    output.mkdir(parents=True, exist_ok=True)
+    for path in paths:
+        if path.resolve().parent != output.resolve():
+            shutil.copy(path, output / path.name)
+    names = [path.name for path in paths]
+    for name in ("index.html", "summary.md"):
+        (output / name).write_text(render(board, names, f"{name}.jinja"), encoding="utf-8", newline="\n")
+    return sum(len(system.wrong) for system in board.systems if system.about["package"] == "ariadne-runtime")
+
+
+def render(board: table.Board, raw: Sequence[str], template: str) -> str:
+    """The page over a board, from a template beside this file."""
+    return _ENVIRONMENT.get_template(template).render(
+        board=board,
+        questions=list(QUESTIONS.values()),
+        difficulties={key: DIFFICULTIES[key] for key in board.difficulties},
+        taxonomy=table.taxonomy(board.systems),
+        repeat=table.repeat,
+        shown=table.shown,
+        doubtful=(WRONG, WARNED),
+        raw=raw,
+    )

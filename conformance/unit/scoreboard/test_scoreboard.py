@@ -1,0 +1,230 @@
+"""The scoreboard: liars are noticed, nothing is counted that is not promised, a file is a target, a run resumes."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from conformance import targets
+from conformance.scoreboard import page, runner, table
+from conformance.scoreboard.asking import NOT_ASKED, REFUSED, RIGHT, ROUNDED, TIMEOUT, WARNED, WRONG, Pair
+from conformance.scoreboard.programs import QUICK, program
+from conformance.scoreboard.questions import QUESTIONS, script
+from conformance.scoreboard.records import Record, Results, excuse
+from conformance.targets.base import Captured, Target
+
+ROOT = Path(__file__).resolve().parents[3]
+PUBLISHED = ROOT / "reports/published-scoreboard"
+Capture = Callable[[nn.Module, Sequence[Any], Mapping[str, Any]], Captured]
+
+
+def made(capture: Capture, tolerance: float = 0.0, **disclaims: str) -> Target:
+    return Target("planted", "Planted", "capture", "torch", "this test", capture, disclaims, tolerance)
+
+
+def answered(target: Target | str, name: str, key: str) -> str:
+    question = QUESTIONS[key]
+    return Pair(target, name, question.training).answer(question).outcome
+
+
+def as_is(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+    return Captured(model)
+
+
+def stale(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+    with torch.no_grad():
+        kept = model(*args, **kwargs)
+    return Captured(lambda *a, **k: kept)
+
+
+def mutating(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+    with torch.no_grad():
+        next(model.parameters()).add_(1e-3)
+    return Captured(model)
+
+
+def drawing(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+    torch.rand(1)
+    return Captured(model)
+
+
+def copied(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+    return Captured(copy.deepcopy(model))
+
+
+def half_trained(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+    def step(loss: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        loss(model(*args, **kwargs)).backward()
+        next(model.parameters()).grad = None
+
+    return Captured(model, step=step)
+
+
+def failing(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+    raise RuntimeError("not this model")
+
+
+def off_by_rounding(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+    return Captured(lambda *a, **k: model(*a, **k) * (1 + 1e-6))
+
+
+@pytest.mark.parametrize(
+    "name", ["one/plain", "one/batchnorm", "one/averages", "one/counts", "one/draws", "one/keyword"]
+)
+@pytest.mark.parametrize("key", QUESTIONS)
+def test_the_model_itself_as_a_target_answers_rightly(name: str, key: str) -> None:
+    assert answered(made(as_is), name, key) == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("liar", "key"),
+    [
+        (stale, "same"),
+        (stale, "batches"),
+        (mutating, "left"),
+        (drawing, "left"),
+        (copied, "loaded"),
+        (copied, "hook"),
+        (half_trained, "gradients"),
+    ],
+)
+def test_a_target_that_lies_is_noticed(liar: Capture, key: str) -> None:
+    assert answered(made(liar), "one/plain", key) == WRONG
+
+
+def test_a_copy_that_keeps_its_statistics_to_itself_is_noticed() -> None:
+    assert answered(made(copied), "one/batchnorm", "state") == WRONG
+
+
+def test_an_error_is_a_refusal_with_its_words() -> None:
+    found = Pair(made(failing), "one/plain").answer(QUESTIONS["same"])
+    assert (found.outcome, found.words) == (REFUSED, "at capture: RuntimeError: not this model")
+
+
+def test_rounding_is_told_from_right_and_counts_as_wrong_where_bits_are_promised() -> None:
+    assert answered(made(off_by_rounding, 1e-4), "one/plain", "same") == ROUNDED
+    assert answered(made(off_by_rounding), "one/plain", "same") == WRONG
+
+
+def test_a_warning_is_a_word() -> None:
+    assert answered("jit_trace", "one/branch_on_data", "same") == WARNED
+
+
+def test_what_is_disclaimed_is_shown_and_not_counted() -> None:
+    target = made(stale, **{"branch-on-data": "a trace", "hook": "a snapshot"})
+    data = program("one/branch_on_data").difficulties
+    assert excuse(target.disclaims, data, "same") == "branch-on-data: a trace"
+    assert excuse(target.disclaims, (), "hook") == "hook: a snapshot"
+    assert not excuse(target.disclaims, ("plain",), "same")
+    cell = table.Cell((Record("t", "one/plain", "hook", WRONG, excused="hook: a snapshot"),))
+    assert (cell.tone, cell.text) == ("quiet", "[not promised: 1 differ]")
+    assert table.Cell((Record("t", "one/plain", "same", WRONG),)).text == "1 WRONG"
+
+
+TARGET = """
+import time
+from conformance.targets.base import Captured, Target
+
+def capture(model, args, kwargs):
+    time.sleep({sleep})
+    return Captured(model)
+
+TARGET = Target("always", "The model itself", "capture", "torch", "a test", capture, tolerance=0.0)
+"""
+
+
+def test_a_file_is_a_target_and_a_run_resumes_where_it_was_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, answers = tmp_path / "always.py", tmp_path / "answers.jsonl"
+    file.write_text(TARGET.format(sleep=0))
+    results = Results(answers)
+    runner.child(str(file), ["one/plain"], answers, 60, None)
+    assert {r.outcome for r in results.records().values()} == {RIGHT, runner.MEASURED}
+    assert [key for _, _, key in results.records()] == runner.expected("one/plain")
+    whole = answers.read_text()
+    last = whole.splitlines(keepends=True)[-1]
+    answers.write_text(whole[: -len(last) // 2])  # the process ended as it wrote the last line
+    asked: list[str] = []
+    monkeypatch.setattr(runner, "answer", lambda *a: asked.append(a[2].key))
+    runner.child(str(file), ["one/plain"], answers, 60, None)
+    assert not asked
+    assert [key for _, _, key in results.records()] == runner.expected("one/plain")
+    assert answers.read_text().count('"question": "same", "outcome"') == 1
+
+
+def test_a_target_that_hangs_costs_only_its_own_question(tmp_path: Path) -> None:
+    file, answers = tmp_path / "always.py", tmp_path / "answers.jsonl"
+    file.write_text(TARGET.format(sleep=30))
+    begin = time.monotonic()
+    runner.ask(targets.target(str(file)), "one/keyword", Results(answers), 0.2)
+    found = Results(answers).records().values()
+    assert [r.outcome for r in found] == [TIMEOUT] + [NOT_ASKED] * (len(found) - 1)
+    assert time.monotonic() - begin < 20
+
+
+def test_a_package_that_is_not_installed_is_said_and_counts_for_nothing(tmp_path: Path) -> None:
+    file, answers = tmp_path / "absent.py", tmp_path / "answers.jsonl"
+    file.write_text("import what_is_not_there\n")
+    runner.child(str(file), ["one/plain"], answers, 60, None)
+    results = Results(answers)
+    assert not results.records()
+    assert [line["target"] for line in results.of("missing")] == ["absent"]
+
+
+WRONGS = [("jit_trace", "one/plain", "hook"), ("fx_trace", "one/writes_through_view", "captures")]
+
+
+@pytest.mark.parametrize(("target", "name", "key"), WRONGS)
+def test_the_script_of_a_wrong_case_prints_what_was_found(target: str, name: str, key: str) -> None:
+    code = script(target, name, QUESTIONS[key])
+    assert len(code.splitlines()) <= 5
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {})
+    found = Pair(target, name, QUESTIONS[key].training).answer(QUESTIONS[key])
+    assert found.outcome == WRONG
+    assert printed.getvalue().splitlines()[-1] == str(found)
+
+
+@pytest.mark.parametrize("key", QUESTIONS)
+def test_every_script_has_five_lines_at_most_and_is_python(key: str) -> None:
+    code = script("jit_trace", "one/plain", QUESTIONS[key])
+    compile(code, key, "exec")
+    assert len(code.splitlines()) <= 5
+
+
+@pytest.mark.parametrize("name", targets.NAMES)
+def test_a_target_is_one_file_below_a_hundred_lines(name: str) -> None:
+    assert len((ROOT / f"conformance/targets/{name}.py").read_text().splitlines()) < 100
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_ariadne_is_never_wrong_about_a_toy(name: str) -> None:
+    # In one process with others that import `ariadne`: this one is the checkout's.
+    found = {
+        key: answered("ariadne_here", name, key) for key in ("same", "batches", "train", "gradients", "state", "left")
+    }
+    assert WRONG not in found.values()
+    assert WARNED not in found.values()
+
+
+def published() -> list[Path]:
+    return sorted(p for p in PUBLISHED.iterdir() if p.is_dir())
+
+
+@pytest.mark.parametrize("folder", published(), ids=lambda p: p.name)
+def test_a_published_board_is_drawn_from_the_answers_beside_it(folder: Path, tmp_path: Path) -> None:
+    wrong = page.write(sorted(folder.glob("*.jsonl")), tmp_path)
+    assert wrong == 0  # of Ariadne's own row
+    for name in ("index.html", "summary.md"):
+        assert (folder / name).read_text() == (tmp_path / name).read_text()
