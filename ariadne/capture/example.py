@@ -47,8 +47,9 @@ class Example:
                 resize = i in self.batched and batch != self.batch
                 t = _rows(leaf.detach(), batch) if resize else own(leaf.detach())
             if perturbed and t.is_floating_point():
-                t.mul_(0.875).add_(0.0078125)
-            made[id(leaf)] = t.requires_grad_(leaf.requires_grad)
+                _memory(t).mul_(0.875).add_(0.0078125)
+            t.requires_grad_(leaf.requires_grad)
+            made[id(leaf)] = t = torch.nn.Parameter(t, leaf.requires_grad) if type(leaf) is torch.nn.Parameter else t
             out.append(t)
         return out
 
@@ -57,7 +58,7 @@ class Example:
         leaves = self.resized(self.batch, perturbed=True)
         seen = {id(leaves[i]): leaves[i] for i in self.batched if not leaves[i].is_floating_point()}
         for t in seen.values():
-            t.copy_(t.flip(0))
+            _memory(t).copy_(_memory(t).flip(0))
         return replace(self, leaves=tuple(leaves))
 
 
@@ -89,6 +90,13 @@ def _bound(model: torch.nn.Module, spec: tree.Spec) -> list[tuple[str, int, bool
         open_ended = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
         found += [(path, leaf, open_ended) for path, leaf in tree.paths(value, "" if open_ended else name)]
     return found
+
+
+def _memory(t: torch.Tensor) -> torch.Tensor:
+    """An expanded tensor without its repetitions, so that it can be written."""
+    for dim, (size, stride) in enumerate(zip(t.shape, t.stride(), strict=True)):
+        t = t.narrow(dim, 0, 1) if size > 1 and not stride else t
+    return t
 
 
 def _rows(t: torch.Tensor, batch: int) -> torch.Tensor:

@@ -27,10 +27,11 @@ from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
 from ariadne.errors import UnsupportedError
 from ariadne.guards import BOOKKEEPING, Recording, is_a, simple, surroundings, switches
-from ariadne.plan import WHOLE, storage_of
+from ariadne.plan import WHOLE, storage_of, tensors_in
 
 PATCHING = threading.RLock()
 HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks")
+HISTORY = ("is_leaf", "grad", "_version", "_base", "_is_view", "is_inference", "is_conj", "is_neg", "is_shared")
 
 
 def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str], patches: Patches) -> None:
@@ -130,6 +131,36 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
             base.__set__(self, value)
 
         return property(get, put)
+
+    def refuse_history(t: torch.Tensor, name: str) -> None:
+        if (
+            mine()
+            and not called_by_torch(3)
+            and not any(t is made for e in recording.events for made in tensors_in(e.out))
+        ):
+            raise UnsupportedError(
+                f"forward asks {name!r} of an input, or of a tensor of the model, in {recorder.where()}: the answer follows what "
+                "was done with the tensor before, which no guard sees. Ask before the call, and pass the answer as an argument"
+            )
+
+    def of_history(name: str) -> Any:
+        base = getattr(torch.Tensor, name)
+
+        def method(self: torch.Tensor, *args: Any) -> Any:
+            refuse_history(self, name)
+            return base(self, *args)
+
+        def get(self: torch.Tensor) -> Any:
+            refuse_history(self, name)
+            return base.__get__(self)
+
+        def put(self: torch.Tensor, value: Any) -> None:
+            base.__set__(self, value)
+
+        def remove(self: torch.Tensor) -> None:
+            base.__delete__(self)
+
+        return method if callable(base) else property(get, put, remove)
 
     def noted(fact: str, name: str) -> Callable[..., Any]:
         base = getattr(torch.Tensor, name)
@@ -321,6 +352,8 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
         patches.set(torch.Tensor, name, watched("dtype", name))
     if recorder.watch is not None:
         _patch_sizes(recorder.watch, mine, patches, note_type)
+    for name in HISTORY:
+        patches.set(torch.Tensor, name, of_history(name))
     patches.set(nn.Module, "__getattribute__", read)
     patches.set(nn.Module, "__setattr__", write)
     patches.set(nn.Module, "__getattr__", find)
