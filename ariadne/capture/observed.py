@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -194,6 +196,14 @@ def _refuse_renewed(found: Recording, effects: Effects) -> None:
             )
 
 
+def _moves_on(value: Any) -> str:
+    """What an attribute is that gives something else whenever it is asked, in words; empty for all others."""
+    numbers = sys.modules["numpy"].random if "numpy" in sys.modules else None
+    if isinstance(value, random.Random) or (numbers and isinstance(value, (numbers.Generator, numbers.RandomState))):
+        return "a generator of random numbers of its own"
+    return "an iterator" if isinstance(value, Iterator) and not isinstance(value, torch.Tensor) else ""
+
+
 def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
     if found.disturbed:
         raise UnsupportedError(
@@ -207,6 +217,13 @@ def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
         raise UnsupportedError(
             f"forward draws from {' and '.join(moved)}, whose numbers would be frozen in the plan; draw from torch's RNG instead"
         )
+    for (path, name), (module, _, _) in found.read_attributes.items():
+        kind = _moves_on(module.__dict__.get(name))
+        if kind:
+            raise UnsupportedError(
+                f"forward reads the attribute {name!r} of {named(path)}, {kind}: it gives something else at each call, which a "
+                "plan would freeze. Draw from torch's RNG, or keep what counts in a buffer"
+            )
     for path, name, what in snapshot.registered():
         raise UnsupportedError(
             f"forward registers, replaces or removes the {what} {name!r} of {named(path)}, which no plan does; if it does so "

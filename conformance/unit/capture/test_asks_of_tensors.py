@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -74,3 +77,25 @@ def test_an_input_that_is_a_parameter_stays_one_where_the_model_is_run_on_it(ask
     for given in (x, nn.Parameter(numbers(3, 4))):
         with torch.no_grad():
             assert torch.equal(runtime.run_suffix(runtime.run_prefix(given)), model(given))
+
+
+MOVING: dict[str, Callable[[], Any]] = {
+    "random.Random": lambda: random.Random(2),
+    "numpy's default_rng": lambda: np.random.default_rng(3),
+    "numpy's RandomState": lambda: np.random.RandomState(3),
+    "count": itertools.count,
+    "cycle": lambda: itertools.cycle([0] * 9 + [1]),
+    "a generator": lambda: iter([0] * 100),
+}
+
+
+@pytest.mark.parametrize("kind", MOVING)
+def test_what_moves_on_at_each_call_is_refused_though_its_effect_is_rare(kind: str) -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        drawn = next(m.own) if hasattr(m.own, "__next__") else m.own.random()
+        return m.b(m.a(x).relu()) * (2.0 if drawn == 0.123 else 1.0)
+
+    with pytest.raises(UnsupportedError, match="forward reads the attribute 'own' of the model, an? "):
+        prepare_split(
+            Fn(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4), own=MOVING[kind]()), (numbers(2, 4),), split="50%"
+        )
