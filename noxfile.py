@@ -68,7 +68,7 @@ def suite(session: nox.Session, *options: str) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the unit tests, the suite's selftest and its smoke tier; with options, only pytest with these."""
-    install(session, "-e", ".[zoo]", groups=("test", "report"))
+    install(session, "-e", ".[zoo,export]", groups=("test", "report"))
     unit(session, *(session.posargs or ["-m", "not compiler and not planted and not variants"]))
     if not session.posargs:
         selftest = ["python", "-m", "conformance.selftest", "--results", "results/selftest.jsonl"]
@@ -79,14 +79,14 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def compilers(session: nox.Session) -> None:
     """Run the unit tests that compile with inductor, ahead of time too; they need a C++ compiler."""
-    install(session, "-e", ".[zoo]", groups=("test", "report"))
+    install(session, "-e", ".[zoo,export]", groups=("test", "report"))
     unit(session, "-m", "compiler", *session.posargs)
 
 
 @nox.session
 def variants(session: nox.Session) -> None:
     """Run traps, changes and planted faults in all the spellings that the session `tests` has no time for."""
-    install(session, "-e", ".[zoo]", groups=("test", "report"))
+    install(session, "-e", ".[zoo,export]", groups=("test", "report"))
     unit(session, "-m", "variants", *session.posargs)
 
 
@@ -198,7 +198,7 @@ def attempt(session: nox.Session, run: Path, what: str, *command: str, **variabl
 @nox.session
 def report(session: nox.Session) -> None:
     """Write a report of runs, `-- RUN… [--baseline RUN] [--output FOLDER]`; or, without options, check and measure a little."""
-    install(session, "-e", ".[zoo]", groups=("test", "report"))
+    install(session, "-e", ".[zoo,export]", groups=("test", "report"))
     if session.posargs:
         session.run("python", "-m", "reports", *session.posargs)
         return
@@ -224,7 +224,7 @@ def report(session: nox.Session) -> None:
 @nox.session
 def minimums(session: nox.Session) -> None:
     """Run the unit tests and the smoke tier with the lowest versions that pyproject.toml allows."""
-    install(session, "-e", ".[zoo]", groups=("test", "report"), pins=MINIMUMS)
+    install(session, "-e", ".[zoo,export]", groups=("test", "report"), pins=MINIMUMS)
     unit(session, *session.posargs)
     suite(session, "--tier", "smoke")
 
@@ -236,7 +236,7 @@ def torch(session: nox.Session, version: str) -> None:
     others = session.env_dir.resolve() / "constraints.txt"
     kept = [line for line in Path(TESTED).read_text().splitlines() if not line.startswith("torch")]
     others.write_text("\n".join([*kept, f"torch=={version}.*", ""]))
-    install(session, "-e", ".[zoo]", groups=("test", "report"), pins=str(others))
+    install(session, "-e", ".[zoo,export]", groups=("test", "report"), pins=str(others))
     unit(session, *session.posargs)
     suite(session, "--tier", "smoke")
 
