@@ -19,7 +19,7 @@ from ariadne.halves.form import Side, SideReader
 from ariadne.halves.given import Weights, given, refuse_unfit
 from ariadne.halves.given import replace as replace_by
 from ariadne.halves.skeleton import Held, known_places, named, plain_tensors, read_flags, read_state, skeleton
-from ariadne.halves.weights import File, Row, blank, parsed, row
+from ariadne.halves.weights import File, Row, blank, parsed
 from ariadne.halves.writing import FORMAT, VERSION, Cut, save, side_of, slots
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "File",
     "Row",
     "parsed",
-    "row",
     "Weights",
     "given",
     "refuse_unfit",
