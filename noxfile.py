@@ -68,7 +68,7 @@ def suite(session: nox.Session, *options: str) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the unit tests, the suite's selftest and its smoke tier; with options, only pytest with these."""
-    install(session, "-e", ".[zoo,remote]", groups=("test", "report"))
+    install(session, "-e", ".[zoo,remote,export]", groups=("test", "report"))
     unit(session, *(session.posargs or ["-m", "not compiler and not planted and not variants"]))
     if not session.posargs:
         selftest = ["python", "-m", "conformance.selftest", "--results", "results/selftest.jsonl"]
@@ -86,14 +86,14 @@ def pipelines(session: nox.Session) -> None:
 @nox.session
 def compilers(session: nox.Session) -> None:
     """Run the unit tests that compile with inductor, ahead of time too; they need a C++ compiler."""
-    install(session, "-e", ".[zoo,remote]", groups=("test", "report"))
+    install(session, "-e", ".[zoo,remote,export]", groups=("test", "report"))
     unit(session, "-m", "compiler", *session.posargs)
 
 
 @nox.session
 def variants(session: nox.Session) -> None:
     """Run traps, changes and planted faults in all the spellings that the session `tests` has no time for."""
-    install(session, "-e", ".[zoo,remote]", groups=("test", "report"))
+    install(session, "-e", ".[zoo,remote,export]", groups=("test", "report"))
     unit(session, "-m", "variants", *session.posargs)
 
 
@@ -213,7 +213,7 @@ def attempt(session: nox.Session, run: Path, what: str, *command: str, **variabl
 @nox.session
 def report(session: nox.Session) -> None:
     """Write a report of runs, `-- RUN… [--baseline RUN] [--output FOLDER]`; or, without options, check and measure a little."""
-    install(session, "-e", ".[zoo,remote]", groups=("test", "report"))
+    install(session, "-e", ".[zoo,remote,export]", groups=("test", "report"))
     if session.posargs:
         session.run("python", "-m", "reports", *session.posargs)
         return
@@ -253,7 +253,7 @@ def scoreboard(session: nox.Session) -> None:
 @nox.session
 def minimums(session: nox.Session) -> None:
     """Run the unit tests and the smoke tier with the lowest versions that pyproject.toml allows."""
-    install(session, "-e", ".[zoo,remote]", groups=("test", "report"), pins=MINIMUMS)
+    install(session, "-e", ".[zoo,remote,export]", groups=("test", "report"), pins=MINIMUMS)
     unit(session, *session.posargs)
     suite(session, "--tier", "smoke")
 
@@ -265,7 +265,7 @@ def torch(session: nox.Session, version: str) -> None:
     others = session.env_dir.resolve() / "constraints.txt"
     kept = [line for line in Path(TESTED).read_text().splitlines() if not line.startswith("torch")]
     others.write_text("\n".join([*kept, f"torch=={version}.*", ""]))
-    install(session, "-e", ".[zoo,remote]", groups=("test", "report"), pins=str(others))
+    install(session, "-e", ".[zoo,remote,export]", groups=("test", "report"), pins=str(others))
     unit(session, *session.posargs)
     suite(session, "--tier", "smoke")
 
@@ -273,7 +273,7 @@ def torch(session: nox.Session, version: str) -> None:
 @nox.session(python=["3.12", "3.13"])
 def pythons(session: nox.Session) -> None:
     """Run the unit tests and the smoke tier under the later Pythons: other byte code, and another way to watch it."""
-    install(session, "-e", ".[zoo]", groups=("test", "report"))
+    install(session, "-e", ".[zoo,remote,export]", groups=("test", "report"))
     unit(session, *(session.posargs or ["-m", "not compiler and not planted and not variants"]))
     if not session.posargs:
         suite(session, "--tier", "smoke")
@@ -282,7 +282,7 @@ def pythons(session: nox.Session) -> None:
 @nox.session
 def newest(session: nox.Session) -> None:
     """Run the unit tests and the smoke tier with the newest release of everything, whatever the constraints say."""
-    session.install("-e", ".[zoo]", *nox.project.dependency_groups(PYPROJECT, "test", "report"), silent=False)
+    session.install("-e", ".[zoo,remote,export]", *nox.project.dependency_groups(PYPROJECT, "test", "report"), silent=False)
     unit(session, *(session.posargs or ["-m", "not compiler and not planted and not variants"]))
     if not session.posargs:
         suite(session, "--tier", "smoke")

@@ -99,6 +99,8 @@ class Remote:
         except BaseException:
             self._hang_up()
             raise
+        if half is not None and self.trains:
+            half.adds_shares = True  # `backward_prefix` takes the other side's share in, and sends the sum back
 
     # --- inference --------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ class Trained:
         self.half, self.optimizer, self.loss_fn, self.labels = half, optimizer, loss_fn, labels
         self.folder, self.lease = folder, lease
         self.shared = named_shared(half)
+        half.adds_shares = True  # the client sends the sum back before a step
         self.run, self.session, self.at, self.seen = "", "", 0, 0.0
         self.answer: Answer | None = None  # to the request `at`
         self.awaits = False  # the sums of shared parameters

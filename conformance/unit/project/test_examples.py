@@ -79,6 +79,15 @@ def test_the_inference_demo_replays_every_cut_and_needs_nothing_but_the_script()
     assert "auto takes cut:9" in done.stdout
 
 
+def test_an_edge_on_onnx_runtime_and_a_server_on_ariadne_give_what_the_model_gives() -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    done = example("edge_on_onnx_runtime")
+    assert done.returncode == 0, done.stderr
+    assert "batch 7: 114688 bytes cross" in done.stdout
+    assert done.stdout.endswith("give what the model gives\n")
+
+
 def test_the_training_demo_ends_where_the_whole_model_does() -> None:
     done = example("split_training_demo")
     assert done.returncode == 0, done.stderr
