@@ -282,7 +282,9 @@ def pythons(session: nox.Session) -> None:
 @nox.session
 def newest(session: nox.Session) -> None:
     """Run the unit tests and the smoke tier with the newest release of everything, whatever the constraints say."""
-    session.install("-e", ".[zoo,remote,export]", *nox.project.dependency_groups(PYPROJECT, "test", "report"), silent=False)
+    session.install(
+        "-e", ".[zoo,remote,export]", *nox.project.dependency_groups(PYPROJECT, "test", "report"), silent=False
+    )
     unit(session, *(session.posargs or ["-m", "not compiler and not planted and not variants"]))
     if not session.posargs:
         suite(session, "--tier", "smoke")

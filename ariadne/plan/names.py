@@ -25,7 +25,8 @@ class Namespace:
     """The one owner of names in a plan: valid, unique, and never those of Python or of an op."""
 
     def __init__(self, reserved: set[str]) -> None:
-        self.taken = reserved | set(keyword.kwlist) | set(dir(builtins)) | set(FUNCTIONS)
+        # `input` is what many a forward calls its own; no code that is written from a plan asks the user for anything.
+        self.taken = reserved | set(keyword.kwlist) | (set(dir(builtins)) - {"input"}) | set(FUNCTIONS)
         self.counts: dict[str, int] = {}
 
     def new(self, wanted: str) -> str:

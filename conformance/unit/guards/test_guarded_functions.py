@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ariadne import SplitRuntime, prepare_split
-from ariadne.errors import ModuleError
+from ariadne.errors import ModuleError, UnsupportedError
 from conformance.unit.trap_kit import numbers
 
 Change = Callable[[pytest.MonkeyPatch, "Net"], None]
@@ -63,6 +63,14 @@ def with_plain(x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
     return x * scale
 
 
+def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    return call
+
+
 def counted(function: Callable[..., Any]) -> Callable[..., Any]:
     calls = 0
 
@@ -75,7 +83,7 @@ def counted(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@counted
+@wrapped
 def decorated(x: torch.Tensor) -> torch.Tensor:
     return x * SCALES.first
 
@@ -225,7 +233,7 @@ CHANGES: dict[str, tuple[Callable[..., Any] | None, Change, str]] = {
     "a closed-over number": (SCALED, called(ANNEAL, 3.0, 2.0), "'temperature' around .*scaled was 2.0 .* 3.0"),
     "a closed-over number of a hook": (HOOKED, called(ANNEAL_HOOK, 3.0, 2.0), "'temperature'"),
     "a closed-over number of a wrapped function": (
-        functools.partial(counted(WRAPPED)), called(ANNEAL_WRAPPED, 3.0, 2.0), "'temperature'"
+        functools.partial(wrapped(WRAPPED)), called(ANNEAL_WRAPPED, 3.0, 2.0), "'temperature'"
     ),
     "an entry of a closed-over list": (closed_over(BOX, lambda x, box: x * box[0]), item(BOX, 0, 3.0), "'thing'"),
     "an attribute of a closed-over object": (
@@ -306,8 +314,13 @@ def test_what_no_function_of_forward_touches_may_change(monkeypatch: pytest.Monk
         ANNEAL(2.0)
 
 
-def test_a_counter_around_a_function_and_a_cache_of_its_own_may_go_on() -> None:
-    runtime = split_of(counted(kept))
+def test_a_counter_around_a_function_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match="the variable 'calls' of kept, which is 1 in a first call"):
+        split_of(counted(kept))
+
+
+def test_a_cache_around_a_function_may_go_on() -> None:
+    runtime = split_of(wrapped(kept))
     agree(runtime)
     SEEN[99] = 1
     runtime.model(numbers(3, 4))

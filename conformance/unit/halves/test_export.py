@@ -98,7 +98,7 @@ def test_an_exported_program_takes_and_gives_what_the_boundary_names(tmp_path: P
     _, prefix, suffix = halves(tmp_path, net(), (IMAGE,), split="after:2")
     given = prefix.export(tmp_path / "edge.pt2")
     served = given.batches
-    assert given == Schema(("x",), tuple(prefix.run_prefix(IMAGE).labels), served)
+    assert given == Schema(("input",), tuple(prefix.run_prefix(IMAGE).labels), served)
     assert served == (1, 64)
     assert suffix.export(tmp_path / "server.pt2") == Schema(given.outputs, ("output",), served)
     extra = {"ariadne.json": ""}
