@@ -173,7 +173,7 @@ def test_what_nothing_read_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_global_that_forward_counts_in_is_refused_by_name() -> None:
     with pytest.raises(
-        UnsupportedError, match="forward changes what is in the globals of .*in a first call and something else"
+        UnsupportedError, match=r"forward changes what is in the globals of .*in a first call and something else"
     ):
         split_of(counting)
 
