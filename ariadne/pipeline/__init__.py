@@ -20,14 +20,13 @@ A model and where to cut it flow in; parts and stages flow out. The schedules, t
     idle        what a schedule leaves idle
 """
 
-from ariadne.pipeline.balance import BALANCES, Costs, Layout, layouts
+from ariadne.pipeline.balance import Costs, Layout, layouts
 from ariadne.pipeline.choice import usable
 from ariadne.pipeline.loaded import LoadedPart, finish, load_part, schedule
 from ariadne.pipeline.part import Part
 from ariadne.pipeline.pipeline import Pipeline, prepare_pipeline
 
 __all__ = [
-    "BALANCES",
     "Costs",
     "Layout",
     "LoadedPart",

@@ -15,7 +15,7 @@ from ariadne.check.model import Kind
 from ariadne.check.profile import FORMATS
 from ariadne.cli import completion, cuts, grammar, options
 from ariadne.cut import MODES
-from ariadne.pipeline import BALANCES
+from ariadne.pipeline.balance import BALANCES
 from ariadne.remote import Limits
 
 

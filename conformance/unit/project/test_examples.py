@@ -60,11 +60,13 @@ def off_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SplitRuntime, "backward_prefix", off)
 
 
-def test_every_example_is_run_by_a_test_here() -> None:
+def test_every_example_is_run_by_a_test_here_or_by_torchrun() -> None:
     text = Path(__file__).read_text()
+    by_torchrun = (Path(__file__).parents[1] / "pipeline/test_torchrun.py").read_text()
     scripts = {path.stem for path in EXAMPLES.glob("*.py") if not path.stem.startswith("_")}
     assert scripts
-    assert scripts <= set(re.findall(r'(?<!_)example\(\s*"(\w+)"', text))
+    run = set(re.findall(r'(?<!_)example\(\s*"(\w+)"', text)) | set(re.findall(r"examples/(\w+)\.py", by_torchrun))
+    assert scripts <= run
 
 
 def test_the_inference_demo_replays_every_cut_and_needs_nothing_but_the_script() -> None:

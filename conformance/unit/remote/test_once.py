@@ -150,6 +150,7 @@ def test_a_planted_answer_of_the_step_before_is_noticed(
     assert not all(map(torch.equal, losses, whole[0]))
 
 
+@pytest.mark.planted
 def test_a_planted_generator_that_does_not_come_back_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -406,6 +407,7 @@ def test_checkpoints_of_another_half_or_cut_short_are_refused_and_nothing_change
     same(before, suffix)
 
 
+@pytest.mark.variants
 def test_both_sides_killed_at_random_moments_end_with_the_weights_of_a_run_without_faults() -> None:
     command = [
         sys.executable,

@@ -238,6 +238,7 @@ def pictures(i: int) -> tuple[Any, Any]:
     [(resnet, pictures, "after:layer2"), (vit, pictures, "50%"), (gpt2, tokens, "50%")],
     ids=("resnet18", "vit_with_dropout", "gpt2_tied"),
 )
+@pytest.mark.variants
 def test_real_models_train_over_a_wire_for_a_hundred_steps(tmp_path: Path, make: Any, batch: Any, split: str) -> None:
     torch.manual_seed(0)
     model = make()
