@@ -35,7 +35,9 @@ OF_MANY = (  # files whose tests say one thing of many models, changes or plante
     "test_hidden_paths",
     "test_learnt",
     "test_served_models",
+    "test_sizes_unseen",
     "test_surroundings",
+    "test_torchrun",
     "test_training_flags",
     "test_watched",
 )

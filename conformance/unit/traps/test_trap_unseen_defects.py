@@ -48,7 +48,7 @@ def test_an_input_written_into_before_the_suffix_has_run_is_refused_where_it_cro
         boundary.to_bytes,
     ):
         with pytest.raises(
-            BoundaryError, match=r"^'x' crosses .* \(cut:\d\) .* written into .* hand a copy to the prefix"
+            BoundaryError, match=r"^'args_0' crosses .* \(cut:\d\) .* written into .* hand a copy to the prefix"
         ):
             call()
     assert difference(expected, split.run_suffix(sent)) is None
