@@ -113,9 +113,8 @@ def _warn_of_unread(model: nn.Module, example: Example, plan: TracePlan) -> None
     """Name the inputs that forward takes by `**kwargs` and that no op reads: they may be misspelt."""
     read = {*uses(plan.output), *(r for node in plan.nodes for r in node.reads), *uses([s.atoms for s in plan.stores])}
     open_ended = swallowed(model, example.spec)
-    unread = [
-        name for i, name in plan.inputs if i in open_ended and plan.values[name].kind == "input" and name not in read
-    ]
+    given = [id(leaf) for leaf in example.leaves]  # one tensor that is given twice is read by its first name
+    unread = [n for i, n in plan.inputs if i in open_ended and n not in read and given.count(given[i]) == 1]
     if unread:
         names = ", ".join(map(repr, unread))
         taken = [n for n, p in inspect.signature(model.forward).parameters.items() if p.kind is not p.VAR_KEYWORD]
