@@ -48,7 +48,7 @@ TARGET = Target(
     title="ariadne-split (PyPI)",
     kind="split",
     package="ariadne-split",
-    source="https://pypi.org/project/ariadne-split/",
+    source="../../../docs/scoreboard.md",
     capture=capture,
     disclaims={
         "one": "declared for batches from 2, as in its README",
