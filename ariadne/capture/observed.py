@@ -15,9 +15,7 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.capture.example import Evidence, Example, called
-from ariadne.capture.generalize import (
-    SIZE,
-)
+from ariadne.capture.generalize import SIZE
 from ariadne.capture.history import History, alike, lived
 from ariadne.capture.identity import watching
 from ariadne.capture.lower import Lowering, state_tensors

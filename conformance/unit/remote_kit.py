@@ -14,12 +14,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 ROOT = Path(__file__).resolve().parents[2]
 CODE = """
 import json, sys, torch
 sys.path.insert(0, {root!r})
 sys.modules.update(dict.fromkeys(("torchvision", "timm", "transformers", "ultralytics", "rfdetr", "model_zoo", "conformance")))
 from ariadne.remote import Limits, Server, until_told
+
 given = json.loads(sys.argv[1])
 if "limits" in given:
     given["limits"] = Limits(**given["limits"])
@@ -27,6 +30,22 @@ server = Server(given.pop("half"), **given)
 print(server.address, flush=True)
 until_told(server)
 """
+CE = torch.nn.functional.cross_entropy
+
+
+def whole_losses(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any, steps: int
+) -> list[torch.Tensor]:
+    """The losses of the whole model in one process."""
+    losses = []
+    for i in range(steps):
+        x, y = batch(i)
+        optimizer.zero_grad()
+        loss = CE(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
 
 
 class Served:

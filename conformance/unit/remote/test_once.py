@@ -29,9 +29,8 @@ from ariadne.errors import (
 )
 from ariadne.remote import Server, Training
 from ariadne.remote.trained import Trained
-from conformance.unit.remote_kit import ROOT, Proxy, Served, beside, served
+from conformance.unit.remote_kit import CE, ROOT, Proxy, Served, beside, served, whole_losses
 
-CE = nn.functional.cross_entropy
 STEPS = 8
 
 
@@ -64,14 +63,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole() -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     model = net().train()
-    optimizer, losses = sgd(model), []
-    for i in range(STEPS):
-        x, y = batch(i)
-        optimizer.zero_grad()
-        loss = CE(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
+    losses = whole_losses(model, sgd(model), batch, STEPS)
     return losses, model.state_dict()
 
 

@@ -16,9 +16,8 @@ import ariadne
 from ariadne.errors import (
     StepError,
 )
-from conformance.unit.remote_kit import served
+from conformance.unit.remote_kit import CE, served, whole_losses
 
-CE = nn.functional.cross_entropy
 SGD = "sgd:lr=0.05,momentum=0.9"
 
 
@@ -95,19 +94,6 @@ def adamw(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=0.01, betas=(0.8, 0.95))
 
 
-def whole(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, steps: int) -> list[torch.Tensor]:
-    """The losses of the whole model in one process."""
-    losses = []
-    for i in range(steps):
-        x, y = batch(i)
-        optimizer.zero_grad()
-        loss = CE(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return losses
-
-
 def same(state: Any, half: nn.Module) -> None:
     mine = half.state_dict()
     assert mine
@@ -151,7 +137,7 @@ def test_a_hundred_steps_over_a_wire_are_those_of_the_whole_model(
         drawn = torch.get_rng_state()
         suffix, there = suffix_at(tmp_path, remote, optimizer)
     torch.manual_seed(7)
-    assert all(map(torch.equal, losses, whole(twin, one, batch, steps)))
+    assert all(map(torch.equal, losses, whole_losses(twin, one, batch, steps)))
     assert torch.equal(drawn, torch.get_rng_state())
     names = {id(p): n for n, p in twin.named_parameters()}
     moments = {names[id(p)]: state for p, state in one.state.items()}
@@ -251,6 +237,6 @@ def test_real_models_train_over_a_wire_for_a_hundred_steps(tmp_path: Path, make:
         losses = [remote.train_step(batch(i)[0], targets=batch(i)[1], optimizer=here) for i in range(steps)]
         suffix, _ = suffix_at(tmp_path, remote, sgd)
     torch.manual_seed(7)
-    assert all(map(torch.equal, losses, whole(twin, one, batch, steps)))
+    assert all(map(torch.equal, losses, whole_losses(twin, one, batch, steps)))
     for half in (edge, suffix):
         same(twin.state_dict(), half)
