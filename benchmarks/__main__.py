@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 import model_zoo
+from benchmarks import campaign
 from benchmarks.models import SETS, meant
 from benchmarks.records import read
 from benchmarks.runner import Options, Runner
@@ -32,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"benchmarks: {error}", file=sys.stderr)
             return 2
         return 0
-    return _run(options)
+    return _campaign(options) if options.command == "cuda" else _run(options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,17 +61,41 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--quick", action="store_true", help="two small models, few rounds, no verdict on break-even")
     run.add_argument("--output", type=Path, required=True, help="JSON lines, appended to")
     run.set_defaults(parser=run)
+    cuda = commands.add_parser("cuda", help="all that a CUDA device is asked, most valuable first, within a time")
+    cuda.add_argument("--minutes", type=float, default=28.0, help="after which nothing goes on (28)")
+    cuda.add_argument("--models", nargs="+", help=f"names of the zoo, or sets: {', '.join(SETS)} (cuda)")
+    cuda.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="cpu: to rehearse it (cuda)")
+    cuda.add_argument("--small", action="store_true", help="few rounds, small batches, two small models: a rehearsal")
+    cuda.add_argument("--output", type=Path, required=True, help="a folder; what it holds is not run again")
+    cuda.set_defaults(parser=cuda)
     summary = commands.add_parser("summary", help="print what files of results say")
     summary.add_argument("files", nargs="+", type=Path)
     return parser
 
 
-def _run(given: argparse.Namespace) -> int:
-    device = "cuda" if given.require_cuda else given.device
+def _campaign(given: argparse.Namespace) -> int:
+    _refuse_absent(given, given.device)
+    try:
+        models = meant(given.models or ["quick" if given.small else "cuda"])
+    except model_zoo.UnknownNameError as error:
+        given.parser.error(str(error))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    failed = campaign.run(models, given.device, given.minutes, given.output, given.small, progress)
+    if (measured := given.output / "benchmarks.jsonl").exists():
+        print(text(read(measured)))
+    return int(failed > 0)
+
+
+def _refuse_absent(given: argparse.Namespace, device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         given.parser.error(
             "CUDA was asked for, and torch finds no CUDA device; measure with --device cpu, or elsewhere"
         )
+
+
+def _run(given: argparse.Namespace) -> int:
+    device = "cuda" if given.require_cuda else given.device
+    _refuse_absent(given, device)
     try:
         models = meant(given.models or (["quick"] if given.quick else [device]))
         variants = [find(v).name for v in given.variants or (QUICK_VARIANTS if given.quick else SHORT)]

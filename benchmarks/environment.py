@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.device import FIXED
 from conformance.suite.environment import Environment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,7 +34,6 @@ def here(device: str, options: dict[str, Any], variables: Mapping[str, str] = os
     facts = base.facts | {
         "device": device,
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
-        "memory": _memory(),
         "kernel": platform.release(),
         "libc": " ".join(platform.libc_ver()),
         "compiler": _compiler(),
@@ -63,18 +63,25 @@ def _cuda(device: str) -> dict[str, str]:
         "cuda": str(torch.version.cuda),
         "cudnn": str(torch.backends.cudnn.version()),
         "gpu driver, clock, power": _first_line(query),
-        "tf32": str(torch.backends.cuda.matmul.allow_tf32),
+        **{name: str(value) for name, value in FIXED.items()},
     }
 
 
 def moment() -> dict[str, Any]:
-    """What may differ from job to job, asked before it: the time, how busy the machine is, and the commit (see `sources`).
+    """What may differ from job to job, asked before it: the time, how busy the machine is, its memory, which a virtual machine may
+    be given more of, and the commit (see `sources`).
 
     `processors`: their ticks since the machine started that were not idle, and those of them that a host gave to others.
     """
     load = os.getloadavg() if hasattr(os, "getloadavg") else None
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"date": date, "load": load and list(load), "processors": _processors(), "commit": _commit()}
+    return {
+        "date": date,
+        "load": load and list(load),
+        "processors": _processors(),
+        "memory": _memory(),
+        "commit": _commit(),
+    }
 
 
 def sources(root: Path) -> str:

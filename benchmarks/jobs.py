@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import model_zoo
-from benchmarks import timing
+from benchmarks import device, timing
 from benchmarks.allocations import cuda_peak_bytes, peak_bytes
 from benchmarks.resident import peak_rss
 from benchmarks.subject import NotApplicableError, Step, Subject, kept, strayed
@@ -77,6 +77,7 @@ def _started(job: Job, subject: Subject, variant: Variant, batch: int, rss: dict
         "graphs": graphs,
         "graphs_in_rounds": _graphs() - graphs[-1],
         "seconds": seconds,
+        **_cuda_graphs(subject),
         "rss_bytes": rss,
         "tensor_peak_bytes": cuda_peak_bytes(run) if subject.device.startswith("cuda") else peak_bytes(run),
     }
@@ -111,6 +112,11 @@ def side_by_side(job: Job, process: Record) -> Iterator[Record]:
                     graphs[name][batch] = _graphs() - before
                 except Exception as error:
                     failed[name] = failure(error)
+                    try:
+                        device.hold_alive(subject.device, error)
+                    except device.LostDeviceError:
+                        yield {**_key(job), "variant": name, "batch": batch, "seed": _seed(job, batch), **failed[name]}
+                        raise
             runs = {name: partial(built[name], args, kwargs) for name in names if name not in failed}
             apart = {name: strayed(first[EAGER], first[name]) for name in runs} if EAGER in runs else {}
             first.clear()
@@ -124,13 +130,14 @@ def side_by_side(job: Job, process: Record) -> Iterator[Record]:
                 except timing.RoundError as error:
                     times = {}
                     failed[error.name] = failure(error)
+                    device.hold_alive(subject.device, error)
                     del runs[error.name]
             in_rounds = _graphs() - before
             for name in names:
                 record = {**_key(job), "variant": name, "batch": batch, "seed": _seed(job, batch)}
                 if name in times:
                     record |= {"status": "ok", "strayed": _number(apart[name]), "graphs": graphs[name][batch]}
-                    record |= {"graphs_in_rounds": in_rounds, "seconds": times[name]}
+                    record |= {"graphs_in_rounds": in_rounds, "seconds": times[name]} | _cuda_graphs(subject)
                 else:
                     record |= failed.get(name) or {"status": "failed", "reason": f"{EAGER} failed"}
                 yield record
@@ -146,7 +153,11 @@ def _last(name: str, run: Callable[[], Any], expected: Any) -> float:
         raise timing.RoundError(name) from error
 
 
-JOBS = {"start": start, "rounds": side_by_side, "reference": side_by_side}
+def _equality(job: Job, process: Record) -> Iterator[Record]:
+    yield from importlib.import_module("benchmarks.equality").equality(job, process)
+
+
+JOBS = {"start": start, "rounds": side_by_side, "reference": side_by_side, "equality": _equality}
 
 
 def failure(error: Exception) -> Record:
@@ -165,8 +176,14 @@ def _key(job: Job) -> Record:
 
 
 def _subject(job: Job) -> Subject:
+    device.fix(job["device"])
     cache = Path(job["packages"]) if job.get("packages") else None
     return Subject(model_zoo.entry(job["model"]), job["device"], job["task"], cache)
+
+
+def _cuda_graphs(subject: Subject) -> Record:
+    found = device.cuda_graphs(subject.device)
+    return {} if found is None else {"cuda_graphs": found}
 
 
 def _variant(name: str) -> Variant:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
 import shutil
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,17 @@ from conformance.suite.environment import Environment
 
 ROOT = Path(__file__).resolve().parents[1]
 DIED = ("crashed", "timed out")
+LEAST = 5.0  # seconds under which no unit is begun
 OFFLINE = {"YOLO_OFFLINE": "true", "YOLO_AUTOINSTALL": "false", "HF_HUB_OFFLINE": "1"}
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure, and how much of it."""
+    """What to measure, and how much of it.
+
+    `by_place`: all processes of one model before the next model, so that a run that is cut off has whole places. `until`: the
+    moment of `time.monotonic()` after which nothing is begun, and at which what runs is ended.
+    """
 
     models: tuple[str, ...]
     batches: tuple[int, ...] = (1,)
@@ -44,6 +50,8 @@ class Options:
     threads: int = 1
     timeout: float = 1800.0
     reference: str | None = None
+    by_place: bool = False
+    until: float | None = None
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -81,15 +89,23 @@ class Unit:
 
 
 def units(options: Options) -> Iterator[Unit]:
-    """All units in the order in which they run: process by process, so that what drifts with time is in all alike."""
+    """All units in the order in which they run: process by process, so that what drifts with time is in all alike.
+
+    Or, `by_place`, model by model, so that what there is after a while has all its processes.
+    """
     chosen = [find(name) for name in options.variants]
-    for process in range(max(options.processes, options.start_processes)):
-        for task in options.tasks:
-            for model in options.models:
-                if process < options.start_processes:
-                    yield from _starts(options, chosen, task, model, process)
-                if process < options.processes:
-                    yield from _rounds(options, chosen, task, model, process)
+    processes = range(max(options.processes, options.start_processes))
+    places = [(task, model) for task in options.tasks for model in options.models]
+    order = (
+        [(process, *place) for place in places for process in processes]
+        if options.by_place
+        else [(process, *place) for process in processes for place in places]
+    )
+    for process, task, model in order:
+        if process < options.start_processes:
+            yield from _starts(options, chosen, task, model, process)
+        if process < options.processes:
+            yield from _rounds(options, chosen, task, model, process)
 
 
 def _starts(options: Options, chosen: Sequence[Variant], task: str, model: str, process: int) -> Iterator[Unit]:
@@ -129,6 +145,7 @@ class Runner:
     progress: Callable[[str], None]
     reference: Path | None = None
     done: dict[Any, Record] = field(default_factory=dict)
+    out_of_time: bool = False
 
     def run(self) -> int:
         """Run what the file does not hold yet; returns how many samples failed."""
@@ -158,22 +175,42 @@ class Runner:
                 ]
                 self._run(todo, here, start, Path(folder), version)
                 ran += todo
-        return sum(s["status"] in ("failed", *DIED) for s in self.done.values())
+        return failed_or_died(self.done.values())
 
     def _run(self, todo: Sequence[Unit], here: Environment, start: float, folder: Path, version: str | None) -> None:
         for number, unit in enumerate(todo, start=1):
+            if self._left() < LEAST:
+                self.out_of_time = True
+                return
             head = f"[{number}/{len(todo)} {time.perf_counter() - start:5.0f} s] {unit.words}"
             self.progress(f"{head} …")
             before, moment = time.perf_counter(), environment.moment()
             if REFERENCE in unit.variants and unit.refusal is None:
                 moment |= {"reference": version}
             samples = list(self._perform(self._widened(unit), folder))
+            if self._left() <= 0:  # ended by the clock of the whole run, which says nothing of this unit
+                self.out_of_time = True
+                return
             samples = [{"environment": here.id, **moment, **s} for s in samples]
             self._check_unchanged(here)
             append(self.output, samples)
             self.done |= {key(s): s for s in samples}
             bad = [f"{s['variant']}: {s['status']}: {s['reason']}" for s in samples if s["status"] != "ok"]
             self.progress("; ".join([f"{head}: {time.perf_counter() - before:.1f} s", *bad]))
+
+    def _left(self) -> float:
+        """The seconds that are left."""
+        return math.inf if self.options.until is None else self.options.until - time.monotonic()
+
+    def alone(self, job: str, model: str, folder: Path, limit: float) -> list[Record]:
+        """The records of a job about one model, in a process of its own that may take so many seconds."""
+        records = folder / "records.jsonl"
+        asked = {"job": job, "device": self.options.device, "model": model, "imports": ["torch", "ariadne"]}
+        status, reason = self._start(asked, records, self._environ(folder, False), limit)
+        found = [json.loads(line) for line in records.read_text().splitlines()] if records.exists() else []
+        told = {r["task"] for r in found}
+        base = {"model": model, "device": self.options.device, "status": status, "reason": reason}
+        return found + [base | {"task": task} for task in ("inference", "training") if task not in told]
 
     def _here(self) -> Environment:
         return environment.here(self.options.device, self.options.fixed, self._variables())
@@ -275,17 +312,20 @@ class Runner:
             else:
                 yield by_key.get(key(sample)) or sample | {"status": status, "reason": reason}
 
-    def _start(self, job: dict[str, Any], records: Path, environ: Mapping[str, str]) -> tuple[str, str]:
+    def _start(
+        self, job: dict[str, Any], records: Path, environ: Mapping[str, str], limit: float | None = None
+    ) -> tuple[str, str]:
         """Run a job to its end; for the samples that it did not give, what became of it."""
+        limit = max(0.0, min(self.options.timeout if limit is None else limit, self._left()))
         command = [sys.executable, "-m", "benchmarks.child", json.dumps(job), str(records)]
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
             child = subprocess.Popen(
                 command, env=dict(environ), stdout=errors, stderr=errors, cwd=records.parent, start_new_session=True
             )
             try:
-                code = child.wait(self.options.timeout)
+                code = child.wait(limit)
             except subprocess.TimeoutExpired:
-                return "timed out", f"after {self.options.timeout:g} s"
+                return "timed out", f"after {limit:g} s"
             finally:
                 with contextlib.suppress(ProcessLookupError):  # its compile workers, too
                     os.killpg(child.pid, signal.SIGKILL)
@@ -298,7 +338,7 @@ class Runner:
         first = [str(self.reference)] if reference and self.reference is not None else []
         return {
             **self._variables(),
-            "PYTHONPATH": os.pathsep.join([*first, str(ROOT)]),
+            "PYTHONPATH": os.pathsep.join([*first, str(ROOT), *brought()]),
             "PYTHONSAFEPATH": "1",
             "TORCHINDUCTOR_CACHE_DIR": str(kept / "inductor"),
             "TRITON_CACHE_DIR": str(kept / "triton"),
@@ -308,6 +348,17 @@ class Runner:
         """What all processes get, wherever they look for code and caches."""
         threads = str(self.options.threads)
         return {**os.environ, **OFFLINE, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+
+
+def brought() -> list[str]:
+    """The folders of packages that this process was given by PYTHONPATH: its children import the same."""
+    found = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return [path for path in map(os.path.abspath, found) if Path(path) != ROOT]
+
+
+def failed_or_died(records: Iterable[Mapping[str, Any]]) -> int:
+    """How many of these came to nothing."""
+    return sum(r["status"] in ("failed", *DIED) for r in records)
 
 
 def _left_out(died: Mapping[int, str], batch: int) -> Record:

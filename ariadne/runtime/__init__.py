@@ -10,7 +10,7 @@ order::
     split       what a user calls; which plan serves a call
 """
 
-from ariadne.runtime.proof import AT_FAULT, prove
+from ariadne.runtime.proof import AT_FAULT, deterministic, prove
 from ariadne.runtime.split import RuntimeCacheKey, SplitRuntime
 from ariadne.runtime.variant import Settings, Variant, keeps_sides, told_apart
 from ariadne.runtime.waiting import caught, ends, leaves_of
@@ -26,5 +26,6 @@ __all__ = [
     "RuntimeCacheKey",
     "SplitRuntime",
     "AT_FAULT",
+    "deterministic",
     "prove",
 ]
