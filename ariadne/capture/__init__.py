@@ -18,6 +18,8 @@ against and a baseline of the model flow out. The model is left as found. The fi
     recorded      a block in which all that forward does is noted
     first         what forward filled at an earlier call
     identity      what forward compares by `is`
+    values        the values of a plan in the making: live tensors and objects by name
+    outcome       what forward leaves: its output, what it stores, what it puts into containers
     lower         a recording of live tensors becomes a plan of names
     generalize    plans observed at several batches become one, or are shown to disagree
     shapes        for which batches a plan holds
