@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ariadne import tree
+from ariadne.boundary.nodes import TensorRef, register_boundary_serializer, shown
 from ariadne.boundary.ragged import Ragged, buffer_of, sizes_of
-from ariadne.boundary.wire import TensorRef, decode, encode, register_boundary_serializer, shown
+from ariadne.boundary.wire import decode, encode
 from ariadne.errors import BoundaryError, ConsumedError, PayloadError
 
 PROTOCOL_VERSION = 2
@@ -319,5 +320,4 @@ __all__ = [
     "ReplayBoundary",
     "gradients_from_bytes",
     "gradients_to_bytes",
-    "register_boundary_serializer",
 ]

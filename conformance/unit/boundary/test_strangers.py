@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from ariadne import BoundaryPayload, SplitSpec, prepare_split
-from ariadne.boundary import wire
+from ariadne.boundary import nodes
+from ariadne.boundary.nodes import TensorRef
 from ariadne.boundary.payload import gradients_from_bytes
 from ariadne.boundary.ragged import Ragged
-from ariadne.boundary.wire import TensorRef, decode, encode
+from ariadne.boundary.wire import decode, encode
 from ariadne.errors import BoundaryError, PayloadError
 
 GOOD = {
@@ -100,7 +101,7 @@ NESTED = ("x", [[1, 2]], [[2, 1]], [0])
 )
 def test_a_nested_tensor_that_reaches_out_of_its_buffer_is_refused(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     odd, name = Ragged("x", [[1, 2]], [[2, 1]], [0]), "ariadne.boundary.ragged.Ragged"
-    monkeypatch.setitem(wire._registry, name, wire._registry[name]._replace(encode=lambda value: told))
+    monkeypatch.setitem(nodes._registry, name, nodes._registry[name]._replace(encode=lambda value: told))
     with pytest.raises(PayloadError):
         BoundaryPayload.from_bytes(encode(GOOD, {"x": torch.zeros(2)}, (odd,)))
 
