@@ -26,7 +26,7 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload
-from ariadne.capture import Snapshot
+from ariadne.capture import left_as_found
 from ariadne.cut import CompileOptions, ExecutionMode, SplitSpec
 from ariadne.errors import SpecError, TrainingError
 from ariadne.prepare import prepare_split
@@ -254,16 +254,10 @@ def _times(
 @contextmanager
 def _undisturbed(model: nn.Module, runtime: SplitRuntime | None = None) -> Iterator[None]:
     """Run a block with no gradients on the model to add to, and put back all that it moves."""
-    snapshot = Snapshot(model)
-    snapshot.save_buffers()
-    if runtime is not None:
-        runtime.save_written(snapshot)
-    for parameter in model.parameters():
-        parameter.grad = None
-    try:
+    with left_as_found(model, () if runtime is None else runtime.plans, buffers=True):
+        for parameter in model.parameters():
+            parameter.grad = None
         yield
-    finally:
-        snapshot.restore()
 
 
 def _nothing() -> None:

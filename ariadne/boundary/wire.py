@@ -56,6 +56,7 @@ def encode(header: Mapping[str, Any], tensors: Mapping[str, Tensor], values: Any
     tree of the header's kinds, complex, slice, list, tuple, dict, torch dtype, device and Size, `TensorRef`, and what
     was registered. Conjugate and negative bits are resolved, so such views share nothing; requires_grad isn't sent.
 
+    >>> from ariadne.boundary.nodes import TensorRef
     >>> x = torch.arange(6.0).reshape(2, 3)
     >>> header, tensors, values = decode(encode({"batch": 2}, {"x": x, "xt": x.t()}, [TensorRef("xt"), None]))
     >>> tensors["x"][0, 1] = 9.0

@@ -67,7 +67,7 @@ def first(runtime: SplitRuntime, args: tuple[Any, ...], kwargs: dict[str, Any], 
 
 def later(runtime: SplitRuntime, boundary: BoundaryPayload, to: Mapping[str, Onward], trains: bool) -> Flight:
     """Another part, on what the one before it gave; `to` says by the plan's signature what goes on, and nothing for the last."""
-    variant = runtime.accept(boundary, trains)
+    variant = runtime.accept(boundary)
     next_ = to.get(variant.key[0])
     if not trains:
         out = runtime.run_suffix(boundary)

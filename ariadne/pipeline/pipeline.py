@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.capture import Captured, Example, Snapshot
+from ariadne.capture import Captured, Example, left_as_found
 from ariadne.cut import SIDES, ExecutionMode, SplitCandidate, SplitSpec, frontiers, parse_boundary
 from ariadne.errors import AriadneError, SpecError
 from ariadne.guards import Baseline
@@ -321,22 +321,16 @@ class Pipeline:
         plan, nodes = self.drawing(self.plan.signature)
         if not nodes:
             return True
-        generators, snapshot = (
-            Generators(torch.device(self.plan.values[self.plan.inputs[0][1]].device)),
-            Snapshot(self.model),
-        )
-        snapshot.save_written(plan)
+        generators = Generators(torch.device(self.plan.values[self.plan.inputs[0][1]].device))
         batch = next(b for b in (self.example.batch, *plan.batches) if b in plan.batches)
-        args, kwargs = tree.unflatten(self.example.resized(batch), self.example.spec)
-        try:
+        with left_as_found(self.model, [plan]):
+            args, kwargs = tree.unflatten(self.example.resized(batch), self.example.spec)
             boundary = self.parts[0](*args, **kwargs)
             with generators.at(None):
                 for part in self.parts[1:]:
                     boundary = part(boundary)
                 real = digest(generators.state())
             return foresee(plan, nodes, batch) and digest(generators.state()) == real
-        finally:
-            snapshot.restore(True)
 
     def runtime(self, index: int) -> SplitRuntime:
         """What runs one part here."""

@@ -7,7 +7,8 @@ order::
     training    the two functions that train across a cut
     variant     a plan, cut, with its guards and segments
     proof       a variant held against the model before it serves
-    split       what a user calls; which plan serves a call
+    plans       the plans of a split, and which of them serves a call
+    split       what a user calls
 """
 
 from ariadne.runtime.proof import AT_FAULT, prove

@@ -131,5 +131,5 @@ class AnyBoundary(Planted):
 
     piece = "runtime.split"
 
-    def accept(self, boundary: BoundaryPayload, training: bool = False) -> Variant:
+    def accept(self, boundary: BoundaryPayload) -> Variant:
         return self._by_key.get((boundary.plan_signature, boundary.split_id), [self._main])[-1]

@@ -190,7 +190,7 @@ class Counted(nn.Module):
 
 
 def test_a_boundary_whose_plan_was_dropped_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ariadne.runtime.split.MOST_PLANS", 3)
+    monkeypatch.setattr("ariadne.runtime.plans.MOST_PLANS", 3)
     runtime = prepare_split(Counted().eval(), (torch.randn(2, 4),), split=SplitSpec("cut:1", dynamic_batch=(1, 16)))
     first = runtime.run_prefix(torch.randn(5, 4))
     for batch in range(6, 12):
