@@ -35,12 +35,12 @@ from typing import TYPE_CHECKING, Any
 
 from ariadne.capture.example import Captured, Example, swallowed
 from ariadne.capture.scripted import is_scripted
-from ariadne.capture.state import left_as_found
+from ariadne.capture.state import Snapshot, left_as_found
 
 if TYPE_CHECKING:
     from ariadne.capture.ways import capture
 
-__all__ = ["capture", "left_as_found", "is_scripted", "Captured", "Example", "swallowed"]
+__all__ = ["capture", "Snapshot", "left_as_found", "is_scripted", "Captured", "Example", "swallowed"]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ from ariadne.capture.disguise import disguised
 from ariadne.capture.followed import Real, Size, plain
 from ariadne.capture.measured import patch_sizes
 from ariadne.capture.recorder import Recorder
-from ariadne.capture.refusals import Patches, called_by_torch, refuse
+from ariadne.capture.refusals import Patches, Run, called_by_torch, refuse
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
@@ -388,7 +388,7 @@ def recording(
     with PATCHING, ExitStack() as stack:
         try:
             _patch(recorder, paths, snapshot.strays, patches)
-            refuse(model, recorder.is_mine, recorder.where, recorder.backward, patches)
+            refuse(Run(model, recorder.is_mine, recorder.where, recorder.backward, patches))
             if fake is not None:
                 packed.patch(recorder.is_mine, recorder.run_on_fake, patches)
                 stack.enter_context(disguised(recorder.is_mine, patches, recorder.refuse_reading))
