@@ -153,9 +153,8 @@ class Half(nn.Module):
         mine = self.digest
         if mine and mine != theirs:
             raise BoundaryError(
-                f"the prefix of this boundary was saved with other weights (of a model with digest {theirs}) than "
-                f"this suffix ({mine}). "
-                "Save both halves of one model; or set half.other_weights = True if it is meant so"
+                f"the prefix of this boundary was saved with other weights (of a model with digest {theirs}) than this suffix "
+                f"({mine}). Save both halves of one model; or set half.other_weights = True if it is meant so"
             )
 
     def _refuse_tied(self) -> None:
@@ -293,14 +292,12 @@ def load(
 ) -> Half:
     """The half that `SplitRuntime.save` wrote to a file, ready to run without the model's code; nothing that the file says is run.
 
-    Tensors are mapped from the file, and read from the disk when they are first used. `weights`: others, from a
-    state dict or another
-    safetensors file, by the model's names; needed where the half was saved without. `device` and `dtype`: where to, as `.to()`.
-    `allow`: the Python classes and functions that the file may name, as "module:qualname", and op libraries, as "library::*"; they
-    are imported. `plain`: where containers of the inputs or outputs are of classes that are not allowed, take and give dicts and
-    tuples. `mode` and `compile_options` are those of `prepare_split`; packages compiled ahead of time are native
-    code, and are taken
-    from a `cache_dir` only with `trust_native_code`.
+    Tensors are mapped from the file, and read from the disk when they are first used. `weights`: others, from a state dict or
+    another safetensors file, by the model's names; needed where the half was saved without. `device` and `dtype`: where to, as
+    `.to()`. `allow`: the Python classes and functions that the file may name, as "module:qualname", and op libraries, as
+    "library::*"; they are imported. `plain`: where containers of the inputs or outputs are of classes that are not allowed,
+    take and give dicts and tuples. `mode` and `compile_options` are those of `prepare_split`; packages compiled ahead of time
+    are native code, and are taken from a `cache_dir` only with `trust_native_code`.
 
     Raises `HalfError` for a file that is not a half, that names what is not allowed, or whose ops are not here as they were.
 
@@ -365,8 +362,7 @@ def _baseline(root: nn.Module, data: Mapping[str, Any]) -> Baseline:
 
 def _no_capture(example: Any, train: bool, like: Any) -> Any:
     raise InputError(
-        f"no plan in this half's file serves batch {example.batch} {'with' if train else 'without'} gradients, in the "
-        f"modes and with the "
-        "dtypes of this call, and a half can't capture one. Run the split in such a way before it is saved, or name such inputs in "
-        "save(..., examples=...)"
+        f"no plan in this half's file serves batch {example.batch} {'with' if train else 'without'} gradients, in the modes "
+        "and with the dtypes of this call, and a half can't capture one. Run the split in such a way before it is saved, or "
+        "name such inputs in save(..., examples=...)"
     )

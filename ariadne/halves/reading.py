@@ -34,9 +34,8 @@ def read(
     need("format" in data, "it has no format")
     if data["format"] != FORMAT:
         raise HalfError(
-            f"this half has format {str(data['format'])[:20]}, and this Ariadne ({VERSION}) reads format {FORMAT}. "
-            f"Save it with this "
-            "version, or load it with the one that saved it"
+            f"this half has format {str(data['format'])[:20]}, and this Ariadne ({VERSION}) reads format {FORMAT}. Save it "
+            "with this version, or load it with the one that saved it"
         )
     need(data.keys() - {"pipeline"} == _KEYS, "its data have other parts than expected")
     part = text(data["part"], "the part")

@@ -79,9 +79,8 @@ def gather(tensors: Mapping[str, torch.Tensor], data: bool = True) -> tuple[dict
     for name, t in tensors.items():
         if type(t) not in _PLAIN or t.layout is not torch.strided or t.is_nested or t.is_quantized:
             raise HalfError(
-                f"{name!r} is a {type(t).__name__} of layout {t.layout}; a file keeps plain dense tensors. Make it "
-                f"one, or run this "
-                "half beside the model"
+                f"{name!r} is a {type(t).__name__} of layout {t.layout}; a file keeps plain dense tensors. Make it one, or run "
+                "this half beside the model"
             )
         if data and t.is_meta:
             raise HalfError(

@@ -191,9 +191,8 @@ class Pipeline:
         """One of torch's schedules, with the stages that it wants on this rank; its `step` and `eval` are torch's.
 
         `name`: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble or DualPipeV. `options` go to
-        torch's class,
-        as `scale_grads`. Beyond torch's own: inputs are parted along the batch alone, and the last micro-batches may be smaller; an
-        error on one rank is raised on all; parameters that parts share get the whole gradient on each rank;
+        torch's class, as `scale_grads`. Beyond torch's own: inputs are parted along the batch alone, and the last micro-batches
+        may be smaller; an error on one rank is raised on all; parameters that parts share get the whole gradient on each rank;
         `schedule.losses` has the losses of the last step on every rank; `schedule.stages` are this rank's.
 
         >>> schedule = pipeline.schedule("1F1B", microbatches=8, loss_fn=F.cross_entropy)

@@ -158,12 +158,11 @@ class ModuleCall:
 class Store:
     """Something that forward leaves behind: `atoms`, in the structure `spec`, are put at `name` of the module `path`.
 
-    `table` says where: `_buffers` for a buffer replaced by assignment, `__dict__` for a plain attribute; and for what is put into
-    a container, `held` for one that an attribute holds, `input` for one that is handed in, `outside` for one that the object
-    `path` of the plan holds. There, `steps` lead to it: from the module, from (args, kwargs), from that object; and `name` says it
-    in words. `how` is set (at the last of the steps), append, grow (append, to a new list where there is none), contents (in
-    place of all that a list holds) or remove.
-    `needs`: what goes into the same container before.
+    `table` says where: `_buffers` for a buffer replaced by assignment, `__dict__` for a plain attribute; and for what is put
+    into a container, `held` for one that an attribute holds, `input` for one that is handed in, `outside` for one that the
+    object `path` of the plan holds. There, `steps` lead to it: from the module, from (args, kwargs), from that object; and
+    `name` says it in words. `how` is set (at the last of the steps), append, grow (append, to a new list where there is none),
+    contents (in place of all that a list holds) or remove. `needs`: what goes into the same container before.
     """
 
     path: str
@@ -237,13 +236,12 @@ class Apart:
 class TracePlan:
     """A captured forward: `nodes` over `values`, from input leaves to the output tree, for every batch in `batches`.
 
-    `inputs` names the input leaves that are tensors, by their position among all leaves; `literals` are the other leaves,
-    which calls must repeat. `output_spec` with `output` (a tuple of `Ref`, `Expr` or constants) gives the result.
-    `stores`: what forward assigns to buffers and attributes, and that outlives the call.
-    `given`: the inputs that are neither tensors nor plain values, which calls must repeat. `tied_inputs`: pairs of input
-    leaves that were one and the same tensor.
-    `captured_by` is symbolic, observed or observed-per-batch; `not_captured_by` says why the earlier ways did not serve.
-    `apart`: where it holds one part of another plan's ops alone, what it has to know of that plan.
+    `inputs` names the input leaves that are tensors, by their position among all leaves; `literals` are the other leaves, which
+    calls must repeat. `output_spec` with `output` (a tuple of `Ref`, `Expr` or constants) gives the result. `stores`: what
+    forward assigns to buffers and attributes, and that outlives the call. `given`: the inputs that are neither tensors nor
+    plain values, which calls must repeat. `tied_inputs`: pairs of input leaves that were one and the same tensor. `captured_by`
+    is symbolic, observed or observed-per-batch; `not_captured_by` says why the earlier ways did not serve. `apart`: where it
+    holds one part of another plan's ops alone, what it has to know of that plan.
     """
 
     batch_symbol: str

@@ -91,9 +91,8 @@ class Calls:
         nbytes = sum(map(len, bodies))
         if nbytes > self.limits["bytes"]:
             raise BusyError(
-                f"this message has {nbytes} bytes; the server at {self.address} takes {self.limits['bytes']} at once. "
-                "Start it with "
-                "a higher --max-bytes, or send smaller batches"
+                f"this message has {nbytes} bytes; the server at {self.address} takes {self.limits['bytes']} at once. Start it "
+                "with a higher --max-bytes, or send smaller batches"
             )
         header = {**header, "id": next(self._ids), "session": self._session}
         return Pending(self, header, bodies, until)
@@ -137,9 +136,8 @@ class Calls:
             return
         self._cancel(pending)
         raise DeadlineError(
-            f"no answer came from {self.address} in the time given ({pending._header['op']}). It may be busy, or "
-            "gone: `ariadne ping "
-            f"{self.address}`; a training step may be asked for again"
+            f"no answer came from {self.address} in the time given ({pending._header['op']}). It may be busy, or gone: "
+            f"`ariadne ping {self.address}`; a training step may be asked for again"
         )
 
     def _cancel(self, pending: Pending) -> None:
@@ -202,9 +200,8 @@ class Calls:
         header, _ = read(frames)
         if header.get("protocol") != PROTOCOL:
             raise HandshakeError(
-                f"the server at {self.address} speaks protocol {header.get('protocol')}, this client {PROTOCOL}: use "
-                "one version of "
-                "Ariadne on both sides"
+                f"the server at {self.address} speaks protocol {header.get('protocol')}, this client {PROTOCOL}: use one "
+                "version of Ariadne on both sides"
             )
         if header.get("ok") is not True:
             raise raised(header)

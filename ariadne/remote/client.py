@@ -67,9 +67,8 @@ class Remote(Calls):
             if split["draws"]:
                 if self._pending:
                     raise StepError(
-                        "this suffix draws random numbers, and other boundaries are in flight: which numbers are "
-                        "whose would not be "
-                        "as in one process. Wait for them first"
+                        "this suffix draws random numbers, and other boundaries are in flight: which numbers are whose would "
+                        "not be as in one process. Wait for them first"
                     )
                 bodies = (*bodies, pack(generators(self._devices())))
             if split["writes"]:
@@ -243,9 +242,8 @@ class Remote(Calls):
             of, header, bodies = self._asked
             if of is not what:
                 raise StepError(
-                    f"step {self.at + 1} has no answer yet, and another one was asked for. Call again with its "
-                    "boundary, or restore "
-                    "both sides from a checkpoint"
+                    f"step {self.at + 1} has no answer yet, and another one was asked for. Call again with its boundary, or "
+                    "restore both sides from a checkpoint"
                 )
         header = {**header, "run": self.run, "number": self.at + 1}
         self._asked = what, header, bodies

@@ -360,11 +360,10 @@ class SplitRuntime(Plans):
     ) -> None:
         """Write one side, "prefix" or "suffix", to a safetensors file, which `ariadne.load` reads without the model's code.
 
-        All plans that this runtime has and that hold for the model as it is are in the file: those of `prepare_split`, and those
-        that calls needed since; and those that
-        each of `examples` needs, a tuple of positional inputs or a pair of such a tuple and a dict of keywords.
-        Without `weights` the file
-        has the names and types of the tensors alone. The file takes its place when it is whole.
+        All plans that this runtime has and that hold for the model as it is are in the file: those of `prepare_split`, and
+        those that calls needed since; and those that each of `examples` needs, a tuple of positional inputs or a pair of such a
+        tuple and a dict of keywords. Without `weights` the file has the names and types of the tensors alone. The file takes
+        its place when it is whole.
 
         Raises `SpecError` for another side, `HalfError` for what a file can't hold, `FrontierError` where one side writes what the
         other reads.
