@@ -312,12 +312,3 @@ def gradients_from_bytes(
     if not tensors.keys() <= {*names}:
         raise PayloadError("the bytes hold a gradient that their header does not name; refuse the sender")
     return {name: tensors.get(name) for name in names}
-
-
-__all__ = [
-    "BoundaryError",
-    "BoundaryPayload",
-    "ReplayBoundary",
-    "gradients_from_bytes",
-    "gradients_to_bytes",
-]

@@ -440,6 +440,3 @@ def _dims_of_ragged(out: Any, args: tuple[Any, ...]) -> Dims:
         return ()
     told = any(isinstance(a, (list, tuple)) and len(a) and tuple(a) == tuple(out.shape) for a in args)
     return (not told,) * out.dim()
-
-
-__all__ = ["Lowering"]

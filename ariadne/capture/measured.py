@@ -90,6 +90,3 @@ def patch_sizes(
     patches.set(torch.Tensor, "nbytes", property(nbytes))
     for name in ("log", "log2", "log10", "sqrt", "isqrt", "gcd", "lcm", "pow", "exp"):
         patches.set(math, name, following(name, getattr(math, name)))
-
-
-__all__ = ["patch_sizes"]

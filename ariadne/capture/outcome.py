@@ -163,6 +163,3 @@ class Outcome:
             return spec, tuple(self.values.atom(leaf) for leaf in leaves)
         except UnsupportedError as error:
             return error
-
-
-__all__ = ["Outcome"]

@@ -290,6 +290,3 @@ def _same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
         and a.storage_offset() == b.storage_offset()
         and a.dtype == b.dtype
     )
-
-
-__all__ = ["CONSTANTS", "SYMBOLIC", "Values", "memory_of", "state_tensors"]

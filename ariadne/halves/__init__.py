@@ -25,33 +25,3 @@ from ariadne.halves.reading import read
 from ariadne.halves.skeleton import read_flags
 from ariadne.halves.weights import File, Row, digest, parsed, row
 from ariadne.halves.writing import VERSION, Cut, save, side_of, slots
-
-__all__ = [
-    "Cut",
-    "File",
-    "Moves",
-    "Row",
-    "Schema",
-    "Side",
-    "VERSION",
-    "Weights",
-    "count",
-    "digest",
-    "export",
-    "flag",
-    "given",
-    "items",
-    "mapped",
-    "need",
-    "parsed",
-    "read",
-    "read_flags",
-    "refuse_unfit",
-    "replace_by",
-    "row",
-    "save",
-    "side_of",
-    "slots",
-    "tensors_of",
-    "text",
-]

@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ariadne.errors import HalfError, SpecError
-from ariadne.halves.atoms import constant, count, items, need, table, text
+from ariadne.halves.atoms import constant, count, items, need, text
 
 ALIGN = 64
 KEY = "ariadne.half"  # of the file's metadata
@@ -280,19 +280,3 @@ def parsed_text(half: str) -> dict[str, Any]:
         ) from None
     need(type(found) is dict, "its data are no object")
     return dict(found)
-
-
-__all__ = [
-    "KEY",
-    "File",
-    "Row",
-    "blank",
-    "digest",
-    "gather",
-    "parsed",
-    "parsed_text",
-    "row",
-    "table",
-    "view_of",
-    "write",
-]

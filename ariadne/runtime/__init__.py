@@ -15,17 +15,3 @@ from ariadne.runtime.proof import AT_FAULT, prove
 from ariadne.runtime.split import RuntimeCacheKey, SplitRuntime
 from ariadne.runtime.variant import Settings, Variant, keeps_sides, told_apart
 from ariadne.runtime.waiting import caught, ends, leaves_of
-
-__all__ = [
-    "Settings",
-    "Variant",
-    "caught",
-    "ends",
-    "leaves_of",
-    "keeps_sides",
-    "told_apart",
-    "RuntimeCacheKey",
-    "SplitRuntime",
-    "AT_FAULT",
-    "prove",
-]
