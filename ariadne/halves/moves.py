@@ -68,9 +68,7 @@ class Moves:
                 return value
             kind = value.device.partition(":")[0]
             return replace(
-                value,
-                dtype=self.dtypes.get(value.dtype, value.dtype),
-                device=self.devices.get(kind, value.device),
+                value, dtype=self.dtypes.get(value.dtype, value.dtype), device=self.devices.get(kind, value.device)
             )
 
         return replace(plan, values={n: moved(v) for n, v in plan.values.items()})

@@ -16,15 +16,7 @@ from ariadne.errors import BoundaryError, RemoteError, SpecError, StepError
 from ariadne.half import Half, load
 from ariadne.remote.calls import MOST_REPLY, Calls, Path_, Pending, Told
 from ariadne.remote.facts import Facts, named_shared, split_of
-from ariadne.remote.message import (
-    Bodies,
-    Header,
-    autocast_now,
-    generators,
-    pack,
-    set_generators,
-    unpack,
-)
+from ariadne.remote.message import Bodies, Header, autocast_now, generators, pack, set_generators, unpack
 
 Gradients = dict[str, torch.Tensor | None]
 

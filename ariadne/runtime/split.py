@@ -17,15 +17,7 @@ from ariadne import visualization
 from ariadne.boundary import BoundaryPayload
 from ariadne.capture import left_as_found
 from ariadne.compiled import CompileReport, cuda_graphs
-from ariadne.cut import (
-    SIDES,
-    CompileOptions,
-    ExecutionMode,
-    SplitCandidate,
-    parse_boundary,
-    select,
-    with_trainable,
-)
+from ariadne.cut import SIDES, CompileOptions, ExecutionMode, SplitCandidate, parse_boundary, select, with_trainable
 from ariadne.errors import BoundaryError, SpecError, TrainingError
 from ariadne.halves import Cut, save, side_of, slots
 from ariadne.plan import Value, short_dtype
