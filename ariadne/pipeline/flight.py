@@ -82,11 +82,7 @@ def later(runtime: SplitRuntime, boundary: BoundaryPayload, to: Mapping[str, Onw
                 flight.labels.append(label)
         at = dict(zip((label for label, _ in boundary.leaves()), tree.leaves(tuple(values)), strict=True))
         flight.taken = [at[label] for label in flight.labels]
-        try:
-            out = variant.suffix(boundary.batch, *values)
-        except (KeyError, TypeError, AttributeError) as error:
-            variant.refuse_if_gone(error)
-            raise
+        out = variant.run(variant.suffix, boundary.batch, *values)
         if next_ is None:
             flight.output, flight.ends = out, ends(out)
         else:

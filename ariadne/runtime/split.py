@@ -173,10 +173,7 @@ class SplitRuntime(Plans):
         enabled = _is_grad_enabled()
         _set_grad_enabled(False)
         try:
-            raw = variant.prefix(*entered)
-        except (KeyError, TypeError, AttributeError) as error:
-            variant.refuse_if_gone(error)
-            raise
+            raw = variant.run(variant.prefix, *entered)
         finally:
             _set_grad_enabled(enabled)
         boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], variant.candidate.live, raw)
@@ -200,21 +197,14 @@ class SplitRuntime(Plans):
         enabled = _is_grad_enabled()
         _set_grad_enabled(False)
         try:
-            return variant.suffix(boundary.batch, *boundary.raw)
-        except (KeyError, TypeError, AttributeError) as error:
-            variant.refuse_if_gone(error)
-            raise
+            return variant.run(variant.suffix, boundary.batch, *boundary.raw)
         finally:
             _set_grad_enabled(enabled)
 
     def joined(self, *args: Any, **kwargs: Any) -> Any:
         """Prefix and suffix in one go, in the grad mode of the caller, with one graph through both: as the model would run."""
         variant, entered = self.enter(args, kwargs, _is_grad_enabled())
-        try:
-            return variant.suffix(entered[0], *variant.prefix(*entered))
-        except (KeyError, TypeError, AttributeError) as error:
-            variant.refuse_if_gone(error)
-            raise
+        return variant.run(variant.suffix, entered[0], *variant.run(variant.prefix, *entered))
 
     def warmup(self, *args: Any, **kwargs: Any) -> None:
         """Run both sides, so that whatever is compiled or cached on first use is there; the model stays as it is.
@@ -256,11 +246,7 @@ class SplitRuntime(Plans):
                     f"a training step across {self.split_id} may differ from the whole model's in the last bits: "
                     f"{variant.candidate.inexact}. Cut elsewhere; SplitSpec(trainable=True) takes only cuts that train exactly"
                 )
-            try:
-                raw = variant.prefix(*entered)
-            except (KeyError, TypeError, AttributeError) as error:
-                variant.refuse_if_gone(error)
-                raise
+            raw = variant.run(variant.prefix, *entered)
             if variant.copied:
                 variant.refuse_views(raw)
         carried, requires_grad = training.carried(variant.candidate.live, raw)
@@ -297,21 +283,11 @@ class SplitRuntime(Plans):
         variant = self.accept(boundary)
         boundary.refuse_if_written()
         variant.check_suffix(boundary)
-        try:
-            return training.train_suffix(
-                variant.suffix,
-                boundary,
-                targets,
-                loss_fn=loss_fn,
-                optimizer=optimizer,
-                scaler=scaler,
-                prefix=variant.parameters("prefix"),
-                suffix_parameters=variant.parameters("suffix"),
-                cast=variant.cast,
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            variant.refuse_if_gone(error)
-            raise
+        loss, gradients = variant.run(
+            training.train_suffix, variant.suffix, boundary, targets, loss_fn=loss_fn, optimizer=optimizer, scaler=scaler,
+            prefix=variant.parameters("prefix"), suffix_parameters=variant.parameters("suffix"), cast=variant.cast,
+        )  # fmt: skip
+        return loss, gradients
 
     def backward_prefix(
         self,
