@@ -21,6 +21,7 @@ from conformance.mutants import (
     files,
     moved,
     penalties,
+    pipelines,
     plans,
     preparations,
     reaches,
@@ -46,6 +47,7 @@ _MODULES = (
     files,
     moved,
     penalties,
+    pipelines,
     reaches,
     surroundings,
 )
