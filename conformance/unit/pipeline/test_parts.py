@@ -285,3 +285,37 @@ def test_what_draws_and_is_another_plan_without_gradients_is_prepared() -> None:
     torch.manual_seed(1)
     with torch.no_grad():
         assert torch.equal(found, net(x))
+
+
+class Rounded(torch.autograd.Function):
+    """Draws nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+class Jittered(Rounded):
+    """Draws."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand_like(x)
+
+
+class WithFunction(nn.Module):
+    def __init__(self, function: type[Rounded]) -> None:
+        super().__init__()
+        self.a, self.b, self.function = nn.Linear(6, 6), nn.Linear(6, 6), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.relu(self.function.apply(torch.tanh(self.a(x)))))
+
+
+@pytest.mark.parametrize(("function", "rule"), [(Rounded, "whole"), (Jittered, "seeded")])
+def test_a_function_of_pythons_that_draws_nothing_changes_no_rule(function: type[Rounded], rule: str) -> None:
+    assert prepare_pipeline(WithFunction(function), (torch.randn(4, 6),), boundaries=["after:a"]).draws == rule
