@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -26,7 +27,7 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload
-from ariadne.capture import Snapshot
+from ariadne.capture import left_as_found
 from ariadne.cut import CompileOptions, ExecutionMode, SplitSpec
 from ariadne.errors import SpecError, TrainingError
 from ariadne.prepare import prepare_split
@@ -99,12 +100,9 @@ def measure_split(
     warmup: int = 5,
 ) -> BenchmarkResult:
     """Prefix, boundary and suffix, in the mode of the runtime."""
-    args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
-
-    def both(_: Any) -> Any:
-        return runtime.run_suffix(runtime.run_prefix(*args, **kwargs))
-
-    return _of(runtime, "prefix_suffix", both, _nothing, (args, kwargs), iterations, warmup)
+    args, kwargs = given = tuple(example_inputs), dict(example_kwargs or {})
+    prefix = partial(runtime.run_prefix, *args, **kwargs)
+    return _of(runtime, "prefix_suffix", lambda _: runtime.run_suffix(prefix()), _nothing, given, iterations, warmup)
 
 
 def measure_suffix(
@@ -116,12 +114,9 @@ def measure_suffix(
     warmup: int = 5,
 ) -> BenchmarkResult:
     """The suffix alone, on a boundary that was made before."""
-    args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
-
-    def boundary() -> BoundaryPayload:
-        return runtime.run_prefix(*args, **kwargs)
-
-    return _of(runtime, "suffix_replay", runtime.run_suffix, boundary, (args, kwargs), iterations, warmup)
+    args, kwargs = given = tuple(example_inputs), dict(example_kwargs or {})
+    boundary = partial(runtime.run_prefix, *args, **kwargs)
+    return _of(runtime, "suffix_replay", runtime.run_suffix, boundary, given, iterations, warmup)
 
 
 def measure_suffix_training(
@@ -138,16 +133,10 @@ def measure_suffix_training(
 
     `loss_fn(output, targets)`; without one, the mean square of every floating tensor of the output.
     """
-    args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
-    loss = loss_fn or _mean_square
-
-    def boundary() -> BoundaryPayload:
-        return runtime.run_training_prefix(*args, **kwargs)
-
-    def train(made: BoundaryPayload) -> Any:
-        return runtime.train_suffix(made, targets, loss_fn=loss)
-
-    return _of(runtime, "suffix_training", train, boundary, (args, kwargs), iterations, warmup)
+    args, kwargs = given = tuple(example_inputs), dict(example_kwargs or {})
+    boundary = partial(runtime.run_training_prefix, *args, **kwargs)
+    train = partial(runtime.train_suffix, targets=targets, loss_fn=loss_fn or _mean_square)
+    return _of(runtime, "suffix_training", train, boundary, given, iterations, warmup)
 
 
 def measure_prefix_backward(
@@ -161,8 +150,7 @@ def measure_prefix_backward(
     warmup: int = 5,
 ) -> BenchmarkResult:
     """`backward_prefix` without an optimizer: the boundary's gradients back through the prefix's graph."""
-    args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
-    loss = loss_fn or _mean_square
+    args, kwargs = given = tuple(example_inputs), dict(example_kwargs or {})
     if not any(p.requires_grad for p in runtime.prefix_parameters()):
         raise TrainingError(
             f"the prefix at {runtime.split_id} has no parameter to train, so there is no backward pass to time; cut later"
@@ -170,12 +158,11 @@ def measure_prefix_backward(
 
     def trained() -> tuple[BoundaryPayload, Any]:
         boundary = runtime.run_training_prefix(*args, **kwargs)
-        return boundary, runtime.train_suffix(boundary, targets, loss_fn=loss)[1]
+        return boundary, runtime.train_suffix(boundary, targets, loss_fn=loss_fn or _mean_square)[1]
 
-    def back(made: tuple[BoundaryPayload, Any]) -> None:
-        runtime.backward_prefix(*made)
-
-    return _of(runtime, "prefix_backward", back, trained, (args, kwargs), iterations, warmup)
+    return _of(
+        runtime, "prefix_backward", lambda made: runtime.backward_prefix(*made), trained, given, iterations, warmup
+    )
 
 
 def measure_all(
@@ -254,16 +241,10 @@ def _times(
 @contextmanager
 def _undisturbed(model: nn.Module, runtime: SplitRuntime | None = None) -> Iterator[None]:
     """Run a block with no gradients on the model to add to, and put back all that it moves."""
-    snapshot = Snapshot(model)
-    snapshot.save_buffers()
-    if runtime is not None:
-        runtime.save_written(snapshot)
-    for parameter in model.parameters():
-        parameter.grad = None
-    try:
+    with left_as_found(model, () if runtime is None else runtime.plans, buffers=True):
+        for parameter in model.parameters():
+            parameter.grad = None
         yield
-    finally:
-        snapshot.restore()
 
 
 def _nothing() -> None:

@@ -18,11 +18,10 @@ def bits(t: torch.Tensor) -> torch.Tensor:
     return t.contiguous().view(kind[t.element_size()])
 
 
-def difference(whole: Any, split: Any, *, exact: bool = True) -> str | None:
+def difference(whole: Any, split: Any) -> str | None:
     """The first difference between two nested results, in words; None if they are the same, bit for bit.
 
-    Structure, types, dtypes, shapes, strides, devices and every bit of every tensor count. With `exact=False` tensors need
-    only be equal as numbers.
+    Structure, types, dtypes, shapes, strides, devices and every bit of every tensor count.
 
     >>> difference({"out": torch.zeros(2)}, {"out": torch.ones(2)})
     "['out']: values differ in 2 of 2 elements, by at most 1.0"
@@ -32,13 +31,13 @@ def difference(whole: Any, split: Any, *, exact: bool = True) -> str | None:
     if spec_a != spec_b:
         return f"structure: {spec_a} against {spec_b}"
     for (where, x), y in zip(tree.paths(whole), b, strict=True):
-        found = _leaf_difference(x, y, exact)
+        found = _leaf_difference(x, y)
         if found:
             return f"{where or 'the result'}: {found}"
     return None
 
 
-def _leaf_difference(x: Any, y: Any, exact: bool) -> str | None:
+def _leaf_difference(x: Any, y: Any) -> str | None:
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
         return None if tree.identical(x, y) else f"{x!r} against {y!r}"
     kinds = [tree.subclass_of(t) or torch.Tensor for t in (x, y)]
@@ -49,14 +48,12 @@ def _leaf_difference(x: Any, y: Any, exact: bool) -> str | None:
             return f"{what} {getattr(x, what)} against {getattr(y, what)}"
     if x.layout is not torch.strided:
         pairs = zip(_parts(x), _parts(y), strict=True)
-        return next(
-            (f"{name} {wrong}" for (name, a), (_, b) in pairs if (wrong := _leaf_difference(a, b, exact))), None
-        )
+        return next((f"{name} {wrong}" for (name, a), (_, b) in pairs if (wrong := _leaf_difference(a, b))), None)
     if x.stride() != y.stride():
         return f"stride {x.stride()} against {y.stride()}"
     if x.numel() == 0 or x is y:
         return None
-    unequal = bits(x) != bits(y) if exact else x != y
+    unequal = bits(x) != bits(y)
     if not bool(unequal.any()):
         return None
     far = largest_difference(x, y)

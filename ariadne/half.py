@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import os
-import warnings
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -20,40 +16,25 @@ from ariadne.cut import SIDES, CompileOptions, ExecutionMode, SplitCandidate, Sp
 from ariadne.errors import BoundaryError, HalfError, InputError, SpecError, TrainingError
 from ariadne.guards import Baseline
 from ariadne.halves import (
-    FORMAT,
-    VERSION,
-    Classes,
-    File,
-    Held,
-    Row,
+    Moves,
     Schema,
     Side,
-    SideReader,
     Weights,
-    blank,
     count,
     export,
     flag,
     given,
     items,
-    known_places,
-    mapped,
-    named,
     need,
-    parsed,
-    plain_tensors,
+    read,
     read_flags,
-    read_state,
     refuse_unfit,
     replace_by,
-    skeleton,
-    text,
+    tensors_of,
 )
 from ariadne.halves import weights as files
-from ariadne.plan import WHOLE, TracePlan, Value
+from ariadne.plan import TracePlan
 from ariadne.runtime import Settings, SplitRuntime, Variant, training
-
-_KEYS = frozenset("format ariadne torch part model weights digest ops state flags plans batches trainable".split())
 
 
 class Half(nn.Module):
@@ -148,7 +129,11 @@ class Half(nn.Module):
     def digest(self) -> str:
         """A digest of the whole model's weights when the half was saved; empty once a tensor of the half was written."""
         digest, tensors, versions = self.__dict__["_sealed"]
-        if not digest or [t._version for t in tensors] != versions or [*map(id, _tensors(self))] != [*map(id, tensors)]:
+        if (
+            not digest
+            or [t._version for t in tensors] != versions
+            or [*map(id, tensors_of(self))] != [*map(id, tensors)]
+        ):
             return ""
         return str(digest)
 
@@ -158,7 +143,7 @@ class Half(nn.Module):
         return str(self.__dict__["_sealed"][0])
 
     def _seal(self, digest: str) -> None:
-        tensors = _tensors(self)
+        tensors = tensors_of(self)
         self.__dict__["_sealed"] = digest, tensors, [t._version for t in tensors]
 
     def _refuse_others(self, boundary: BoundaryPayload) -> None:
@@ -168,9 +153,8 @@ class Half(nn.Module):
         mine = self.digest
         if mine and mine != theirs:
             raise BoundaryError(
-                f"the prefix of this boundary was saved with other weights (of a model with digest {theirs}) than "
-                f"this suffix ({mine}). "
-                "Save both halves of one model; or set half.other_weights = True if it is meant so"
+                f"the prefix of this boundary was saved with other weights (of a model with digest {theirs}) than this suffix "
+                f"({mine}). Save both halves of one model; or set half.other_weights = True if it is meant so"
             )
 
     def _refuse_tied(self) -> None:
@@ -268,7 +252,7 @@ class Half(nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Half:
         """What `.to()`, `.half()` and the like come to: the plans follow, where nothing in them names a dtype or a device."""
-        moves, digest = _Moves.of(self, fn), self.digest
+        moves, digest = Moves.of(self, fn), self.digest
         plans = {p: moves.plan(p, self._root) for p in self.runtime._plans}
         self._root._apply(fn, recurse)
         if moves:
@@ -289,81 +273,9 @@ class Half(nn.Module):
 
     def __repr__(self) -> str:
         runtime = self.runtime
-        held = sum(t.numel() * t.itemsize for t in _tensors(self))
+        held = sum(t.numel() * t.itemsize for t in tensors_of(self))
         plans = f"{len(runtime._plans)} plan" + "s" * (len(runtime._plans) > 1)
         return f"Half({self.part} of {self._data['model']}, {runtime.split_id}, {plans}, {held} bytes of weights)"
-
-
-def _tensors(module: nn.Module) -> list[torch.Tensor]:
-    return [*module.parameters(), *module.buffers()]
-
-
-@dataclass(frozen=True)
-class _Moves:
-    """What moving a half's tensors does to their dtypes and devices: from which to which."""
-
-    dtypes: Mapping[torch.dtype, torch.dtype]
-    devices: Mapping[str, str]
-
-    @classmethod
-    def of(cls, half: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]) -> _Moves:
-        dtypes, devices = {}, {}
-        for t in _tensors(half):
-            now = fn(torch.empty(0, dtype=t.dtype, device=t.device))
-            if now.device.type == "meta":
-                raise HalfError(
-                    "a half can't go to the meta device, where its weights would be lost: drop it, and load it again"
-                )
-            if now.dtype != t.dtype:
-                dtypes[t.dtype] = now.dtype
-            if now.device.type != t.device.type:
-                devices[t.device.type] = now.device.type
-        return cls(dtypes, devices)
-
-    def __bool__(self) -> bool:
-        return bool(self.dtypes or self.devices)
-
-    def digest(self, was: str) -> str:
-        """The digest of weights that were moved so: the same for both halves, and another than that of what they were."""
-        if not was or not self.dtypes:
-            return was
-        told = sorted(f"{a} {b}" for a, b in self.dtypes.items())
-        return hashlib.sha256(json.dumps([was, told]).encode()).hexdigest()[: len(was)]
-
-    def plan(self, plan: TracePlan, root: nn.Module) -> TracePlan:
-        """The plan for tensors of the other dtypes and devices; `HalfError` where the model's own may be others there."""
-        if not self:
-            return plan
-        if why := self._stays(plan, root):
-            what = ", ".join(f"{a} to {b}" for a, b in (*self.dtypes.items(), *self.devices.items()))
-            raise HalfError(
-                f"this half can't go from {what}: {why}. Move the model, prepare the split there, and save the half again"
-            )
-
-        def moved(value: Value) -> Value:
-            if value.dtype is None or value.kind == "constant":
-                return value
-            kind = value.device.partition(":")[0]
-            return replace(
-                value,
-                dtype=self.dtypes.get(value.dtype, value.dtype),
-                device=self.devices.get(kind, value.device),
-            )
-
-        return replace(plan, values={n: moved(v) for n, v in plan.values.items()})
-
-    def _stays(self, plan: TracePlan, root: nn.Module) -> str:
-        """Why the model may run otherwise on such tensors; empty where it does what the plan does."""
-        if plan.assumption.dtypes or any(n.region.autocast for n in plan.nodes):
-            return "forward reads or names dtypes or devices, and may run otherwise there"
-        if any(n.target == WHOLE for n in plan.nodes):
-            return "forward takes all of a tensor's data out of torch, by numpy() or as text, which shows its dtype"
-        constants = [v for v in plan.values.values() if v.kind == "constant"]
-        if any(v.dtype in self.dtypes for v in constants) or (self.devices and any(v.shape for v in constants)):
-            return "forward makes tensors of its own, which no .to() of the model moves"
-        if any(t.dtype in self.dtypes or t.device.type in self.devices for t in plain_tensors(root)):
-            return "the model keeps tensors in plain attributes, which its .to() leaves as they are. Register them as buffers"
-        return ""
 
 
 def load(
@@ -380,14 +292,12 @@ def load(
 ) -> Half:
     """The half that `SplitRuntime.save` wrote to a file, ready to run without the model's code; nothing that the file says is run.
 
-    Tensors are mapped from the file, and read from the disk when they are first used. `weights`: others, from a
-    state dict or another
-    safetensors file, by the model's names; needed where the half was saved without. `device` and `dtype`: where to, as `.to()`.
-    `allow`: the Python classes and functions that the file may name, as "module:qualname", and op libraries, as "library::*"; they
-    are imported. `plain`: where containers of the inputs or outputs are of classes that are not allowed, take and give dicts and
-    tuples. `mode` and `compile_options` are those of `prepare_split`; packages compiled ahead of time are native
-    code, and are taken
-    from a `cache_dir` only with `trust_native_code`.
+    Tensors are mapped from the file, and read from the disk when they are first used. `weights`: others, from a state dict or
+    another safetensors file, by the model's names; needed where the half was saved without. `device` and `dtype`: where to, as
+    `.to()`. `allow`: the Python classes and functions that the file may name, as "module:qualname", and op libraries, as
+    "library::*"; they are imported. `plain`: where containers of the inputs or outputs are of classes that are not allowed,
+    take and give dicts and tuples. `mode` and `compile_options` are those of `prepare_split`; packages compiled ahead of time
+    are native code, and are taken from a `cache_dir` only with `trust_native_code`.
 
     Raises `HalfError` for a file that is not a half, that names what is not allowed, or whose ops are not here as they were.
 
@@ -401,7 +311,10 @@ def load(
         )
     _refuse_target(device, dtype)
     with torch.inference_mode(False):  # tensors made within can't be written to, or trained, outside
-        half = _loaded(path, mode, weights, allow, plain, compile_options)
+        data, root, sides = read(path, weights, allow, plain)
+        half = Half(root, _runtime(root, sides, data, mode, compile_options), data)
+        if weights is not None:
+            half._seal("")
         return half if device is None and dtype is None else half.to(device=device, dtype=dtype)
 
 
@@ -415,102 +328,6 @@ def _refuse_target(device: str | torch.device | None, dtype: torch.dtype | None)
             raise SpecError(
                 f"device={device!r} is no device that this process can use: {str(error).splitlines()[0][:120]}"
             ) from None
-
-
-def _loaded(
-    path: str | os.PathLike[str],
-    mode: ExecutionMode,
-    weights: Weights | None,
-    allow: Collection[str],
-    plain: bool,
-    options: Mapping[str, Any] | None,
-) -> Half:
-    file = File(path)
-    data = parsed(file)
-    need("format" in data, "it has no format")
-    if data["format"] != FORMAT:
-        raise HalfError(
-            f"this half has format {str(data['format'])[:20]}, and this Ariadne ({VERSION}) reads format {FORMAT}. "
-            f"Save it with this "
-            "version, or load it with the one that saved it"
-        )
-    need(data.keys() - {"pipeline"} == _KEYS, "its data have other parts than expected")
-    part = text(data["part"], "the part")
-    need(part in SIDES, f"its part is {part!r}")
-    for key in ("ariadne", "torch", "model", "digest"):
-        text(data[key], key)
-    state, flags = read_state(data["state"]), read_flags(data["flags"])
-    spaces = frozenset(a.removesuffix("::*") for a in allow if a.endswith("::*"))
-    reader = SideReader(part, known_places(state), mapped(data["ops"], "the ops"), Classes(allow, plain), spaces)
-    constants: dict[str, tuple[Row, str]] = {}
-    sides = [reader.read(plan, constants, i) for i, plan in enumerate(items(data["plans"], "the plans"))]
-    need(0 < len(sides) <= 64, "it has no plans, or too many")
-    need(len({s.plan.training for s in sides}) == 1, "its plans are of two modes")
-    _tell(data)
-    kept = flag(data["weights"], "weights")
-    if not kept and weights is None:
-        raise HalfError(
-            "this half was saved without weights; pass weights=, a state dict of its model or the path of a safetensors file"
-        )
-    root = skeleton(state, dict(_read(state, file if kept else None, weights)), sides[0].plan.training, flags)
-    for i, side in enumerate(sides):
-        mine = {n.partition(" ")[2]: at for n, at in constants.items() if n.partition(" ")[0] == str(i)}
-        _fill(side.plan, mine, file)
-    half = Half(root, _runtime(root, sides, data, mode, options), data)
-    if weights is not None:
-        half._seal("")
-    return half
-
-
-def _read(state: list[Held], file: File | None, weights: Weights | None) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a half by their number: from its file, or those of its state dict from elsewhere."""
-    rows = {str(i): held.row for i, held in enumerate(state)}
-    if weights is None:
-        assert file is not None
-        yield from file.tensors(rows)
-        return
-    names = {str(i): [named(place) for place in held.places] for i, held in enumerate(state) if held.persistent}
-    found = given(weights, {n for each in names.values() for n in each})
-    wanted = {i: torch.empty(at.shape, dtype=at.dtype, device="meta") for i, at in rows.items()}
-    refuse_unfit({n: wanted[i] for i, each in names.items() for n in each}, found)
-    distinct = Counter(at.key for at in {*rows.values()})
-    aliased = {i: at for i, at in rows.items() if distinct[at.key] > 1 or 0 in at.strides}
-    others = {i: at for i, at in rows.items() if i not in names}
-    if others and file is None:
-        raise HalfError(
-            "this half was saved without weights, and has tensors that no state dict holds; save it with them"
-        )
-    made = dict(blank(aliased) if file is None else file.tensors({**aliased, **others}))
-    replace_by({n: made[i] for i in aliased if i in names for n in names[i]}, found)
-    yield from made.items()
-    for i in names.keys() - made.keys():
-        at, t = rows[i], found[names[i][0]].detach()
-        fits = t.stride() == at.strides and t.device.type == "cpu" and not isinstance(weights, Mapping)
-        yield i, t if fits else torch.empty_strided(at.shape, at.strides, dtype=at.dtype).copy_(t)
-
-
-def _tell(made_by: Mapping[str, str]) -> None:
-    """Warn where another version made the file: ops are what they were, but kernels may round in another way."""
-    here = {"ariadne": VERSION, "torch": torch.__version__}
-    other = [f"{who} {made_by[who]} (here {here[who]})" for who in here if _minor(made_by[who]) != _minor(here[who])]
-    if other:
-        warnings.warn(
-            f"this half was saved with {' and '.join(other)}; all its ops are here as they were, but results may differ in the "
-            "last bits",
-            stacklevel=3,
-        )
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
-
-
-def _fill(plan: TracePlan, rows: Mapping[str, tuple[Row, str]], file: File) -> None:
-    """Read a plan's constants."""
-    for name, t in file.tensors({n: at for n, (at, _) in rows.items()}):
-        value = plan.values[name]
-        need((value.dtype, value.shape) == (t.dtype, tuple(t.shape)), f"the constant {name!r} is another")
-        plan.constants[name] = t.to(rows[name][1])  # type: ignore[index]
 
 
 def _runtime(
@@ -545,8 +362,7 @@ def _baseline(root: nn.Module, data: Mapping[str, Any]) -> Baseline:
 
 def _no_capture(example: Any, train: bool, like: Any) -> Any:
     raise InputError(
-        f"no plan in this half's file serves batch {example.batch} {'with' if train else 'without'} gradients, in the "
-        f"modes and with the "
-        "dtypes of this call, and a half can't capture one. Run the split in such a way before it is saved, or name such inputs in "
-        "save(..., examples=...)"
+        f"no plan in this half's file serves batch {example.batch} {'with' if train else 'without'} gradients, in the modes "
+        "and with the dtypes of this call, and a half can't capture one. Run the split in such a way before it is saved, or "
+        "name such inputs in save(..., examples=...)"
     )

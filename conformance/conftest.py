@@ -32,6 +32,7 @@ OF_MANY = (  # files whose tests say one thing of many models, changes or plante
     "test_checks",
     "test_compiled",
     "test_data_taken_out",
+    "test_drawings",
     "test_export",
     "test_facts",
     "test_followed_containers",

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 
+from ariadne import units
+from ariadne.units import digits
 from benchmarks.findings import Place
 from benchmarks.statistics import Interval
 
+size = partial(units.size, even=True)
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
@@ -40,30 +44,6 @@ def number_with_bounds(value: Interval, write: Callable[[float], str], unit: str
     if math.isinf(value.high) or math.isinf(value.low):
         return write(value.estimate) + unit
     return f"{write(value.estimate)}{unit} ({write(value.low)} to {write(value.high)})"
-
-
-def digits(value: float, count: int = 3) -> str:
-    """A number with so many digits that count, and no exponent.
-
-    >>> digits(1234.5), digits(0.01234)
-    ('1,234', '0.0123')
-    """
-    if value == 0 or not math.isfinite(value):
-        return f"{value:.0f}"
-    places = max(0, count - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{places}f}"
-
-
-def size(count: float) -> str:
-    """Bytes in the unit that suits them, by powers of a thousand.
-
-    >>> size(3_211_264)
-    '3.21 MB'
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{digits(count / scale)} {unit}"
-    return f"{count:,.0f} B"
 
 
 def plural(count: int, noun: str, many: str = "") -> str:

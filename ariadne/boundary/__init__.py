@@ -4,13 +4,15 @@ The live values of a cut flow in, by label; a payload or its bytes flow out, and
 nothing in them runs, and what is not well formed is a `PayloadError`. The files, in import order::
 
     ragged     nested tensors as plain data
+    nodes      nested values as bytes
     wire       payloads as bytes
     payload    what crosses, in memory and on the wire
 """
 
-from ariadne.boundary.payload import BoundaryPayload, ReplayBoundary, register_boundary_serializer
+from ariadne.boundary.nodes import TensorRef, register_boundary_serializer, shown
+from ariadne.boundary.payload import BoundaryPayload, ReplayBoundary
 from ariadne.boundary.ragged import sizes_of
-from ariadne.boundary.wire import TensorRef, decode, encode, shown
+from ariadne.boundary.wire import decode, encode
 
 __all__ = [
     "BoundaryPayload",

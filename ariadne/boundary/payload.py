@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ariadne import tree
+from ariadne.boundary.nodes import TensorRef, register_boundary_serializer, shown
 from ariadne.boundary.ragged import Ragged, buffer_of, sizes_of
-from ariadne.boundary.wire import TensorRef, decode, encode, register_boundary_serializer, shown
+from ariadne.boundary.wire import decode, encode
 from ariadne.errors import BoundaryError, ConsumedError, PayloadError
 
 PROTOCOL_VERSION = 2
@@ -311,13 +312,3 @@ def gradients_from_bytes(
     if not tensors.keys() <= {*names}:
         raise PayloadError("the bytes hold a gradient that their header does not name; refuse the sender")
     return {name: tensors.get(name) for name in names}
-
-
-__all__ = [
-    "BoundaryError",
-    "BoundaryPayload",
-    "ReplayBoundary",
-    "gradients_from_bytes",
-    "gradients_to_bytes",
-    "register_boundary_serializer",
-]

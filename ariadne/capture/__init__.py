@@ -15,9 +15,12 @@ against and a baseline of the model flow out. The model is left as found. The fi
     reach         the containers that forward can put something into
     history       what forward keeps from one call to the next
     recorder      the pre-dispatch ATen ops that a forward runs
+    measured      what forward's Python asks of the sizes of tensors
     recorded      a block in which all that forward does is noted
     first         what forward filled at an earlier call
     identity      what forward compares by `is`
+    values        the values of a plan in the making: live tensors and objects by name
+    outcome       what forward leaves: its output, what it stores, what it puts into containers
     lower         a recording of live tensors becomes a plan of names
     generalize    plans observed at several batches become one, or are shown to disagree
     shapes        for which batches a plan holds
@@ -32,12 +35,12 @@ from typing import TYPE_CHECKING, Any
 
 from ariadne.capture.example import Captured, Example, swallowed
 from ariadne.capture.scripted import is_scripted
-from ariadne.capture.state import Snapshot
+from ariadne.capture.state import Snapshot, left_as_found
 
 if TYPE_CHECKING:
     from ariadne.capture.ways import capture
 
-__all__ = ["capture", "Snapshot", "is_scripted", "Captured", "Example", "swallowed"]
+__all__ = ["capture", "Snapshot", "left_as_found", "is_scripted", "Captured", "Example", "swallowed"]
 
 
 def __getattr__(name: str) -> Any:

@@ -109,6 +109,3 @@ def _described(value: Any) -> Any:
 def on_fake(op: OpOverload) -> Callable[..., Any]:
     """What to call in place of an op where its tensors are fake: torch's own fake kernel, or ours where that is wrong."""
     return RULES.get(op, op)
-
-
-__all__ = ["Dims", "Foresight", "on_fake"]

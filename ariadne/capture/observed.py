@@ -18,12 +18,13 @@ from ariadne.capture.example import Evidence, Example, called
 from ariadne.capture.generalize import SIZE
 from ariadne.capture.history import History, alike, lived
 from ariadne.capture.identity import watching
-from ariadne.capture.lower import Lowering, state_tensors
+from ariadne.capture.lower import Lowering
 from ariadne.capture.reach import Reach
 from ariadne.capture.recorded import recording
 from ariadne.capture.recorder import sizes_in
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
+from ariadne.capture.values import state_tensors
 from ariadne.compare import difference
 from ariadne.errors import UnsupportedError, named
 from ariadne.guards import (

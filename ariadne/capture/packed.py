@@ -129,6 +129,3 @@ def patch(mine: Callable[[], bool], run: Callable[[OpOverload, tuple[Any, ...]],
     patches.set(torch._VF, "_pad_packed_sequence", pad)
     patches.set(nn.RNNBase, "get_expected_hidden_size", expecting(nn.RNNBase.get_expected_hidden_size))
     patches.set(nn.LSTM, "get_expected_cell_size", expecting(nn.LSTM.get_expected_cell_size))
-
-
-__all__ = ["RULES", "patch"]

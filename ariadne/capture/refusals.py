@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,17 +48,22 @@ def called_by_torch(frames: int = 2) -> bool:
     return bool(sys._getframe(frames).f_globals.get("__name__", "").startswith(TORCH))
 
 
-def refuse(
-    model: nn.Module,
-    mine: Callable[[], bool],
-    where: Callable[[], str],
-    walked: Callable[[], AbstractContextManager[None]],
-    patches: Patches,
-) -> None:
-    """Make all that a recorded forward must not do raise `UnsupportedError`, in the thread and at the depth that is `mine`.
+@dataclass(frozen=True)
+class Run:
+    """A run of forward that is recorded, in the thread and at the depth that is `mine`.
 
-    `where` names the module that runs; what runs under `walked` is a backward pass of forward's own.
+    `where` names the module that runs; what runs under `walked` is a backward pass of forward's own; `patches` are put back after.
     """
+
+    model: nn.Module
+    mine: Callable[[], bool]
+    where: Callable[[], str]
+    walked: Callable[[], AbstractContextManager[None]]
+    patches: Patches
+
+
+def refuse(run: Run) -> None:
+    """Make all that a recorded forward must not do raise `UnsupportedError`."""
 
     def refused(
         owner: Any, name: str, shown: str, why: str, only_with_grad: bool = False, by_torch: bool = False
@@ -65,14 +71,14 @@ def refuse(
         original = getattr(owner, name)  # which, where `by_torch`, torch's own code may call
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            asked = mine() and (torch._C.is_grad_enabled() or not only_with_grad)
+            asked = run.mine() and (torch._C.is_grad_enabled() or not only_with_grad)
             if asked and not (
                 by_torch and sys._getframe(1).f_globals.get("__name__", "").startswith(("torch.", "ariadne."))
             ):
-                raise UnsupportedError(f"forward calls {shown} in {where()}, {why}")
+                raise UnsupportedError(f"forward calls {shown} in {run.where()}, {why}")
             return original(*args, **kwargs)
 
-        patches.set(owner, name, call)
+        run.patches.set(owner, name, call)
 
     for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad"):
         why = "whose effect on gradients a plan can't hold; register it outside"
@@ -94,13 +100,13 @@ def refuse(
     why = "whose Python and tables can't be followed; put the module that it was scripted or traced from in its place"
     refused(torch._C.ScriptMethod, "__call__", "a TorchScript module", why)
     refused(graph, "get_gradient_edge", "torch.autograd.graph.get_gradient_edge", _ELSEWHERE)
-    _follow_cond(mine, where, patches)
-    _refuse_saved_tensor_hooks(mine, where, patches)
-    _refuse_node_hooks(mine, where, patches)
-    _watch_backward(model, mine, where, walked, patches)
+    _follow_cond(run)
+    _refuse_saved_tensor_hooks(run)
+    _refuse_node_hooks(run)
+    _watch_backward(run)
     for cls in _functions(torch.autograd.Function):
         if isinstance(cls.__dict__.get("forward"), staticmethod):
-            patches.set(cls, "forward", staticmethod(_only_by_apply(cls, mine)))
+            run.patches.set(cls, "forward", staticmethod(_only_by_apply(cls, run)))
 
 
 def refuse_transforms(where: str) -> None:
@@ -147,57 +153,59 @@ def refuse_hooks(model: nn.Module) -> None:
             )
 
 
-def _follow_cond(mine: Callable[[], bool], where: Callable[[], str], patches: Patches) -> None:
+def _follow_cond(run: Run) -> None:
     """Let `torch.cond` run as the `if` that it is, so that its ops are seen; the other higher-order ops are refused.
 
     Called in eager code, they compile their functions by Dynamo, which can't trace what stands here in the place of torch's own.
     """
     compiled: Any = torch.compile
-    run: Any = HigherOrderOperator.__call__
+    plain: Any = HigherOrderOperator.__call__
 
     def as_it_is(model: Any = None, *args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        return model if mine() and caller.startswith("torch._higher_order_ops") else compiled(model, *args, **kwargs)
+        return (
+            model if run.mine() and caller.startswith("torch._higher_order_ops") else compiled(model, *args, **kwargs)
+        )
 
     def call(self: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
-        if not mine():
-            return run(self, *args, **kwargs)
+        if not run.mine():
+            return plain(self, *args, **kwargs)
         if self.name() != "cond":
             raise UnsupportedError(
-                f"forward calls the higher-order op {self.name()!r} in {where()}, which a plan can't hold; write it as plain ops, "
-                "with Python's own if, for and while"
+                f"forward calls the higher-order op {self.name()!r} in {run.where()}, which a plan can't hold; write it as plain "
+                "ops, with Python's own if, for and while"
             )
         asked, if_true, if_false, operands = args
         return (if_true if asked else if_false)(*operands)
 
-    patches.set(torch, "compile", as_it_is)
-    patches.set(HigherOrderOperator, "__call__", call)
+    run.patches.set(torch, "compile", as_it_is)
+    run.patches.set(HigherOrderOperator, "__call__", call)
 
 
-def _refuse_saved_tensor_hooks(mine: Callable[[], bool], where: Callable[[], str], patches: Patches) -> None:
+def _refuse_saved_tensor_hooks(run: Run) -> None:
     enter: Any = graph.saved_tensors_hooks.__enter__
 
     def enter_hooks(self: graph.saved_tensors_hooks) -> None:
         harmless = type(self) is not graph.saved_tensors_hooks and type(self).__module__.startswith("torch.")
         if (
-            mine() and torch._C.is_grad_enabled() and not harmless
+            run.mine() and torch._C.is_grad_enabled() and not harmless
         ):  # checkpoint and save_on_cpu give back what they took
             raise UnsupportedError(
-                f"forward enters torch.autograd.graph.saved_tensors_hooks in {where()}, {_ELSEWHERE}"
+                f"forward enters torch.autograd.graph.saved_tensors_hooks in {run.where()}, {_ELSEWHERE}"
             )
         enter(self)
 
-    patches.set(graph.saved_tensors_hooks, "__enter__", enter_hooks)
+    run.patches.set(graph.saved_tensors_hooks, "__enter__", enter_hooks)
 
 
-def _refuse_node_hooks(mine: Callable[[], bool], where: Callable[[], str], patches: Patches) -> None:
+def _refuse_node_hooks(run: Run) -> None:
     read: Any = vars(torch._C.TensorBase)["grad_fn"].__get__
 
     def grad_fn(self: torch.Tensor) -> Any:
         node = read(self)
-        return _Node(node, where()) if node is not None and mine() and not called_by_torch() else node
+        return _Node(node, run.where()) if node is not None and run.mine() and not called_by_torch() else node
 
-    patches.set(torch.Tensor, "grad_fn", property(grad_fn))
+    run.patches.set(torch.Tensor, "grad_fn", property(grad_fn))
 
 
 class _Node:
@@ -212,36 +220,30 @@ class _Node:
         return getattr(self._node, name)
 
 
-def _watch_backward(
-    model: nn.Module,
-    mine: Callable[[], bool],
-    where: Callable[[], str],
-    walked: Callable[[], AbstractContextManager[None]],
-    patches: Patches,
-) -> None:
+def _watch_backward(run: Run) -> None:
     original: Any = vars(torch.autograd)["_engine_run_backward"]
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        if not mine():
+        if not run.mine():
             return original(*args, **kwargs)
-        held = [(p, p.grad) for p in model.parameters()]
+        held = [(p, p.grad) for p in run.model.parameters()]
         try:
             for p, _ in held:
                 p.grad = None
-            with walked():
+            with run.walked():
                 found = original(*args, **kwargs)
-            moved = [n for n, p in model.named_parameters() if p.grad is not None]
+            moved = [n for n, p in run.model.named_parameters() if p.grad is not None]
         finally:
             for p, gradient in held:
                 p.grad = gradient
         if moved:
             raise UnsupportedError(
-                f"forward calls backward() in {where()}, which leaves a gradient on {moved[0]!r}, and a plan can't; use "
+                f"forward calls backward() in {run.where()}, which leaves a gradient on {moved[0]!r}, and a plan can't; use "
                 "torch.autograd.grad for what forward needs, or call backward outside"
             )
         return found
 
-    patches.set(torch.autograd, "_engine_run_backward", run_backward)
+    run.patches.set(torch.autograd, "_engine_run_backward", run_backward)
 
 
 def _functions(base: Any) -> Iterator[Any]:
@@ -250,12 +252,12 @@ def _functions(base: Any) -> Iterator[Any]:
         yield from _functions(cls)
 
 
-def _only_by_apply(cls: Any, mine: Callable[[], bool]) -> Callable[..., Any]:
+def _only_by_apply(cls: Any, run: Run) -> Callable[..., Any]:
     """The forward of an autograd function, which refuses to run where its `apply` was not seen."""
     original = cls.__dict__["forward"].__func__
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if mine():
+        if run.mine():
             raise UnsupportedError(
                 f"forward reaches {cls.__name__}.apply by a reference taken before the capture, which hides its backward; write "
                 f"{cls.__name__}.apply(...) where it is called"

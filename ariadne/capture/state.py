@@ -6,6 +6,7 @@ import random
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from operator import is_not
 from types import CellType
@@ -386,3 +387,22 @@ class Snapshot:
             torch.cuda.set_rng_state_all(self.rng["cuda"])
         if "numpy" in self.rng:
             sys.modules["numpy"].random.set_state(self.rng["numpy"])
+
+
+@contextmanager
+def left_as_found(
+    model: nn.Module, plans: Iterable[TracePlan] = (), *, buffers: bool = False, drew: bool = True
+) -> Iterator[None]:
+    """Put back after a block whatever the model's forward, or a run of these plans, moves in it.
+
+    With `buffers` the data of all buffers too, whatever moves them. The random generators stay where they are unless it `drew`.
+    """
+    snapshot = Snapshot(model)
+    if buffers:
+        snapshot.save_buffers()
+    for plan in plans:
+        snapshot.save_written(plan)
+    try:
+        yield
+    finally:
+        snapshot.restore(drew)

@@ -10,11 +10,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ariadne import tree
 from ariadne.capture.example import Example, called
-from ariadne.capture.lower import Lowering, state_tensors
+from ariadne.capture.lower import Lowering
 from ariadne.capture.observed import with_stores
 from ariadne.capture.reach import Reach
 from ariadne.capture.recorded import recording
 from ariadne.capture.shapes import PlainNumberError, Sizes, symbolic_batch, within_questions, within_shapes
+from ariadne.capture.values import state_tensors
 from ariadne.guards import (
     Effects,
     Recording,

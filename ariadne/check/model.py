@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from ariadne.capture import Snapshot
+from ariadne.capture import Snapshot, left_as_found
 from ariadne.check.observation import Inputs, Loss, first_difference, generators, held, rippled, varied
 from ariadne.check.twins import Comparison, Status
 from ariadne.cut import ExecutionMode, SplitSpec, parse_boundary, select
@@ -113,20 +113,16 @@ def check(
     spec = SplitSpec(first, dynamic_batch=dynamic_batch or (1, max(64, *batches)))
     example = example_of(model, args, kwargs, spec)
     run = Comparison(model, inputs or varied(example), seed, loss_fn or rippled, steps)
-    snapshot = Snapshot(model)
-    snapshot.save_buffers()
     results = []
 
     def prepare() -> SplitRuntime:
         return prepare_split(model, args, split=spec, mode=mode, example_kwargs=kwargs)
 
-    try:
+    with left_as_found(model, buffers=True):
         for result, left in _results(run, example.batch, prepare, named, batches, only):
             results.append(result)
             if on_result is not None:
                 on_result(result, left)
-    finally:
-        snapshot.restore()
     return results
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ariadne.capture import Snapshot
+from ariadne.capture import left_as_found
 from ariadne.cut import SIDES, SplitCandidate, ends_of, parts
 from ariadne.errors import AriadneError, SpecError
 from ariadne.runtime import SplitRuntime
@@ -89,9 +89,7 @@ def measured_times(
     chosen = sorted({c.cut: c for c in [*evenly(safe, cuts), runtime.candidate]}.items())
     splits = [(cut, runtime.resplit(c)) for cut, c in chosen]
     rounds: dict[int, list[tuple[float, float]]] = {cut: [] for cut, _ in splits}
-    snapshot = Snapshot(runtime.model)
-    runtime.save_written(snapshot)
-    try:
+    with left_as_found(runtime.model, runtime.plans):
         for number in range(WARMUP + iterations):
             for cut, split in splits:
                 start = _now()
@@ -100,8 +98,6 @@ def measured_times(
                 split.run_suffix(boundary)
                 if number >= WARMUP:
                     rounds[cut].append((middle - start, _now() - middle))
-    finally:
-        snapshot.restore()
     return {cut: Times.of(found) for cut, found in rounds.items()}
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.capture import Snapshot
+from ariadne.capture import left_as_found
 from ariadne.check.observation import (
     Given,
     Inputs,
@@ -25,6 +24,7 @@ from ariadne.check.observation import (
     seed_all,
 )
 from ariadne.errors import AriadneError
+from ariadne.plan import TracePlan
 from ariadne.runtime import SplitRuntime
 
 Status = Literal["pass", "fail", "refused", "nondeterministic", "skipped"]
@@ -173,9 +173,9 @@ class Comparison:
         with torch.no_grad():
             return self.model(*args, **kwargs)
 
-    def observed(self, call: Callable[..., Any], batch: int, number: int, split: SplitRuntime | None = None) -> Any:
+    def observed(self, call: Callable[..., Any], batch: int, number: int, plans: Sequence[TracePlan] = ()) -> Any:
         """Copies of all that a forward returns or moves."""
-        with _undisturbed(self.model, split):
+        with left_as_found(self.model, plans, buffers=True):
             args, kwargs = self.start(batch, number)
             output = call(*args, **kwargs)
             stood, buffers = generators(), dict(self.model.named_buffers())
@@ -198,25 +198,25 @@ class Comparison:
             return split.run_suffix(split.run_prefix(*args, **kwargs))
 
         for number, expected in enumerate(whole):
-            wrong = first_difference(expected, self.observed(halves, batch, number, split))
+            wrong = first_difference(expected, self.observed(halves, batch, number, split.plans))
             if wrong:
                 return wrong
         return None
 
     def replay(self, split: SplitRuntime, batch: int, whole: Sequence[dict[str, Any]]) -> str | None:
         """One boundary, its suffix run twice, and between the two a boundary of other inputs made and used up."""
-        with _undisturbed(self.model, split):
+        with left_as_found(self.model, split.plans, buffers=True):
             args, kwargs = self.start(batch, 0)
             boundary = split.run_prefix(*args, **kwargs)
             crossing = copied(boundary.tensors)
-            with _undisturbed(self.model, split):
+            with left_as_found(self.model, split.plans, buffers=True):
                 first = split.run_suffix(boundary)
                 kept = copied(first)
-            with _undisturbed(self.model, split):
+            with left_as_found(self.model, split.plans, buffers=True):
                 args, kwargs = self.start(batch, 1)
                 split.run_suffix(split.run_prefix(*args, **kwargs))
             later = copied(first)
-            with _undisturbed(self.model, split):
+            with left_as_found(self.model, split.plans, buffers=True):
                 second = copied(split.run_suffix(boundary))
             for words, expected, found in (
                 ("the first run", whole[0]["output"], kept),
@@ -233,7 +233,7 @@ class Comparison:
     def lockstep(self, other: Whole, batch: int) -> str | None:
         """Train a copy of the whole and another twin step by step; the first difference, in words."""
         whole = Whole(self.model, self.loss_fn)
-        with _undisturbed(self.model):
+        with left_as_found(self.model, buffers=True):
             for step in range(self.steps):
                 found = []
                 for twin in (whole, other):
@@ -247,19 +247,6 @@ class Comparison:
                 if wrong:
                     return f"step {step + 1} of {self.steps}: {wrong}"
         return None
-
-
-@contextmanager
-def _undisturbed(model: nn.Module, split: SplitRuntime | None = None) -> Iterator[None]:
-    """Run a block and put back the random generators and all that the model's forward moves."""
-    snapshot = Snapshot(model)
-    snapshot.save_buffers()
-    if split is not None:
-        split.save_written(snapshot)
-    try:
-        yield
-    finally:
-        snapshot.restore()
 
 
 def _wants_gradient(value: Any) -> bool:

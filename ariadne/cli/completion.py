@@ -76,9 +76,7 @@ def _zsh(known: Options) -> str:
 
 
 def _fish(known: Options) -> str:
-    lines = [
-        f"complete -c ariadne -n __fish_use_subcommand -f -a '{' '.join(known)}'",
-    ]
+    lines = [f"complete -c ariadne -n __fish_use_subcommand -f -a '{' '.join(known)}'"]
     for name, options in known.items():
         seen = f"-n '__fish_seen_subcommand_from {name}'"
         for option, choices in options.items():

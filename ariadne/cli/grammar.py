@@ -59,10 +59,7 @@ def _cuts(commands: Commands) -> None:
         commands, "cuts", "list the cuts of a model with what crosses each, or say why one is not safe"
     )
     made.add_argument(
-        "--sort",
-        choices=ORDERS,
-        default="cut",
-        help="cut: as they run; bytes: least first; ops: most even first",
+        "--sort", choices=ORDERS, default="cut", help="cut: as they run; bytes: least first; ops: most even first"
     )
     made.add_argument("--safe", action="store_true", help="only safe ones")
     made.add_argument("--trainable", action="store_true", help="only those whose suffix has a parameter to train")

@@ -14,5 +14,3 @@ A plan and its source flow in; callables and reports of them flow out. The files
 
 from ariadne.compiled.jit import CompileReport, SegmentReport, compiled, cuda_graphs
 from ariadne.compiled.rows import Along, Mixed, rows
-
-__all__ = ["Along", "CompileReport", "Mixed", "SegmentReport", "compiled", "cuda_graphs", "rows"]

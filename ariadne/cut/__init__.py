@@ -12,24 +12,3 @@ from ariadne.cut.frontier import Ends, SplitCandidate, crosses, ends_of, frontie
 from ariadne.cut.part import SIDES, Part, parameters_read, parts
 from ariadne.cut.selection import select
 from ariadne.cut.spec import MODES, Boundary, CompileOptions, ExecutionMode, Objective, SplitSpec, parse_boundary
-
-__all__ = [
-    "Boundary",
-    "CompileOptions",
-    "ExecutionMode",
-    "MODES",
-    "Objective",
-    "SplitSpec",
-    "parse_boundary",
-    "SplitCandidate",
-    "Ends",
-    "crosses",
-    "ends_of",
-    "frontiers",
-    "with_trainable",
-    "select",
-    "Part",
-    "SIDES",
-    "parameters_read",
-    "parts",
-]

@@ -8,53 +8,20 @@ A plan and its cut flow in, or a file; out flow a file, or plans of one side and
     given       weights from elsewhere, held against a half's
     skeleton    the modules of a half
     form        a plan of one side as data, and back
+    moves       a half on another device or in another dtype
     writing     a side of a split becomes a file
+    reading     a file becomes plans and the modules that hold its tensors
     export      a side for other runtimes: ONNX, torch's exported programs, ExecuTorch
 """
 
-from ariadne.halves.atoms import Classes, count, flag, items, mapped, need, text
+from ariadne.halves.atoms import count, flag, items, mapped, need, text
 from ariadne.halves.export import Schema
 from ariadne.halves.export import write as export
-from ariadne.halves.form import Side, SideReader
+from ariadne.halves.form import Side
 from ariadne.halves.given import Weights, given, refuse_unfit
 from ariadne.halves.given import replace as replace_by
-from ariadne.halves.skeleton import Held, known_places, named, plain_tensors, read_flags, read_state, skeleton
-from ariadne.halves.weights import File, Row, blank, digest, parsed, row
-from ariadne.halves.writing import FORMAT, VERSION, Cut, save, side_of, slots
-
-__all__ = [
-    "Classes",
-    "count",
-    "flag",
-    "items",
-    "mapped",
-    "need",
-    "text",
-    "Side",
-    "SideReader",
-    "File",
-    "digest",
-    "Row",
-    "parsed",
-    "row",
-    "Weights",
-    "given",
-    "refuse_unfit",
-    "replace_by",
-    "Held",
-    "blank",
-    "known_places",
-    "named",
-    "plain_tensors",
-    "read_flags",
-    "read_state",
-    "skeleton",
-    "Schema",
-    "export",
-    "FORMAT",
-    "VERSION",
-    "Cut",
-    "save",
-    "side_of",
-    "slots",
-]
+from ariadne.halves.moves import Moves, tensors_of
+from ariadne.halves.reading import read
+from ariadne.halves.skeleton import read_flags
+from ariadne.halves.weights import File, Row, digest, parsed, row
+from ariadne.halves.writing import VERSION, Cut, save, side_of, slots

@@ -274,9 +274,8 @@ def place(thing: Any) -> str:
     except (ImportError, AttributeError, ValueError):
         pass  # told below
     raise HalfError(
-        f"{getattr(thing, '__qualname__', thing)!r} can't be named in a file: no module has it under its own name. "
-        f"Define it at the "
-        "top of a module"
+        f"{getattr(thing, '__qualname__', thing)!r} can't be named in a file: no module has it under its own name. Define it "
+        "at the top of a module"
     )
 
 

@@ -24,11 +24,7 @@ from ariadne.halves.ops import resolve
 from ariadne.plan import WHOLE, Expr, TraceNode, TracePlan, Value
 from ariadne.segment import emit, load
 
-KINDS = {
-    ".onnx": ("onnx", "onnxscript"),
-    ".pt2": (),
-    ".pte": ("executorch",),
-}
+KINDS = {".onnx": ("onnx", "onnxscript"), ".pt2": (), ".pte": ("executorch",)}
 _MOST = 64  # of a refusal's own words from elsewhere, in lines
 FROM_ONE = 2  # torch takes a size of 1 for a constant, so that programs are traced at this batch or above
 

@@ -142,9 +142,8 @@ class SideReader:
         was, now = text(schema, "a schema"), ops.schema_of(op)
         if was != now and not _has_grown(was, now):
             raise HalfError(
-                f"the op {target!r} is another one here (torch {torch.__version__}): where the half was saved it was "
-                f"{was!r}, here it is "
-                f"{now!r}. Save the half with this version of torch"
+                f"the op {target!r} is another one here (torch {torch.__version__}): where the half was saved it was {was!r}, "
+                f"here it is {now!r}. Save the half with this version of torch"
             )
         return op
 

@@ -61,9 +61,8 @@ def find(target: str, spaces: Collection[str] = ()) -> OpOverload:
     space, name, overload = parts
     if space not in SPACES and space not in spaces:
         raise HalfError(
-            f"this half uses the op {target!r} of the library {space!r}. If you trust it and who made the file, "
-            f"import the library and "
-            f"load the half with allow=[{space + '::*'!r}]"
+            f"this half uses the op {target!r} of the library {space!r}. If you trust it and who made the file, import the "
+            f"library and load the half with allow=[{space + '::*'!r}]"
         )
     need((not name.startswith("__") or name in _DUNDERS) and not overload.startswith("__"), f"{target!r} names no op")
     registered = torch._C._dispatch_has_kernel(f"{space}::{name}" + ("" if overload == "default" else f".{overload}"))

@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ariadne.errors import HalfError, SpecError
-from ariadne.halves.atoms import constant, count, items, need, table, text
+from ariadne.halves.atoms import constant, count, items, need, text
 
 ALIGN = 64
 KEY = "ariadne.half"  # of the file's metadata
@@ -79,9 +79,8 @@ def gather(tensors: Mapping[str, torch.Tensor], data: bool = True) -> tuple[dict
     for name, t in tensors.items():
         if type(t) not in _PLAIN or t.layout is not torch.strided or t.is_nested or t.is_quantized:
             raise HalfError(
-                f"{name!r} is a {type(t).__name__} of layout {t.layout}; a file keeps plain dense tensors. Make it "
-                f"one, or run this "
-                "half beside the model"
+                f"{name!r} is a {type(t).__name__} of layout {t.layout}; a file keeps plain dense tensors. Make it one, or run "
+                "this half beside the model"
             )
         if data and t.is_meta:
             raise HalfError(
@@ -281,19 +280,3 @@ def parsed_text(half: str) -> dict[str, Any]:
         ) from None
     need(type(found) is dict, "its data are no object")
     return dict(found)
-
-
-__all__ = [
-    "KEY",
-    "File",
-    "Row",
-    "blank",
-    "digest",
-    "gather",
-    "parsed",
-    "parsed_text",
-    "row",
-    "table",
-    "view_of",
-    "write",
-]

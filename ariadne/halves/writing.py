@@ -110,8 +110,7 @@ def side_of(cut: Cut, name: str, model: nn.Module) -> Side:
     if missing and prefix:
         raise HalfError(
             f"an input of forward is a {type(plan.given[missing[0]].thing).__name__}, which is neither a tensor nor a plain "
-            f"value, and can't "
-            "be kept in a file; pass tensors and numbers"
+            "value, and can't be kept in a file; pass tensors and numbers"
         )
     plan = replace(
         plan,
@@ -237,9 +236,8 @@ def _refuse_moved(plan: TracePlan, candidate: SplitCandidate, part: Part, other:
         if names:
             where = ".".join(str(o) for o in names[0].origin if o != "")
             raise FrontierError(
-                f"the halves at {candidate.split_id} can't part: {where!r} is written by the {writer.name} and used "
-                f"by the {reader.name}, "
-                "and each file would have one of its own. Cut elsewhere, or keep both sides in one process"
+                f"the halves at {candidate.split_id} can't part: {where!r} is written by the {writer.name} and used by the "
+                f"{reader.name}, and each file would have one of its own. Cut elsewhere, or keep both sides in one process"
             )
 
 

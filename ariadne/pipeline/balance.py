@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.capture import Example, Snapshot
+from ariadne.capture import Example, left_as_found
 from ariadne.cut import SIDES, Part, SplitCandidate
 from ariadne.errors import FrontierError, SpecError
 from ariadne.plan import TracePlan
@@ -37,9 +37,7 @@ def op_times(model: nn.Module, plan: TracePlan, example: Example, rounds: int = 
     best = [float("inf")] * len(plan.nodes)
     batch = example.batch if example.batch in plan.batches else next(iter(plan.batches))
     for _ in range(rounds):
-        snapshot = Snapshot(model)
-        snapshot.save_written(plan)
-        try:
+        with left_as_found(model, [plan], drew=any(node.seeded for node in plan.nodes)):
             leaves = example.resized(batch)
             taken: list[float] = []
             timed = _Timed(
@@ -50,8 +48,6 @@ def op_times(model: nn.Module, plan: TracePlan, example: Example, rounds: int = 
                 given.append(tree.unflatten(leaves, example.spec))
             with torch.no_grad():
                 timed(batch, *given)
-        finally:
-            snapshot.restore(any(node.seeded for node in plan.nodes))
         best = [min(a, b) for a, b in zip(best, taken, strict=True)]
     return best
 

@@ -77,8 +77,7 @@ def behind_first(plan: TracePlan, cuts: Sequence[Any]) -> tuple[TraceNode, ...]:
     if held:
         raise UnsupportedError(
             "forward draws from a torch.Generator of its own, of which each process of a pipeline would have another; draw "
-            "from the "
-            "default generator"
+            "from the default generator"
         )
     return found
 

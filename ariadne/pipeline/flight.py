@@ -67,7 +67,7 @@ def first(runtime: SplitRuntime, args: tuple[Any, ...], kwargs: dict[str, Any], 
 
 def later(runtime: SplitRuntime, boundary: BoundaryPayload, to: Mapping[str, Onward], trains: bool) -> Flight:
     """Another part, on what the one before it gave; `to` says by the plan's signature what goes on, and nothing for the last."""
-    variant = runtime.accept(boundary, trains)
+    variant = runtime.accept(boundary)
     next_ = to.get(variant.key[0])
     if not trains:
         out = runtime.run_suffix(boundary)
@@ -82,11 +82,7 @@ def later(runtime: SplitRuntime, boundary: BoundaryPayload, to: Mapping[str, Onw
                 flight.labels.append(label)
         at = dict(zip((label for label, _ in boundary.leaves()), tree.leaves(tuple(values)), strict=True))
         flight.taken = [at[label] for label in flight.labels]
-        try:
-            out = variant.suffix(boundary.batch, *values)
-        except (KeyError, TypeError, AttributeError) as error:
-            variant.refuse_if_gone(error)
-            raise
+        out = variant.run(variant.suffix, boundary.batch, *values)
         if next_ is None:
             flight.output, flight.ends = out, ends(out)
         else:

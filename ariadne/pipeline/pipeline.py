@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.capture import Captured, Example, Snapshot
+from ariadne.capture import Captured, Example, left_as_found
 from ariadne.cut import SIDES, ExecutionMode, SplitCandidate, SplitSpec, frontiers, parse_boundary
 from ariadne.errors import AriadneError, SpecError
 from ariadne.guards import Baseline
@@ -191,9 +191,8 @@ class Pipeline:
         """One of torch's schedules, with the stages that it wants on this rank; its `step` and `eval` are torch's.
 
         `name`: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble or DualPipeV. `options` go to
-        torch's class,
-        as `scale_grads`. Beyond torch's own: inputs are parted along the batch alone, and the last micro-batches may be smaller; an
-        error on one rank is raised on all; parameters that parts share get the whole gradient on each rank;
+        torch's class, as `scale_grads`. Beyond torch's own: inputs are parted along the batch alone, and the last micro-batches
+        may be smaller; an error on one rank is raised on all; parameters that parts share get the whole gradient on each rank;
         `schedule.losses` has the losses of the last step on every rank; `schedule.stages` are this rank's.
 
         >>> schedule = pipeline.schedule("1F1B", microbatches=8, loss_fn=F.cross_entropy)
@@ -321,22 +320,16 @@ class Pipeline:
         plan, nodes = self.drawing(self.plan.signature)
         if not nodes:
             return True
-        generators, snapshot = (
-            Generators(torch.device(self.plan.values[self.plan.inputs[0][1]].device)),
-            Snapshot(self.model),
-        )
-        snapshot.save_written(plan)
+        generators = Generators(torch.device(self.plan.values[self.plan.inputs[0][1]].device))
         batch = next(b for b in (self.example.batch, *plan.batches) if b in plan.batches)
-        args, kwargs = tree.unflatten(self.example.resized(batch), self.example.spec)
-        try:
+        with left_as_found(self.model, [plan]):
+            args, kwargs = tree.unflatten(self.example.resized(batch), self.example.spec)
             boundary = self.parts[0](*args, **kwargs)
             with generators.at(None):
                 for part in self.parts[1:]:
                     boundary = part(boundary)
                 real = digest(generators.state())
             return foresee(plan, nodes, batch) and digest(generators.state()) == real
-        finally:
-            snapshot.restore(True)
 
     def runtime(self, index: int) -> SplitRuntime:
         """What runs one part here."""

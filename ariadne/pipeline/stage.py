@@ -1,9 +1,8 @@
 """A part as a stage of torch's pipeline engine: what its schedules ask of a stage, answered by the part.
 
 torch's own stage fixes the sizes of what crosses at its first step, sends tensors alone, turns gradients that are not there
-into zeros,
-and lays gradients out anew. This one sends a header before each micro-batch, of any size, dtype and number of values, and passes
-gradients on as they arrive.
+into zeros, and lays gradients out anew. This one sends a header before each micro-batch, of any size, dtype and number of
+values, and passes gradients on as they arrive.
 """
 
 from __future__ import annotations

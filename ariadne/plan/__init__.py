@@ -7,11 +7,15 @@ in import order::
     schema     what an op's schema says of a call
     expr       sizes as expressions in the batch
     names      the one owner of names
+    batches    batch sizes as closed ranges
+    atoms      arguments of ops: walked, replaced, shown, told as data
     trace      values, ops, output; `check(plan)`; how a plan prints
     solve      at which batches a question about sizes has a given answer
     pruning    a plan without ops that nothing can tell from not having run
 """
 
+from ariadne.plan.atoms import Ref, substitute, uses
+from ariadne.plan.batches import Batches
 from ariadne.plan.expr import FUNCTIONS, Expr
 from ariadne.plan.names import HELPERS, Namespace, one_line
 from ariadne.plan.pruning import Groups, prune, reached, without
@@ -22,10 +26,8 @@ from ariadne.plan.trace import (
     PLAIN,
     Apart,
     Assumption,
-    Batches,
     Dim,
     ModuleCall,
-    Ref,
     Region,
     Store,
     TraceNode,
@@ -34,42 +36,4 @@ from ariadne.plan.trace import (
     check,
     layout,
     short_dtype,
-    substitute,
-    uses,
 )
-
-__all__ = [
-    "Apart",
-    "Assumption",
-    "Batches",
-    "Dim",
-    "ModuleCall",
-    "PLAIN",
-    "Ref",
-    "Region",
-    "Store",
-    "TraceNode",
-    "TracePlan",
-    "Value",
-    "check",
-    "layout",
-    "short_dtype",
-    "substitute",
-    "uses",
-    "Expr",
-    "FUNCTIONS",
-    "where",
-    "Groups",
-    "prune",
-    "reached",
-    "without",
-    "one_line",
-    "own",
-    "storage_of",
-    "WHOLE",
-    "bind",
-    "tensors_in",
-    "written_arguments",
-    "HELPERS",
-    "Namespace",
-]

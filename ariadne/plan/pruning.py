@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from itertools import accumulate, compress
 
-from ariadne.plan.trace import TraceNode, TracePlan, Value, uses
+from ariadne.plan.atoms import uses
+from ariadne.plan.trace import TraceNode, TracePlan, Value
 
 
 class Groups:

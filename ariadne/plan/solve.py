@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import torch
 
+from ariadne.plan.batches import Batches
 from ariadne.plan.expr import Expr
-from ariadne.plan.trace import Batches
 
 _CHUNK = 1 << 20
 _SAFE = 1 << 62

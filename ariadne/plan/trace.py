@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -14,20 +13,10 @@ import torch
 
 from ariadne import tree
 from ariadne.errors import named
+from ariadne.plan.atoms import as_data, digest, show, show_tree, uses
+from ariadne.plan.batches import Batches
 from ariadne.plan.expr import Expr
 from ariadne.plan.names import one_line
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """A use of the plan's value called `name`; `item` picks one element where the value is a sequence."""
-
-    name: str
-    item: int | None = None
-
-    def __str__(self) -> str:
-        return self.name if self.item is None else f"{self.name}[{self.item}]"
-
 
 Dim = int | Expr
 
@@ -154,30 +143,6 @@ class TraceNode:
         return space != "python" and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 
-def uses(atoms: Any) -> Iterator[str]:
-    """The names that a tree of arguments refers to."""
-    if isinstance(atoms, Ref):
-        yield atoms.name
-    elif isinstance(atoms, Expr):
-        yield from sorted(atoms.names)
-    elif isinstance(atoms, tuple):
-        for a in atoms:
-            yield from uses(a)
-    elif isinstance(atoms, slice):
-        yield from uses((atoms.start, atoms.stop, atoms.step))
-
-
-def substitute(atoms: Any, function: Callable[[Any], Any]) -> Any:
-    """The same tree of arguments with `function` applied to each `Ref` and `Expr`."""
-    if isinstance(atoms, (Ref, Expr)):
-        return function(atoms)
-    if isinstance(atoms, slice):
-        return slice(*(substitute(a, function) for a in (atoms.start, atoms.stop, atoms.step)))
-    if type(atoms) is tuple:
-        return tuple(substitute(a, function) for a in atoms)
-    return atoms
-
-
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
     """One call of one module: its ops are `nodes[start:end]`, those of its children included."""
@@ -193,12 +158,11 @@ class ModuleCall:
 class Store:
     """Something that forward leaves behind: `atoms`, in the structure `spec`, are put at `name` of the module `path`.
 
-    `table` says where: `_buffers` for a buffer replaced by assignment, `__dict__` for a plain attribute; and for what is put into
-    a container, `held` for one that an attribute holds, `input` for one that is handed in, `outside` for one that the object
-    `path` of the plan holds. There, `steps` lead to it: from the module, from (args, kwargs), from that object; and `name` says it
-    in words. `how` is set (at the last of the steps), append, grow (append, to a new list where there is none), contents (in
-    place of all that a list holds) or remove.
-    `needs`: what goes into the same container before.
+    `table` says where: `_buffers` for a buffer replaced by assignment, `__dict__` for a plain attribute; and for what is put
+    into a container, `held` for one that an attribute holds, `input` for one that is handed in, `outside` for one that the
+    object `path` of the plan holds. There, `steps` lead to it: from the module, from (args, kwargs), from that object; and
+    `name` says it in words. `how` is set (at the last of the steps), append, grow (append, to a new list where there is none),
+    contents (in place of all that a list holds) or remove. `needs`: what goes into the same container before.
     """
 
     path: str
@@ -224,65 +188,6 @@ class Store:
     def inside(self) -> bool:
         """Whether it goes into a container."""
         return self.table in ("held", "input", "outside")
-
-
-@dataclass(frozen=True, slots=True)
-class Batches:
-    """The batch sizes that a plan serves: closed ranges, ascending."""
-
-    ranges: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def of(cls, sizes: Iterable[int]) -> Batches:
-        """The ranges that hold exactly `sizes`."""
-        if isinstance(sizes, range) and sizes.step == 1:
-            return cls(((sizes.start, sizes.stop - 1),) if sizes else ())
-        return cls.joined((b, b) for b in sizes)
-
-    @classmethod
-    def joined(cls, ranges: Iterable[tuple[int, int]]) -> Batches:
-        """The ranges that hold exactly what the given ones hold."""
-        found: list[tuple[int, int]] = []
-        for lo, hi in sorted(ranges):
-            if found and lo <= found[-1][1] + 1:
-                found[-1] = found[-1][0], max(hi, found[-1][1])
-            else:
-                found.append((lo, hi))
-        return cls(tuple(found))
-
-    def __or__(self, other: Batches) -> Batches:
-        return Batches.joined((*self.ranges, *other.ranges))
-
-    def __sub__(self, other: Batches) -> Batches:
-        found = []
-        for lo, hi in self.ranges:
-            for a, b in other.ranges:
-                if a <= hi and b >= lo:
-                    if lo < a:
-                        found.append((lo, a - 1))
-                    lo = b + 1
-            if lo <= hi:
-                found.append((lo, hi))
-        return Batches(tuple(found))
-
-    def __and__(self, other: Batches) -> Batches:
-        return self - (self - other)
-
-    def __bool__(self) -> bool:
-        return bool(self.ranges)
-
-    def __len__(self) -> int:
-        return sum(hi - lo + 1 for lo, hi in self.ranges)
-
-    def __contains__(self, batch: int) -> bool:
-        return any(lo <= batch <= hi for lo, hi in self.ranges)
-
-    def __iter__(self) -> Iterator[int]:
-        for lo, hi in self.ranges:
-            yield from range(lo, hi + 1)
-
-    def __str__(self) -> str:
-        return ", ".join(str(lo) if lo == hi else f"{lo} to {hi}" for lo, hi in self.ranges) or "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,13 +236,12 @@ class Apart:
 class TracePlan:
     """A captured forward: `nodes` over `values`, from input leaves to the output tree, for every batch in `batches`.
 
-    `inputs` names the input leaves that are tensors, by their position among all leaves; `literals` are the other leaves,
-    which calls must repeat. `output_spec` with `output` (a tuple of `Ref`, `Expr` or constants) gives the result.
-    `stores`: what forward assigns to buffers and attributes, and that outlives the call.
-    `given`: the inputs that are neither tensors nor plain values, which calls must repeat. `tied_inputs`: pairs of input
-    leaves that were one and the same tensor.
-    `captured_by` is symbolic, observed or observed-per-batch; `not_captured_by` says why the earlier ways did not serve.
-    `apart`: where it holds one part of another plan's ops alone, what it has to know of that plan.
+    `inputs` names the input leaves that are tensors, by their position among all leaves; `literals` are the other leaves, which
+    calls must repeat. `output_spec` with `output` (a tuple of `Ref`, `Expr` or constants) gives the result. `stores`: what
+    forward assigns to buffers and attributes, and that outlives the call. `given`: the inputs that are neither tensors nor
+    plain values, which calls must repeat. `tied_inputs`: pairs of input leaves that were one and the same tensor. `captured_by`
+    is symbolic, observed or observed-per-batch; `not_captured_by` says why the earlier ways did not serve. `apart`: where it
+    holds one part of another plan's ops alone, what it has to know of that plan.
     """
 
     batch_symbol: str
@@ -448,7 +352,7 @@ class TracePlan:
         home = self.values[self.inputs[0][1]].device
 
         def told(atom: Any) -> Any:
-            return encode(atom, home)
+            return as_data(atom, home)
 
         def switched(region: Region) -> Any:
             return [["any" if kind == home.partition(":")[0] else kind, *told(rest)] for kind, *rest in region.autocast]
@@ -485,7 +389,7 @@ class TracePlan:
             ],
             "output_spec": str(self.output_spec),
             "output": told(self.output),
-            "constants": {k: _digest(v) for k, v in self.constants.items()},
+            "constants": {k: digest(v) for k, v in self.constants.items()},
             "grad": self.assumption.grad,
         }
 
@@ -514,70 +418,6 @@ class TracePlan:
         kept = {k: v for k, v in self.values.items() if k in made or (k not in self.definitions and k in used)}
         constants = {k: t for k, t in self.constants.items() if k in kept}
         return replace(self, nodes=nodes, **{"values": kept, "constants": constants, **changes})
-
-
-def show(atom: Any) -> str:
-    """An argument as Python source; tensors and ops by name."""
-    if isinstance(atom, (Ref, Expr)):
-        return str(atom)
-    if type(atom) is tuple:
-        return f"({', '.join(show(a) for a in atom)}{',' if len(atom) == 1 else ''})"
-    if isinstance(atom, slice):
-        return f"slice({show(atom.start)}, {show(atom.stop)}, {show(atom.step)})"
-    return repr(atom)
-
-
-def show_tree(spec: tree.Spec, leaves: list[str]) -> str:
-    """A nested value with these leaves as Python source."""
-    rest = iter(leaves)
-
-    def walk(node: tree.Spec) -> str:
-        if node.kind == tree.LEAF:
-            return next(rest)
-        inner = [walk(c) for c in node.children]
-        if node.kind == "list":
-            return f"[{', '.join(inner)}]"
-        if node.kind == "tuple":
-            return f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
-        if node.kind == "dict":
-            return "{" + ", ".join(f"{k!r}: {v}" for k, v in zip(node.keys, inner, strict=True)) + "}"
-        names = [str(k) for k in node.keys] or [""] * len(inner)
-        inner = [f"{k}={v}" if k else v for k, v in zip(names, inner, strict=True)]
-        return f"{node.cls.__name__ if node.cls else ''}({', '.join(inner)})"
-
-    return walk(spec)
-
-
-def encode(atom: Any, home: str = "") -> Any:
-    """An argument as JSON-able data, told apart by type; the device `home` as any."""
-    if atom is None or isinstance(atom, (bool, str)):
-        return atom
-    if isinstance(atom, Ref):
-        return {"ref": atom.name, "item": atom.item}
-    if isinstance(atom, Expr):
-        return {"expr": atom.source}
-    if isinstance(atom, (tuple, list)):
-        return [encode(a, home) for a in atom]
-    if type(atom) is int:
-        return atom
-    if isinstance(atom, float):
-        return {"float": atom.hex()}
-    if isinstance(atom, slice):
-        return {"slice": [encode(atom.start), encode(atom.stop), encode(atom.step)]}
-    if isinstance(atom, torch.device) and str(atom) in (home, home.partition(":")[0]):
-        return {"device": "any"}
-    if isinstance(atom, (torch.dtype, torch.device, torch.layout, torch.memory_format, complex, int)):
-        return {type(atom).__name__: str(atom)}
-    if isinstance(atom, torch.Tensor):
-        return {"tensor": _digest(atom)}
-    return {"object": f"{type(atom).__module__}.{type(atom).__qualname__}"}
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    data = tensor.detach().cpu().contiguous().view(-1)
-    head = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
-    raw = ctypes.string_at(data.data_ptr(), data.nbytes) if data.numel() else b""
-    return hashlib.sha256(head + raw).hexdigest()[:16]
 
 
 def layout(t: torch.Tensor) -> tuple[bool, ...]:

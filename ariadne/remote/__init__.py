@@ -13,11 +13,13 @@ boundaries. It needs pyzmq, the extra `remote`. The files, in import order::
     trained        a training run on the server: each request done once
     merged         boundaries that wait as one run
     server         the loop
+    calls          requests, sent until their replies are there
     client         the suffix as it is called from elsewhere
     training       a run that goes on from checkpoints of both sides
 """
 
-from ariadne.remote.client import Pending, Remote, connect
+from ariadne.remote.calls import Pending
+from ariadne.remote.client import Remote, connect
 from ariadne.remote.keys import make as make_key
 from ariadne.remote.server import Limits, Server, serve, until_told
 from ariadne.remote.training import Training

@@ -68,9 +68,9 @@ def pack(value: Any) -> bytes:
     return encode({}, {label: t.detach() for label, t in held.values()}, refs)
 
 
-def unpack(data: Any, *, device: str | torch.device = "cpu", max_bytes: int = 1 << 32) -> Any:
-    """What `pack` was given, its tensors on `device`."""
-    _, tensors, values = decode(data, device=device, max_bytes=max_bytes)
+def unpack(data: Any, *, max_bytes: int = 1 << 32) -> Any:
+    """What `pack` was given, its tensors on the CPU."""
+    _, tensors, values = decode(data, max_bytes=max_bytes)
     return tree.map_leaves(lambda v: tensors[v.label] if isinstance(v, TensorRef) else v, values)
 
 

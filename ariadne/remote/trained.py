@@ -71,9 +71,8 @@ class Trained:
         origin = told(header, "origin", str, "")
         if at == 0 and origin and self.half.origin and origin != self.half.origin:
             raise StepError(
-                f"the run begins with a prefix of a model with digest {origin}, the suffix here is of "
-                f"{self.half.origin}. Save both "
-                "halves of one model"
+                f"the run begins with a prefix of a model with digest {origin}, the suffix here is of {self.half.origin}. Save "
+                "both halves of one model"
             )
         if (self.run, self.at) != (run, at) or self.awaits or self.open:
             self._go_back(run, at)
@@ -99,10 +98,9 @@ class Trained:
         found = None if path is None else checkpoint.about(path)
         if path is None or found is None or found["origin"] != self.half.origin:
             raise StepError(
-                f"the client is at step {at} of run {run[:8]}; this server is at step {self.at} of "
-                f"{self.run[:8] or 'no run'} and has no checkpoint of that step. Begin anew with a server that has "
-                "just been started "
-                "(with checkpoints=, it can go back), or restore a step that both have"
+                f"the client is at step {at} of run {run[:8]}; this server is at step {self.at} of {self.run[:8] or 'no run'} "
+                "and has no checkpoint of that step. Begin anew with a server that has just been started (with checkpoints=, "
+                "it can go back), or restore a step that both have"
             )
         self.answer, self.run = None, ""
         checkpoint.restore(path, self.half, self.optimizer)

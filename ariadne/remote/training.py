@@ -52,10 +52,9 @@ class Training:
     def run(self, steps: int, batch: Batch) -> Iterator[tuple[int, torch.Tensor]]:
         """Train until so many steps were done in all; gives the number of each step and its loss.
 
-        `batch(step)` gives the inputs, a tensor or a tuple, and the targets. Where the server was started anew, steps
-        after the last
-        checkpoint are done again, and come again with the same losses. Raises `DeadlineError` where the server stays away longer
-        than the remote's timeout, and `CheckpointError` where a disk is full: call `run` again to go on.
+        `batch(step)` gives the inputs, a tensor or a tuple, and the targets. Where the server was started anew, steps after the
+        last checkpoint are done again, and come again with the same losses. Raises `DeadlineError` where the server stays away
+        longer than the remote's timeout, and `CheckpointError` where a disk is full: call `run` again to go on.
         """
         if not self._begun or not self._clean:
             self._take_up()

@@ -7,25 +7,11 @@ order::
     training    the two functions that train across a cut
     variant     a plan, cut, with its guards and segments
     proof       a variant held against the model before it serves
-    split       what a user calls; which plan serves a call
+    plans       the plans of a split, and which of them serves a call
+    split       what a user calls
 """
 
 from ariadne.runtime.proof import AT_FAULT, deterministic, prove
 from ariadne.runtime.split import RuntimeCacheKey, SplitRuntime
 from ariadne.runtime.variant import Settings, Variant, keeps_sides, told_apart
 from ariadne.runtime.waiting import caught, ends, leaves_of
-
-__all__ = [
-    "Settings",
-    "Variant",
-    "caught",
-    "ends",
-    "leaves_of",
-    "keeps_sides",
-    "told_apart",
-    "RuntimeCacheKey",
-    "SplitRuntime",
-    "AT_FAULT",
-    "deterministic",
-    "prove",
-]

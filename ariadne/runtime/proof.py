@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.capture import Captured, Example, Snapshot, is_scripted
+from ariadne.capture import Captured, Example, is_scripted, left_as_found
 from ariadne.compare import difference
 from ariadne.errors import VerificationError
 from ariadne.plan import TracePlan, own
@@ -55,14 +55,11 @@ def _run(
     then: Callable[[Any], Any],
 ) -> Any:  # fmt: skip
     """What `then` makes of one run on inputs of a batch, with everything put back after."""
-    snapshot = Snapshot(model)
-    snapshot.save_written(plan)
-    args, kwargs = tree.unflatten(example.resized(batch), example.spec)
-    try:
+    drew = any(node.seeded for node in plan.nodes)
+    with left_as_found(model, [plan], drew=drew):
+        args, kwargs = tree.unflatten(example.resized(batch), example.spec)
         with torch.set_grad_enabled(grad):
             return then(run(*args, **kwargs))
-    finally:
-        snapshot.restore(any(node.seeded for node in plan.nodes))
 
 
 def _prove_output(model: nn.Module, variant: Variant, example: Example, batch: int, output: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -14,32 +13,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from ariadne import tree, visualization
+from ariadne import visualization
 from ariadne.boundary import BoundaryPayload
-from ariadne.capture import Captured, Example, Snapshot
-from ariadne.compiled import CompileReport, SegmentReport, cuda_graphs
-from ariadne.cut import (
-    SIDES,
-    Boundary,
-    CompileOptions,
-    ExecutionMode,
-    SplitCandidate,
-    frontiers,
-    parse_boundary,
-    select,
-    with_trainable,
-)
-from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError, SpecError, TrainingError
-from ariadne.guards import Baseline, explain, state_types
+from ariadne.capture import left_as_found
+from ariadne.compiled import CompileReport, cuda_graphs
+from ariadne.cut import SIDES, CompileOptions, ExecutionMode, SplitCandidate, parse_boundary, select, with_trainable
+from ariadne.errors import BoundaryError, SpecError, TrainingError
 from ariadne.halves import Cut, save, side_of, slots
-from ariadne.plan import Expr, TracePlan, Value, short_dtype
+from ariadne.plan import Value, short_dtype
 from ariadne.runtime import training
-from ariadne.runtime.proof import prove
-from ariadne.runtime.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device, told_apart
+from ariadne.runtime.plans import Plans
+from ariadne.runtime.variant import told_apart
 from ariadne.segment import Source
 from ariadne.visualization import Depth, Detail, View
 
-MOST_PLANS = 16
 _is_grad_enabled = torch._C.is_grad_enabled
 _set_grad_enabled = torch._C._set_grad_enabled
 
@@ -59,7 +46,7 @@ class RuntimeCacheKey:
     dtypes: tuple[str, ...]
 
 
-class SplitRuntime:
+class SplitRuntime(Plans):
     """A model split in two: run it, or train it, as prefix, boundary and suffix.
 
     Made by `prepare_split`. `run_prefix` and `run_suffix` give what the model gives under `torch.no_grad()`;
@@ -73,47 +60,9 @@ class SplitRuntime:
     SplitRuntime(ResNet, cut:50 after layer3, 50 + 19 ops, 1 value(s) across, 200704 bytes per sample)
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        settings: Settings,
-        plans: Mapping[TracePlan, tuple[tuple[SplitCandidate, ...], Baseline]],
-        recapture: Callable[[Example, bool, TracePlan | None], Captured],
-        chosen: SplitCandidate | None = None,
-    ) -> None:
-        self.model, self.settings, self._recapture = model, settings, recapture
-        self._lock = threading.RLock()
-        self._plans = dict(plans)
-        self._variants: list[Variant] = []
-        self._dropped: set[tuple[str, str]] = set()  # the keys of variants that made way for others
-        self._reports: list[SegmentReport] = []  # of all plans that there ever were
-        self._by_key: dict[tuple[str, str], list[Variant]] = {}  # they differ in what they rest on
-        for plan, (candidates, baseline) in self._plans.items():
-            self._add(self._cut(plan, candidates, baseline, chosen))
-        self._main = self._variants[0]
-        self._now = {
-            flag: next((v for v in self._variants if v.serves(flag)), Nobody(self._main)) for flag in (False, True)
-        }
-        self._prepared = [v for v in self._variants if v is self._main or v in self._now.values()]  # these stay
+    trace_plan = Plans.plan
 
     # --- what it is -----------------------------------------------------------------------------------------------
-
-    @property
-    def plan(self) -> TracePlan:
-        """The plan that was captured when the split was prepared."""
-        return self._main.plan
-
-    trace_plan = plan
-
-    @property
-    def candidate(self) -> SplitCandidate:
-        """The cut that is in use."""
-        return self._main.candidate
-
-    @property
-    def candidates(self) -> tuple[SplitCandidate, ...]:
-        """Every cut of the plan, in order."""
-        return self._main.candidates
 
     @property
     def split_id(self) -> str:
@@ -220,17 +169,11 @@ class SplitRuntime:
         >>> runtime.run_prefix(torch.randn(8, 3, 224, 224))
         BoundaryPayload(cut:50, batch 8, layer3_1_relu_call2: [8, 256, 14, 14])
         """
-        variant = self._now[False]
-        entered = variant.enter(args, kwargs)
-        if entered is None or not variant.prefix_guard():
-            variant, entered = self._enter_anew(args, kwargs, False)
+        variant, entered = self.enter(args, kwargs, False)
         enabled = _is_grad_enabled()
         _set_grad_enabled(False)
         try:
-            raw = variant.prefix(*entered)
-        except (KeyError, TypeError, AttributeError) as error:
-            variant.refuse_if_gone(error)
-            raise
+            raw = variant.run(variant.prefix, *entered)
         finally:
             _set_grad_enabled(enabled)
         boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], variant.candidate.live, raw)
@@ -254,39 +197,14 @@ class SplitRuntime:
         enabled = _is_grad_enabled()
         _set_grad_enabled(False)
         try:
-            return variant.suffix(boundary.batch, *boundary.raw)
-        except (KeyError, TypeError, AttributeError) as error:
-            variant.refuse_if_gone(error)
-            raise
+            return variant.run(variant.suffix, boundary.batch, *boundary.raw)
         finally:
             _set_grad_enabled(enabled)
 
-    def save_written(self, snapshot: Snapshot) -> None:
-        """Keep a copy of whatever state running this split may write."""
-        for plan in self._plans:
-            snapshot.save_written(plan)
-
     def joined(self, *args: Any, **kwargs: Any) -> Any:
         """Prefix and suffix in one go, in the grad mode of the caller, with one graph through both: as the model would run."""
-        grad = _is_grad_enabled()
-        variant = self._now[grad]
-        entered = variant.enter(args, kwargs)
-        if entered is None or not variant.prefix_guard():
-            variant, entered = self._enter_anew(args, kwargs, grad)
-        try:
-            return variant.suffix(entered[0], *variant.prefix(*entered))
-        except (KeyError, TypeError, AttributeError) as error:
-            variant.refuse_if_gone(error)
-            raise
-
-    @property
-    def plans(self) -> tuple[TracePlan, ...]:
-        """All plans that it has."""
-        return tuple(self._plans)
-
-    def variant_of(self, plan: TracePlan) -> Variant:
-        """The variant of one of its plans."""
-        return next(v for v in self._variants if v.plan is plan)
+        variant, entered = self.enter(args, kwargs, _is_grad_enabled())
+        return variant.run(variant.suffix, entered[0], *variant.run(variant.prefix, *entered))
 
     def warmup(self, *args: Any, **kwargs: Any) -> None:
         """Run both sides, so that whatever is compiled or cached on first use is there; the model stays as it is.
@@ -295,17 +213,11 @@ class SplitRuntime:
 
         >>> runtime.warmup(torch.randn(8, 3, 224, 224))
         """
-        snapshot = Snapshot(self.model)
-        self.save_written(snapshot)
-        try:
-            for _ in range(3 if self._records() else 1):
+        s = self.settings
+        records = s.mode == "compiled" and cuda_graphs(CompileOptions.parse(s.compile_options))
+        with left_as_found(self.model, self.plans):
+            for _ in range(3 if records else 1):
                 self.run_suffix(self.run_prefix(*args, **kwargs))
-        finally:
-            snapshot.restore()
-
-    def _records(self) -> bool:
-        """Whether what runs is recorded as CUDA graphs."""
-        return self.settings.mode == "compiled" and cuda_graphs(CompileOptions.parse(self.settings.compile_options))
 
     def report(self) -> CompileReport:
         """How the segments run: for mode compiled, what was compiled, loaded, compiled again or left to eager code.
@@ -327,21 +239,14 @@ class SplitRuntime:
             raise TrainingError(
                 "run_training_prefix was called under torch.inference_mode(), where nothing can be trained; call it outside"
             )
-        variant = self._now[True]
         with torch.enable_grad():
-            entered = variant.enter(args, kwargs)
-            if entered is None or not variant.prefix_guard():
-                variant, entered = self._enter_anew(args, kwargs, True)
+            variant, entered = self.enter(args, kwargs, True)
             if variant.candidate.inexact:
                 raise TrainingError(
                     f"a training step across {self.split_id} may differ from the whole model's in the last bits: "
                     f"{variant.candidate.inexact}. Cut elsewhere; SplitSpec(trainable=True) takes only cuts that train exactly"
                 )
-            try:
-                raw = variant.prefix(*entered)
-            except (KeyError, TypeError, AttributeError) as error:
-                variant.refuse_if_gone(error)
-                raise
+            raw = variant.run(variant.prefix, *entered)
             if variant.copied:
                 variant.refuse_views(raw)
         carried, requires_grad = training.carried(variant.candidate.live, raw)
@@ -375,24 +280,14 @@ class SplitRuntime:
         ... )
         >>> runtime.backward_prefix(boundary, gradients, optimizer=prefix_optimizer)
         """
-        variant = self.accept(boundary, training=True)
+        variant = self.accept(boundary)
         boundary.refuse_if_written()
         variant.check_suffix(boundary)
-        try:
-            return training.train_suffix(
-                variant.suffix,
-                boundary,
-                targets,
-                loss_fn=loss_fn,
-                optimizer=optimizer,
-                scaler=scaler,
-                prefix=variant.parameters("prefix"),
-                suffix_parameters=variant.parameters("suffix"),
-                cast=variant.cast,
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            variant.refuse_if_gone(error)
-            raise
+        loss, gradients = variant.run(
+            training.train_suffix, variant.suffix, boundary, targets, loss_fn=loss_fn, optimizer=optimizer, scaler=scaler,
+            prefix=variant.parameters("prefix"), suffix_parameters=variant.parameters("suffix"), cast=variant.cast,
+        )  # fmt: skip
+        return loss, gradients
 
     def backward_prefix(
         self,
@@ -416,7 +311,7 @@ class SplitRuntime:
             raise BoundaryError(
                 f"boundary_grads is the dict that train_suffix returned; found {type(boundary_grads).__name__}"
             )
-        variant = self.accept(boundary, training=True)
+        variant = self.accept(boundary)
         training.backward_prefix(
             boundary,
             boundary_grads,
@@ -433,11 +328,10 @@ class SplitRuntime:
     ) -> None:
         """Write one side, "prefix" or "suffix", to a safetensors file, which `ariadne.load` reads without the model's code.
 
-        All plans that this runtime has and that hold for the model as it is are in the file: those of `prepare_split`, and those
-        that calls needed since; and those that
-        each of `examples` needs, a tuple of positional inputs or a pair of such a tuple and a dict of keywords.
-        Without `weights` the file
-        has the names and types of the tensors alone. The file takes its place when it is whole.
+        All plans that this runtime has and that hold for the model as it is are in the file: those of `prepare_split`, and
+        those that calls needed since; and those that each of `examples` needs, a tuple of positional inputs or a pair of such a
+        tuple and a dict of keywords. Without `weights` the file has the names and types of the tensors alone. The file takes
+        its place when it is whole.
 
         Raises `SpecError` for another side, `HalfError` for what a file can't hold, `FrontierError` where one side writes what the
         other reads.
@@ -554,143 +448,6 @@ class SplitRuntime:
             for p, (candidates, b) in self._plans.items()
         }
         return SplitRuntime(model, self.settings, plans, recapture, plans[self.plan][0][place])
-
-    # --- plans and guards -----------------------------------------------------------------------------------------
-
-    def _cut(
-        self,
-        plan: TracePlan,
-        candidates: tuple[SplitCandidate, ...],
-        baseline: Baseline,
-        chosen: SplitCandidate | None = None,
-    ) -> Variant:
-        if chosen is None or chosen not in candidates:
-            chosen = candidates[0] if plan.apart is not None else self._choose(plan, candidates)
-        return Variant(plan, candidates, chosen, self.model, baseline, self.settings)
-
-    def _add(self, variant: Variant) -> None:
-        self._variants.append(variant)
-        self._by_key.setdefault(variant.key, []).append(variant)
-        for report in variant.reports:
-            report.earlier = next((r for r in reversed(self._reports) if r.side == report.side), None)
-        self._reports += variant.reports
-        if len(self._variants) > MOST_PLANS:
-            oldest = next(v for v in self._variants if v not in self._prepared and v not in self._now.values())
-            self._variants.remove(oldest)
-            self._by_key[oldest.key].remove(oldest)
-            self._plans.pop(oldest.plan, None)
-            self._dropped.add(oldest.key)
-
-    def _choose(self, plan: TracePlan, candidates: tuple[SplitCandidate, ...]) -> SplitCandidate:
-        """Where to cut a plan: as asked; a further plan of the same model so that each side keeps its parameters."""
-        trainable, objective = self.settings.spec.trainable, self.settings.objective
-        asked = self.settings.boundary
-        if not self._variants:
-            return select(plan, candidates, asked, trainable=trainable, objective=objective)
-        main = self._variants[0]
-        share = main.candidate.cut / len(main.plan.nodes)
-        alike = [c for c in candidates if c.safe and keeps_sides(plan, c, main.reads)]
-        if asked.kind == "after":
-            try:
-                named = select(plan, candidates, asked, trainable=trainable, objective=objective)
-                alike = [c for c in alike if c.cut == named.cut] or alike
-            except FrontierError:  # this plan has no such cut: take one like it
-                pass
-        if alike:
-            return min(
-                alike, key=lambda c: (c.after != main.candidate.after, abs(c.cut - share * len(plan.nodes)), c.cut)
-            )
-        if plan.grad_enabled and main.plan.grad_enabled:
-            raise FrontierError(
-                "for these inputs forward runs in another way than at capture, and can't be cut there so that each side keeps "
-                "its parameters; prepare a split of its own for them"
-            )
-        near = Boundary("percent", percent=100 * share)
-        return select(plan, candidates, near, trainable=trainable, objective=objective)
-
-    def _enter_anew(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
-    ) -> tuple[Variant, tuple[Any, ...]]:
-        """The plan that serves this call, captured now if none does; or the error that says why none can."""
-        with self._lock:
-            for variant in reversed(self._variants):
-                if not variant.serves(training):
-                    continue
-                entered = variant.enter(args, kwargs)
-                if entered is not None:
-                    if not variant.prefix_guard():
-                        variant.prefix_guard.explain()
-                    if variant not in self._prepared:  # of the others, the one used last goes last
-                        self._variants.remove(variant)
-                        self._variants.append(variant)
-                    self._now[training] = variant
-                    return variant, entered
-            base = self._now[training]
-            for guard in base.guards:
-                if not guard():
-                    guard.explain()
-            lo, hi = self.settings.spec.batch_range
-            if state_types(self.model) == base.moved:
-                explain(base.plan, self.model, args, kwargs, range(lo, hi + 1))
-            mine = (v.plan for v in self._variants if v.serves(training) and v.plan.captured_by == "observed")
-            example = self._example(args, kwargs, base.plan, range(lo, hi + 1))
-            captured = self._recapture(example, training, next(mine, None))
-            plan, candidates = captured.plan, frontiers(captured.plan)
-            variant = self._cut(plan, candidates, captured.baseline)
-            self._prove(variant, captured, example, training)
-            self._add(variant)
-            self._plans[plan] = candidates, captured.baseline
-            entered = variant.enter(args, kwargs)
-            if entered is None:
-                explain(plan, self.model, args, kwargs, range(lo, hi + 1))
-                raise AriadneError("the plan captured for this call does not accept it; please report this as a bug")
-            self._now[training] = variant
-            return variant, entered
-
-    def _prove(self, variant: Variant, captured: Captured, example: Example, trains: bool) -> None:
-        """Hold a plan that was captured for a call against the model, before it serves one."""
-        prove(self.model, variant, captured, example, trains=trains)
-
-    @staticmethod
-    def _example(args: tuple[Any, ...], kwargs: dict[str, Any], plan: TracePlan, batches: range) -> Example:
-        leaves, spec = tree.flatten((args, kwargs))
-        if spec != plan.input_spec:
-            explain(plan, nn.Module(), args, kwargs, batches)
-        batched = tuple(i for i, name in plan.inputs if any(isinstance(d, Expr) for d in plan.values[name].shape))
-        batch = leaves[batched[0]].shape[0]
-        if batch not in batches:
-            raise BatchError(f"batch {batch} lies outside dynamic_batch ({batches.start}, {batches.stop - 1})")
-        return Example(tuple(leaves), spec, batched, batch)
-
-    def accept(self, boundary: BoundaryPayload, training: bool = False) -> Variant:
-        """The variant whose suffix takes this boundary; `BoundaryError` for one of another split, or of other types or sizes."""
-        if not isinstance(boundary, BoundaryPayload):
-            raise BoundaryError(
-                f"a boundary is what run_prefix or run_training_prefix returns; found {type(boundary).__name__}"
-            )
-        key = (boundary.plan_signature, boundary.split_id)
-        variants = self._by_key.get(key)
-        if not variants and key in self._dropped:
-            raise BoundaryError(
-                f"this boundary (batch {boundary.batch}) was made by this split, whose plan for it ({boundary.plan_signature}) was "
-                f"dropped since: inputs came that need more than {MOST_PLANS} plans in all, and the one used longest ago made way. "
-                "Run the prefix again, and the suffix soon after; or prepare a split of its own for each kind of input"
-            )
-        if not variants:
-            raise BoundaryError(
-                f"this boundary was made by another split ({boundary.split_id} of plan {boundary.plan_signature}); this one is "
-                f"{self.split_id} of plan {self.plan.signature}. Run the prefix and the suffix of the same split: in two "
-                "processes prepare both by the same function from the same model, with the same cut, inputs, batch range and "
-                "frozen parameters; and run a batch that gets a plan of its own on both"
-            )
-        variant = variants[-1]
-        if len(variants) > 1:
-            variant = next((v for v in variants if v.made(boundary)), None) or next(
-                (v for v in reversed(variants) if v.suffix_state(False) and not other_device(boundary, v)), variant
-            )
-        if not variant.made(boundary):
-            check_values(boundary, variant)
-        return variant
 
 
 def _trains(module: Callable[[str], nn.Module], value: Value) -> bool:

@@ -162,7 +162,15 @@ class Variant:
         if not self.suffix_state(here):
             self.suffix_state.explain(here)
 
-    def refuse_if_gone(self, error: Exception) -> None:
+    def run(self, segment: Callable[..., Any], *given: Any, **options: Any) -> Any:
+        """What a segment gives, or what runs it; `ModuleError` where that fails since a tensor that the plan reads is gone."""
+        try:
+            return segment(*given, **options)
+        except (KeyError, TypeError, AttributeError) as error:
+            self._refuse_if_gone(error)
+            raise
+
+    def _refuse_if_gone(self, error: Exception) -> None:
         """Raise `ModuleError` where a side raised `error` and a tensor that the plan reads is gone.
 
         To look for each tensor at each call would take as long as all else that is checked, so it shows when it is read.

@@ -11,5 +11,3 @@ A plan and a candidate flow in; a function flows out. The files, in import order
 from ariadne.segment.codegen import Source, emit
 from ariadne.segment.functions import load
 from ariadne.segment.interpreter import Interpreter
-
-__all__ = ["Source", "emit", "load", "Interpreter"]

@@ -129,7 +129,7 @@ class UnconsumedBoundary(Planted):
 class AnyBoundary(Planted):
     """The boundary of another split is taken as if it were this one's."""
 
-    piece = "runtime.split"
+    piece = "runtime.plans"
 
-    def accept(self, boundary: BoundaryPayload, training: bool = False) -> Variant:
+    def accept(self, boundary: BoundaryPayload) -> Variant:
         return self._by_key.get((boundary.plan_signature, boundary.split_id), [self._main])[-1]

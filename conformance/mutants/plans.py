@@ -39,7 +39,7 @@ def _writes_state(node: TraceNode, values: dict[str, Value]) -> bool:
 class BakedBatch(Planted):
     """Sizes that follow the batch are numbers: those of the batch that was traced."""
 
-    piece = "capture.lower"
+    piece = "capture.values"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
@@ -211,7 +211,7 @@ class LostKeywords(Planted):
 class LostStore(Planted):
     """What forward assigns to buffers and attributes is computed and dropped."""
 
-    piece = "capture.lower"
+    piece = "capture.outcome"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:
@@ -316,7 +316,7 @@ class SortedKeys(Planted):
 class SharedInputs(Planted):
     """Two inputs of one type are read as one: the first stands for both."""
 
-    piece = "capture.lower"
+    piece = "capture.values"
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:

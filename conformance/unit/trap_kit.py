@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-import ariadne.capture.lower
+import ariadne.capture.values
 from ariadne import BoundaryPayload, SplitRuntime, SplitSpec, prepare_split, tree
 from ariadne.boundary.payload import gradients_from_bytes, gradients_to_bytes
 from ariadne.compare import difference
@@ -230,9 +230,9 @@ class Fn(nn.Module):
 
 def without_what_is_a_view(patch: pytest.MonkeyPatch) -> None:
     """Plant a bug: nothing knows any more which values are views."""
-    made = ariadne.capture.lower.Value
+    made = ariadne.capture.values.Value
     patch.setattr(
-        ariadne.capture.lower, "Value", lambda *fields, **named: replace(made(*fields, **named), is_view=False)
+        ariadne.capture.values, "Value", lambda *fields, **named: replace(made(*fields, **named), is_view=False)
     )
     patch.setattr(Variant, "refuse_views", lambda self, raw: None)
 

@@ -16,6 +16,7 @@ from conformance.suite.results import Result
 from conformance.suite.statuses import Status
 from reports.document import Report, Table
 
+CASE = "forward/toys/residual/cut=q50,bs=3,mode=eval,backend=generated"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FACTS = {
     "target": "benchmarks",

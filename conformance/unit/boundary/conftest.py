@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ariadne.boundary import register_boundary_serializer
-from ariadne.boundary.wire import unregister_boundary_serializer
+from ariadne.boundary.nodes import unregister_boundary_serializer
 from conformance.unit.wire_kit import Angle
 
 

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from ariadne import BoundaryPayload, SplitSpec, prepare_split
-from ariadne.boundary import wire
+from ariadne.boundary import nodes
+from ariadne.boundary.nodes import TensorRef
 from ariadne.boundary.payload import gradients_from_bytes
 from ariadne.boundary.ragged import Ragged
-from ariadne.boundary.wire import TensorRef, decode, encode
+from ariadne.boundary.wire import decode, encode
 from ariadne.errors import BoundaryError, PayloadError
 
 GOOD = {
@@ -100,7 +101,7 @@ NESTED = ("x", [[1, 2]], [[2, 1]], [0])
 )
 def test_a_nested_tensor_that_reaches_out_of_its_buffer_is_refused(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     odd, name = Ragged("x", [[1, 2]], [[2, 1]], [0]), "ariadne.boundary.ragged.Ragged"
-    monkeypatch.setitem(wire._registry, name, wire._registry[name]._replace(encode=lambda value: told))
+    monkeypatch.setitem(nodes._registry, name, nodes._registry[name]._replace(encode=lambda value: told))
     with pytest.raises(PayloadError):
         BoundaryPayload.from_bytes(encode(GOOD, {"x": torch.zeros(2)}, (odd,)))
 
@@ -189,7 +190,7 @@ class Counted(nn.Module):
 
 
 def test_a_boundary_whose_plan_was_dropped_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ariadne.runtime.split.MOST_PLANS", 3)
+    monkeypatch.setattr("ariadne.runtime.plans.MOST_PLANS", 3)
     runtime = prepare_split(Counted().eval(), (torch.randn(2, 4),), split=SplitSpec("cut:1", dynamic_batch=(1, 16)))
     first = runtime.run_prefix(torch.randn(5, 4))
     for batch in range(6, 12):

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from ariadne.boundary import register_boundary_serializer, wire
-from ariadne.boundary.wire import TensorRef, decode, encode, unregister_boundary_serializer
+from ariadne.boundary import nodes, register_boundary_serializer
+from ariadne.boundary.nodes import TensorRef, unregister_boundary_serializer
+from ariadne.boundary.wire import decode, encode
 from ariadne.errors import BoundaryError, PayloadError
 from conformance.unit.wire_kit import Angle, check_tensors, check_values, deep, quantized
 
@@ -119,8 +120,8 @@ def test_header_is_flat_and_plain(header: dict[Any, Any]) -> None:
 
 
 def test_the_deepest_value_that_encodes_also_decodes() -> None:
-    check_values(deep(wire.MAX_DEPTH - 1, lambda v: [v]))
-    check_values({deep(wire.MAX_DEPTH - 2, lambda v: (v,)): None})
+    check_values(deep(nodes.MAX_DEPTH - 1, lambda v: [v]))
+    check_values({deep(nodes.MAX_DEPTH - 2, lambda v: (v,)): None})
 
 
 @pytest.mark.usefixtures("angle")

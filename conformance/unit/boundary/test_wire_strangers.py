@@ -15,8 +15,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ariadne.boundary import wire
-from ariadne.boundary.wire import TensorRef, decode, encode
+from ariadne.boundary import nodes, wire
+from ariadne.boundary.nodes import TensorRef
+from ariadne.boundary.wire import decode, encode
 from ariadne.errors import PayloadError
 from conformance.unit.wire_kit import Angle, bits, deep, same
 
@@ -33,7 +34,7 @@ def section(data: bytes) -> bytes:
 
 
 def node(value: Any, labels: Any = ()) -> bytes:
-    writer = wire._Writer(labels)
+    writer = nodes.Writer(labels)
     writer.node(value, "crafted")
     return bytes(writer.out)
 
@@ -271,13 +272,13 @@ def test_crafting_can_also_make_a_good_message() -> None:
 
 def test_too_many_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode({}, {}, [None] * 200)
-    monkeypatch.setattr(wire, "MAX_NODES", 100)
+    monkeypatch.setattr(nodes, "MAX_NODES", 100)
     with pytest.raises(PayloadError, match="more than 64 levels or 100 values"):
         decode(data)
 
 
 def test_depth_does_not_depend_on_how_deep_the_caller_is() -> None:
-    data = encode({}, {}, deep(wire.MAX_DEPTH - 1, lambda v: [v]))
+    data = encode({}, {}, deep(nodes.MAX_DEPTH - 1, lambda v: [v]))
 
     def down(n: int) -> Any:
         return down(n - 1) if n else decode(data)
@@ -321,7 +322,7 @@ def test_max_bytes_bounds_the_payload_and_every_tensor() -> None:
 
 
 def test_a_reader_that_bounds_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire._Reader, "need", lambda self, true, otherwise: None)
+    monkeypatch.setattr(nodes.Reader, "need", lambda self, true, otherwise: None)
     for name in ("past the end", "expanded", "odd offset"):
         with pytest.raises((AssertionError, RuntimeError, pytest.fail.Exception)):
             test_crafted_message_is_refused_with_its_reason_and_little_memory(name)

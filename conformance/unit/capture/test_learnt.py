@@ -12,7 +12,7 @@ from torch import nn
 from ariadne import SplitSpec, prepare_split
 from ariadne.compare import difference
 from ariadne.errors import WitnessError
-from ariadne.runtime.split import MOST_PLANS
+from ariadne.runtime.plans import MOST_PLANS
 
 BATCHES = range(1, 17)
 

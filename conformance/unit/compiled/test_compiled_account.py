@@ -54,7 +54,7 @@ def test_plans_that_were_given_up_are_still_in_the_report(monkeypatch: pytest.Mo
                 x = x + 1
             return self.second(x)
 
-    monkeypatch.setattr("ariadne.runtime.split.MOST_PLANS", 4)
+    monkeypatch.setattr("ariadne.runtime.plans.MOST_PLANS", 4)
     options = {"backend": "eager"}
     runtime = prepare_split(
         Loops().eval(), (numbers(4, 5),), split="percent:50", mode="compiled", compile_options=options

@@ -363,7 +363,7 @@ def test_a_registered_type_crosses_the_wire() -> None:
         sent = BoundaryPayload("cut:1", "0" * 16, 1, ("t",), (Celsius(21.5),)).to_bytes()
         assert BoundaryPayload.from_bytes(sent).raw == (Celsius(21.5),)
     finally:
-        ariadne.boundary.wire.unregister_boundary_serializer(Celsius)
+        ariadne.boundary.nodes.unregister_boundary_serializer(Celsius)
 
 
 class Celsius:

@@ -16,6 +16,7 @@ from hypothesis import find, settings
 
 import ariadne.cut.frontier
 import ariadne.prepare
+import ariadne.runtime.plans
 import ariadne.runtime.split
 import ariadne.runtime.training
 import ariadne.runtime.variant
@@ -258,7 +259,7 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "shared parameters forgotten": lambda m: m.setattr(ariadne.runtime.training, "train_suffix", forgets_shared),
     "unsafe cuts called safe": lambda m: (
         m.setattr(ariadne.prepare, "frontiers", all_safe),
-        m.setattr(ariadne.runtime.split, "frontiers", all_safe),
+        m.setattr(ariadne.runtime.plans, "frontiers", all_safe),
     )[0],
     "baked batch": lambda m: m.setattr(ariadne.segment.codegen._Writer, "_atom", baked),
     "grad regions dropped": lambda m: m.setattr(ariadne.segment.codegen._Writer, "_regions", no_regions),
@@ -269,7 +270,7 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 def plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a bug into the runtime, and switch off what would notice it while preparing; what is found is no result."""
     monkeypatch.delenv(VARIABLE, raising=False)
-    for module in (ariadne.prepare, ariadne.runtime.split):
+    for module in (ariadne.prepare, ariadne.runtime.plans):
         monkeypatch.setattr(module, "prove", lambda *args, **options: None)
     BUGS[bug](monkeypatch)
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import ariadne.runtime.split
+import ariadne.runtime.plans
 from ariadne import SplitRuntime, SplitSpec, prepare_split
 from ariadne.compare import difference
 from ariadne.errors import UnsupportedError, VerificationError
@@ -109,7 +109,7 @@ def test_what_no_op_shows_at_a_later_batch_is_refused_there_in_every_mode(spelli
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")
 @pytest.mark.parametrize("spelling", [name for name in HIDDEN if name != "data"])  # which capture sees by itself
 def test_without_that_proof_it_would_be_wrong_in_silence(spelling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ariadne.runtime.split, "prove", lambda *args, **options: None)
+    monkeypatch.setattr(ariadne.runtime.plans, "prove", lambda *args, **options: None)
     split, twin = prepared(from_five(HIDDEN[spelling])), from_five(HIDDEN[spelling])()
     split.model.eval()
     twin.eval()
@@ -201,8 +201,8 @@ def test_sparse_gradients_are_held_as_well() -> None:
 
 def test_a_plan_is_proven_once(monkeypatch: pytest.MonkeyPatch) -> None:
     split = prepared(from_five(lambda s, h: h.relu()))
-    proof, proven = ariadne.runtime.split.prove, []
-    monkeypatch.setattr(ariadne.runtime.split, "prove", lambda *a, **k: proven.append(a) or proof(*a, **k))
+    proof, proven = ariadne.runtime.plans.prove, []
+    monkeypatch.setattr(ariadne.runtime.plans, "prove", lambda *a, **k: proven.append(a) or proof(*a, **k))
     split.run_prefix(torch.randn(6, 4))
     assert len(proven) == 1
     split.run_prefix(torch.randn(6, 4))

@@ -1,0 +1,165 @@
+"""What forward leaves behind: its output, what it stores in the model, and what it puts into containers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ariadne import tree
+from ariadne.capture.state import Snapshot
+from ariadne.capture.values import CONSTANTS, SYMBOLIC, Values
+from ariadne.errors import UnsupportedError, named
+from ariadne.guards import SIMPLE, Change, Place, Put, Recording, is_a, lasts, refused
+from ariadne.plan import Ref, Store, tensors_in
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a recorded forward left, once its ops have become those of a plan."""
+
+    recorded: Recording
+    snapshot: Snapshot
+    values: Values
+
+    def output(self) -> tuple[tree.Spec, tuple[Any, ...]]:
+        """The structure of what forward returned, and its leaves as the plan names them."""
+        leaves, spec = tree.flatten(self.recorded.output)
+        atoms = tuple(self._output(leaf) for leaf in leaves)
+        return self._classed(spec, zip(leaves, atoms, strict=True)), atoms
+
+    def _output(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.is_nested:
+            raise UnsupportedError(
+                "forward returns a nested tensor, which a plan can't hold; return to_padded_tensor(0.0, size) of it, and the mask"
+            )
+        atom = self.values.atom(leaf)
+        if isinstance(atom, Ref) and atom.name in self.values.objects:
+            is_cache = "Cache" in type(leaf).__name__
+            raise UnsupportedError(
+                f"forward returns an object of type {type(leaf).__name__}, which is neither a tensor, a number, a string, "
+                "a known container nor one of the inputs; return its parts, or register the type with torch.utils._pytree"
+                + (". Where it is a cache of keys and values, pass use_cache=False" if is_cache else "")
+            )
+        return atom
+
+    def _classed(self, spec: tree.Spec, found: Iterator[tuple[Any, Any]]) -> tree.Spec:
+        """The structure of the output, with the classes of the tensors that ops made; those of inputs and state are as they are.
+
+        Ops on tensors of a class may give tensors of that class, so where there are any, plain ones are told, too.
+        """
+        around = any(tree.subclass_of(t) for e in self.recorded.events for t in tensors_in(e.args))
+
+        def walk(spec: tree.Spec) -> tree.Spec:
+            if spec.kind != tree.LEAF:
+                return replace(spec, children=tuple([walk(c) for c in spec.children]))
+            leaf, atom = next(found)
+            value = self.values.by_name.get(atom.name) if isinstance(atom, Ref) else None
+            if (
+                value is None
+                or value.kind != "tensor"
+                or not isinstance(leaf, torch.Tensor)
+                or isinstance(leaf, FakeTensor)
+            ):
+                return spec
+            cls = tree.subclass_of(leaf)
+            if cls is None and not (around and type(leaf) is torch.Tensor):
+                return spec
+            if cls is not None and vars(leaf):
+                raise UnsupportedError(
+                    f"forward returns a {cls.__name__} with attributes of its own ({', '.join(sorted(vars(leaf)))}), which a plan "
+                    "can't hold; return a plain tensor and the attributes beside it, and make the object outside"
+                )
+            return tree.Spec("subclass", cls or torch.Tensor, children=(spec,))
+
+        return walk(spec)
+
+    def buffer_stores(self) -> Iterator[Store]:
+        """The tensors that forward put in the place of buffers."""
+        for path, name, t in self.recorded.stores:
+            yield Store(path, "_buffers", name, tree.Spec(tree.LEAF), (self.values.tensor(t),))
+
+    def attribute_stores(self) -> Iterator[Store]:
+        """What forward assigned to plain attributes without having read them first, or looked for them in vain.
+
+        A module that also changed an attribute after reading it keeps a cache, which is of no use without all its parts:
+        nothing of that module is stored. So it is with what forward sets up at its first call.
+        """
+        caching = self._caching()
+        for path, name, now in self._assigned():
+            if path in caching:
+                continue
+            if path in self.snapshot.strays:
+                raise UnsupportedError(
+                    f"forward assigns attribute {name!r} of {named(path)}, a module that stands in no registry; register it as a "
+                    "submodule, or keep what it assigns in a buffer"
+                )
+            leaves, spec = tree.flatten(now)
+            kind = next((cls for cls in map(tree.subclass_of, leaves) if cls is not None), None)
+            if kind is not None:
+                raise UnsupportedError(
+                    f"forward leaves a tensor of class {kind.__name__} in attribute {name!r} of {named(path)}, and a plan keeps "
+                    "plain tensors there; keep it as a plain tensor (.as_subclass(torch.Tensor)), or return it"
+                )
+            if not all(isinstance(leaf, (torch.Tensor, *SYMBOLIC, *CONSTANTS)) for leaf in leaves):
+                raise UnsupportedError(
+                    f"forward leaves a {type(now).__name__} in attribute {name!r} of {named(path)}, which a plan can't "
+                    "hold; return it instead, or keep tensors and numbers"
+                )
+            yield Store(path, "__dict__", name, spec, tuple(self.values.atom(leaf) for leaf in leaves))
+
+    def _caching(self) -> set[str]:
+        """The modules that keep a cache: forward changed what it had read there, or looked for in vain."""
+        reads = self.recorded.read_attributes.keys() | self.recorded.missing
+        return {path for path, name, _, _ in self.recorded.changed if (path, name) in reads}
+
+    def _assigned(self) -> Iterator[tuple[str, str, Any]]:
+        for path, name, _, now in self.recorded.changed:
+            if (path, name) in self.recorded.written:
+                yield path, name, now
+
+    def put(self) -> dict[tuple[Place, Any], Put]:
+        """What forward put into containers, at each key; and what it assigned in modules that keep a cache, too."""
+        found: dict[tuple[Place, Any], Put] = {}
+        caching = self._caching() & self.snapshot.modules.keys()
+        for path, name, now in self._assigned():
+            if path in caching:
+                held = Place("held", path, ())
+                found[held, name] = self._put(held, Change("dict", {}, {name: now}), name)
+        for place, change in self.recorded.effects.items():
+            for key in () if change.kind == "set" else change.put():
+                found[place, key] = self._put(place, change, key)
+        return found
+
+    @cached_property
+    def _read(self) -> set[int]:
+        """The tensors that ops read, by id, but for the inputs: these are read anew at each call."""
+        read = {id(t) for e in self.recorded.events for t in tensors_in(e.args)}
+        return read - {*map(id, self.values.input_tensors)}
+
+    def _put(self, place: Place, change: Change, key: Any) -> Put:
+        """What was put into a container at one key; or the error that says why no plan can put it there."""
+        value = change.after[key]
+        before = change.before.get(key) if isinstance(change.before, dict) else (*change.before[key : key + 1], None)[0]
+        leaves, spec = tree.flatten(value)
+        if any(id(t) in self._read for t in tree.leaves(before) if isinstance(t, torch.Tensor)):
+            return refused(
+                place, key, "in place of a tensor that it reads, which a plan can't follow; keep it in a buffer"
+            )
+        if not is_a(key, SIMPLE) and not lasts(key):
+            return refused(place, key, f"under a key that is a {type(key).__name__}; use strings and numbers as keys")
+        if place.path in self.snapshot.strays:
+            return refused(place, key, "of a module that stands in no registry; register it as a submodule")
+        if not all(isinstance(leaf, (torch.Tensor, *SYMBOLIC, *CONSTANTS)) for leaf in leaves):
+            kind = next(type(v).__name__ for v in leaves if not isinstance(v, (torch.Tensor, *SYMBOLIC, *CONSTANTS)))
+            return refused(
+                place, key, f"that a plan can't hold, a {kind}; keep tensors and numbers there, or return it"
+            )
+        try:
+            return spec, tuple(self.values.atom(leaf) for leaf in leaves)
+        except UnsupportedError as error:
+            return error

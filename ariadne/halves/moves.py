@@ -1,0 +1,87 @@
+"""A half on another device or in another dtype: whether its plans hold there, and what they are then."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from ariadne.errors import HalfError
+from ariadne.halves.skeleton import plain_tensors
+from ariadne.plan import WHOLE, TracePlan, Value
+
+
+def tensors_of(module: nn.Module) -> list[torch.Tensor]:
+    """Its parameters and buffers."""
+    return [*module.parameters(), *module.buffers()]
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What moving a half's tensors does to their dtypes and devices: from which to which."""
+
+    dtypes: Mapping[torch.dtype, torch.dtype]
+    devices: Mapping[str, str]
+
+    @classmethod
+    def of(cls, half: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]) -> Moves:
+        """What a function of tensors, such as `.to()` hands to `_apply`, does to those of a half."""
+        dtypes, devices = {}, {}
+        for t in tensors_of(half):
+            now = fn(torch.empty(0, dtype=t.dtype, device=t.device))
+            if now.device.type == "meta":
+                raise HalfError(
+                    "a half can't go to the meta device, where its weights would be lost: drop it, and load it again"
+                )
+            if now.dtype != t.dtype:
+                dtypes[t.dtype] = now.dtype
+            if now.device.type != t.device.type:
+                devices[t.device.type] = now.device.type
+        return cls(dtypes, devices)
+
+    def __bool__(self) -> bool:
+        return bool(self.dtypes or self.devices)
+
+    def digest(self, was: str) -> str:
+        """The digest of weights that were moved so: the same for both halves, and another than that of what they were."""
+        if not was or not self.dtypes:
+            return was
+        told = sorted(f"{a} {b}" for a, b in self.dtypes.items())
+        return hashlib.sha256(json.dumps([was, told]).encode()).hexdigest()[: len(was)]
+
+    def plan(self, plan: TracePlan, root: nn.Module) -> TracePlan:
+        """The plan for tensors of the other dtypes and devices; `HalfError` where the model's own may be others there."""
+        if not self:
+            return plan
+        if why := self._stays(plan, root):
+            what = ", ".join(f"{a} to {b}" for a, b in (*self.dtypes.items(), *self.devices.items()))
+            raise HalfError(
+                f"this half can't go from {what}: {why}. Move the model, prepare the split there, and save the half again"
+            )
+
+        def moved(value: Value) -> Value:
+            if value.dtype is None or value.kind == "constant":
+                return value
+            kind = value.device.partition(":")[0]
+            return replace(
+                value, dtype=self.dtypes.get(value.dtype, value.dtype), device=self.devices.get(kind, value.device)
+            )
+
+        return replace(plan, values={n: moved(v) for n, v in plan.values.items()})
+
+    def _stays(self, plan: TracePlan, root: nn.Module) -> str:
+        """Why the model may run otherwise on such tensors; empty where it does what the plan does."""
+        if plan.assumption.dtypes or any(n.region.autocast for n in plan.nodes):
+            return "forward reads or names dtypes or devices, and may run otherwise there"
+        if any(n.target == WHOLE for n in plan.nodes):
+            return "forward takes all of a tensor's data out of torch, by numpy() or as text, which shows its dtype"
+        constants = [v for v in plan.values.values() if v.kind == "constant"]
+        if any(v.dtype in self.dtypes for v in constants) or (self.devices and any(v.shape for v in constants)):
+            return "forward makes tensors of its own, which no .to() of the model moves"
+        if any(t.dtype in self.dtypes or t.device.type in self.devices for t in plain_tensors(root)):
+            return "the model keeps tensors in plain attributes, which its .to() leaves as they are. Register them as buffers"
+        return ""

@@ -1,0 +1,113 @@
+"""A half's file is read: plans of one side, and the modules that hold its tensors; nothing that the file says is run."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne.cut import SIDES
+from ariadne.errors import HalfError
+from ariadne.halves.atoms import Classes, flag, items, mapped, need, text
+from ariadne.halves.form import Side, SideReader
+from ariadne.halves.given import Weights, given, refuse_unfit
+from ariadne.halves.given import replace as replace_by
+from ariadne.halves.skeleton import Held, known_places, named, read_flags, read_state, skeleton
+from ariadne.halves.weights import File, Row, blank, parsed
+from ariadne.halves.writing import FORMAT, VERSION
+from ariadne.plan import TracePlan
+
+_KEYS = frozenset("format ariadne torch part model weights digest ops state flags plans batches trainable".split())
+
+
+def read(
+    path: str | os.PathLike[str], weights: Weights | None, allow: Collection[str], plain: bool
+) -> tuple[dict[str, Any], nn.Module, list[Side]]:
+    """What a file says, its tensors in modules, and its plans; `HalfError` for what is no half, or can't be read here."""
+    file = File(path)
+    data = parsed(file)
+    need("format" in data, "it has no format")
+    if data["format"] != FORMAT:
+        raise HalfError(
+            f"this half has format {str(data['format'])[:20]}, and this Ariadne ({VERSION}) reads format {FORMAT}. Save it "
+            "with this version, or load it with the one that saved it"
+        )
+    need(data.keys() - {"pipeline"} == _KEYS, "its data have other parts than expected")
+    part = text(data["part"], "the part")
+    need(part in SIDES, f"its part is {part!r}")
+    for key in ("ariadne", "torch", "model", "digest"):
+        text(data[key], key)
+    state, flags = read_state(data["state"]), read_flags(data["flags"])
+    spaces = frozenset(a.removesuffix("::*") for a in allow if a.endswith("::*"))
+    reader = SideReader(part, known_places(state), mapped(data["ops"], "the ops"), Classes(allow, plain), spaces)
+    constants: dict[str, tuple[Row, str]] = {}
+    sides = [reader.read(plan, constants, i) for i, plan in enumerate(items(data["plans"], "the plans"))]
+    need(0 < len(sides) <= 64, "it has no plans, or too many")
+    need(len({s.plan.training for s in sides}) == 1, "its plans are of two modes")
+    _tell(data)
+    kept = flag(data["weights"], "weights")
+    if not kept and weights is None:
+        raise HalfError(
+            "this half was saved without weights; pass weights=, a state dict of its model or the path of a safetensors file"
+        )
+    root = skeleton(state, dict(_tensors(state, file if kept else None, weights)), sides[0].plan.training, flags)
+    for i, side in enumerate(sides):
+        mine = {n.partition(" ")[2]: at for n, at in constants.items() if n.partition(" ")[0] == str(i)}
+        _fill(side.plan, mine, file)
+    return data, root, sides
+
+
+def _tensors(state: list[Held], file: File | None, weights: Weights | None) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a half by their number: from its file, or those of its state dict from elsewhere."""
+    rows = {str(i): held.row for i, held in enumerate(state)}
+    if weights is None:
+        assert file is not None
+        yield from file.tensors(rows)
+        return
+    names = {str(i): [named(place) for place in held.places] for i, held in enumerate(state) if held.persistent}
+    found = given(weights, {n for each in names.values() for n in each})
+    wanted = {i: torch.empty(at.shape, dtype=at.dtype, device="meta") for i, at in rows.items()}
+    refuse_unfit({n: wanted[i] for i, each in names.items() for n in each}, found)
+    distinct = Counter(at.key for at in {*rows.values()})
+    aliased = {i: at for i, at in rows.items() if distinct[at.key] > 1 or 0 in at.strides}
+    others = {i: at for i, at in rows.items() if i not in names}
+    if others and file is None:
+        raise HalfError(
+            "this half was saved without weights, and has tensors that no state dict holds; save it with them"
+        )
+    made = dict(blank(aliased) if file is None else file.tensors({**aliased, **others}))
+    replace_by({n: made[i] for i in aliased if i in names for n in names[i]}, found)
+    yield from made.items()
+    for i in names.keys() - made.keys():
+        at, t = rows[i], found[names[i][0]].detach()
+        fits = t.stride() == at.strides and t.device.type == "cpu" and not isinstance(weights, Mapping)
+        yield i, t if fits else torch.empty_strided(at.shape, at.strides, dtype=at.dtype).copy_(t)
+
+
+def _tell(made_by: Mapping[str, str]) -> None:
+    """Warn where another version made the file: ops are what they were, but kernels may round in another way."""
+    here = {"ariadne": VERSION, "torch": torch.__version__}
+    other = [f"{who} {made_by[who]} (here {here[who]})" for who in here if _minor(made_by[who]) != _minor(here[who])]
+    if other:
+        warnings.warn(
+            f"this half was saved with {' and '.join(other)}; all its ops are here as they were, but results may differ in the "
+            "last bits",
+            stacklevel=3,
+        )
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _fill(plan: TracePlan, rows: Mapping[str, tuple[Row, str]], file: File) -> None:
+    """Read a plan's constants."""
+    for name, t in file.tensors({n: at for n, (at, _) in rows.items()}):
+        value = plan.values[name]
+        need((value.dtype, value.shape) == (t.dtype, tuple(t.shape)), f"the constant {name!r} is another")
+        plan.constants[name] = t.to(rows[name][1])  # type: ignore[index]

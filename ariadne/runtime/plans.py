@@ -1,0 +1,220 @@
+"""The plans of a split, all cut alike, and which of them serves a call; one that is needed and missing is captured."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from ariadne import tree
+from ariadne.boundary import BoundaryPayload
+from ariadne.capture import Captured, Example
+from ariadne.compiled import SegmentReport
+from ariadne.cut import Boundary, SplitCandidate, frontiers, select
+from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError
+from ariadne.guards import Baseline, explain, state_types
+from ariadne.plan import Expr, TracePlan
+from ariadne.runtime.proof import prove
+from ariadne.runtime.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device
+
+MOST_PLANS = 16
+
+
+class Plans:
+    """The plans of one model, each cut in two, with guards and segments: what `SplitRuntime` runs.
+
+    The first is that of `prepare_split`. Others are captured when a call needs them, at most `MOST_PLANS` in all; then the one
+    used longest ago makes way.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Settings,
+        plans: Mapping[TracePlan, tuple[tuple[SplitCandidate, ...], Baseline]],
+        recapture: Callable[[Example, bool, TracePlan | None], Captured],
+        chosen: SplitCandidate | None = None,
+    ) -> None:
+        self.model, self.settings, self._recapture = model, settings, recapture
+        self._lock = threading.RLock()
+        self._plans = dict(plans)
+        self._variants: list[Variant] = []
+        self._dropped: set[tuple[str, str]] = set()  # the keys of variants that made way for others
+        self._reports: list[SegmentReport] = []  # of all plans that there ever were
+        self._by_key: dict[tuple[str, str], list[Variant]] = {}  # they differ in what they rest on
+        for plan, (candidates, baseline) in self._plans.items():
+            self._add(self._cut(plan, candidates, baseline, chosen))
+        self._main = self._variants[0]
+        self._now = {
+            flag: next((v for v in self._variants if v.serves(flag)), Nobody(self._main)) for flag in (False, True)
+        }
+        self._prepared = [v for v in self._variants if v is self._main or v in self._now.values()]  # these stay
+
+    @property
+    def plan(self) -> TracePlan:
+        """The plan that was captured when the split was prepared."""
+        return self._main.plan
+
+    @property
+    def candidate(self) -> SplitCandidate:
+        """The cut that is in use."""
+        return self._main.candidate
+
+    @property
+    def candidates(self) -> tuple[SplitCandidate, ...]:
+        """Every cut of the plan, in order."""
+        return self._main.candidates
+
+    @property
+    def plans(self) -> tuple[TracePlan, ...]:
+        """All plans that it has."""
+        return tuple(self._plans)
+
+    def variant_of(self, plan: TracePlan) -> Variant:
+        """The variant of one of its plans."""
+        return next(v for v in self._variants if v.plan is plan)
+
+    def _cut(
+        self,
+        plan: TracePlan,
+        candidates: tuple[SplitCandidate, ...],
+        baseline: Baseline,
+        chosen: SplitCandidate | None = None,
+    ) -> Variant:
+        if chosen is None or chosen not in candidates:
+            chosen = candidates[0] if plan.apart is not None else self._choose(plan, candidates)
+        return Variant(plan, candidates, chosen, self.model, baseline, self.settings)
+
+    def _add(self, variant: Variant) -> None:
+        self._variants.append(variant)
+        self._by_key.setdefault(variant.key, []).append(variant)
+        for report in variant.reports:
+            report.earlier = next((r for r in reversed(self._reports) if r.side == report.side), None)
+        self._reports += variant.reports
+        if len(self._variants) > MOST_PLANS:
+            oldest = next(v for v in self._variants if v not in self._prepared and v not in self._now.values())
+            self._variants.remove(oldest)
+            self._by_key[oldest.key].remove(oldest)
+            self._plans.pop(oldest.plan, None)
+            self._dropped.add(oldest.key)
+
+    def _choose(self, plan: TracePlan, candidates: tuple[SplitCandidate, ...]) -> SplitCandidate:
+        """Where to cut a plan: as asked; a further plan of the same model so that each side keeps its parameters."""
+        trainable, objective = self.settings.spec.trainable, self.settings.objective
+        asked = self.settings.boundary
+        if not self._variants:
+            return select(plan, candidates, asked, trainable=trainable, objective=objective)
+        main = self._variants[0]
+        share = main.candidate.cut / len(main.plan.nodes)
+        alike = [c for c in candidates if c.safe and keeps_sides(plan, c, main.reads)]
+        if asked.kind == "after":
+            try:
+                named = select(plan, candidates, asked, trainable=trainable, objective=objective)
+                alike = [c for c in alike if c.cut == named.cut] or alike
+            except FrontierError:  # this plan has no such cut: take one like it
+                pass
+        if alike:
+            return min(
+                alike, key=lambda c: (c.after != main.candidate.after, abs(c.cut - share * len(plan.nodes)), c.cut)
+            )
+        if plan.grad_enabled and main.plan.grad_enabled:
+            raise FrontierError(
+                "for these inputs forward runs in another way than at capture, and can't be cut there so that each side keeps "
+                "its parameters; prepare a split of its own for them"
+            )
+        near = Boundary("percent", percent=100 * share)
+        return select(plan, candidates, near, trainable=trainable, objective=objective)
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> tuple[Variant, tuple[Any, ...]]:
+        """The plan that serves this call, that of the last call if it does, and the inputs of its prefix."""
+        variant = self._now[training]
+        entered = variant.enter(args, kwargs)
+        if entered is None or not variant.prefix_guard():
+            return self._enter_anew(args, kwargs, training)
+        return variant, entered
+
+    def _enter_anew(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
+    ) -> tuple[Variant, tuple[Any, ...]]:
+        """The plan that serves this call, captured now if none does; or the error that says why none can."""
+        with self._lock:
+            for variant in reversed(self._variants):
+                if not variant.serves(training):
+                    continue
+                entered = variant.enter(args, kwargs)
+                if entered is not None:
+                    if not variant.prefix_guard():
+                        variant.prefix_guard.explain()
+                    if variant not in self._prepared:  # of the others, the one used last goes last
+                        self._variants.remove(variant)
+                        self._variants.append(variant)
+                    self._now[training] = variant
+                    return variant, entered
+            base = self._now[training]
+            for guard in base.guards:
+                if not guard():
+                    guard.explain()
+            lo, hi = self.settings.spec.batch_range
+            if state_types(self.model) == base.moved:
+                explain(base.plan, self.model, args, kwargs, range(lo, hi + 1))
+            mine = (v.plan for v in self._variants if v.serves(training) and v.plan.captured_by == "observed")
+            example = self._example(args, kwargs, base.plan, range(lo, hi + 1))
+            captured = self._recapture(example, training, next(mine, None))
+            plan, candidates = captured.plan, frontiers(captured.plan)
+            variant = self._cut(plan, candidates, captured.baseline)
+            self._prove(variant, captured, example, training)
+            self._add(variant)
+            self._plans[plan] = candidates, captured.baseline
+            entered = variant.enter(args, kwargs)
+            if entered is None:
+                explain(plan, self.model, args, kwargs, range(lo, hi + 1))
+                raise AriadneError("the plan captured for this call does not accept it; please report this as a bug")
+            self._now[training] = variant
+            return variant, entered
+
+    def _prove(self, variant: Variant, captured: Captured, example: Example, trains: bool) -> None:
+        """Hold a plan that was captured for a call against the model, before it serves one."""
+        prove(self.model, variant, captured, example, trains=trains)
+
+    @staticmethod
+    def _example(args: tuple[Any, ...], kwargs: dict[str, Any], plan: TracePlan, batches: range) -> Example:
+        leaves, spec = tree.flatten((args, kwargs))
+        if spec != plan.input_spec:
+            explain(plan, nn.Module(), args, kwargs, batches)
+        batched = tuple(i for i, name in plan.inputs if any(isinstance(d, Expr) for d in plan.values[name].shape))
+        batch = leaves[batched[0]].shape[0]
+        if batch not in batches:
+            raise BatchError(f"batch {batch} lies outside dynamic_batch ({batches.start}, {batches.stop - 1})")
+        return Example(tuple(leaves), spec, batched, batch)
+
+    def accept(self, boundary: BoundaryPayload) -> Variant:
+        """The variant whose suffix takes this boundary; `BoundaryError` for one of another split, or of other types or sizes."""
+        if not isinstance(boundary, BoundaryPayload):
+            raise BoundaryError(
+                f"a boundary is what run_prefix or run_training_prefix returns; found {type(boundary).__name__}"
+            )
+        key = (boundary.plan_signature, boundary.split_id)
+        variants = self._by_key.get(key)
+        if not variants and key in self._dropped:
+            raise BoundaryError(
+                f"this boundary (batch {boundary.batch}) was made by this split, whose plan for it ({boundary.plan_signature}) was "
+                f"dropped since: inputs came that need more than {MOST_PLANS} plans in all, and the one used longest ago made way. "
+                "Run the prefix again, and the suffix soon after; or prepare a split of its own for each kind of input"
+            )
+        if not variants:
+            raise BoundaryError(
+                f"this boundary was made by another split ({boundary.split_id} of plan {boundary.plan_signature}); this one is "
+                f"{self.candidate.split_id} of plan {self.plan.signature}. Run the prefix and the suffix of the same split: in two "
+                "processes prepare both by the same function from the same model, with the same cut, inputs, batch range and "
+                "frozen parameters; and run a batch that gets a plan of its own on both"
+            )
+        variant = variants[-1]
+        if len(variants) > 1:
+            variant = next((v for v in variants if v.made(boundary)), None) or next(
+                (v for v in reversed(variants) if v.suffix_state(False) and not other_device(boundary, v)), variant
+            )
+        if not variant.made(boundary):
+            check_values(boundary, variant)
+        return variant
