@@ -167,10 +167,10 @@ class Variant:
         try:
             return segment(*given, **options)
         except (KeyError, TypeError, AttributeError) as error:
-            self._refuse_if_gone(error)
+            self.refuse_if_gone(error)
             raise
 
-    def _refuse_if_gone(self, error: Exception) -> None:
+    def refuse_if_gone(self, error: Exception) -> None:
         """Raise `ModuleError` where a side raised `error` and a tensor that the plan reads is gone.
 
         To look for each tensor at each call would take as long as all else that is checked, so it shows when it is read.
