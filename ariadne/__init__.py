@@ -14,6 +14,7 @@ A room for each stage of the pipeline, in import order; nothing imports backward
     halves                    one side as a file: what it says, and what it may not say
     visualization             pictures of a plan and of a cut, from what they hold
     runtime                   a plan, cut; running and training it
+    stopped                   where no graph holds: a forward that stops at a module's call, and goes on
     half                      a side, loaded from its file without the model
     prepare                   the pipeline, readable from top to bottom
     benchmark                 how long each part of it takes here
@@ -35,11 +36,13 @@ if TYPE_CHECKING:
     from ariadne.plan import TraceNode, TracePlan
     from ariadne.prepare import prepare_split, prepare_split_replay, validate_dynamic_batches
     from ariadne.runtime import RuntimeCacheKey, SplitRuntime
+    from ariadne.stopped import PythonSplit
 
 __all__ = [
     "AriadneError",
     "BoundaryPayload",
     "Half",
+    "PythonSplit",
     "ReplayBoundary",
     "RuntimeCacheKey",
     "SplitCandidate",
@@ -60,6 +63,7 @@ _HOMES = {
     "AriadneError": "errors",
     "BoundaryPayload": "boundary",
     "Half": "half",
+    "PythonSplit": "stopped",
     "ReplayBoundary": "boundary",
     "RuntimeCacheKey": "runtime",
     "SplitCandidate": "cut",

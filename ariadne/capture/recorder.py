@@ -30,7 +30,7 @@ from ariadne.capture import packed
 from ariadne.capture.disguise import disguise_type, disguised
 from ariadne.capture.followed import Real, Size, following, own_numbers, plain
 from ariadne.capture.foreseen import on_fake
-from ariadne.capture.refusals import Patches, called_by_torch, refuse, refuse_transforms
+from ariadne.capture.refusals import PATCHING, Patches, called_by_torch, refuse, refuse_transforms
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
@@ -38,7 +38,6 @@ from ariadne.errors import UnsupportedError
 from ariadne.guards import BOOKKEEPING, Effect, Event, Recording, is_a, simple, surroundings
 from ariadne.plan import PLAIN, WHOLE, Region, bind, storage_of, tensors_in, written_arguments
 
-PATCHING = threading.RLock()
 AUTOCAST_DEVICES = ("cpu", "cuda")
 HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks")
 

@@ -12,6 +12,38 @@ order::
 
 from ariadne.runtime.proof import AT_FAULT, prove
 from ariadne.runtime.split import RuntimeCacheKey, SplitRuntime
+from ariadne.runtime.training import (
+    Gradients,
+    Tap,
+    backward_prefix,
+    carried,
+    disturbed,
+    held_gradients,
+    loss_of,
+    refuse_shared,
+    step,
+    walk_back,
+    walks,
+)
 from ariadne.runtime.variant import Settings
+from ariadne.runtime.waiting import led_to
 
-__all__ = ["Settings", "RuntimeCacheKey", "SplitRuntime", "AT_FAULT", "prove"]
+__all__ = [
+    "Settings",
+    "RuntimeCacheKey",
+    "SplitRuntime",
+    "AT_FAULT",
+    "prove",
+    "Gradients",
+    "Tap",
+    "backward_prefix",
+    "carried",
+    "disturbed",
+    "held_gradients",
+    "led_to",
+    "loss_of",
+    "refuse_shared",
+    "step",
+    "walk_back",
+    "walks",
+]
