@@ -25,8 +25,8 @@ from ariadne.stopped import PythonSplit, prepared
 Fallback = Literal["refuse", "python"]
 _FALLBACKS = ("refuse", "python")
 _WAY_OUT = (
-    "Or run the model's own Python in place of a graph, in this process: prepare_split(..., split=\"after:<module>\", "
-    "fallback=\"python\")"
+    'Or run the model\'s own Python in place of a graph, in this process: prepare_split(..., split="after:<module>", '
+    'fallback="python")'
 )
 
 
@@ -82,7 +82,9 @@ def prepare_split(
     >>> output = runtime.run_suffix(runtime.run_prefix(torch.randn(7, 3, 224, 224)))
     """
     settings = _settings(split, mode, objective, compile_options)
-    return _with_fallback(model, example_of(model, example_inputs, example_kwargs, settings.spec), settings, True, fallback)
+    return _with_fallback(
+        model, example_of(model, example_inputs, example_kwargs, settings.spec), settings, True, fallback
+    )
 
 
 @overload
@@ -129,7 +131,9 @@ def prepare_split_replay(
     torch.Size([7, 1000])
     """
     settings = _settings(split, mode, objective, compile_options)
-    return _with_fallback(model, example_of(model, example_inputs, example_kwargs, settings.spec), settings, False, fallback)
+    return _with_fallback(
+        model, example_of(model, example_inputs, example_kwargs, settings.spec), settings, False, fallback
+    )
 
 
 def _settings(
@@ -150,7 +154,9 @@ class _Recapture:
     def __call__(self, example: Example, training: bool, like: TracePlan | None = None) -> Captured:
         symbol, batches = self.batch_symbol, self.batches
         try:
-            return capture(self.model, example, batch_symbol=symbol, batches=batches, grad=training, needed=True, like=like)
+            return capture(
+                self.model, example, batch_symbol=symbol, batches=batches, grad=training, needed=True, like=like
+            )
         except CaptureError as error:
             raise type(error)(f"{error}. {_WAY_OUT}") from error
 
@@ -175,10 +181,13 @@ def _with_fallback(
         read = next((n for n in made.plan.nodes if n.is_witness), None)
         if read is None:
             return made
-        why = f"forward reads numbers out of a tensor in Python ({read.target} in {named(read.module)}), and a graph holds only for them"
+        where = f"{read.target} in {named(read.module)}"
+        why = f"forward reads numbers out of a tensor in Python ({where}), and a graph holds only for them"
     except SpecError:
         raise
-    except Exception as error:  # at another batch forward may raise whatever it likes; if it does on the example, it will again
+    except (
+        Exception
+    ) as error:  # at another batch forward may raise whatever it likes; if it does on the example, it will again
         why = f"no graph holds it: {type(error).__name__}: {error}"
     return prepared(model, settings, example, why, training=training)
 

@@ -168,6 +168,7 @@ def walk_back(
 
 
 def loss_of(loss_fn: Callable[[Any, Any], torch.Tensor], output: Any, targets: Any) -> torch.Tensor:
+    """What a loss function gives; raises `TrainingError` where that is no loss to walk back from."""
     try:
         loss = loss_fn(output, targets)
     except RuntimeError as error:
@@ -359,6 +360,7 @@ _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 def step(optimizer: torch.optim.Optimizer, scaler: Any) -> None:
+    """Step an optimizer, by way of the scaler if there is one."""
     if scaler is None:
         optimizer.step()
     else:

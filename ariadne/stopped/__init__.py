@@ -1,7 +1,7 @@
 """A forward that is stopped at the end of a module's call and goes on: the model's own Python, where no graph holds.
 
-A model, its example and the reason why there is no graph flow in; a runtime with the methods of `SplitRuntime` flows out. The files,
-in import order::
+A model, its example and the reason why there is no graph flow in; a runtime with the methods of `SplitRuntime` flows out. The
+files, in import order::
 
     ambient     what a thread has of its own: modes and switches
     gate        where the end of one call of a module is noticed

@@ -1,7 +1,7 @@
 """What crosses in training: tensors of the prefix's graph, as the suffix meets them, and what its backward pass reaches.
 
-Forward goes on as one call in one thread, so Python may hand any tensor from before the cut to an op after it. Under `Crossing` such
-an op gets a tap of it in its place: the same data without the prefix's graph, which keeps the gradient that arrives. What an op
+Forward goes on as one call in one thread, so Python may hand any tensor from before the cut to an op after it. Under `Crossing`
+such an op gets a tap of it in its place: the same data without the prefix's graph, which keeps the gradient that arrives. What an op
 takes otherwise (`autograd.Function`, scripted functions) shows in the graph of the loss, by the numbers of its nodes.
 """
 
@@ -18,12 +18,27 @@ from ariadne.errors import TrainingError
 from ariadne.runtime import Gradients, Tap
 
 _AccumulateGrad = torch._C._functions.AccumulateGrad
-_PLAIN = ("grad", "grad_fn", "is_leaf", "requires_grad", "output_nr", "_backward_hooks", "_base", "_version", "shape", "dtype", "device")
+_PLAIN = (
+    "grad",
+    "grad_fn",
+    "is_leaf",
+    "requires_grad",
+    "output_nr",
+    "_backward_hooks",
+    "_base",
+    "_version",
+    "shape",
+    "dtype",
+    "device",
+)
 _Tensor: Any = torch.Tensor
 # What looks at a tensor itself, or hangs something on it, which then sees the whole gradient.
 _KEEPS: frozenset[Any] = frozenset(
     {
-        *(getattr(_Tensor, name) for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "dim", "size")),
+        *(
+            getattr(_Tensor, name)
+            for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "dim", "size")
+        ),
         *(getattr(getattr(_Tensor, name), part) for name in _PLAIN for part in ("__get__",)),
     }
 )
@@ -69,8 +84,8 @@ class Crossing(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in _WALKS:
             raise TrainingError(
-                f"forward, or loss_fn, runs a backward pass of its own after the cut, by {func.__name__}, with a tensor from before "
-                f"it ({used[0].label!r}): half of the graph would be walked twice. Cut after that, or before that tensor is made"
+                f"forward, or loss_fn, runs a backward pass of its own after the cut, by {func.__name__}, with a tensor from "
+                f"before it ({used[0].label!r}): half of the graph would be walked twice. Cut after that, or before that tensor is made"
             )
         found = func(*taken, **given)
         for one in used:

@@ -56,7 +56,14 @@ class Forward:
     """One call of a model that stops at the end of a module's call; raises what the model raises."""
 
     def __init__(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, module: nn.Module, number: int, grad: bool
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        module: nn.Module,
+        number: int,
+        grad: bool,
     ) -> None:
         self.ambient, self.process, self.taken = Ambient.now(grad), os.getpid(), False
         self.orders: SimpleQueue[_Order | None] = SimpleQueue()

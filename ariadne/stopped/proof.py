@@ -65,7 +65,9 @@ def _kept(leaf: Any) -> Any:
     return leaf if simple(leaf) else f"<{type(leaf).__name__}>"
 
 
-def hold(model: nn.Module, example: Example, grad: bool, whole: Callable[..., Any], split: Callable[..., Any], at: str) -> None:
+def hold(
+    model: nn.Module, example: Example, grad: bool, whole: Callable[..., Any], split: Callable[..., Any], at: str
+) -> None:
     """Raise `VerificationError` unless `split` gives what `whole` gives and leaves behind what that leaves; each from one state."""
 
     def seen(run: Callable[..., Any]) -> Any:
@@ -82,8 +84,8 @@ def hold(model: nn.Module, example: Example, grad: bool, whole: Callable[..., An
     moves = difference(theirs, seen(whole))
     if moves:
         raise UnsupportedError(
-            f"the model gives another result when it runs again from the same state ({moves}): it keeps state outside of itself, or "
-            "is not deterministic, so nothing can be said of a split. Keep state in buffers or attributes, draw from torch's, "
+            f"the model gives another result when it runs again from the same state ({moves}): it keeps state outside of itself, "
+            "or is not deterministic, so nothing can be said of a split. Keep state in buffers or attributes, draw from torch's, "
             "Python's or numpy's own random numbers"
         )
     raise VerificationError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -41,13 +42,15 @@ _OF_A_PLAN = frozenset(
     "plan trace_plan prefix_source suffix_source cache_key visualize save prefix_state_dict suffix_state_dict".split()
 )
 
+_numbers = itertools.count(1)
+
 
 class PythonSplit:
     """A model split at the end of a module's call, where no graph holds: its own Python runs, stops there and goes on.
 
-    Made by `prepare_split(..., fallback="python")`, which says in `why` what stood in the way of a graph. `run_prefix`, `run_suffix`,
-    `run_training_prefix`, `train_suffix` and `backward_prefix` are those of `SplitRuntime`, and so is what they give: what the
-    model gives, bit for bit. Inputs may have any form that forward takes. Forward runs in a thread of its own, once for each
+    Made by `prepare_split(..., fallback="python")`, which says in `why` what stood in the way of a graph. `run_prefix`,
+    `run_suffix`, `run_training_prefix`, `train_suffix` and `backward_prefix` are those of `SplitRuntime`, and so is what they give: what
+    the model gives, bit for bit. Inputs may have any form that forward takes. Forward runs in a thread of its own, once for each
     boundary, and what Python does in it happens once. A boundary is run once and stays in its process.
 
     >>> runtime = prepare_split(detector, ([image],), split="after:backbone", fallback="python")
@@ -74,7 +77,7 @@ class PythonSplit:
         )
         self.module = model.get_submodule(self.candidate.after)
         self._modules = [*model.modules()]
-        self._signature = f"python-{id(self):x}"
+        self._signature = f"python-{next(_numbers)}"  # of this runtime alone
 
     # --- what it is -----------------------------------------------------------------------------------------------
 
@@ -134,8 +137,8 @@ class PythonSplit:
     def run_suffix(self, boundary: BoundaryPayload) -> Any:
         """Go on with the forward of a boundary, once; returns what the model returns, and raises what it raises.
 
-        Raises `ConsumedError` the second time, `BoundaryError` for a boundary of another split, of training, or one whose values were
-        written into, and where a mode or a switch was changed since.
+        Raises `ConsumedError` the second time, `BoundaryError` for a boundary of another split, of training, or one whose values
+        were written into, and where a mode or a switch was changed since.
         """
         mine = self._accept(boundary)
         if mine._graph is not None:
@@ -194,7 +197,7 @@ class PythonSplit:
         optimizer: torch.optim.Optimizer | None = None,
         scaler: Any = None,
     ) -> tuple[torch.Tensor, Gradients]:
-        """Go on with forward, run `loss_fn(output, targets)` in its thread, and walk back to the cut; as `SplitRuntime.train_suffix`.
+        """Go on with forward, run `loss_fn(output, targets)` in its thread, and walk back to the cut; as in `SplitRuntime`.
 
         The gradients are those of the tensors of the boundary, and of what else forward kept from before the cut and used after it
         ("kept_1", ...). Raises `TrainingError` where a tensor from before is used where that can't be followed.
@@ -202,7 +205,9 @@ class PythonSplit:
         mine = self._accept(boundary)
         graph = mine._graph
         if graph is None:
-            raise BoundaryError("this boundary was made by run_prefix, without gradients; make one with run_training_prefix")
+            raise BoundaryError(
+                "this boundary was made by run_prefix, without gradients; make one with run_training_prefix"
+            )
         self._refuse_moved(mine)
         halt = mine.forward.halt
         mine.refuse_if_taken("train_suffix")
@@ -227,8 +232,8 @@ class PythonSplit:
         waiting = [leaf for leaf in leaves if id(leaf) in behind]
         if waiting and halt.autocast:
             raise TrainingError(
-                "autocast casts a parameter once for both sides of the cut, and the whole model adds their gradients before it casts "
-                "back; two halves can't. Use torch.autocast(..., cache_enabled=False), or cut elsewhere"
+                "autocast casts a parameter once for both sides of the cut, and the whole model adds their gradients before it "
+                "casts back; two halves can't. Use torch.autocast(..., cache_enabled=False), or cut elsewhere"
             )
         refuse_shared(waiting, optimizer, "suffix", True)
         known = {id(p) for p in self.suffix_parameters()}
@@ -243,7 +248,9 @@ class PythonSplit:
         walk_back(loss, mine, scaler, waiting, noted)
         if optimizer is not None:
             step(optimizer, scaler)
-        return loss.detach(), {label: crossing.gradients.get(label) for label in (*tensors, *(one.label for one in more))}
+        return loss.detach(), {
+            label: crossing.gradients.get(label) for label in (*tensors, *(one.label for one in more))
+        }
 
     def backward_prefix(
         self,
@@ -280,9 +287,7 @@ class PythonSplit:
         if isinstance(boundary, CallCandidate):
             boundary = boundary.split_id
         parsed = parse_boundary(self.split_id if boundary is None else boundary)
-        made = PythonSplit(
-            self.model, replace(self.settings, boundary=parsed), self._example, self._measured, self.why
-        )
+        made = PythonSplit(self.model, replace(self.settings, boundary=parsed), self._example, self._measured, self.why)
         made.prove()
         return made
 
@@ -376,8 +381,8 @@ class PythonSplit:
             found = "a module was switched between train and eval"
         if found:
             raise BoundaryError(
-                f"since the prefix ran, a condition of its forward was changed: {found}; the whole model would have run under one. Put it "
-                "back, or run the prefix again"
+                f"since the prefix ran, a condition of its forward was changed: {found}; the whole model would have run under one. Put "
+                "it back, or run the prefix again"
             )
 
     def _refuse_foreign_graph(self, inputs: Any) -> None:
