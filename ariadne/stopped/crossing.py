@@ -1,8 +1,8 @@
 """What crosses in training: tensors of the prefix's graph, as the suffix meets them, and what its backward pass reaches.
 
 Forward goes on as one call in one thread, so Python may hand any tensor from before the cut to an op after it. Under `Crossing`
-such an op gets a tap of it in its place: the same data without the prefix's graph, which keeps the gradient that arrives. What an op
-takes otherwise (`autograd.Function`, scripted functions) shows in the graph of the loss, by the numbers of its nodes.
+such an op gets a tap of it in its place: the same data without the prefix's graph, which keeps the gradient that arrives. What an
+op takes otherwise (`autograd.Function`, scripted functions) shows in the graph of the loss, by the numbers of its nodes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Crossing(TorchFunctionMode):
         if func in _WALKS:
             raise TrainingError(
                 f"forward, or loss_fn, runs a backward pass of its own after the cut, by {func.__name__}, with a tensor from "
-                f"before it ({used[0].label!r}): half of the graph would be walked twice. Cut after that, or before that tensor is made"
+                f"before it ({used[0].label!r}): half of the graph would be walked twice. Cut after that, or before "
+                "that tensor is made"
             )
         found = func(*taken, **given)
         for one in used:

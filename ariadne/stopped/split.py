@@ -48,10 +48,11 @@ _numbers = itertools.count(1)
 class PythonSplit:
     """A model split at the end of a module's call, where no graph holds: its own Python runs, stops there and goes on.
 
-    Made by `prepare_split(..., fallback="python")`, which says in `why` what stood in the way of a graph. `run_prefix`,
-    `run_suffix`, `run_training_prefix`, `train_suffix` and `backward_prefix` are those of `SplitRuntime`, and so is what they give: what
-    the model gives, bit for bit. Inputs may have any form that forward takes. Forward runs in a thread of its own, once for each
-    boundary, and what Python does in it happens once. A boundary is run once and stays in its process.
+    Made by `prepare_split(..., fallback="python")`, which says in `why` what stood in the way of a graph.
+    `run_prefix`, `run_suffix`, `run_training_prefix`, `train_suffix` and `backward_prefix` are those of
+    `SplitRuntime`, and so is what they give: what the model gives, bit for bit. Inputs may have any form that forward
+    takes. Forward runs in a thread of its own, once for each boundary, and what Python does in it happens once. A
+    boundary is run once and stays in its process.
 
     >>> runtime = prepare_split(detector, ([image],), split="after:backbone", fallback="python")
     >>> runtime.run_suffix(runtime.run_prefix([other_image]))
@@ -381,8 +382,8 @@ class PythonSplit:
             found = "a module was switched between train and eval"
         if found:
             raise BoundaryError(
-                f"since the prefix ran, a condition of its forward was changed: {found}; the whole model would have run under one. Put "
-                "it back, or run the prefix again"
+                f"since the prefix ran, a condition of its forward was changed: {found}; the whole model would have run under "
+                "one. Put it back, or run the prefix again"
             )
 
     def _refuse_foreign_graph(self, inputs: Any) -> None:
