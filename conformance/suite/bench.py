@@ -356,7 +356,12 @@ class Bench:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value holds nothing but numbers, text and None, and at least one of these."""
+    """Whether a value holds nothing but numbers, text and None, and at least one of these.
+
+    A `torch.Size` does not count: forward keeps one to tell whether what else it keeps was made for the same sizes.
+    """
+    if isinstance(value, torch.Size):
+        return False
     found = [leaf for _, leaf in leaves(value)]
     return bool(found) and all(leaf is None or isinstance(leaf, (bool, int, float, complex, str)) for leaf in found)
 
