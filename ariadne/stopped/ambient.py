@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import _get_current_function_mode_stack, _push_mode
 from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _len_torch_dispatch_stack
+from torch.utils._python_dispatch import _len_torch_dispatch_stack  # type: ignore[attr-defined]
 
 from ariadne.errors import UnsupportedError
 from ariadne.guards import SWITCHES

@@ -86,7 +86,7 @@ class _Counting(TorchDispatchMode):
     """Counts ops, and notes what memory each reads and makes."""
 
     def __init__(self, found: Measured, model: nn.Module, inputs: Any) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found = found
         self.parameters: dict[int, list[int]] = {}
         for p in model.parameters():
@@ -209,16 +209,16 @@ def _named(
             f"'after:{boundary.module}#{len(mine)}' for the last"
         )
     if chosen not in pool:
-        near = sorted(pool, key=lambda c: abs(c.cut - chosen.cut))[:3]
-        names = ", ".join(repr(c.split_id) for c in near)
+        nearby = sorted(pool, key=lambda c: abs(c.cut - chosen.cut))[:3]
+        names = ", ".join(repr(c.split_id) for c in nearby)
         why = chosen.reason or "no parameter after it requires grad, and trainable=True"
-        raise FrontierError(f"{asked}: {why}. " + (f"Nearest: {names}" if near else "No call will do"))
+        raise FrontierError(f"{asked}: {why}. " + (f"Nearest: {names}" if nearby else "No call will do"))
     return chosen
 
 
 def _memory(t: torch.Tensor) -> int:
     try:
-        return t.untyped_storage()._cdata
+        return int(t.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):  # sparse, or in a library's own layout
         return id(t)
 

@@ -155,7 +155,7 @@ class Crossing(TorchFunctionMode):
             if isinstance(node, _AccumulateGrad):
                 leaves.append(node.variable)
             elif isinstance(node, Tap._backward_cls):
-                crossed.append(by_label[node.label])
+                crossed.append(by_label[node.label])  # type: ignore[attr-defined]
             elif node._sequence_nr() < self.before:
                 raise TrainingError(
                     f"after the cut forward uses a tensor from before it, made by {node.name()}, where that can't be followed: an "

@@ -69,6 +69,7 @@ class Awaited:
                 return
             gate.waiting -= 1
             if not gate.waiting and self.module.__dict__.get(self.slot) is gate:
+                assert gate is not None
                 if gate.had:
                     self.module.__dict__[self.slot] = gate.before
                 else:

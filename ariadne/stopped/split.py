@@ -267,11 +267,11 @@ class PythonSplit:
                 f"boundary_grads is the dict that train_suffix returned; found {type(boundary_grads).__name__}"
             )
         mine = self._accept(boundary)
-        shares = [p for p, _ in mine._shared]
-        suffix = {id(p): p for p in (*self.suffix_parameters(), *mine.used)}.values()
+        shares: list[Any] = [p for p, _ in mine._shared]
+        suffix: Any = {id(p): p for p in (*self.suffix_parameters(), *mine.used)}.values()
         backward_prefix(
             mine, boundary_grads, optimizer=optimizer, scaler=scaler, suffix_parameters=suffix, shared=shares
-        )  # type: ignore[arg-type]
+        )
 
     # --- elsewhere ------------------------------------------------------------------------------------------------
 
@@ -333,7 +333,8 @@ class PythonSplit:
         def split(*args: Any, **kwargs: Any) -> Any:
             clear()
             boundary = self._training_prefix(args, kwargs)
-            loss, found = self.train_suffix(boundary, loss_fn=lambda out, _: weighed(out))
+            loss_fn: Any = lambda out, _: weighed(out)  # noqa: E731 - what gives no loss is refused there
+            loss, found = self.train_suffix(boundary, loss_fn=loss_fn)
             self.backward_prefix(boundary, found)
             return gradients((args, kwargs)), loss
 
