@@ -31,13 +31,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ariadne.capture.example import Captured, Example, swallowed
+from ariadne.capture.refusals import PATCHING, Patches
 from ariadne.capture.scripted import is_scripted
 from ariadne.capture.state import Snapshot
 
 if TYPE_CHECKING:
     from ariadne.capture.ways import capture
 
-__all__ = ["capture", "Snapshot", "is_scripted", "Captured", "Example", "swallowed"]
+__all__ = ["capture", "Snapshot", "is_scripted", "Captured", "Example", "swallowed", "PATCHING", "Patches"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,6 @@ import builtins
 import copy
 import logging
 import math
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -21,7 +20,7 @@ from ariadne.capture import packed
 from ariadne.capture.disguise import disguise_type, disguised, watch_id
 from ariadne.capture.followed import Real, Size, following, plain
 from ariadne.capture.recorder import Recorder
-from ariadne.capture.refusals import Patches, called_by_torch, refuse
+from ariadne.capture.refusals import PATCHING, Patches, called_by_torch, refuse
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
@@ -29,7 +28,6 @@ from ariadne.errors import UnsupportedError
 from ariadne.guards import BOOKKEEPING, Recording, is_a, simple, surroundings, switches
 from ariadne.plan import WHOLE, storage_of, tensors_in
 
-PATCHING = threading.RLock()
 HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks")
 HISTORY = ("is_leaf", "grad", "_version", "_base", "_is_view", "is_inference", "is_conj", "is_neg", "is_shared")
 

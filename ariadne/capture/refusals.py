@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,6 +21,8 @@ _ELSEWHERE = (
     "which acts on gradients in a way that no op shows; do it outside of the model, or use prepare_split_replay if the "
 )
 _ELSEWHERE += "split need not train"
+
+PATCHING = threading.RLock()  # of who replaces attributes of torch's own classes
 
 
 class Patches:

@@ -10,7 +10,7 @@ A plan and what a user typed flow in; candidates, and the one that is meant, flo
 
 from ariadne.cut.frontier import Ends, SplitCandidate, crosses, ends_of, frontiers, with_trainable
 from ariadne.cut.part import SIDES, Part, parameters_read, parts
-from ariadne.cut.selection import select
+from ariadne.cut.selection import best, select
 from ariadne.cut.spec import MODES, Boundary, CompileOptions, ExecutionMode, Objective, SplitSpec, parse_boundary
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "ends_of",
     "frontiers",
     "with_trainable",
+    "best",
     "select",
     "Part",
     "SIDES",
