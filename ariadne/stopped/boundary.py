@@ -40,7 +40,9 @@ class StoppedBoundary(BoundaryPayload):
         self.flags: tuple[bool, ...] = ()  # which modules were training
         self.used: list[torch.Tensor] = []  # the leaves that the suffix, and its loss, reached
         held = [
-            (name, t) for name, t in (*self.tensors.items(), *tree.paths(inputs, "input ")) if isinstance(t, torch.Tensor)
+            (name, t)
+            for name, t in (*self.tensors.items(), *tree.paths(inputs, "input "))
+            if isinstance(t, torch.Tensor)
         ]
         self._versions = [(name, t, _version(t)) for name, t in held]
         end = weakref.finalize(self, forward.orders.put, None)
