@@ -15,6 +15,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     reach         the containers that forward can put something into
     history       what forward keeps from one call to the next
     recorder      the pre-dispatch ATen ops that a forward runs
+    applied       functions of autograd, by whatever name they are applied
     recorded      a block in which all that forward does is noted
     first         what forward filled at an earlier call
     identity      what forward compares by `is`

@@ -15,10 +15,9 @@ from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from ariadne import tree
-from ariadne.capture import packed
+from ariadne.capture import applied, packed
 from ariadne.capture.disguise import disguise_type, disguised, watch_id
-from ariadne.capture.followed import Real, Size, following, plain
+from ariadne.capture.followed import Size, following, plain
 from ariadne.capture.recorder import Recorder
 from ariadne.capture.refusals import PATCHING, Patches, called_by_torch, refuse
 from ariadne.capture.scripted import Running
@@ -294,23 +293,6 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
             recorder.autocast.pop()
         return exit_autocast(self, *exception)
 
-    owner = next(c for c in torch.autograd.Function.__mro__ if "apply" in c.__dict__)
-    original_apply = owner.__dict__["apply"]
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if not mine():
-            return original_apply.__get__(None, cls)(*args, **kwargs)
-        if recorder.watch is not None and any(isinstance(a, (Size, Real)) for a in tree.leaves((args, kwargs))):
-            recorder.watch.lose(f"{cls.__name__} takes the number")
-        with recorder.aside(), recorder.drawing():
-            out = original_apply.__get__(None, cls)(*args, **kwargs)
-        if kwargs:
-            raise UnsupportedError(
-                f"forward calls {cls.__name__}.apply with keywords in {recorder.where()}; pass all of its arguments by position"
-            )
-        recorder.add(cls, args, out)
-        return out
-
     run_script: Any = torch.jit.ScriptFunction.__call__
 
     def scripted(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -363,7 +345,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     patches.set(torch.Tensor, "is_contiguous", noted("layout", "is_contiguous"))
     for name in ("stride", "dim_order"):
         patches.set(torch.Tensor, name, noted("layout", name))
-    patches.set(torch.autograd.Function, "apply", classmethod(apply))
+    applied.patch(recorder, patches)
     patches.set(torch, "is_autocast_enabled", watched_call("dtype", torch.is_autocast_enabled))
     patches.set(torch, "get_autocast_dtype", watched_call("dtype", torch.get_autocast_dtype))
 

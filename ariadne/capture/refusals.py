@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -101,9 +101,6 @@ def refuse(
     _refuse_saved_tensor_hooks(mine, where, patches)
     _refuse_node_hooks(mine, where, patches)
     _watch_backward(model, mine, where, walked, patches)
-    for cls in _functions(torch.autograd.Function):
-        if isinstance(cls.__dict__.get("forward"), staticmethod):
-            patches.set(cls, "forward", staticmethod(_only_by_apply(cls, mine)))
 
 
 def refuse_transforms(where: str) -> None:
@@ -245,24 +242,3 @@ def _watch_backward(
         return found
 
     patches.set(torch.autograd, "_engine_run_backward", run_backward)
-
-
-def _functions(base: Any) -> Iterator[Any]:
-    for cls in base.__subclasses__():
-        yield cls
-        yield from _functions(cls)
-
-
-def _only_by_apply(cls: Any, mine: Callable[[], bool]) -> Callable[..., Any]:
-    """The forward of an autograd function, which refuses to run where its `apply` was not seen."""
-    original = cls.__dict__["forward"].__func__
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if mine():
-            raise UnsupportedError(
-                f"forward reaches {cls.__name__}.apply by a reference taken before the capture, which hides its backward; write "
-                f"{cls.__name__}.apply(...) where it is called"
-            )
-        return original(*args, **kwargs)
-
-    return forward

@@ -1,6 +1,7 @@
 """The family `toys`: each isolates one hard thing, which its docstring says."""
 
 from model_zoo.families import (
+    toys_applied,
     toys_batch,
     toys_containers,
     toys_dtypes,
@@ -18,6 +19,7 @@ from model_zoo.families import (
 )
 
 _MODULES = (
+    toys_applied,
     toys_batch,
     toys_containers,
     toys_dtypes,
