@@ -17,6 +17,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     recorder      the pre-dispatch ATen ops that a forward runs
     applied       functions of autograd, by whatever name they are applied
     recorded      a block in which all that forward does is noted
+    settled       flags of a first call, and the batch of the last one
     first         what forward filled at an earlier call
     identity      what forward compares by `is`
     lower         a recording of live tensors becomes a plan of names

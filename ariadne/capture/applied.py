@@ -24,7 +24,7 @@ _CTX: Any = torch._C._FunctionBase
 
 
 def patch(recorder: Recorder, patches: Patches) -> None:
-    """Let the recorder note each autograd function as one op; raises `UnsupportedError` where one runs of which `apply` is unseen."""
+    """Let the recorder note each autograd function as one op; raises `UnsupportedError` where one runs unseen."""
     owner = next(c for c in _FUNCTION.__mro__ if "apply" in c.__dict__)
     original = owner.__dict__["apply"]
 

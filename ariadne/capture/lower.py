@@ -665,7 +665,10 @@ class Lowering:
         reads = self.recorded.read_attributes.keys() | self.recorded.missing
         caching = {path for path, name, _, _ in self.recorded.changed if (path, name) in reads}
         for path, name, _, now in self.recorded.changed:
-            if (path, name) not in self.recorded.written:
+            plain = isinstance(
+                now, (int, torch.SymInt)
+            )  # which may be stored though it was read: see `capture.settled`
+            if (path, name) not in self.recorded.written and not (plain and path in caching):
                 continue
             if path in caching:
                 if path in self.snapshot.modules:
