@@ -188,6 +188,7 @@ def observe(
             effects.renew(changes, history.renewed)
             effects.assigned |= history.assigned - found.read_attributes.keys()
             effects.kept = held.kept(found.changed, effects.assigned, bool(effects.known - effects.rules.keys()))
+            found.flags = held.flags(found.changed, effects.assigned)
         unpruned = with_stores(unpruned, effects, changes, put, reach)
         plan = check(prune(unpruned))
         return Observation(

@@ -22,7 +22,7 @@ from ariadne.capture.recorded import recording
 from ariadne.capture.sizes import Watch
 from ariadne.compare import difference
 from ariadne.errors import UnsupportedError, named
-from ariadne.guards import simple
+from ariadne.guards import Flag, simple
 
 Change = tuple[str, str, Any, Any]  # of an attribute: before, and now
 Key = tuple[str, str]  # a module's path, and the name of an attribute
@@ -85,10 +85,21 @@ class Held:
         found = self.settled | {key: v for key, v in self.holders.items() if v[0] is None}
         if not caches and {(path, name) for path, name, _, _ in changed} <= assigned | found.keys():
             return set(found)
+        if caches:  # which a guard could not see to be filled, where a flag says so
+            flag = next((key for key, (_, now) in found.items() if type(now) is bool), None)
+            if flag is not None:
+                refuse_change(flag, *found[flag])
         holder = next((key for key, (_, now) in found.items() if type(now) is int), None)
         if holder is not None and assigned:
             refuse_change(holder, *found[holder])
         return set()
+
+    def flags(self, changed: Sequence[Change], set_too: set[Key]) -> list[Flag]:
+        """The flags, with what a first call fills beside them and a plan does not."""
+        beside = tuple(
+            (path, name) for path, name, _, _ in changed if (path, name) not in set_too | self.settled.keys()
+        )
+        return [(*key, before, now, beside) for key, (before, now) in self.settled.items() if type(now) is bool]
 
     @property
     def primed(self) -> list[Key]:
@@ -115,20 +126,21 @@ def _asks_equality(model: nn.Module, example: Example, grad: bool, key: Key, bat
     reach = Reach(model)
     snapshot, watch = reach.snapshot(args, kwargs), Watch()
     snapshot.save_buffers()
-    drew = False
     try:
+        if held == batch:  # as a call left it that had this batch, with whatever belongs to that
+            gives(model, example, batch, grad, True)
+            snapshot.again(True)
         snapshot.modules[key[0]].__dict__[key[1]] = followed(Node(held, "held", watch))
         with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
             output = model(*args, **kwargs)
             given = [output, *(event.args for event in found.events)]
             given += [v for at, m in snapshot.modules.items() for n, v in m.__dict__.items() if (at, n) != key]
             leaks = any(isinstance(leaf, Size | Real) for one in given for leaf in tree.leaves(one))
-        drew = found.drew
         found.forget_tensors()
     except (ReadError, Exception):  # it made a number of it, or can't do without the batch that it knew
         return False
     finally:
-        snapshot.restore(drew)
+        snapshot.restore(True)
     leaks &= held != batch  # else it may stand for the batch, once forward knows that they are the same
     return not leaks and watch.questions.keys() <= {f"(held == {batch})", f"(held != {batch})"}
 

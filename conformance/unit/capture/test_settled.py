@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ariadne import SplitSpec, prepare_split
 from ariadne.capture import ways
-from ariadne.errors import UnsupportedError
+from ariadne.errors import ModuleError, UnsupportedError
 
 
 class Layers(nn.Module):
@@ -92,7 +92,6 @@ FOLLOWED = {
     "flag the other way round": lambda: Flag(first=1 == 1),
     "flag of a table": lambda: FlagOfTable(first=True),
     "flag of rows": lambda: FlagOfRows(first=True),
-    "flag of a dict": lambda: FlagInDict(first=True, tables={}),
     "batch": lambda: Noted(batch=1),
     "batch of the example": lambda: Noted(batch=3),
     "no batch yet": lambda: Noted(batch=None),
@@ -125,6 +124,20 @@ def test_what_no_result_follows_is_followed_and_the_model_may_run_between(name: 
             if runtime.plan.stores:
                 plain = {k: v for k, v in twin.__dict__.items() if isinstance(v, (int, type(None)))}
                 assert plain == {k: model.__dict__[k] for k in plain}
+
+
+def test_a_flag_that_is_moved_without_what_a_call_fills_is_noticed() -> None:
+    model = FlagOfTable(first=True)
+    runtime = prepare_split(model, (torch.randn(3, 4),), split="percent:50")
+    x = torch.randn(3, 4)
+    for first, table in ((False, None), ("up", torch.ones(4))):
+        model.__dict__.update(first=first, table=table)
+        with pytest.raises(ModuleError, match="'first' of the model"):
+            runtime.run_prefix(x)
+    with torch.no_grad():
+        for first in (False, True):
+            model.__dict__.update(first=first, table=torch.ones(4))
+            assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
 
 
 class Larger(Layers):
@@ -217,13 +230,14 @@ REFUSED = {
     "a flag at large batches": lambda: Later(first=True),
     "a flag that turns": lambda: Twice(first=True),
     "a flag elsewhere": lambda: HandedFlag(first=True),
+    "a flag of a dict": lambda: FlagInDict(first=True, tables={}),
     "half of a cache": lambda: Half(batch=1, tables={}),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_result_may_follow_is_refused_by_name(name: str) -> None:
-    with pytest.raises(UnsupportedError, match="reads and changes the attribute '(batch|before|first|was)'"):
+    with pytest.raises(UnsupportedError, match=r"reads and changes the attribute '(batch|before|first|was)'"):
         prepare_split(REFUSED[name](), (torch.randn(3, 4),), split="percent:50")
 
 
