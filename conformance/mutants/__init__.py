@@ -26,6 +26,7 @@ from conformance.mutants import (
     reaches,
     runs,
     segments,
+    settlings,
     surroundings,
     trainings,
 )
@@ -47,6 +48,7 @@ _MODULES = (
     moved,
     penalties,
     reaches,
+    settlings,
     surroundings,
 )
 
