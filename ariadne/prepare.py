@@ -211,11 +211,17 @@ def _warn_of_unread(model: nn.Module, example: Example, plan: TracePlan) -> None
     open_ended = swallowed(model, example.spec)
     given = [id(leaf) for leaf in example.leaves]  # one tensor that is given twice is read by its first name
     unread = [n for i, n in plan.inputs if i in open_ended and n not in read and given.count(given[i]) == 1]
-    if unread:
-        names = ", ".join(map(repr, unread))
-        taken = [n for n, p in inspect.signature(model.forward).parameters.items() if p.kind is not p.VAR_KEYWORD]
+    if not unread:
+        return
+    taken = [
+        p
+        for p in inspect.signature(model.forward).parameters.values()
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if taken:  # else forward hands on what it is given, and no name of its own can be meant
         warnings.warn(
-            f"forward takes {names} by its **kwargs, and no op reads it: is the name misspelt? By name it takes {', '.join(taken)}",
+            f"forward takes {', '.join(map(repr, unread))} by its **kwargs, and no op reads it: is the name misspelt? By name it "
+            f"takes {', '.join(p.name for p in taken)}",
             stacklevel=4,
         )
 

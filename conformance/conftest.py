@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 
 # A change is judged by the same examples each time it is judged, so smoke draws no new ones; to search is what `nox -s fuzz`
 # is for. Chosen here and not left to hypothesis, whose own profiles hang on whether it takes the machine for a CI.
-for _name, _examples in {"smoke": 25, "full": 200, "nightly": 5000}.items():
+for _name, _examples in {"smoke": 15, "full": 200, "nightly": 5000}.items():
     _new = {"derandomize": False, "database": DirectoryBasedExampleDatabase(".hypothesis/examples")}
     _same = {"derandomize": True, "database": None} if _name == "smoke" else _new
     settings.register_profile(_name, max_examples=_examples, deadline=None, print_blob=True, **_same)
@@ -27,18 +27,33 @@ settings.load_profile(PROFILE)
 SPELLINGS = 2
 OF_MANY = (  # files whose tests say one thing of many models, changes or planted faults; all of `traps` do
     "test_buckets",
+    "test_captured_for_a_call",
     "test_changed_models",
     "test_checks",
+    "test_compiled",
+    "test_data_taken_out",
     "test_export",
     "test_facts",
+    "test_followed_containers",
     "test_held_objects",
     "test_hidden_paths",
+    "test_ids_of_sizes",
+    "test_kept_between_calls",
     "test_learnt",
+    "test_penalties",
+    "test_raw_errors",
+    "test_remote_training",
+    "test_scripted",
     "test_served_models",
+    "test_shapes",
+    "test_sizes_by_data",
     "test_sizes_unseen",
+    "test_stale_views",
     "test_surroundings",
     "test_torchrun",
     "test_training_flags",
+    "test_views_and_writes",
+    "test_visualization",
     "test_watched",
 )
 

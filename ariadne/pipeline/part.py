@@ -50,6 +50,10 @@ class Part(nn.Module):
         """What goes on to the next part, by the signature of the plan; empty for the last part."""
         raise NotImplementedError
 
+    def get_submodule(self, target: str) -> nn.Module:
+        """As `nn.Module.get_submodule`: the model's own submodule of that name, also where a part has an attribute so called."""
+        return self._root.get_submodule(target) if target else self
+
     @property
     def tied(self) -> dict[str, nn.Parameter]:
         """The parameters that other parts use too, by the model's first name for each."""

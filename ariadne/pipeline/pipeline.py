@@ -455,8 +455,8 @@ def prepare_pipeline(
     pipeline = Pipeline(model, example, settings, texts, {first.plan: (cuts, first.baseline)}, recapture)
     if draws not in (None, "whole", "seeded"):
         raise SpecError(f"draws is 'whole' or 'seeded'; found {draws!r}")
-    pipeline.draws = "whole" if not pipeline.any_draws else draws or ("whole" if pipeline.foreseeable() else "seeded")
     pipeline.prove(first, example, trains and any(p.requires_grad for p in model.parameters()))
     for captured in captures[1:]:
         pipeline.take(captured, example, False)
+    pipeline.draws = "whole" if not pipeline.any_draws else draws or ("whole" if pipeline.foreseeable() else "seeded")
     return pipeline

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +24,7 @@ AT_FAULT = (
     "it does not, gives the same result twice on the same input, and follows nothing outside of itself, such as a variable of an "
     "enclosing function, this is a bug in Ariadne"
 )
+_AGAIN = 3  # how often a model is held against itself: what differs now and then
 _ROUNDS = 3  # in which a scripted function must have come to what it stays at, in both
 
 
@@ -83,12 +86,16 @@ def _detached(output: Any) -> Any:
 def _prove_gradients(model: nn.Module, variant: Variant, example: Example) -> None:
     """Hold which outputs require grad, and the gradients of all parameters, through both halves, against the model's own."""
     batch, parameters = _trained_at(variant.plan, example), [p for p in model.parameters() if p.requires_grad]
+
+    def gradients(run: Callable[..., Any]) -> tuple[dict[str, bool], list[torch.Tensor | None]]:
+        found: tuple[dict[str, bool], list[torch.Tensor | None]] = _run(
+            run, model, variant.plan, example, batch, True, lambda out: _gradients(out, parameters)
+        )
+        return found
+
     wrong = None
     for _ in range(_rounds(variant.plan)):
-        (wanting, mine), (wants, theirs) = (
-            _run(run, model, variant.plan, example, batch, True, lambda out: _gradients(out, parameters))
-            for run in (model, variant.joined)
-        )
+        (wanting, mine), (wants, theirs) = gradients(model), gradients(variant.joined)
         unlike = next((at for at in wanting if wanting[at] != wants.get(at)), None)
         if unlike is not None:
             one, other = (
@@ -102,11 +109,56 @@ def _prove_gradients(model: nn.Module, variant: Variant, example: Example) -> No
         wrong = difference(mine, theirs)
         if not wrong:
             return
+    again = next(filter(None, (difference(mine, gradients(model)[1]) for _ in range(_AGAIN))), None)
+    if again:
+        _prove_where_deterministic(lambda: (gradients(model)[1], gradients(variant.joined)[1]), again, batch)
+        return
     raise VerificationError(
         f"the gradients through the split at {variant.candidate.split_id} differ from the model's at batch {batch}: {wrong}. "
         "Forward may change gradients in a way that ops don't show (hooks on tensors or graph nodes): move it outside, or pass "
         "trainable=False if it need not train"
     )
+
+
+def _prove_where_deterministic(both: Callable[[], tuple[Any, Any]], again: str, batch: int) -> None:
+    """Hold gradients against a model whose own differ from run to run, as `grid_sample`'s do on CUDA: with torch's deterministic
+    algorithms. A warning says that they were needed; `VerificationError` where they don't help."""
+    with deterministic():
+        mine, theirs = both()
+        alike = difference(mine, theirs)
+        if alike and difference(mine, both()[0]):
+            raise VerificationError(
+                f"the model's own gradients differ from run to run at batch {batch} ({again}), under torch's deterministic "
+                "algorithms, too: nothing can be held against them. Pass trainable=False, or leave out the op that is not "
+                "deterministic"
+            )
+    if alike:
+        raise VerificationError(
+            f"the gradients through the split differ from the model's at batch {batch} under deterministic algorithms: {alike} "
+            f"(without, the model's own differ from run to run: {again}). Pass trainable=False if it need not train"
+        )
+    warnings.warn(
+        f"the model's own gradients differ from run to run at batch {batch} ({again}); under "
+        "torch.use_deterministic_algorithms(True) the split's are equal to them",
+        stacklevel=2,
+    )
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """While in the block, torch takes deterministic algorithms where it has them, and says nothing where it has none."""
+    cudnn = torch.backends.cudnn
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    chosen = cudnn.deterministic, cudnn.benchmark
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            cudnn.deterministic, cudnn.benchmark = True, False
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        cudnn.deterministic, cudnn.benchmark = chosen
 
 
 def _gradients(output: Any, parameters: list[nn.Parameter]) -> tuple[dict[str, bool], list[torch.Tensor | None]]:

@@ -15,6 +15,7 @@ from conformance.checks import (
     halves,
     inputs,
     left,
+    parts,
     payload,
     rows,
     source,
@@ -28,7 +29,7 @@ from conformance.suite.oracle import is_out_of_memory
 from conformance.suite.state import undisturbed
 from conformance.suite.statuses import Finding, Status, Stop
 
-_MODULES = (autocast, debug, forward, guards, halves, inputs, left, payload, rows, source, train, twice)
+_MODULES = (autocast, debug, forward, guards, halves, inputs, left, parts, payload, rows, source, train, twice)
 CHECKS: Mapping[str, Check] = MappingProxyType({module.CHECK.name: module.CHECK for module in _MODULES})
 LAST_LINES = 12
 

@@ -59,6 +59,11 @@ class Planted(SplitRuntime):
         return cls.planted_in(ariadne.prepare_split(model, example_inputs, **options))
 
     @classmethod
+    def prepare_pipeline(cls, model: nn.Module, example_inputs: Sequence[Any], **options: Any) -> ariadne.Pipeline:
+        """What `ariadne.prepare_pipeline` gives, with the bug in it."""
+        return ariadne.prepare_pipeline(model, example_inputs, **options)
+
+    @classmethod
     def planted_in(cls, plain: SplitRuntime) -> Planted:
         """A runtime for the same model, with the bug in it."""
         plans: dict[TracePlan, tuple[tuple[SplitCandidate, ...], Baseline]] = {}

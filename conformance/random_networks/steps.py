@@ -80,8 +80,10 @@ def _branch(condition: Callable[[Frame, Tensor], Any]) -> Callable[..., Tensor]:
     return lambda frame, x: x * 2 if condition(frame, x) else x - 1
 
 
-def _steps(x: Tensor) -> Tensor:
-    if x.dim() != 3 or not x.numel():
+def _steps(frame: Frame, x: Tensor) -> Tensor:
+    if (
+        x.dim() != 3 or not x.numel() or x.shape[1] == frame.batch
+    ):  # a plan follows lengths that are data or the batch's, not both
         raise ValueError("no sequences")
     return x.mean(1)
 
@@ -253,7 +255,7 @@ STEPS: dict[str, Step] = {
     "if_positive": Step("f", _branch(lambda f, x: x.sum() > 0), {}, "Python branches on data", lambda f, x: x * 2),
     "times_item": Step("f", lambda f, x: x * x.sum().item(), {}, "Python reads a number from data", lambda f, x: x * 2),
     "compress": Step("b", lambda f, x: x.nonzero(), {}, "a size follows data", lambda f, x: x.long().view(-1, 1)),
-    "packed": Step("f", _packed, {"total": (True, False), "sort": (True, False)}, "", lambda f, x, **_: _steps(x)),
+    "packed": Step("f", _packed, {"total": (True, False), "sort": (True, False)}, "", lambda f, x, **_: _steps(f, x)),
     "count_kept": Step("f", _counted(lambda x: x[x > 0]), {}, "a size follows data", lambda f, x: x * 2),
     "count_nonzero": Step("f", _counted(lambda x: x.relu().nonzero()), {}, "a size follows data", lambda f, x: x * 2),
     "count_unique": Step("f", _counted(lambda x: (x > 0).unique()), {}, "a size follows data", lambda f, x: x * 2),

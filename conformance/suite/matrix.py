@@ -60,6 +60,7 @@ def cases(model: str) -> tuple[Case, ...]:
         add("autocast", cut="q50", mode=mode)
         add("guards", mode=mode)
         add("halves", cut="q50", mode=mode)
+        add("parts", mode=mode)
     if model in NAMED:
         add("forward", cut=f"mod:{NAMED[model]}", bs=3, mode="eval", backend="generated")
         add("train", cut=f"mod:{NAMED[model]}", bs=2, mode="train", backend="generated", steps=STEPS)

@@ -38,7 +38,7 @@ class NotedBatch(_Layers):
         return found
 
 
-@toy("mask_of_the_longest", "state")
+@toy("mask_of_the_longest", "state rows-mixed")
 class MaskOfTheLongest(_Layers):
     """A table that is made anew where a batch is larger than any before, and of which each call takes a part."""
 
@@ -55,7 +55,7 @@ class MaskOfTheLongest(_Layers):
         return found
 
 
-@toy("size_by_identity")
+@toy("size_by_identity", "rows-mixed")
 class SizeByIdentity(_Layers):
     """A size is compared by `is`, of which no number can tell."""
 

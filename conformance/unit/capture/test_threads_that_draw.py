@@ -24,6 +24,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        nn.init.ones_(self.a.weight)  # were all of `relu(a(x))` zero, no factor could be told from another
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)

@@ -242,3 +242,80 @@ def test_a_pipeline_needs_torch_distributed_for_stages_alone() -> None:
     assert len(pipeline) == 2
     with pytest.raises(SpecError, match="init_process_group"):
         pipeline.schedule("GPipe", microbatches=2)
+
+
+class NamedLikeAPart(nn.Module):
+    """Its layers are called as attributes of a part are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.index, self.tied = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.shared(torch.relu(self.tied(self.shared(torch.tanh(self.index(self.shared(x)))))))
+
+
+def test_a_models_layers_may_be_called_as_a_parts_attributes_are() -> None:
+    net = NamedLikeAPart()
+    whole, pipeline, x = copy.deepcopy(net), prepare_pipeline(net, (torch.randn(4, 6),), parts=3), torch.randn(3, 6)
+    output, flights = pipeline.forward(x)
+    pipeline.backward(flights, output.sum())
+    whole(x).sum().backward()
+    assert pipeline.parts[0].get_parameter("shared.weight") is net.shared.weight
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(whole.parameters(), net.parameters(), strict=True))
+
+
+class OtherInEval(nn.Module):
+    """Without gradients it is another plan, which draws as the one with gradients does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x) if torch.is_grad_enabled() else self.a(x) * 1
+        return self.b(nn.functional.dropout(torch.relu(h), 0.5))
+
+
+def test_what_draws_and_is_another_plan_without_gradients_is_prepared() -> None:
+    net = OtherInEval()
+    pipeline, x = prepare_pipeline(net, (torch.randn(4, 6),), parts=2), torch.randn(3, 6)
+    torch.manual_seed(1)
+    found = pipeline(x)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        assert torch.equal(found, net(x))
+
+
+class Rounded(torch.autograd.Function):
+    """Draws nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+class Jittered(Rounded):
+    """Draws."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand_like(x)
+
+
+class WithFunction(nn.Module):
+    def __init__(self, function: type[Rounded]) -> None:
+        super().__init__()
+        self.a, self.b, self.function = nn.Linear(6, 6), nn.Linear(6, 6), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.relu(self.function.apply(torch.tanh(self.a(x)))))
+
+
+@pytest.mark.parametrize(("function", "rule"), [(Rounded, "whole"), (Jittered, "seeded")])
+def test_a_function_of_pythons_that_draws_nothing_changes_no_rule(function: type[Rounded], rule: str) -> None:
+    assert prepare_pipeline(WithFunction(function), (torch.randn(4, 6),), boundaries=["after:a"]).draws == rule

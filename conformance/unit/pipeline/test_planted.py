@@ -73,6 +73,7 @@ def planted(rank: int, world: int) -> dict[str, bool]:
     return found
 
 
+@pytest.mark.planted
 def test_every_planted_bug_is_noticed_on_some_rank() -> None:
     results = run(planted, 2)
     for error, result in results:

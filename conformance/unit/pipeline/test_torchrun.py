@@ -33,6 +33,7 @@ def test_the_page_leads_from_a_model_to_torchrun(tmp_path: Path) -> None:
     assert of["0"] == of["1"]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("schedule", ["1f1b", "DualPipeV"])
 def test_the_example_trains_as_the_whole_model(schedule: str) -> None:
     said = torchrun(str(ROOT / "examples/pipeline_training.py"), "--schedule", schedule, "--steps", "2")

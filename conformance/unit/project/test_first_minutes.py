@@ -59,6 +59,24 @@ def test_inputs_have_the_names_that_forward_gives_them() -> None:
         assert f"def forward({names[0]}: f32[B, 4]" in str(runtime.plan)
 
 
+class HandingOn(torch.nn.Module):
+    """Takes whatever the model within takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.within = Named()
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        kwargs.pop("remark", None)
+        found: torch.Tensor = self.within(*args, **kwargs)
+        return found
+
+
+def test_a_model_that_hands_on_what_it_is_given_is_not_warned_of(recwarn: pytest.WarningsRecorder) -> None:
+    prepare_split(HandingOn(), (X,), split="50%", example_kwargs={"remark": torch.ones(2, 4)})
+    assert not [w for w in recwarn if "misspelt" in str(w.message)]
+
+
 def test_an_input_that_only_kwargs_take_and_no_op_reads_is_named() -> None:
     with pytest.warns(UserWarning, match=r"takes 'attn_mask' by its \*\*kwargs, and no op reads it.*attention_mask"):
         prepare_split(Named(), (X,), split="50%", example_kwargs={"attn_mask": torch.ones(2, 4)})

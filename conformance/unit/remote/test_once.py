@@ -315,6 +315,7 @@ def test_other_numbers_of_threads_are_warned_of(files: Path) -> None:
 # --- checkpoints ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.variants  # nox -s faults kills at random moments, too
 def test_a_run_goes_on_from_the_last_checkpoint_when_either_process_was_killed(
     files: Path, tmp_path: Path, whole: Any
 ) -> None:

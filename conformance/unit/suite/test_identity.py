@@ -14,7 +14,7 @@ from conformance.suite.bench import Bench
 from conformance.suite.statuses import Status
 
 TARGET = "conformance.identity:prepare_split"
-ASKS_FOR_A_PLAN = {"guards", "halves", "payload", "source"}
+ASKS_FOR_A_PLAN = {"guards", "halves", "parts", "payload", "source"}
 
 
 @pytest.mark.parametrize("name", model_zoo.names(family="nn"))

@@ -1,0 +1,105 @@
+"""A model whose own gradients differ from run to run, as some ops' do on CUDA: what is held against it, and how it is told."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ariadne import SplitSpec, prepare_split
+from ariadne.errors import VerificationError
+from ariadne.runtime.proof import deterministic
+from ariadne.runtime.variant import Variant
+
+NOISE = itertools.count(1)
+
+
+class Noisy(torch.autograd.Function):
+    """Its backward is off by a little, each time by another; exact under deterministic algorithms."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad if torch.are_deterministic_algorithms_enabled() else grad * (1 + next(NOISE) * 1e-3)
+
+
+class NoisyAlways(Noisy):
+    """Nothing makes it exact."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * (1 + next(NOISE) * 1e-3)
+
+
+class Net(nn.Module):
+    def __init__(self, function: type[Noisy]) -> None:
+        super().__init__()
+        self.a, self.b, self.function = nn.Linear(4, 4), nn.Linear(4, 4), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.b(self.function.apply(self.a(x)))
+        return found
+
+
+def test_gradients_that_differ_from_run_to_run_are_held_under_deterministic_algorithms() -> None:
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
+    with pytest.warns(UserWarning, match=r"differ from run to run .* under torch.use_deterministic_algorithms\(True\)"):
+        split = prepare_split(Net(Noisy), (torch.randn(2, 4),), split=SplitSpec("after:a", trainable=True))
+    assert (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic) == before
+    x = torch.randn(3, 4)
+    with deterministic():
+        boundary = split.run_training_prefix(x)
+        _, gradients = split.train_suffix(boundary, None, loss_fn=lambda output, _: output.sum())
+        split.backward_prefix(boundary, gradients)
+        mine = [p.grad.clone() for p in split.model.parameters() if p.grad is not None]
+        split.model.zero_grad()
+        split.model(x).sum().backward()
+    assert all(
+        torch.equal(g, p.grad) for g, p in zip(mine, split.model.parameters(), strict=True) if p.grad is not None
+    )
+
+
+def test_what_nothing_makes_deterministic_is_told_so() -> None:
+    with pytest.raises(VerificationError, match=r"own gradients differ from run to run .* nothing can be held against"):
+        prepare_split(Net(NoisyAlways), (torch.randn(2, 4),), split=SplitSpec("after:a", trainable=True))
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_model_that_need_not_train_is_served() -> None:
+    model = Net(NoisyAlways)
+    split = prepare_split(model, (torch.randn(2, 4),), split=SplitSpec("after:a", trainable=False))
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        assert torch.equal(split.run_suffix(split.run_prefix(x)), model(x))
+
+
+class Exact(Noisy):
+    """Exact."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class Doubled(Noisy):
+    """Twice the gradient, each time."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad
+
+
+@pytest.mark.parametrize(
+    ("function", "words"), [(Exact, "differ from the model's at batch 2"), (Noisy, "under determ")]
+)
+def test_a_wrong_gradient_is_no_noise(monkeypatch: pytest.MonkeyPatch, function: type[Noisy], words: str) -> None:
+    joined = Variant.joined
+    monkeypatch.setattr(Variant, "joined", lambda self, *args, **kwargs: Doubled.apply(joined(self, *args, **kwargs)))
+    with pytest.raises(VerificationError, match=words):
+        prepare_split(Net(function), (torch.randn(2, 4),), split=SplitSpec("after:a", trainable=True))
