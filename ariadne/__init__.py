@@ -14,6 +14,7 @@ A room for each stage of the pipeline, in import order; nothing imports backward
     halves                    one side as a file: what it says, and what it may not say
     visualization             pictures of a plan and of a cut, from what they hold
     runtime                   a plan, cut; running and training it
+    stopped                   where no graph holds: a forward that stops at a module's call, and goes on
     half                      a side, loaded from its file without the model
     prepare                   the pipeline, readable from top to bottom
     remote                    a suffix in another process, run and trained across the line
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ariadne.prepare import prepare_split, prepare_split_replay, validate_dynamic_batches
     from ariadne.remote import Remote, connect, serve
     from ariadne.runtime import RuntimeCacheKey, SplitRuntime
+    from ariadne.stopped import PythonSplit
 
 __all__ = [
     "AriadneError",
@@ -46,6 +48,7 @@ __all__ = [
     "Half",
     "Remote",
     "Pipeline",
+    "PythonSplit",
     "ReplayBoundary",
     "RuntimeCacheKey",
     "SplitCandidate",
@@ -71,6 +74,7 @@ _HOMES = {
     "Half": "half",
     "Remote": "remote",
     "Pipeline": "pipeline",
+    "PythonSplit": "stopped",
     "ReplayBoundary": "boundary",
     "RuntimeCacheKey": "runtime",
     "SplitCandidate": "cut",

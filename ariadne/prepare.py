@@ -6,7 +6,7 @@ import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import nn
@@ -16,12 +16,21 @@ from ariadne import tree
 from ariadne.capture import Captured, Example, capture, left_as_found, swallowed
 from ariadne.compare import difference
 from ariadne.cut import ExecutionMode, Objective, SplitSpec, frontiers, parse_boundary
-from ariadne.errors import BatchError, InputError, SpecError, VerificationError, named
+from ariadne.errors import BatchError, CaptureError, InputError, SpecError, VerificationError, named
 from ariadne.guards import is_a
 from ariadne.plan import TracePlan, uses
 from ariadne.runtime import AT_FAULT, Settings, SplitRuntime, prove
+from ariadne.stopped import PythonSplit, prepared
+
+Fallback = Literal["refuse", "python"]
+_FALLBACKS = ("refuse", "python")
+_WAY_OUT = (
+    'Or run the model\'s own Python in place of a graph, in this process: prepare_split(..., split="after:<module>", '
+    'fallback="python")'
+)
 
 
+@overload
 def prepare_split(
     model: nn.Module,
     example_inputs: Sequence[Any],
@@ -31,14 +40,40 @@ def prepare_split(
     objective: Objective | None = None,
     compile_options: Mapping[str, Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
-) -> SplitRuntime:
+    fallback: Literal["refuse"] = "refuse",
+) -> SplitRuntime: ...
+@overload
+def prepare_split(
+    model: nn.Module,
+    example_inputs: Sequence[Any],
+    *,
+    split: SplitSpec | str,
+    mode: ExecutionMode = "generated_eager",
+    objective: Objective | None = None,
+    compile_options: Mapping[str, Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    fallback: Fallback,
+) -> SplitRuntime | PythonSplit: ...
+def prepare_split(
+    model: nn.Module,
+    example_inputs: Sequence[Any],
+    *,
+    split: SplitSpec | str,
+    mode: ExecutionMode = "generated_eager",
+    objective: Objective | None = None,
+    compile_options: Mapping[str, Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    fallback: Fallback = "refuse",
+) -> SplitRuntime | PythonSplit:
     """Capture `model` once and split it at `split`, ready to run and to train on any batch in the range.
 
     `example_inputs` are positional inputs of forward, `example_kwargs` keywords; dim 0 of the first tensor is the batch,
     and so is dim 0 of every other tensor that has the same size there. `mode`: generated_eager, compiled (then
     `compile_options` go to torch.compile) or debug_interpreter. `objective` weighs cuts for "auto": a mapping with any of
     boundary_bytes, prefix_ops, suffix_ops (weights), max_boundary_bytes and min_share (limits), or a callable that takes a
-    candidate. The model is left as found, training flags, buffers, gradients and RNG state included.
+    candidate. `fallback`: what to do where no graph holds forward: "refuse" raises the error that says why; "python" gives a
+    `PythonSplit`, which stops the model's own Python at the end of a module's call and goes on with it, in this process. The model
+    is left as found, training flags, buffers, gradients and RNG state included.
 
     Raises `SpecError` and `InputError` for invalid arguments, `CaptureError` where forward can't be held in a
     plan, `FrontierError` where there is no such cut, `VerificationError` where split and whole differ on the example.
@@ -47,9 +82,12 @@ def prepare_split(
     >>> output = runtime.run_suffix(runtime.run_prefix(torch.randn(7, 3, 224, 224)))
     """
     settings = _settings(split, mode, objective, compile_options)
-    return _prepare(model, example_of(model, example_inputs, example_kwargs, settings.spec), settings, True)
+    return _with_fallback(
+        model, example_of(model, example_inputs, example_kwargs, settings.spec), settings, True, fallback
+    )
 
 
+@overload
 def prepare_split_replay(
     model: nn.Module,
     example_inputs: Sequence[Any],
@@ -59,7 +97,31 @@ def prepare_split_replay(
     objective: Objective | None = None,
     compile_options: Mapping[str, Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
-) -> SplitRuntime:
+    fallback: Literal["refuse"] = "refuse",
+) -> SplitRuntime: ...
+@overload
+def prepare_split_replay(
+    model: nn.Module,
+    example_inputs: Sequence[Any],
+    *,
+    split: SplitSpec | str,
+    mode: ExecutionMode = "generated_eager",
+    objective: Objective | None = None,
+    compile_options: Mapping[str, Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    fallback: Fallback,
+) -> SplitRuntime | PythonSplit: ...
+def prepare_split_replay(
+    model: nn.Module,
+    example_inputs: Sequence[Any],
+    *,
+    split: SplitSpec | str,
+    mode: ExecutionMode = "generated_eager",
+    objective: Objective | None = None,
+    compile_options: Mapping[str, Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    fallback: Fallback = "refuse",
+) -> SplitRuntime | PythonSplit:
     """As `prepare_split`, for inference only: what training alone would need is not captured until it is asked for.
 
     Gradients of the two halves are not held against the model's either. Arguments and errors are those of `prepare_split`.
@@ -69,7 +131,9 @@ def prepare_split_replay(
     torch.Size([7, 1000])
     """
     settings = _settings(split, mode, objective, compile_options)
-    return _prepare(model, example_of(model, example_inputs, example_kwargs, settings.spec), settings, False)
+    return _with_fallback(
+        model, example_of(model, example_inputs, example_kwargs, settings.spec), settings, False, fallback
+    )
 
 
 def _settings(
@@ -89,11 +153,43 @@ class Recapture:
 
     def __call__(self, example: Example, training: bool, like: TracePlan | None = None) -> Captured:
         symbol, batches = self.batch_symbol, self.batches
-        return capture(self.model, example, batch_symbol=symbol, batches=batches, grad=training, needed=True, like=like)
+        try:
+            return capture(
+                self.model, example, batch_symbol=symbol, batches=batches, grad=training, needed=True, like=like
+            )
+        except CaptureError as error:
+            raise type(error)(f"{error}. {_WAY_OUT}") from error
 
     def of(self, model: nn.Module) -> Recapture:
         """The same for another model."""
         return Recapture(model, self.batch_symbol, self.batches)
+
+
+def _with_fallback(
+    model: nn.Module, example: Example, settings: Settings, training: bool, fallback: Fallback
+) -> SplitRuntime | PythonSplit:
+    """A graph, cut; where none holds, what `fallback` says."""
+    if fallback not in _FALLBACKS:
+        raise SpecError(f"fallback is one of {', '.join(map(repr, _FALLBACKS))}; found {fallback!r}")
+    if fallback == "refuse" or settings.mode != "generated_eager":
+        try:
+            return _prepare(model, example, settings, training)
+        except CaptureError as error:
+            raise type(error)(f"{error}. {_WAY_OUT}") from error
+    try:
+        made = _prepare(model, example, settings, training)
+        read = next((n for n in made.plan.nodes if n.is_witness), None)
+        if read is None:
+            return made
+        where = f"{read.target} in {named(read.module)}"
+        why = f"forward reads numbers out of a tensor in Python ({where}), and a graph holds only for them"
+    except SpecError:
+        raise
+    except (
+        Exception
+    ) as error:  # at another batch forward may raise whatever it likes; if it does on the example, it will again
+        why = f"no graph holds it: {type(error).__name__}: {error}"
+    return prepared(model, settings, example, why, training=training)
 
 
 def _prepare(model: nn.Module, example: Example, settings: Settings, training: bool) -> SplitRuntime:

@@ -16,7 +16,9 @@ against and a baseline of the model flow out. The model is left as found. The fi
     history       what forward keeps from one call to the next
     recorder      the pre-dispatch ATen ops that a forward runs
     measured      what forward's Python asks of the sizes of tensors
+    applied       functions of autograd, by whatever name they are applied
     recorded      a block in which all that forward does is noted
+    settled       flags of a first call, and the batch of the last one
     first         what forward filled at an earlier call
     identity      what forward compares by `is`
     values        the values of a plan in the making: live tensors and objects by name
@@ -34,13 +36,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ariadne.capture.example import Captured, Example, swallowed
+from ariadne.capture.refusals import PATCHING, Patches
 from ariadne.capture.scripted import is_scripted
 from ariadne.capture.state import Snapshot, left_as_found
 
 if TYPE_CHECKING:
     from ariadne.capture.ways import capture
 
-__all__ = ["capture", "Snapshot", "left_as_found", "is_scripted", "Captured", "Example", "swallowed"]
+__all__ = [
+    "capture",
+    "Snapshot",
+    "left_as_found",
+    "is_scripted",
+    "Captured",
+    "Example",
+    "swallowed",
+    "PATCHING",
+    "Patches",
+]
 
 
 def __getattr__(name: str) -> Any:

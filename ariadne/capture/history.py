@@ -6,7 +6,7 @@ call puts in place of what the call before left is no cache: a plan puts it ther
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,21 +61,24 @@ def gives(model: nn.Module, example: Example, batch: int, grad: bool, reseeded: 
 
 def lived(
     model: nn.Module, example: Example, batch: int, other: int, grad: bool, reach: Reach, snapshot: Snapshot, output: Any,
-    drew: bool, moved: bool,
+    drew: bool, moved: bool, left: Callable[[int], None] = lambda batch: None,
 ) -> History:  # fmt: skip
-    """The history of a model that gave `output` at `batch`; `moved`: and left something in Python.
+    """The history of a model that gave `output` at `batch`; `moved`: and left something in Python. `left` is told of each batch
+    that ran after it.
 
     Raises `UnsupportedError` if it gives something else for the same inputs after the call at the other batch.
     """
     snapshot.again(drew)
     one = _Look(reach, snapshot)
     later = {other: gives(model, example.turned(), other, grad, drew)}
+    left(other)
     puts, assigned = one.changes()
     if not (moved or puts or assigned or snapshot.remembers()):
         return History()
     snapshot.again(drew)
     two = _Look(reach, snapshot)
     differs = difference(output, gives(model, example, batch, grad, False))
+    left(batch)
     puts_again, assigned_again = two.changes()
     if differs:
         places = ((place, change) for found in (puts_again, puts) for place, change in found.items())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +22,7 @@ from ariadne.capture.lower import Lowering
 from ariadne.capture.reach import Reach
 from ariadne.capture.recorded import recording
 from ariadne.capture.recorder import sizes_in
+from ariadne.capture.settled import Held, Key, refuse_change, settles
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
 from ariadne.capture.values import state_tensors
@@ -58,7 +59,8 @@ class Observation:
 
     `unpruned`: the plan with the ops whose results nothing uses, which may be unable to run at another batch. `unforeseen`: sizes
     in it that are looked at again in each call, for nothing tells whether they follow data. `history`: what further runs showed of
-    what forward keeps, where this was the first one.
+    what forward keeps, where this was the first one. `settled`: attributes that it read and changed, with what stood there before
+    and after; `primed`: those that held this run's batch before, and hold that of every call.
     """
 
     plan: TracePlan
@@ -69,6 +71,8 @@ class Observation:
     unforeseen: frozenset[str]
     effects: Effects
     history: History | None = None
+    settled: Mapping[Key, tuple[Any, Any]] = field(default_factory=dict)
+    primed: Sequence[Key] = ()
 
     @cached_property
     def plans(self) -> tuple[TracePlan, ...]:
@@ -94,7 +98,7 @@ def with_stores(
     strange = next((place for place in changes if place not in effects.known), None)
     if strange is not None:
         raise refusal(strange, "changes in some runs alone")
-    beside = stores_beside_caches(sorted(effects.assigned), put)
+    beside = stores_beside_caches(sorted(effects.assigned | effects.kept), put)
     stores = (*plan.stores, *beside, *stores_of(effects.rules, changes, put))
     roots = {root.name: root.thing for root in reach.outside.roots}
     objects = {s.path: roots[s.path] for s in stores if s.table == "outside"}
@@ -134,7 +138,7 @@ def observe(
         with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
             found.output = model(*args, **kwargs)
         found.effects = containers.changes()
-        _refuse_python_state(found, snapshot)
+        settled = _refuse_python_state(found, snapshot, batch, effects)
         low = Lowering(
             model, found, snapshot, state, leaves, example.batched, None, batch_symbol, {}, called(model, example.spec)
         )
@@ -145,7 +149,7 @@ def observe(
         shapes = tuple(tuple(sizes_in(t) for t in tensors_in(e.out)) for e in found.events)
         found.forget_tensors()
         first, attributes = effects is None, {}
-        for left in reversed(range(_UNTIL_WARM if found.scripted else first)):
+        for more in reversed(range(_UNTIL_WARM if found.scripted else first)):
             found.output = None
             snapshot.again(found.drew)
             args, kwargs = tree.unflatten(example.resized(batch, perturbed), example.spec)
@@ -157,7 +161,7 @@ def observe(
             differs = difference(output, now)
             if not differs:
                 break
-            if left:
+            if more:
                 output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, now)
             else:
                 raise UnsupportedError(
@@ -165,7 +169,7 @@ def observe(
                     "it keeps state in Python, draws from a generator of its own, or is not deterministic. Keep state in buffers, "
                     "and draw from torch's RNG"
                 )
-        history = None
+        history, primed = None, list[Key]()
         if effects is None:
             effects = effects_of(changes, containers.changes())
             effects.assigned = {
@@ -175,12 +179,22 @@ def observe(
             }
             _refuse_renewed(found, effects)
             moved = bool(found.changed or found.containers or changes)
-            history = lived(model, example, batch, other or batch, grad, reach, snapshot, output, found.drew, moved)
+            held = Held(snapshot.modules, settled)
+            if other not in (0, batch):
+                held.look(found.read_attributes, found.changed, batch)
+            history = lived(
+                model, example, batch, other or batch, grad, reach, snapshot, output, found.drew, moved, held.left
+            )
+            effects.settled, primed = set(settled), held.primed
             effects.renew(changes, history.renewed)
             effects.assigned |= history.assigned - found.read_attributes.keys()
+            effects.kept = held.kept(found.changed, effects.assigned, bool(effects.known - effects.rules.keys()))
+            found.flags = held.flags(found.changed, effects.assigned)
         unpruned = with_stores(unpruned, effects, changes, put, reach)
         plan = check(prune(unpruned))
-        return Observation(plan, unpruned, Evidence(batch, output), shapes, found, unforeseen, effects, history)
+        return Observation(
+            plan, unpruned, Evidence(batch, output), shapes, found, unforeseen, effects, history, settled, primed
+        )
     finally:
         snapshot.restore(found is None or (found.drew and not found.disturbed))
 
@@ -203,7 +217,11 @@ def _moves_on(value: Any) -> str:
     return "an iterator" if isinstance(value, Iterator) and not isinstance(value, torch.Tensor) else ""
 
 
-def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
+def _refuse_python_state(
+    found: Recording, snapshot: Snapshot, batch: int, effects: Effects | None
+) -> dict[Key, tuple[Any, Any]]:
+    """Raise `UnsupportedError` for what no plan can follow; returns the attributes of which that is still to be found out."""
+    settled: dict[Key, tuple[Any, Any]] = {}
     if found.disturbed:
         raise UnsupportedError(
             "another thread drew from torch's random generator while forward, which draws too, was captured: which numbers are "
@@ -236,7 +254,8 @@ def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
         if (path, name) in found.read_attributes and (counts or keeps):
             if keeps:
                 before, now = "one tensor", "another"
-            raise UnsupportedError(
-                f"forward reads and changes the attribute {name!r} of {named(path)} (from {before!r} to {now!r}), which "
-                "a plan can't follow; keep such state in a buffer"
-            )
+            elif settles(before, now, batch) and (effects is None or (path, name) in effects.settled):
+                settled[path, name] = before, now
+                continue
+            refuse_change((path, name), before, now)
+    return settled

@@ -118,8 +118,10 @@ class Outcome:
         return {path for path, name, _, _ in self.recorded.changed if (path, name) in reads}
 
     def _assigned(self) -> Iterator[tuple[str, str, Any]]:
+        caching = self._caching()
         for path, name, _, now in self.recorded.changed:
-            if (path, name) in self.recorded.written:
+            plain = isinstance(now, (int, torch.SymInt))  # may be stored though it was read: see `capture.settled`
+            if (path, name) in self.recorded.written or (plain and path in caching):
                 yield path, name, now
 
     def put(self) -> dict[tuple[Place, Any], Put]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import copy
 import logging
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,13 +14,12 @@ from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from ariadne import tree
-from ariadne.capture import packed
+from ariadne.capture import applied, packed
 from ariadne.capture.disguise import disguised
-from ariadne.capture.followed import Real, Size, plain
+from ariadne.capture.followed import plain
 from ariadne.capture.measured import patch_sizes
 from ariadne.capture.recorder import Recorder
-from ariadne.capture.refusals import Patches, Run, called_by_torch, refuse
+from ariadne.capture.refusals import PATCHING, Patches, Run, called_by_torch, refuse
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
@@ -29,7 +27,6 @@ from ariadne.errors import UnsupportedError
 from ariadne.guards import BOOKKEEPING, Recording, is_a, simple, surroundings, switches
 from ariadne.plan import WHOLE, storage_of, tensors_in
 
-PATCHING = threading.RLock()
 HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks")
 HISTORY = ("is_leaf", "grad", "_version", "_base", "_is_view", "is_inference", "is_conj", "is_neg", "is_shared")
 
@@ -296,23 +293,6 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
             recorder.autocast.pop()
         return exit_autocast(self, *exception)
 
-    owner = next(c for c in torch.autograd.Function.__mro__ if "apply" in c.__dict__)
-    original_apply = owner.__dict__["apply"]
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if not mine():
-            return original_apply.__get__(None, cls)(*args, **kwargs)
-        if recorder.watch is not None and any(isinstance(a, (Size, Real)) for a in tree.leaves((args, kwargs))):
-            recorder.watch.lose(f"{cls.__name__} takes the number")
-        with recorder.aside(), recorder.drawing():
-            out = original_apply.__get__(None, cls)(*args, **kwargs)
-        if kwargs:
-            raise UnsupportedError(
-                f"forward calls {cls.__name__}.apply with keywords in {recorder.where()}; pass all of its arguments by position"
-            )
-        recorder.add(cls, args, out)
-        return out
-
     run_script: Any = torch.jit.ScriptFunction.__call__
 
     def scripted(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -365,7 +345,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     patches.set(torch.Tensor, "is_contiguous", noted("layout", "is_contiguous"))
     for name in ("stride", "dim_order"):
         patches.set(torch.Tensor, name, noted("layout", name))
-    patches.set(torch.autograd.Function, "apply", classmethod(apply))
+    applied.patch(recorder, patches)
     patches.set(torch, "is_autocast_enabled", watched_call("dtype", torch.is_autocast_enabled))
     patches.set(torch, "get_autocast_dtype", watched_call("dtype", torch.get_autocast_dtype))
 

@@ -168,11 +168,13 @@ class Recorder(ProxyTorchDispatchMode):
             and next(written_arguments(func, bound), None) is None
         )
 
-    def add(self, target: Any, args: tuple[Any, ...], out: Any, effect: Effect | None = None) -> None:
-        """Note one op."""
+    def add(
+        self, target: Any, args: tuple[Any, ...], out: Any, effect: Effect | None = None, region: Region | None = None
+    ) -> None:
+        """Note one op; `region`: the modes that it ran under, where they are not those of this moment."""
         path, call = self.stack[-1]
         args = own_numbers(args) if self.watch is not None else args
-        self.recording.events.append(Event(target, args, out, path, call, self._region(), effect))
+        self.recording.events.append(Event(target, args, out, path, call, region or self.region(), effect))
         made = list(tensors_in(out))
         if any(t.layout is torch.jagged for t in made):
             raise UnsupportedError(
@@ -234,7 +236,8 @@ class Recorder(ProxyTorchDispatchMode):
         self.recording.again[id(out)] = self.recording.again.get(id(leaf), leaf)
         return out
 
-    def _region(self) -> Region:
+    def region(self) -> Region:
+        """The modes of this moment, as far as forward set them."""
         now, settings = modes(), switches.settings()
         if now == self.ambient and settings == self.settings and not self.autocast:
             return PLAIN

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ _ELSEWHERE = (
     "which acts on gradients in a way that no op shows; do it outside of the model, or use prepare_split_replay if the "
 )
 _ELSEWHERE += "split need not train"
+
+PATCHING = threading.RLock()  # of who replaces attributes of torch's own classes
 
 
 class Patches:
@@ -104,9 +107,6 @@ def refuse(run: Run) -> None:
     _refuse_saved_tensor_hooks(run)
     _refuse_node_hooks(run)
     _watch_backward(run)
-    for cls in _functions(torch.autograd.Function):
-        if isinstance(cls.__dict__.get("forward"), staticmethod):
-            run.patches.set(cls, "forward", staticmethod(_only_by_apply(cls, run)))
 
 
 def refuse_transforms(where: str) -> None:
@@ -244,24 +244,3 @@ def _watch_backward(run: Run) -> None:
         return found
 
     run.patches.set(torch.autograd, "_engine_run_backward", run_backward)
-
-
-def _functions(base: Any) -> Iterator[Any]:
-    for cls in base.__subclasses__():
-        yield cls
-        yield from _functions(cls)
-
-
-def _only_by_apply(cls: Any, run: Run) -> Callable[..., Any]:
-    """The forward of an autograd function, which refuses to run where its `apply` was not seen."""
-    original = cls.__dict__["forward"].__func__
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if run.mine():
-            raise UnsupportedError(
-                f"forward reaches {cls.__name__}.apply by a reference taken before the capture, which hides its backward; write "
-                f"{cls.__name__}.apply(...) where it is called"
-            )
-        return original(*args, **kwargs)
-
-    return forward

@@ -205,6 +205,12 @@ class Snapshot:
                 if buffer is not None:
                     self.save(buffer)
 
+    def save_all(self) -> None:
+        """Keep a copy of every tensor that the model holds: for a forward of which nobody knows what it writes."""
+        for owners in self._owners.values():
+            for tensor in owners:
+                self.save(tensor)
+
     def moved_rng(self) -> list[str]:
         """Which of Python's own generators moved since: `random`, `numpy.random`."""
         now, names = _rng(), []

@@ -30,6 +30,7 @@ from ariadne.capture.leaks import refuse_kept_data, refuse_leaks, refuse_unlike_
 from ariadne.capture.observed import Observation, observe
 from ariadne.capture.reach import Reach
 from ariadne.capture.refusals import refuse_hooks, refuse_scripted
+from ariadne.capture.settled import NO_BATCH, refuse_flags, refuse_questions
 from ariadne.capture.shapes import PlainNumberError, within_shapes
 from ariadne.capture.sizes import Watch, holding
 from ariadne.capture.symbolic import above_1, symbolic
@@ -57,6 +58,7 @@ from ariadne.plan import (
     where,
 )
 
+_MOST_TRIED = 64  # the largest batch at which a flag of the first call is put to the test
 TYPED_CLASSES = frozenset(name for name in dir(torch) if name.endswith("Tensor") and name != "Tensor")
 
 
@@ -78,6 +80,14 @@ def capture(
     refuse_scripted(model)
     other = another(size, batches)
     real = observe(model, example, size, batch_symbol, grad, other=other)
+    if real.primed:
+        modules = dict(model.named_modules())
+        with standing([(modules[path], name, NO_BATCH) for path, name in real.primed]):
+            return capture(
+                model, example, batch_symbol=batch_symbol, batches=batches, grad=grad, needed=needed, like=like
+            )
+    if real.settled:
+        _refuse_unsettled(model, example, grad, real, other, batches)
     slots = filled_again(
         filled_before(dict(model.named_modules()), real.recorded),
         lambda full: _still_gives(model, example, size, grad, real.evidence.output, full),
@@ -98,6 +108,16 @@ def capture(
     if not slots:
         _refuse_first_of_many(real, _sets_up(model, example, real, grad))
     return _captured(model, example, real, batch_symbol, batches, grad, needed, like)
+
+
+def _refuse_unsettled(
+    model: nn.Module, example: Example, grad: bool, real: Observation, other: int, batches: range
+) -> None:
+    """Raise `UnsupportedError` if a result may follow an attribute that forward reads and changes."""
+    size = real.evidence.batch
+    tried = {size, other, *(b for b in (1, 2, 2 * size, min(batches.stop - 1, _MOST_TRIED)) if b in batches)}
+    refuse_questions(model, example, grad, real.settled, (size, other))
+    refuse_flags(model, example, grad, real.settled, sorted(tried))
 
 
 def _sets_up(model: nn.Module, example: Example, real: Observation, grad: bool) -> str | None:

@@ -75,7 +75,8 @@ class Subject:
         """It, split."""
         with progress(f"splitting {self.name} at {boundary} ..."):
             given = {"split": self.spec(boundary), "example_kwargs": self.kwargs, **options}
-            return self.owning(lambda: prepare_split(self.model, self.args, **given))
+            made: SplitRuntime = self.owning(lambda: prepare_split(self.model, self.args, **given))
+            return made
 
     @property
     def given(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from ariadne.cut.frontier import SplitCandidate
 from ariadne.cut.spec import Boundary, Objective
@@ -10,6 +11,22 @@ from ariadne.errors import FrontierError, SpecError, nearest
 from ariadne.plan import TracePlan
 
 SMALLEST_SHARE = 0.1
+
+
+class Weighed(Protocol):
+    """What an objective weighs of a cut."""
+
+    @property
+    def cut(self) -> int: ...
+    @property
+    def prefix_ops(self) -> int: ...
+    @property
+    def suffix_ops(self) -> int: ...
+    @property
+    def boundary_bytes(self) -> float: ...
+
+
+Cut = TypeVar("Cut", bound=Weighed)
 _OBJECTIVES = ("boundary_bytes", "prefix_ops", "suffix_ops", "max_boundary_bytes", "min_share")
 
 
@@ -58,10 +75,11 @@ def select(
     if boundary.kind == "percent":
         target = boundary.percent / 100 * len(plan.nodes)
         return min(pool, key=lambda c: (abs(c.cut - target), c.cut))
-    return _best(plan, pool, objective)
+    return best(len(plan.nodes), pool, objective)
 
 
-def _best(plan: TracePlan, pool: Sequence[SplitCandidate], objective: Objective | None) -> SplitCandidate:
+def best(ops: int, pool: Sequence[Cut], objective: Objective | None) -> Cut:
+    """The candidate that an objective wants of a pool, for a forward of so many `ops`."""
     if callable(objective):
         return min(pool, key=lambda c: (objective(c), c.cut))
     numbers = isinstance(objective, Mapping) and all(
@@ -76,14 +94,14 @@ def _best(plan: TracePlan, pool: Sequence[SplitCandidate], objective: Objective 
     unknown = sorted(set(wanted) - set(_OBJECTIVES))
     if unknown:
         raise SpecError(f"objective has no {unknown[0]!r}; it takes {', '.join(map(repr, _OBJECTIVES))}, or a callable")
-    share = wanted.pop("min_share", SMALLEST_SHARE) * len(plan.nodes)
+    share = wanted.pop("min_share", SMALLEST_SHARE) * ops
     most = wanted.pop("max_boundary_bytes", float("inf"))
     weights = wanted or {"boundary_bytes": 1.0}
     inner = [c for c in pool if min(c.prefix_ops, c.suffix_ops) >= share and c.boundary_bytes <= most]
     if not inner:
         if "min_share" in (objective or {}) or most < float("inf"):
             raise FrontierError(
-                f"no safe cut leaves each side {share:.0f} of {len(plan.nodes)} ops with at most {most} boundary bytes; "
+                f"no safe cut leaves each side {share:.0f} of {ops} ops with at most {most} boundary bytes; "
                 "lower min_share, or raise max_boundary_bytes"
             )
         inner = list(pool)

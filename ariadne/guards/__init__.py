@@ -63,7 +63,7 @@ from ariadne.guards.effects import (
 )
 from ariadne.guards.facts import alike
 from ariadne.guards.given import Given
-from ariadne.guards.recording import Effect, Event, Recording
+from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.roots import Reached, outside_of
 from ariadne.guards.switches import SWITCHES, TORCH, Switched
 from ariadne.guards.tensors import StateGuard, asks_sizes

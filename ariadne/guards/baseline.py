@@ -111,6 +111,7 @@ class Baseline:
         self.missing: set[tuple[str, str]] = set()
         self.inherited: set[tuple[str, str]] = set()  # methods and the like, found in the module's class
         self.outside: list[Outside] = []
+        self.flags = [flag for recorded in recordings for flag in recorded.flags]
         self.foreign: set[str] = set()
         self.installed: set[types.CodeType] = set()  # hooks that forward itself registers, and that change no result
         seen: set[tuple[Any, ...]] = set()
@@ -204,6 +205,7 @@ class Baseline:
         new.training, new.classes, new.types = dict(self.training), {**new.classes, **self.classes}, self.types
         new.asks_sizes, new.facts = self.asks_sizes, self.facts
         new.absent = {**new.absent, **self.absent}
+        new.flags = self.flags
         new.ties, new.missing, new.installed = self.ties, self.missing, self.installed
         new.outside, new.foreign, new.inherited = [o.of_copy(memo) for o in self.outside], self.foreign, self.inherited
         for path, module in old.items():

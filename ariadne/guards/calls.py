@@ -232,6 +232,14 @@ def explain(
         )
 
 
+def _is_known(
+    own: dict[str, Any], name: str, before: bool, now: bool, beside: list[tuple[dict[str, Any], str]]
+) -> bool:
+    """Whether a flag is as before the first call, or as after it, with what that call fills."""
+    found = own.get(name)
+    return found is before or (found is now and all(table.get(n) is not None for table, n in beside))
+
+
 class ModuleGuard:
     """Whether the modules that some ops came from are as they were: class, flags, attributes read, children, hooks.
 
@@ -332,6 +340,11 @@ class ModuleGuard:
         self._watched = Watched(
             dicts, list(slots.values()), list(identical.values()), [(t, len(t)) for t in sized], families, absent
         )
+        self._flags = [
+            (modules[path].__dict__, name, before, now, [(base.modules[p].__dict__, n) for p, n in beside])
+            for path, name, before, now, beside in base.flags
+            if path in modules
+        ]
         self._recurrent = [m for m in modules.values() if isinstance(m, nn.RNNBase)]
         self._modules = list(modules.values())
         self._classes = [base.classes[p] for p in modules]
@@ -344,6 +357,9 @@ class ModuleGuard:
                 return False
         for kept in self._contents:
             if not kept.is_same():
+                return False
+        for flag in self._flags:
+            if not _is_known(*flag):
                 return False
         if not all(map(keeps_its_weights, self._recurrent)):
             return False
@@ -421,6 +437,14 @@ class ModuleGuard:
                 raise ModuleError(
                     f"attribute {shown(keys)!r} of {named(path)} was {reprlib.repr(value)} when forward "
                     f"read it, now it is {now_it_is}{again}"
+                )
+        for path, name, before, now_flag, beside in base.flags:
+            tables = [(base.modules[p].__dict__, n) for p, n in beside]
+            own = self.modules[path].__dict__ if path in self.modules else {name: before}
+            if not _is_known(own, name, before, now_flag, tables):
+                raise ModuleError(
+                    f"attribute {name!r} of {named(path)} was {before!r} when forward read it, and is {own.get(name)!r} now, with "
+                    f"what a first call fills beside it as no call leaves it{again}"
                 )
         for path, name in sorted(base.inherited):
             if path in self.modules and name in self.modules[path].__dict__:

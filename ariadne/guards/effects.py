@@ -125,6 +125,10 @@ class Effects:
     known: set[Place] = field(default_factory=set)
     primed: list[tuple[Place, Any]] = field(default_factory=list)  # where stood what is put there, before the first run
     assigned: set[tuple[str, str]] = field(default_factory=set)  # attributes of modules that changed in the second run
+    settled: set[tuple[str, str]] = field(
+        default_factory=set
+    )  # those that forward reads and changes, and no result follows
+    kept: set[tuple[str, str]] = field(default_factory=set)  # those of them that a plan sets, too
 
     def renew(self, first: Mapping[Place, Change], renewed: Iterable[tuple[Place, Any]]) -> None:
         """Take it that something is put at these keys at each call: in a container that the first run made, the container is."""

@@ -36,6 +36,10 @@ class Effect:
     draws: bool
 
 
+# The path of a module and an attribute's name, its value before a first call and after, and what that call fills beside it.
+Flag = tuple[str, str, bool, bool, tuple[tuple[str, str], ...]]
+
+
 @dataclass(slots=True)
 class Recording:
     """All that was seen of one forward. `backwards`: the events of each backward pass inside it, and the module's name."""
@@ -71,6 +75,7 @@ class Recording:
     codes: set[CodeType] = field(default_factory=set)  # of a real run: those of functions of the user's that ran
     compared: str = ""  # the function that compares by `is` what may be a size
     registered: set[tuple[type, str]] = field(default_factory=set)  # found in a registry of a module of this class
+    flags: list[Flag] = field(default_factory=list)  # of a first call
     again: dict[int, torch.Tensor] = field(default_factory=dict)  # by an alias of it, what an op gave back as it was
 
     def forget_tensors(self) -> None:

@@ -13,5 +13,18 @@ order::
 
 from ariadne.runtime.proof import AT_FAULT, deterministic, prove
 from ariadne.runtime.split import RuntimeCacheKey, SplitRuntime
+from ariadne.runtime.training import (
+    Gradients,
+    Tap,
+    backward_prefix,
+    carried,
+    disturbed,
+    held_gradients,
+    loss_of,
+    refuse_shared,
+    step,
+    walk_back,
+    walks,
+)
 from ariadne.runtime.variant import Settings, Variant, keeps_sides, told_apart
-from ariadne.runtime.waiting import caught, ends, leaves_of
+from ariadne.runtime.waiting import caught, ends, leaves_of, led_to

@@ -22,7 +22,7 @@ from ariadne.runtime.waiting import caught, ends, leaves_of, led_to, without_hoo
 Gradients = dict[str, torch.Tensor | None]
 
 
-class _Tap(torch.autograd.Function):
+class Tap(torch.autograd.Function):
     """Gives a boundary tensor to the suffix, and keeps the gradient that comes back just as it came.
 
     A leaf would do too, but accumulating into a leaf lays its gradient out anew, and kernels may follow the layout.
@@ -88,7 +88,7 @@ def tapped(boundary: BoundaryPayload, walking: list[bool]) -> tuple[list[Any], G
         if name not in wanting:
             return value
         if id(value) not in taps:
-            taps[id(value)] = _Tap.apply(value, anchor, name, kept, walking)
+            taps[id(value)] = Tap.apply(value, anchor, name, kept, walking)
         return taps[id(value)]
 
     values = []
@@ -137,26 +137,38 @@ def train_suffix(
         walking: list[bool] = []
         values, kept = tapped(boundary, walking)
         output = suffix(boundary.batch, *values)
-        stops, before, walks = ends(output), _held(prefix), _walks[0]
-        loss = _loss_of(loss_fn, output, targets)
-        boundary._disturbed = walks == _walks[0] and _disturbed(before)
+        stops, before, walked = ends(output), held_gradients(prefix), walks()
+        loss = loss_of(loss_fn, output, targets)
+        boundary._disturbed = walked == walks() and disturbed(before)
         waiting, noted = _reached(leaves_of(loss, stops), boundary, optimizer, theirs, suffix_parameters)
         del output, values, stops, before
         waiting += [p for p in shared if here and not any(p is w for w in waiting)]
         walking.append(True)
-        with no_autocast():
-            root = loss if scaler is None else scaler.scale(loss)
-            if waiting or noted:
-                with caught(root, waiting, noted) as (boundary._shared, boundary._noted):
-                    root.backward()
-            else:
-                root.backward()
+        walk_back(loss, boundary, scaler, waiting, noted)
     if optimizer is not None:
-        _step(optimizer, scaler)
+        step(optimizer, scaler)
     return loss.detach(), kept
 
 
-def _loss_of(loss_fn: Callable[[Any, Any], torch.Tensor], output: Any, targets: Any) -> torch.Tensor:
+def walk_back(
+    loss: torch.Tensor,
+    boundary: BoundaryPayload,
+    scaler: Any,
+    waiting: Sequence[torch.Tensor],
+    noted: Sequence[torch.Tensor],
+) -> None:
+    """The backward pass of a loss down to the boundary, which keeps the gradients of leaves that wait and of those noted."""
+    with no_autocast():
+        root = loss if scaler is None else scaler.scale(loss)
+        if waiting or noted:
+            with caught(root, waiting, noted) as (boundary._shared, boundary._noted):
+                root.backward()
+        else:
+            root.backward()
+
+
+def loss_of(loss_fn: Callable[[Any, Any], torch.Tensor], output: Any, targets: Any) -> torch.Tensor:
+    """What a loss function gives; raises `TrainingError` where that is no loss to walk back from."""
     try:
         loss = loss_fn(output, targets)
     except RuntimeError as error:
@@ -182,12 +194,17 @@ def _loss_of(loss_fn: Callable[[Any, Any], torch.Tensor], output: Any, targets: 
 _walks = [0]  # how many walks back through a prefix have begun or ended, in any thread
 
 
-def _held(parameters: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor | None, int]]:
+def walks() -> int:
+    """How many walks back through a prefix have begun or ended, in any thread: what moves gradients that is no loss_fn's doing."""
+    return _walks[0]
+
+
+def held_gradients(parameters: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor | None, int]]:
     """The gradients of some parameters, and how often they were written into."""
     return [(p, g, 0 if g is None else g._version) for p in parameters for g in (p.grad,)]
 
 
-def _disturbed(before: Iterable[tuple[torch.Tensor, torch.Tensor | None, int]]) -> bool:
+def disturbed(before: Iterable[tuple[torch.Tensor, torch.Tensor | None, int]]) -> bool:
     """Whether something was added to gradients since."""
     return any((g := p.grad) is not None and (g is not old or g._version != version) for p, old, version in before)
 
@@ -294,7 +311,7 @@ def backward_prefix(
     finally:
         _walks[0] += 1
     if optimizer is not None:
-        _step(optimizer, scaler)
+        step(optimizer, scaler)
     if scaler is not None and optimizer is not None:
         scaler.update()
 
@@ -352,7 +369,8 @@ def no_autocast() -> AbstractContextManager[Any]:
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
-def _step(optimizer: torch.optim.Optimizer, scaler: Any) -> None:
+def step(optimizer: torch.optim.Optimizer, scaler: Any) -> None:
+    """Step an optimizer, by way of the scaler if there is one."""
     if scaler is None:
         optimizer.step()
     else:

@@ -27,6 +27,7 @@ from conformance.mutants import (
     reaches,
     runs,
     segments,
+    settlings,
     surroundings,
     trainings,
 )
@@ -49,6 +50,7 @@ _MODULES = (
     penalties,
     pipelines,
     reaches,
+    settlings,
     surroundings,
 )
 

@@ -1,6 +1,7 @@
 """The family `toys`: each isolates one hard thing, which its docstring says."""
 
 from model_zoo.families import (
+    toys_applied,
     toys_batch,
     toys_containers,
     toys_dtypes,
@@ -9,6 +10,7 @@ from model_zoo.families import (
     toys_kept,
     toys_lengths,
     toys_scripted,
+    toys_settled,
     toys_sizes,
     toys_state,
     toys_training,
@@ -18,6 +20,7 @@ from model_zoo.families import (
 )
 
 _MODULES = (
+    toys_applied,
     toys_batch,
     toys_containers,
     toys_dtypes,
@@ -26,6 +29,7 @@ _MODULES = (
     toys_kept,
     toys_lengths,
     toys_scripted,
+    toys_settled,
     toys_sizes,
     toys_state,
     toys_training,

@@ -1,0 +1,18 @@
+"""A forward that is stopped at the end of a module's call and goes on: the model's own Python, where no graph holds.
+
+A model, its example and the reason why there is no graph flow in; a runtime with the methods of `SplitRuntime` flows out. The
+files, in import order::
+
+    ambient     what a thread has of its own: modes and switches
+    gate        where the end of one call of a module is noticed
+    forward     a forward in a thread of its own, which waits and goes on
+    boundary    the output of the call, and the forward that waits there
+    crossing    in training: what crosses besides, and what the suffix's backward pass reaches
+    calls       the calls of modules that a forward makes, and the one that is meant
+    proof       a forward that was stopped, held against the model
+    split       what a user calls
+"""
+
+from ariadne.stopped.split import PythonSplit, prepared
+
+__all__ = ["PythonSplit", "prepared"]

@@ -1,0 +1,122 @@
+"""What a thread has of its own: modes and switches that a forward must find as its caller has them, wherever it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch.overrides import _get_current_function_mode_stack, _push_mode
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _len_torch_dispatch_stack  # type: ignore[attr-defined]
+
+from ariadne.errors import UnsupportedError
+from ariadne.guards import SWITCHES
+
+_DEVICES = ("cpu", "cuda")
+_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
+_WORDS = {
+    "inference": "torch.inference_mode()",
+    "autocast": "autocast",
+    "modes": "the default device",
+    "hooks": "hooks on saved tensors",
+    "replay": "the replay of views",
+    "threads": "multithreaded backward passes",
+    "cuda": "the current CUDA device or stream",
+}
+
+
+@dataclass(frozen=True)
+class Ambient:
+    """The modes of one thread, and the switches of the process, at one moment.
+
+    `autocast`: device, dtype and whether casts are kept, of each that is on. `modes`: default devices. `hooks`: those on tensors
+    that are saved for a backward pass. `switches` are the process's, in the order of `SWITCHES`.
+    """
+
+    grad: bool
+    inference: bool
+    autocast: tuple[tuple[str, torch.dtype, bool], ...]
+    modes: tuple[Any, ...]
+    hooks: Any
+    replay: bool
+    threads: bool
+    cuda: Any
+    switches: tuple[Any, ...]
+
+    @classmethod
+    def now(cls, grad: bool) -> Ambient:
+        """Those of this thread, but for the grad mode; raises `UnsupportedError` for what can't be taken to another thread."""
+        modes = tuple(_get_current_function_mode_stack())
+        other = next((m for m in modes if not isinstance(m, DeviceContext)), None)
+        if other is not None or _len_torch_dispatch_stack():
+            found = type(other).__name__ if other is not None else "a TorchDispatchMode"
+            raise UnsupportedError(
+                f"a Python split runs forward in a thread of its own, and {found} is at work in this one alone; call it outside of "
+                "that mode, or run the model itself there"
+            )
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise UnsupportedError(
+                "a Python split runs forward in a thread of its own, where a transform of torch.func does not reach; call it "
+                "outside of the transform, or transform the model itself"
+            )
+        cache = torch.is_autocast_cache_enabled()
+        autocast = tuple((d, torch.get_autocast_dtype(d), cache) for d in _DEVICES if torch.is_autocast_enabled(d))
+        return cls(
+            grad,
+            torch.is_inference_mode_enabled(),
+            autocast,
+            modes,
+            _top_hooks(False),
+            torch._C._is_view_replay_enabled(),
+            torch._C._is_multithreading_enabled(),
+            (torch.cuda.current_device(), torch.cuda.current_stream()) if torch.cuda.is_initialized() else None,
+            switches(),
+        )
+
+    def changed(self, now: Ambient) -> str | None:
+        """What differs in another moment, in words, the grad mode left out; None where nothing does."""
+        for field in fields(self):
+            was, is_now = getattr(self, field.name), getattr(now, field.name)
+            if field.name == "switches":
+                found = switched(was, is_now)
+                if found:
+                    return found
+            elif field.name != "grad" and was != is_now:
+                return f"{_WORDS[field.name]} was {was!r}, and is {is_now!r} now"
+        return None
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Have these modes in this thread, which is new and has none."""
+        with ExitStack() as stack:
+            if self.cuda is not None:
+                torch.cuda.set_device(self.cuda[0])
+                torch.cuda.set_stream(self.cuda[1])
+            torch._C._set_view_replay_enabled(self.replay)
+            torch._C._set_multithreading_enabled(self.threads)
+            for mode in self.modes:
+                _push_mode(mode)
+            if self.hooks is not None:
+                _push_hooks(*self.hooks)
+            if self.inference:
+                stack.enter_context(torch.inference_mode())
+            for device, dtype, cache in self.autocast:
+                stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=cache))
+            torch._C._set_grad_enabled(self.grad)
+            yield
+
+
+def switches() -> tuple[Any, ...]:
+    """How the switches of the process stand."""
+    return tuple([ask() for ask in SWITCHES.values()])
+
+
+def switched(was: tuple[Any, ...], now: tuple[Any, ...]) -> str | None:
+    """The first switch that stands otherwise, in words; None where none does."""
+    if was == now:
+        return None
+    return next(f"{name} was {a!r}, and is {b!r} now" for name, a, b in zip(SWITCHES, was, now, strict=True) if a != b)

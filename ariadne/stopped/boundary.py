@@ -1,0 +1,82 @@
+"""What a Python split's prefix hands to its suffix: the output of a module's call, and the forward that waits there."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Never
+
+import torch
+
+from ariadne import tree
+from ariadne.boundary import BoundaryPayload
+from ariadne.errors import BoundaryError
+from ariadne.stopped.forward import Forward
+
+
+class StoppedBoundary(BoundaryPayload):
+    """A forward that waits at the end of a module's call, with what the call returned.
+
+    `tensors`, `values` and `nbytes` are those of the call's output; what forward keeps from before besides it is in the forward.
+    In training what of that is used again after the cut is added when `train_suffix` meets it. It is run once, in the process where
+    it was made: no bytes and no copies can be made of it. Where it is dropped without being run, its forward is unwound.
+
+    >>> runtime.run_prefix([torch.rand(3, 480, 640)])
+    StoppedBoundary(after:backbone, backbone['0']: [1, 256, 120, 160], ...)
+    """
+
+    def __init__(
+        self,
+        split_id: str,
+        signature: str,
+        label: str,
+        forward: Forward,
+        inputs: tuple[Any, ...],
+        raw: Any,
+        requires_grad: tuple[str, ...],
+        graph: tuple[Any, ...] | None,
+    ) -> None:
+        super().__init__(split_id, signature, 1, (label,), (raw,), requires_grad, graph)
+        self.forward = forward
+        self.flags: tuple[bool, ...] = ()  # which modules were training
+        self.used: list[torch.Tensor] = []  # the leaves that the suffix, and its loss, reached
+        held = [
+            (name, t)
+            for name, t in (*self.tensors.items(), *tree.paths(inputs, "input "))
+            if isinstance(t, torch.Tensor)
+        ]
+        self._versions = [(name, t, _version(t)) for name, t in held]
+        end = weakref.finalize(self, forward.orders.put, None)
+        end.atexit = False
+
+    def refuse_if_written(self) -> None:
+        """Raise `BoundaryError` if what crosses, or an input, was written into since the prefix ran."""
+        name = next((name for name, t, was in self._versions if _version(t) != was), None)
+        if name is not None:
+            raise BoundaryError(
+                f"{name!r} was written into after the prefix ran ({self.split_id}); the forward that waits there may use it again, "
+                "and the whole model would not see that. Write into it after the suffix has run, or hand a copy to the prefix"
+            )
+
+    def to_bytes(self) -> bytes:
+        """Raises `BoundaryError`: a forward that waits can't be sent."""
+        self._stays()
+
+    def _stays(self) -> Never:
+        raise BoundaryError(
+            f"this boundary ({self.split_id}) is a forward of the model's own Python that waits in this process: no bytes and no "
+            "copies can be made of it. Run its suffix here; or split a model that a graph holds, with fallback='refuse', to send "
+            "boundaries elsewhere"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self._stays()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StoppedBoundary:
+        self._stays()
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("BoundaryPayload", "StoppedBoundary", 1).replace(", batch 1", "", 1)
+
+
+def _version(t: torch.Tensor) -> int:
+    return 0 if t.is_inference() else t._version

@@ -1,0 +1,227 @@
+"""The calls of modules that a forward makes: one run is measured, and each call at whose end it may be cut becomes a candidate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ariadne import tree
+from ariadne.capture import PATCHING, Patches
+from ariadne.cut import Boundary, Objective, best
+from ariadne.errors import FrontierError, named, nearest
+from ariadne.stopped.ambient import switched, switches
+
+
+@dataclass(frozen=True, slots=True)
+class CallCandidate:
+    """The end of one call of a module, where forward can be stopped.
+
+    `cut`: the ops that ran before, as counted for the example. `after`, `call`: the module's path and which of its calls;
+    `calls`: how many there were. `boundary_bytes`: of all tensors that were made before and used after. `trainable`: a parameter
+    that requires grad was used after, `trainable_prefix`: before. `reason` says why it is not `safe`, and is empty where it is.
+    """
+
+    cut: int
+    after: str
+    call: int
+    calls: int
+    boundary_bytes: float
+    prefix_ops: int
+    suffix_ops: int
+    trainable: bool
+    trainable_prefix: bool
+    reason: str
+
+    @property
+    def split_id(self) -> str:
+        """The string that names this cut of its model."""
+        return f"after:{self.after}" + (f"#{self.call}" if self.calls > 1 else "")
+
+    @property
+    def safe(self) -> bool:
+        """Whether forward can be stopped there."""
+        return not self.reason
+
+
+@dataclass
+class Measured:
+    """What one run of a forward did: its result, its calls, and where each parameter was used, by op."""
+
+    output: Any = None
+    ops: int = 0
+    ends: list[tuple[int, str, int, str]] = field(default_factory=list)  # ops so far, module, which call, why not there
+    counts: Counter[str] = field(default_factory=Counter)
+    uses: dict[int, list[int]] = field(default_factory=dict)  # parameter, by id: ops that read it
+    spans: list[tuple[int, int, int]] = field(default_factory=list)  # of other memory: made, last read, bytes
+
+    def sides(self, parameters: Sequence[nn.Parameter], cut: int) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """The parameters that were used before a cut, and those after."""
+        uses = self.uses
+        before = [p for p in parameters if any(op <= cut for op in uses.get(id(p), ()))]
+        return before, [p for p in parameters if any(op > cut for op in uses.get(id(p), ()))]
+
+    def candidates(self, parameters: Sequence[nn.Parameter]) -> tuple[CallCandidate, ...]:
+        """Every call of a module that ended with ops before and after it, in order."""
+        found = []
+        for cut, path, call, reason in self.ends:
+            weight = sum(size for made, last, size in self.spans if made <= cut < last)
+            before, after = ([p for p in side if p.requires_grad] for side in self.sides(parameters, cut))
+            rest = self.ops - cut
+            if not reason and not (cut and rest):
+                reason = f"no op runs {'after' if cut else 'before'} that point, so one side would be empty"
+            made = CallCandidate(
+                cut, path, call, self.counts[path], float(weight), cut, rest, bool(after), bool(before), reason
+            )
+            found.append(made)
+        return tuple(found)
+
+
+class _Counting(TorchDispatchMode):
+    """Counts ops, and notes what memory each reads and makes."""
+
+    def __init__(self, found: Measured, model: nn.Module, inputs: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = found
+        self.parameters: dict[int, list[int]] = {}
+        for p in model.parameters():
+            self.parameters.setdefault(_memory(p), []).append(id(p))
+        self.at_hand = {_memory(t) for t in (*model.parameters(), *model.buffers())}
+        self.made: dict[int, tuple[int, int]] = {}  # memory: when, bytes
+        self.read: dict[int, int] = {}
+        for t in tree.leaves(inputs):
+            if isinstance(t, torch.Tensor):
+                self.made[_memory(t)] = 0, _bytes(t)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.found.ops += 1
+        now = self.found.ops
+        given = {_memory(t) for t in tree.leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        for memory in given:
+            for parameter in self.parameters.get(memory, ()):
+                self.found.uses.setdefault(parameter, []).append(now)
+            if memory in self.made:
+                self.read[memory] = now
+        output = func(*args, **kwargs)
+        for t in tree.leaves(output):
+            if isinstance(t, torch.Tensor) and (memory := _memory(t)) not in given and memory not in self.at_hand:
+                self._close(memory)
+                self.made[memory] = now, _bytes(t)
+        return output
+
+    def _close(self, memory: int) -> None:
+        """Memory is given to another tensor now."""
+        if memory in self.made:
+            made, size = self.made.pop(memory)
+            if memory in self.read:
+                self.found.spans.append((made, self.read.pop(memory), size))
+
+    def finish(self, output: Any) -> None:
+        """What is returned is used at the end."""
+        for t in tree.leaves(output):
+            if isinstance(t, torch.Tensor) and _memory(t) in self.made:
+                self.read[_memory(t)] = self.found.ops + 1
+        for memory in [*self.made]:
+            self._close(memory)
+
+
+def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Measured:
+    """Run forward, and note where the calls of its modules end."""
+    found, paths = Measured(), {id(m): path for path, m in reversed([*model.named_modules()]) if path}
+    began, patches = switches(), Patches()
+    counting = _Counting(found, model, (args, kwargs))
+    original: Callable[..., Any] = nn.Module.__call__
+
+    def call(self: nn.Module, *given: Any, **options: Any) -> Any:
+        path = paths.get(id(self))
+        if path is None or torch._C._len_torch_dispatch_stack() == 0:  # another thread's
+            return original(self, *given, **options)
+        found.counts[path] += 1
+        number = found.counts[path]
+        output = original(self, *given, **options)
+        reason = ""
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            reason = "it lies within a transform of torch.func, which can't be left and entered again"
+        elif moved := switched(began, switches()):
+            reason = f"forward has changed a switch of the whole process there, and puts it back later: {moved}"
+        found.ends.append((found.ops, path, number, reason))
+        return output
+
+    with PATCHING:
+        patches.set(nn.Module, "__call__", call)
+        try:
+            with counting:
+                found.output = model(*args, **kwargs)
+                counting.finish(found.output)
+        finally:
+            patches.restore()
+    return found
+
+
+def choose(
+    found: Sequence[CallCandidate], boundary: Boundary, ops: int, *, trainable: bool, objective: Objective | None
+) -> CallCandidate:
+    """The candidate that a boundary string means; raises `FrontierError` with the reason and the nearest ones."""
+    if boundary.kind == "cut":
+        raise FrontierError(
+            f"'cut:{boundary.cut}' counts ops of a plan, and this split has none: its forward runs as Python. Take "
+            f"'after:<module>', a percentage, or one of runtime.candidates"
+        )
+    pool = [c for c in found if c.safe and (c.trainable or not trainable)]
+    if boundary.kind == "after":
+        return _named(found, pool, boundary, trainable)
+    if not pool:
+        raise FrontierError(
+            f"none of the {len(found)} calls of modules that forward makes will do"
+            + (f"; the first: {found[0].reason or 'no parameter after it requires grad'}" if found else "")
+            + ". Split a larger model, or pass trainable=False"
+        )
+    if boundary.kind == "percent":
+        target = boundary.percent / 100 * ops
+        return min(pool, key=lambda c: (abs(c.cut - target), c.after.count("."), c.cut))
+    return best(ops, sorted(pool, key=lambda c: c.after.count(".")), objective)
+
+
+def _named(
+    found: Sequence[CallCandidate], pool: Sequence[CallCandidate], boundary: Boundary, trainable: bool
+) -> CallCandidate:
+    mine = [c for c in found if c.after == boundary.module]
+    asked = f"cannot split after {boundary.module!r}"
+    if not mine:
+        near = nearest(boundary.module, [c.after for c in found])
+        raise FrontierError(f"{asked}: forward calls no module of that name" + (f". Nearest: {near}" if near else ""))
+    if boundary.call is None and len(mine) > 1:
+        raise FrontierError(
+            f"{asked}: forward calls it {len(mine)} times; say which, from 'after:{boundary.module}#1' to "
+            f"'after:{boundary.module}#{len(mine)}'"
+        )
+    number = boundary.call or 1
+    chosen = next((c for c in mine if c.call == number), None)
+    if chosen is None:
+        raise FrontierError(
+            f"cannot split after call {number} of {named(boundary.module)}: forward calls it {len(mine)} time(s); write "
+            f"'after:{boundary.module}#{len(mine)}' for the last"
+        )
+    if chosen not in pool:
+        nearby = sorted(pool, key=lambda c: abs(c.cut - chosen.cut))[:3]
+        names = ", ".join(repr(c.split_id) for c in nearby)
+        why = chosen.reason or "no parameter after it requires grad, and trainable=True"
+        raise FrontierError(f"{asked}: {why}. " + (f"Nearest: {names}" if nearby else "No call will do"))
+    return chosen
+
+
+def _memory(t: torch.Tensor) -> int:
+    try:
+        return int(t.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # sparse, or in a library's own layout
+        return id(t)
+
+
+def _bytes(t: torch.Tensor) -> int:
+    return t.numel() * t.element_size()

@@ -1,0 +1,171 @@
+"""What crosses in training: tensors of the prefix's graph, as the suffix meets them, and what its backward pass reaches.
+
+Forward goes on as one call in one thread, so Python may hand any tensor from before the cut to an op after it. Under `Crossing`
+such an op gets a tap of it in its place: the same data without the prefix's graph, which keeps the gradient that arrives. What an
+op takes otherwise (`autograd.Function`, scripted functions) shows in the graph of the loss, by the numbers of its nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ariadne.errors import TrainingError
+from ariadne.runtime import Gradients, Tap
+
+_AccumulateGrad = torch._C._functions.AccumulateGrad
+_PLAIN = (
+    "grad",
+    "grad_fn",
+    "is_leaf",
+    "requires_grad",
+    "output_nr",
+    "_backward_hooks",
+    "_base",
+    "_version",
+    "shape",
+    "dtype",
+    "device",
+)
+_Tensor: Any = torch.Tensor
+# What looks at a tensor itself, or hangs something on it, which then sees the whole gradient.
+_KEEPS: frozenset[Any] = frozenset(
+    {
+        *(
+            getattr(_Tensor, name)
+            for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "dim", "size")
+        ),
+        *(getattr(getattr(_Tensor, name), part) for name in _PLAIN for part in ("__get__",)),
+    }
+)
+_WALKS: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, _Tensor.backward})
+
+
+@dataclass
+class _Crossed:
+    """A tensor of the prefix, and what stands for it in the suffix; `version`: how often that was written into, as far as told."""
+
+    tensor: torch.Tensor
+    tap: torch.Tensor
+    label: str
+    version: int
+    written: bool = False
+
+
+class Crossing(TorchFunctionMode):
+    """Has each op take taps in place of tensors whose graph was made `before` so many nodes, in the thread that runs forward.
+
+    `labels` are those of tensors known beforehand, by id; another gets one when it is met.
+    """
+
+    def __init__(self, before: int, labels: dict[int, str]) -> None:
+        super().__init__()
+        self.before, self.labels = before, labels
+        self.crossed: dict[int, _Crossed] = {}
+        self.gradients: Gradients = {}
+        self.walking: list[bool] = []
+        self.anchor = torch.zeros((), requires_grad=True)
+        self._originals: dict[int, torch.Tensor] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _KEEPS:
+            return func(*args, **kwargs)
+        used: list[_Crossed] = []
+        taken = [self._take(a, used) for a in args]
+        given = {k: self._take(v, used) for k, v in kwargs.items()} if kwargs else kwargs
+        if not used:
+            return func(*args, **kwargs)
+        if func in _WALKS:
+            raise TrainingError(
+                f"forward, or loss_fn, runs a backward pass of its own after the cut, by {func.__name__}, with a tensor from "
+                f"before it ({used[0].label!r}): half of the graph would be walked twice. Cut after that, or before "
+                "that tensor is made"
+            )
+        found = func(*taken, **given)
+        for one in used:
+            self._note_write(one)
+        return self._originals.get(id(found), found) if isinstance(found, torch.Tensor) else found
+
+    def take(self, value: Any) -> Any:
+        """A value with taps in place of the tensors of the prefix."""
+        return self._take(value, [])
+
+    def _take(self, value: Any, used: list[_Crossed]) -> Any:
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad and (node := value.grad_fn) is not None and node._sequence_nr() < self.before:
+                one = self._tapped(value)
+                used.append(one)
+                return one.tap
+            return value
+        kind = type(value)
+        if kind is list or kind is tuple:
+            taken = [self._take(v, used) for v in value]
+            return value if all(a is b for a, b in zip(taken, value, strict=True)) else kind(taken)
+        if kind is dict:
+            return {k: self._take(v, used) for k, v in value.items()}
+        return value
+
+    def _tapped(self, t: torch.Tensor) -> _Crossed:
+        one = self.crossed.get(id(t))
+        if one is not None:
+            if one.tap._version != one.version:
+                raise self._refusal(one.label, "is written into after the cut by way of another tensor")
+            return one
+        label = self.labels.get(id(t)) or f"kept_{len(self.crossed)}"
+        if any(other.written and _shares(other.tensor, t) for other in self.crossed.values()):
+            raise self._refusal(label, "shares memory with one that is written into after the cut")
+        with torch.inference_mode(False), torch.enable_grad():
+            tap = Tap.apply(t.detach(), self.anchor, label, self.gradients, self.walking)
+        self.gradients.setdefault(label, None)
+        one = self.crossed[id(t)] = _Crossed(t, tap, label, tap._version)
+        self._originals[id(tap)] = t
+        return one
+
+    def _note_write(self, one: _Crossed) -> None:
+        if one.tap._version == one.version:
+            return
+        if one.tensor._is_view():
+            raise self._refusal(one.label, "is a view that is written into after the cut")
+        one.version, one.written = one.tap._version, True
+
+    def _refusal(self, label: str, what: str) -> TrainingError:
+        return TrainingError(
+            f"a tensor from before the cut ({label!r}) {what}, and gradients across it might differ from the whole model's. Cut "
+            "elsewhere, or use an op that makes a new tensor"
+        )
+
+    def reached(self, loss: torch.Tensor) -> tuple[list[torch.Tensor], list[_Crossed]]:
+        """The leaves, and the tensors that cross, to which the graph of `loss` leads; `TrainingError` where it passes the cut."""
+        by_label = {one.label: one for one in self.crossed.values()}
+        leaves, crossed = [], []
+        ahead: list[Any] = [loss.grad_fn]
+        seen: set[Any] = set()
+        while ahead:
+            node = ahead.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if isinstance(node, _AccumulateGrad):
+                leaves.append(node.variable)
+            elif isinstance(node, Tap._backward_cls):
+                crossed.append(by_label[node.label])  # type: ignore[attr-defined]
+            elif node._sequence_nr() < self.before:
+                raise TrainingError(
+                    f"after the cut forward uses a tensor from before it, made by {node.name()}, where that can't be followed: an "
+                    "autograd.Function or a scripted function takes it, autocast keeps a cast weight, or it is a view of what was "
+                    "written into. Cut elsewhere, or pass it through an op of torch's, such as t.view_as(t), before"
+                )
+            else:
+                ahead += [n for n, _ in node.next_functions]
+        return leaves, crossed
+
+
+def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.layout is b.layout is torch.strided and a.untyped_storage()._cdata == b.untyped_storage()._cdata

@@ -1,0 +1,76 @@
+"""The gate: where the end of one call of a module is noticed, in one thread, and the model is left as it was after."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+_SLOT = "_call_impl"  # what `nn.Module.__call__` asks the instance for; with a compiled module it asks for the other
+_COMPILED = "_compiled_call_impl"
+_lock = threading.Lock()
+_here = threading.local()
+
+
+class _Gate:
+    """Stands before one way to call a module, for as long as any thread waits for one of its calls."""
+
+    def __init__(self, module: nn.Module, slot: str) -> None:
+        self.module, self.slot = module, slot
+        self.had = slot in module.__dict__
+        self.before = module.__dict__.get(slot)
+        self.waiting = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        awaited: Awaited | None = getattr(_here, "awaited", None)
+        if awaited is None or awaited.module is not self.module:
+            return self.inner(*args, **kwargs)
+        awaited.begun += 1
+        mine = awaited.begun == awaited.number
+        output = self.inner(*args, **kwargs)
+        if mine:
+            awaited.close()
+            awaited.reached(output)
+        return output
+
+    def inner(self, *args: Any, **kwargs: Any) -> Any:
+        """The call as it is without the gate."""
+        if self.had:
+            return self.before(*args, **kwargs)  # type: ignore[misc]
+        return getattr(type(self.module), self.slot)(self.module, *args, **kwargs)
+
+
+class Awaited:
+    """A call of a module that this thread waits for: when the call of that `number` ends, `reached` gets its output.
+
+    Each thread waits for one at most. The module has an attribute more until `close`.
+    """
+
+    def __init__(self, module: nn.Module, number: int, reached: Callable[[Any], None]) -> None:
+        self.module, self.number, self.reached = module, number, reached
+        self.begun = 0
+        self.slot = _COMPILED if module._compiled_call_impl is not None else _SLOT
+        with _lock:
+            gate = module.__dict__.get(self.slot)
+            if not isinstance(gate, _Gate) or gate.module is not module:
+                gate = module.__dict__[self.slot] = _Gate(module, self.slot)
+            gate.waiting += 1
+        self.gate: _Gate | None = gate
+        _here.awaited = self
+
+    def close(self) -> None:
+        """Wait no longer."""
+        _here.awaited = None
+        with _lock:
+            gate, self.gate = self.gate, None
+            if gate is None:
+                return
+            gate.waiting -= 1
+            if not gate.waiting and self.module.__dict__.get(self.slot) is gate:
+                assert gate is not None
+                if gate.had:
+                    self.module.__dict__[self.slot] = gate.before
+                else:
+                    del self.module.__dict__[self.slot]

@@ -1,0 +1,104 @@
+"""Proof: a forward that is stopped and goes on is held against the model: results, gradients, state and random numbers."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne import tree
+from ariadne.capture import Example, Snapshot
+from ariadne.compare import difference
+from ariadne.errors import UnsupportedError, VerificationError
+from ariadne.guards import simple
+
+
+def isolated(model: nn.Module, example: Example, grad: bool, run: Callable[..., Any]) -> Any:
+    """What `run` gives on fresh inputs like the example; the model and all random generators are left as found."""
+    snapshot = Snapshot(model)
+    snapshot.save_all()
+    args, kwargs = tree.unflatten(example.resized(example.batch), example.spec)
+    try:
+        with torch.set_grad_enabled(grad):
+            return run(*args, **kwargs)
+    finally:
+        snapshot.restore()
+
+
+def traces(model: nn.Module) -> dict[str, Any]:
+    """What a call leaves behind: the model's tensors, plain attributes of its modules, and the random generators."""
+    tensors = {f"the buffer {name!r}": own(t) for name, t in model.named_buffers()}
+    tensors |= {f"the parameter {name!r}": own(t) for name, t in model.named_parameters()}
+    plain = {
+        f"the attribute {name!r} of {path or 'the model'}": value
+        for path, module in model.named_modules()
+        for name, value in module.__dict__.items()
+        if type(value) in (bool, int, float, str) or (type(value) in (list, tuple, dict) and simple(value))
+    }
+    drawn: dict[str, Any] = {"torch's random generator": torch.get_rng_state(), "random": random.getstate()}
+    if torch.cuda.is_initialized():
+        drawn["the generators of CUDA"] = torch.cuda.get_rng_state_all()
+    if "numpy" in sys.modules:
+        kind, keys, *rest = sys.modules["numpy"].random.get_state()
+        drawn["numpy.random"] = (kind, keys.tolist(), *rest)
+    return {**tensors, **{k: repr(v) for k, v in plain.items()}, **drawn}
+
+
+def own(t: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor's values, outside of any graph."""
+    with torch.no_grad():
+        return t.detach().clone()
+
+
+def kept(value: Any) -> Any:
+    """A result, outside of any graph; of things that can't be compared, what they are."""
+    return tree.map_leaves(_kept, value)
+
+
+def _kept(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return own(leaf)
+    return leaf if simple(leaf) else f"<{type(leaf).__name__}>"
+
+
+def hold(
+    model: nn.Module, example: Example, grad: bool, whole: Callable[..., Any], split: Callable[..., Any], at: str
+) -> None:
+    """Raise `VerificationError` unless `split` gives what `whole` gives and leaves behind what that leaves; each from one state."""
+
+    def seen(run: Callable[..., Any]) -> Any:
+        def with_traces(*args: Any, **kwargs: Any) -> Any:
+            found = kept(run(*args, **kwargs))
+            return {"": found, **traces(model)}
+
+        return isolated(model, example, grad, with_traces)
+
+    theirs, mine = seen(whole), seen(split)
+    wrong = difference(theirs, mine)
+    if not wrong:
+        return
+    moves = difference(theirs, seen(whole))
+    if moves:
+        raise UnsupportedError(
+            f"the model gives another result when it runs again from the same state ({moves}): it keeps state outside of itself, "
+            "or is not deterministic, so nothing can be said of a split. Keep state in buffers or attributes, draw from torch's, "
+            "Python's or numpy's own random numbers"
+        )
+    raise VerificationError(
+        f"stopped at {at} and gone on, forward differs from the model: {wrong}. It may look at the thread it runs in, or at a "
+        "setting of the process that is put back between; if it does neither, this is a bug in Ariadne"
+    )
+
+
+def weighed(output: Any) -> torch.Tensor | None:
+    """A loss in which each element of the output has a weight of its own; None where nothing requires grad."""
+    losses = [
+        (t.float() * torch.arange(t.numel(), device=t.device).view(t.shape).cos()).sum()
+        for t in tree.leaves(output)
+        if isinstance(t, torch.Tensor) and t.requires_grad
+    ]
+    return torch.stack(losses).sum() if losses else None

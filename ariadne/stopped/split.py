@@ -1,0 +1,408 @@
+"""A Python split: what a user calls where no graph holds; the methods of `SplitRuntime`, over a forward that stops and goes on."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Never
+
+import torch
+from torch import nn
+
+from ariadne import tree
+from ariadne.boundary import BoundaryPayload
+from ariadne.capture import Example, Snapshot
+from ariadne.compiled import CompileReport
+from ariadne.cut import ExecutionMode, parse_boundary
+from ariadne.errors import BoundaryError, SpecError, TrainingError
+from ariadne.runtime import (
+    Gradients,
+    Settings,
+    backward_prefix,
+    carried,
+    disturbed,
+    held_gradients,
+    led_to,
+    loss_of,
+    refuse_shared,
+    step,
+    walk_back,
+    walks,
+)
+from ariadne.stopped.boundary import StoppedBoundary
+from ariadne.stopped.calls import CallCandidate, Measured, choose, measure
+from ariadne.stopped.crossing import Crossing
+from ariadne.stopped.forward import Forward
+from ariadne.stopped.proof import hold, isolated, weighed
+
+_OF_A_PLAN = frozenset(
+    "plan trace_plan prefix_source suffix_source cache_key visualize save prefix_state_dict suffix_state_dict".split()
+)
+
+_numbers = itertools.count(1)
+
+
+class PythonSplit:
+    """A model split at the end of a module's call, where no graph holds: its own Python runs, stops there and goes on.
+
+    Made by `prepare_split(..., fallback="python")`, which says in `why` what stood in the way of a graph.
+    `run_prefix`, `run_suffix`, `run_training_prefix`, `train_suffix` and `backward_prefix` are those of
+    `SplitRuntime`, and so is what they give: what the model gives, bit for bit. Inputs may have any form that forward
+    takes. Forward runs in a thread of its own, once for each boundary, and what Python does in it happens once. A
+    boundary is run once and stays in its process.
+
+    >>> runtime = prepare_split(detector, ([image],), split="after:backbone", fallback="python")
+    >>> runtime.run_suffix(runtime.run_prefix([other_image]))
+    [{'boxes': ..., 'labels': ..., 'scores': ...}]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Settings,
+        example: Example,
+        measured: Measured,
+        why: str,
+        chosen: CallCandidate | None = None,
+    ) -> None:
+        self.model, self.settings, self.why = model, settings, why
+        self._example, self._measured, self._lock = example, measured, threading.RLock()
+        self._proved = False  # that training gives what the whole model's gives
+        self.candidates = measured.candidates([*model.parameters()])
+        spec = settings.spec
+        self.candidate: CallCandidate = chosen or choose(
+            self.candidates, settings.boundary, measured.ops, trainable=spec.trainable, objective=settings.objective
+        )
+        self.module = model.get_submodule(self.candidate.after)
+        self._modules = [*model.modules()]
+        self._signature = f"python-{next(_numbers)}"  # of this runtime alone
+
+    # --- what it is -----------------------------------------------------------------------------------------------
+
+    @property
+    def split_id(self) -> str:
+        """The string that names the cut in use: "after:backbone"."""
+        return self.candidate.split_id
+
+    def prefix_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the example used before the cut, each once."""
+        return self._sides()[0]
+
+    def suffix_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the example used after the cut, each once."""
+        return self._sides()[1]
+
+    def shared_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the example used on both sides."""
+        before, after = self._sides()
+        ids = {id(p) for p in after}
+        return [p for p in before if id(p) in ids]
+
+    def _sides(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        return self._measured.sides([*self.model.parameters()], self.candidate.cut)
+
+    def report(self) -> CompileReport:
+        """How it runs: as Python, with nothing compiled."""
+        return CompileReport("python", None)
+
+    def __repr__(self) -> str:
+        c = self.candidate
+        return (
+            f"PythonSplit({type(self.model).__name__}, {c.split_id}, {c.prefix_ops} + {c.suffix_ops} ops, "
+            f"{c.boundary_bytes:.0f} bytes in the example)"
+        )
+
+    def __getattr__(self, name: str) -> Never:
+        if name in _OF_A_PLAN:
+            raise SpecError(
+                f"a Python split has no {name!r}, which is of a plan: its forward runs as the model's own Python. {self.why}"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    # --- inference ------------------------------------------------------------------------------------------------
+
+    def run_prefix(self, *args: Any, **kwargs: Any) -> StoppedBoundary:
+        """Run forward without gradients up to the cut; takes what forward takes, and raises what it raises.
+
+        Where forward returns before the cut comes, the boundary holds its result.
+
+        >>> runtime.run_prefix([torch.rand(3, 480, 640), torch.rand(3, 320, 240)])
+        StoppedBoundary(after:backbone, backbone['0']: [2, 256, 120, 160], ...)
+        """
+        forward = self._started(args, kwargs, False)
+        return self._boundary(forward, (args, kwargs), forward.halt.output, (), None)
+
+    def run_suffix(self, boundary: BoundaryPayload) -> Any:
+        """Go on with the forward of a boundary, once; returns what the model returns, and raises what it raises.
+
+        Raises `ConsumedError` the second time, `BoundaryError` for a boundary of another split, of training, or one whose values
+        were written into, and where a mode or a switch was changed since.
+        """
+        mine = self._accept(boundary)
+        if mine._graph is not None:
+            raise BoundaryError(
+                "this boundary was made by run_training_prefix, whose forward runs with gradients; train_suffix takes it. For "
+                "run_suffix make one with run_prefix"
+            )
+        self._refuse_moved(mine)
+        return mine.forward.go_on()
+
+    def joined(self, *args: Any, **kwargs: Any) -> Any:
+        """The model itself, in the grad mode of the caller."""
+        return self.model(*args, **kwargs)
+
+    def save_written(self, snapshot: Snapshot) -> None:
+        """Keep a copy of whatever state running this split may write."""
+        snapshot.save_all()
+
+    def warmup(self, *args: Any, **kwargs: Any) -> None:
+        """Run both sides once; the model stays as it is."""
+        snapshot = Snapshot(self.model)
+        snapshot.save_all()
+        try:
+            self.run_suffix(self.run_prefix(*args, **kwargs))
+        finally:
+            snapshot.restore()
+
+    # --- training -------------------------------------------------------------------------------------------------
+
+    def run_training_prefix(self, *args: Any, **kwargs: Any) -> StoppedBoundary:
+        """Run forward with gradients up to the cut; the boundary keeps the graph for `backward_prefix`.
+
+        The first call holds a training step against the whole model's, on inputs like these, unless `prepare_split` did.
+        """
+        if torch.is_inference_mode_enabled():
+            raise TrainingError(
+                "run_training_prefix was called under torch.inference_mode(), where nothing can be trained; call it outside"
+            )
+        if not self._proved:
+            self.prove_training(Example.of(args, kwargs))
+        return self._training_prefix(args, kwargs)
+
+    def _training_prefix(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoppedBoundary:
+        self._refuse_foreign_graph((args, kwargs))
+        forward = self._started(args, kwargs, True)
+        graph = forward.halt.output
+        (bare,), wanting = carried((self._label(forward),), (graph,))
+        return self._boundary(forward, (args, kwargs), bare, wanting, (graph,))
+
+    def train_suffix(
+        self,
+        boundary: BoundaryPayload,
+        targets: Any = None,
+        *,
+        loss_fn: Callable[[Any, Any], torch.Tensor],
+        optimizer: torch.optim.Optimizer | None = None,
+        scaler: Any = None,
+    ) -> tuple[torch.Tensor, Gradients]:
+        """Go on with forward, run `loss_fn(output, targets)` in its thread, and walk back to the cut; as in `SplitRuntime`.
+
+        The gradients are those of the tensors of the boundary, and of what else forward kept from before the cut and used after it
+        ("kept_1", ...). Raises `TrainingError` where a tensor from before is used where that can't be followed.
+        """
+        mine = self._accept(boundary)
+        graph = mine._graph
+        if graph is None:
+            raise BoundaryError(
+                "this boundary was made by run_prefix, without gradients; make one with run_training_prefix"
+            )
+        self._refuse_moved(mine)
+        halt = mine.forward.halt
+        mine.refuse_if_taken("train_suffix")
+        refuse_shared([p for p in self.shared_parameters() if p.requires_grad], optimizer, "suffix", True)
+        mine.consume("train_suffix")
+        if optimizer is not None:
+            optimizer.zero_grad(set_to_none=True)
+        tensors = {label: t for label, t in tree.paths(graph[0], mine.labels[0]) if isinstance(t, torch.Tensor)}
+        crossing = Crossing(halt.made, {id(t): label for label, t in reversed(tensors.items())})
+        prefix = self.prefix_parameters()
+
+        def lost(output: Any) -> torch.Tensor:
+            before, walked = held_gradients(prefix), walks()
+            loss: torch.Tensor = loss_of(lambda out, t: crossing.take(loss_fn(out, t)), output, targets)
+            mine._disturbed = walked == walks() and disturbed(before)
+            return loss
+
+        loss = mine.forward.go_on(crossing, lost)
+        leaves, crossed = crossing.reached(loss)
+        leaves = [leaf for leaf in leaves if leaf is not crossing.anchor]
+        behind = led_to([one.tensor for one in crossed], leaves)
+        waiting = [leaf for leaf in leaves if id(leaf) in behind]
+        if waiting and halt.autocast:
+            raise TrainingError(
+                "autocast casts a parameter once for both sides of the cut, and the whole model adds their gradients before it "
+                "casts back; two halves can't. Use torch.autocast(..., cache_enabled=False), or cut elsewhere"
+            )
+        refuse_shared(waiting, optimizer, "suffix", True)
+        known = {id(p) for p in self.suffix_parameters()}
+        noted = [leaf for leaf in leaves if id(leaf) not in known | behind]
+        mine.used = leaves
+        more = [one for one in crossed if one.label not in tensors]
+        mine.labels += tuple(one.label for one in more)
+        mine._graph = (graph[0], *(one.tensor for one in more))
+        mine.raw += tuple(one.tensor.detach() for one in more)
+        mine.requires_grad += tuple(one.label for one in more)
+        crossing.walking.append(True)
+        walk_back(loss, mine, scaler, waiting, noted)
+        if optimizer is not None:
+            step(optimizer, scaler)
+        return loss.detach(), {
+            label: crossing.gradients.get(label) for label in (*tensors, *(one.label for one in more))
+        }
+
+    def backward_prefix(
+        self,
+        boundary: BoundaryPayload,
+        boundary_grads: Mapping[str, torch.Tensor | None],
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        scaler: Any = None,
+    ) -> None:
+        """Take the boundary gradients back through the prefix's graph; as `SplitRuntime.backward_prefix`."""
+        if not isinstance(boundary_grads, Mapping):
+            raise BoundaryError(
+                f"boundary_grads is the dict that train_suffix returned; found {type(boundary_grads).__name__}"
+            )
+        mine = self._accept(boundary)
+        shares: list[Any] = [p for p, _ in mine._shared]
+        suffix: Any = {id(p): p for p in (*self.suffix_parameters(), *mine.used)}.values()
+        backward_prefix(
+            mine, boundary_grads, optimizer=optimizer, scaler=scaler, suffix_parameters=suffix, shared=shares
+        )
+
+    # --- elsewhere ------------------------------------------------------------------------------------------------
+
+    def resplit(
+        self,
+        boundary: str | CallCandidate | None = None,
+        *,
+        mode: ExecutionMode | None = None,
+        compile_options: Mapping[str, Any] | None = None,
+    ) -> PythonSplit:
+        """The same model, stopped elsewhere, as a new runtime that is held against the model on the example."""
+        if mode not in (None, "generated_eager") or compile_options:
+            raise SpecError(f"a Python split runs forward as it is, so there is no mode {mode!r}. {self.why}")
+        if isinstance(boundary, CallCandidate):
+            boundary = boundary.split_id
+        parsed = parse_boundary(self.split_id if boundary is None else boundary)
+        made = PythonSplit(self.model, replace(self.settings, boundary=parsed), self._example, self._measured, self.why)
+        made.prove()
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PythonSplit:
+        model = copy.deepcopy(self.model, memo)
+        twin = {id(p): id(q) for p, q in zip(self.model.parameters(), model.parameters(), strict=True)}
+        measured = replace(self._measured, uses={twin[i]: ops for i, ops in self._measured.uses.items() if i in twin})
+        return PythonSplit(model, self.settings, self._example, measured, self.why, self.candidate)
+
+    # --- proof ----------------------------------------------------------------------------------------------------
+
+    def prove(self) -> None:
+        """Hold the split against the model on the example; raises `VerificationError`."""
+        hold(self.model, self._example, False, self.model, self._joined, self.split_id)
+        if self.settings.spec.trainable:
+            self.prove_training(self._example)
+
+    def _joined(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run_suffix(self.run_prefix(*args, **kwargs))
+
+    def prove_training(self, example: Example) -> None:
+        """Hold a training step against the whole model's, whose loss weighs each element of the output; both from one state."""
+        parameters = dict(self.model.named_parameters())
+        losses = []
+
+        def gradients(args: Any) -> dict[str, Any]:
+            inputs = {f"input{at}": t.grad for at, t in tree.paths(args) if isinstance(t, torch.Tensor) and t.is_leaf}
+            return {**{name: p.grad for name, p in parameters.items()}, **inputs}
+
+        def clear() -> None:
+            for p in parameters.values():
+                p.grad = None
+
+        def whole(*args: Any, **kwargs: Any) -> Any:
+            clear()
+            loss = weighed(self.model(*args, **kwargs))
+            losses.append(loss)
+            if loss is not None:
+                loss.backward()
+            return gradients((args, kwargs)), loss
+
+        def split(*args: Any, **kwargs: Any) -> Any:
+            clear()
+            boundary = self._training_prefix(args, kwargs)
+            loss_fn: Any = lambda out, _: weighed(out)  # noqa: E731 - what gives no loss is refused there
+            loss, found = self.train_suffix(boundary, loss_fn=loss_fn)
+            self.backward_prefix(boundary, found)
+            return gradients((args, kwargs)), loss
+
+        with self._lock:
+            if isolated(self.model, example, True, whole)[1] is not None:
+                hold(self.model, example, True, whole, split, self.split_id)
+            self._proved = True
+
+    # --- the parts of a call --------------------------------------------------------------------------------------
+
+    def _started(self, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> Forward:
+        module, number = self.module, self.candidate.call
+        return Forward(self.model, args, kwargs, module=module, number=number, grad=grad)
+
+    def _label(self, forward: Forward) -> str:
+        return "output" if forward.halt.ended else self.candidate.after.replace(".", "_")
+
+    def _boundary(
+        self, forward: Forward, inputs: Any, raw: Any, wanting: tuple[str, ...], graph: tuple[Any, ...] | None
+    ) -> StoppedBoundary:
+        made = StoppedBoundary(
+            self.split_id, self._signature, self._label(forward), forward, inputs, raw, wanting, graph
+        )
+        made.flags = tuple([m.training for m in self._modules])
+        return made
+
+    def _accept(self, boundary: Any) -> StoppedBoundary:
+        if not isinstance(boundary, BoundaryPayload):
+            raise BoundaryError(
+                f"a boundary is what run_prefix or run_training_prefix returns; found {type(boundary).__name__}"
+            )
+        if not isinstance(boundary, StoppedBoundary) or boundary.plan_signature != self._signature:
+            raise BoundaryError(
+                f"this boundary was made by another split ({boundary.split_id} of {boundary.plan_signature}); this one is "
+                f"{self.split_id} of {self._signature}. Run the prefix and the suffix of one runtime, in one process"
+            )
+        return boundary
+
+    def _refuse_moved(self, boundary: StoppedBoundary) -> None:
+        """Raise `BoundaryError` where a forward would go on under other conditions than those it has run under so far."""
+        boundary.refuse_if_written()
+        began = boundary.forward.ambient
+        now = type(began).now(began.grad)
+        found = began.changed(replace(now, switches=began.switches)) or began.changed(now)
+        if found is None and boundary.flags != tuple([m.training for m in self._modules]):
+            found = "a module was switched between train and eval"
+        if found:
+            raise BoundaryError(
+                f"since the prefix ran, a condition of its forward was changed: {found}; the whole model would have run under "
+                "one. Put it back, or run the prefix again"
+            )
+
+    def _refuse_foreign_graph(self, inputs: Any) -> None:
+        """Raise `TrainingError` where an input was itself computed from parameters of the model."""
+        roots = [t for t in tree.leaves(inputs) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
+        if roots and led_to(roots, self.model.parameters()):
+            raise TrainingError(
+                "an input was computed from parameters of this model, with gradients, outside of it; the order in which their "
+                "gradients are added can't be kept. Compute it inside of forward, or detach it"
+            )
+
+
+def prepared(model: nn.Module, settings: Settings, example: Example, why: str, *, training: bool) -> PythonSplit:
+    """Measure one run of the example, choose a cut, and hold the split against the model there."""
+    measured = isolated(model, example, False, lambda *args, **kwargs: measure(model, args, kwargs))
+    measured.output = None
+    if not training:
+        settings = replace(settings, spec=replace(settings.spec, trainable=False))
+    made = PythonSplit(model, settings, example, measured, why)
+    made.prove()
+    return made
