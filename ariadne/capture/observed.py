@@ -153,6 +153,12 @@ def observe(
             with torch.set_grad_enabled(grad), watching(found.codes if first else ()) as compared:
                 now = model(*args, **kwargs)
             found.compared = found.compared or next(iter(compared), "")
+            for name, state in found.moving:
+                if not state.is_same():
+                    raise UnsupportedError(
+                        f"forward changes what is in {name} at each call (now {state.now()}), which a plan can't follow; return it "
+                        "instead, or keep it in a buffer"
+                    )
             differs = difference(output, now)
             if not differs:
                 break
@@ -207,6 +213,11 @@ def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:
         raise UnsupportedError(
             "another thread drew from torch's random generator while forward, which draws too, was captured: which numbers are "
             "whose can't be told. Prepare, and call each new batch size once, while no other thread draws"
+        )
+    if found.unseen:
+        raise UnsupportedError(
+            f"forward reads {found.unseen}, whose state no guard can see: a plan would go on with what it was at capture. Ask it "
+            "before the call, and pass the answer as an argument; or keep such state in a buffer"
         )
     mine = found.drew_python or threading.active_count() == 1  # else it was another thread that drew
     moved = [name for name in snapshot.moved_rng() if mine or name != "random"]

@@ -487,15 +487,16 @@ def recording(
             patches.restore()
             if watch is not None:
                 watch.close()
+    for at, before, now in snapshot.changed_containers():
+        found.moved.add(at)
+        found.containers.append((before, now))
     if read:
         hooks = (hook for m in snapshot.modules.values() for kind in HOOK_TABLES for hook in m.__dict__[kind].values())
-        found.outside = read.lasting([*(value for _, value, _ in found.read_attributes.values()), *hooks])
+        found.outside = read.lasting([*(value for _, value, _ in found.read_attributes.values()), *hooks], found.moved)
+        found.unseen, found.moving = read.unseen, read.moving()
         found.names, found.whole, found.switches = read.names, read.whole, read.switches
         found.drew_python, found.codes, found.compared = read.drew, read.codes, read.compared
         found.drew = found.drew or read.drew
         found.assigned, found.filled = read.assigned, read.filled
     found.stores = list(snapshot.replaced_buffers())
     found.changed = list(snapshot.changes())
-    for at, before, now in snapshot.changed_containers():
-        found.moved.add(at)
-        found.containers.append((before, now))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import io
 import operator
 import os
 import random
@@ -20,7 +21,7 @@ import re
 import sys
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -32,13 +33,14 @@ import torch
 from torch import nn
 
 from ariadne.guards import switches
-from ariadne.guards.attributes import MISSING, Slots, is_a, is_pythons, lasts, own_of
+from ariadne.guards.attributes import ANY, MISSING, PYTHONS_FILES, Slots, held, is_a, is_array, is_pythons, is_pythons_own, lasts, own_of
 from ariadne.guards.classes import Lookup, changeable, own_dict
 from ariadne.guards.functions import made_inside, reached
-from ariadne.guards.outside import Outside, Variable, of_function, with_contents
+from ariadne.guards.opened import State, asks_by_name, counts_by_which, home_of, is_closed
+from ariadne.guards.outside import Outside, Variable, of_function, of_wrapper, with_contents
 
-ANY = "*"  # among names: attributes may have been read by others, too
-
+_CONTAINERS = (dict, list, set, frozenset, deque, tuple)
+_LARGE = 4096  # so many entries of a container are looked into
 _SILENT = ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL")
 _WHOLESALE = frozenset(
     "__dict__ __getstate__ __reduce_ex__ asdict astuple attrgetter format getmembers model_dump repr vars".split()
@@ -52,6 +54,7 @@ _CHANGES = frozenset(
     "add append appendleft clear discard extend insert move_to_end pop popitem popleft remove reverse setdefault sort "
     "update".split()
 )
+_ENTERING = ("BEFORE_WITH", "BEFORE_ASYNC_WITH")
 _KEYS = ("LOAD_GLOBAL", "LOAD VARIABLE", "CONSTANT", "ATTRIBUTE", "SUBSCRIPT")
 _ENVIRONMENT: CodeType | None = getattr(getattr(type(os.environ), "__getitem__", None), "__code__", None)
 
@@ -69,6 +72,30 @@ class Chain:
     start: str
     links: tuple[tuple[str, Any], ...] = ()
     of_argument: bool = False
+    entered: bool = False  # by a `with`, and nothing else
+
+
+class Dropped(str):
+    """The name of a method whose result is dropped where it is called: `log.info(...)` alone in a line."""
+
+    __slots__ = ()
+
+
+@dataclass(slots=True)
+class Opened:
+    """A thing at which a chain ended, that may hold more: where it stands outside of the model, if it does, and what it is called.
+
+    `whole`: the code may have read any attribute of it. `idle`: nothing that it holds was asked for. `state`: of a thing of
+    Python's own, all that it held.
+    """
+
+    thing: Any
+    name: str
+    outside: Outside | None
+    whole: bool
+    idle: bool
+    state: State | None
+    unseen: str = ""  # what was asked of a thing that no protocol shows
 
 
 @dataclass
@@ -95,6 +122,7 @@ class Surroundings:
     _seen: set[tuple[int, ...]] = field(default_factory=set)  # two modules may hold equal code
     _others: dict[int, tuple[bool, Any]] = field(default_factory=dict)
     _outer: dict[int, tuple[Any, str]] = field(default_factory=dict)  # objects outside of the model, and their names
+    _opened: dict[int, Opened] = field(default_factory=dict)
     _made: set[int] = field(default_factory=set)  # codes of functions that forward makes as it runs
     _began: dict[int, dict[str, list[Any]]] = field(default_factory=dict)  # what closed-over variables held, by code
 
@@ -111,7 +139,7 @@ class Surroundings:
             if not others:
                 self.codes.add(code)
                 self._made.update(made_inside(code))
-                steps = list(plain_steps(dis.get_instructions(code)))
+                steps = list(plain_steps(marked(dis.get_instructions(code))))
                 self.assigned.update(name for kind, name in steps if kind == "STORE_ATTR")
                 if any(kind == "STORE_SUBSCR" for kind, _ in steps) or not _PUTTING.isdisjoint(code.co_names):
                     self.filled.update(name for kind, name in steps if kind == "ATTRIBUTE")
@@ -129,10 +157,10 @@ class Surroundings:
                 held_before = self._began.setdefault(id(code), {}).setdefault(name, [])
                 if not any(given[name] is thing for thing in held_before):
                     held_before.append(given[name])
-                if not self.belongs(given[name]) and not is_known_thing(given[name]):
-                    self._outer.setdefault(
-                        id(given[name]), (given[name], f"the variable {name!r} around {code.co_name}")
-                    )
+                self._enter(given[name], f"the variable {name!r} around {code.co_name}")
+        for name in _given(code):
+            if is_a(given.get(name), type) and not counts_as_torchs(given[name]):
+                self._enter(given[name], given[name].__qualname__)
         mine = {name: given[name] for name in _given(code) if name in given and self.belongs(given[name])}
         outer = {name: given[name] for name in _given(code) if name in given and id(given[name]) in self._outer}
         kind = _kind(given.get(code.co_varnames[0])) if methods else None
@@ -149,7 +177,7 @@ class Surroundings:
             else:
                 self.whole[id(thing)] = thing
         for chain in read.chains:
-            for outside in self._read(chain, table, mine, outer, read.owned, others):
+            for outside in self._read(chain, table, mine, outer, read, others):
                 self.found.setdefault(outside.place, outside)
 
     def ask(self, function: Any, frame: FrameType) -> None:
@@ -189,7 +217,7 @@ class Surroundings:
         table: dict[str, Any],
         mine: Mapping[str, Any],
         outer: Mapping[str, Any],
-        owned: frozenset[str],
+        read: _Code,
         others: bool,
     ) -> Iterator[Outside]:
         """What a chain passes on its way to a value that counts, as far as no other guard looks at it."""
@@ -209,12 +237,16 @@ class Surroundings:
                 return
             value, name = table[chain.start], f"the global {table.get('__name__')}.{chain.start}"
             way.append(Outside(table, chain.start, value, name))
-        for kind, key in chain.links:
+        rest = deque(chain.links)
+        while rest:
+            kind, key = rest[0]
             if lasts(value):
                 break
             link = _link(value, kind, key, name)
             if link is None:
+                self._enter(_descriptor(value, kind, key), f"{type(value).__qualname__}.{key}")
                 break
+            rest.popleft()
             # What an object of the model has itself, or a module from its class, is held already as the attribute that was read.
             if foreign:
                 way.append(link)
@@ -229,22 +261,91 @@ class Surroundings:
             return
         if lasts(value) or value is MISSING:
             yield from way
-        elif foreign and way and not is_a(value, (ModuleType, *weakref.ProxyTypes)) and not self.belongs(value):
+            return
+        outside = way[-1] if foreign and way and not self.belongs(value) else None
+        if outside is not None and not is_a(value, ModuleType):
             yield from way[:-1]
-            yield from [way[-1]] if chain.start in owned else with_contents(way[-1])
-            if not is_known_thing(value):
-                self._outer.setdefault(id(value), (value, name))
+            yield from [outside] if chain.start in read.owned else with_contents(outside)
+            self._enter(value, name)
+        idle = chain.entered if not rest else len(rest) == 1 and is_a(rest[0][1], Dropped)
+        self._open(value, name, outside, read.wholesale, idle, rest)
 
-    def lasting(self, roots: Iterable[Any] = ()) -> list[Outside]:
+    def _enter(self, value: Any, name: str) -> None:
+        """Take note of an object outside of the model, which methods and functions that are called with it may look into."""
+        if value is MISSING or self.belongs(value) or lasts(value) or is_a(value, _CONTAINERS):
+            return
+        if is_a(value, type) or not counts_by_which(value):
+            self._outer.setdefault(id(value), (value, name))
+
+    def _open(
+        self, value: Any, name: str, outside: Outside | None, whole: bool, idle: bool, rest: Sequence[tuple[str, Any]]
+    ) -> None:
+        """Take note of a thing that may hold more than chains tell, and of one that tells nothing though it was asked."""
+        if counts_by_which(value) and not (is_a(value, type) and outside is not None and not counts_as_torchs(value)):
+            return
+        if asks_by_name(value):
+            self.names.update(part for text in _texts(value.__reduce__()[1]) for part in text.split("."))
+        known = self._opened.get(id(value))
+        if known is None:
+            looked = is_pythons_own(type(value)) and not is_a(value, (type, *_CONTAINERS)) and not is_array(value)
+            state = State(value) if looked else None
+            known = self._opened[id(value)] = Opened(value, name, outside, whole, idle, state)
+        known.outside, known.whole, known.idle = known.outside or outside, known.whole or whole, known.idle and idle
+        if not idle and not known.unseen and home_of(value) is not object:
+            moves = is_a(value, Iterator) and not is_a(value, (io.IOBase, *weakref.ProxyTypes))
+            if moves or (rest and is_closed(value)):
+                known.unseen = f"{name}, {'an iterator' if moves else f'a {type(value).__name__}'}"
+
+    @property
+    def unseen(self) -> str:
+        """A thing that was asked for what no guard can see, in words; empty where there is none."""
+        return next((one.unseen for one in self._opened.values() if one.unseen), "")
+
+    def moving(self) -> list[tuple[str, State]]:
+        """The things of Python's own that hold something else now, as they are now: what changes once more is no cache."""
+        moved = (one for one in self._opened.values() if one.state is not None and not one.state.is_same())
+        return [(one.name, State(one.thing)) for one in moved]
+
+    def _opened_outside(self, moved: Collection[int]) -> Iterator[Outside]:
+        """What is in the things at which chains ended, as far as code that ran has names for it."""
+        for one in self._opened.values():
+            if one.outside is None or one.idle:
+                continue
+            names = None if one.whole else self.names
+            if is_a(one.thing, type):
+                kind = Lookup(one.thing)
+                for name in self.names.intersection(*[{n for d in kind.dicts for n in d}]) - self.assigned:
+                    if lasts(value := kind[name]):
+                        yield Outside(kind, name, value, f"{one.thing.__qualname__}.{name}")
+            elif not is_a(one.thing, _CONTAINERS) and not (is_array(one.thing) and not one.thing.dtype.hasobject):
+                yield replace(one.outside, kept=State(one.thing, names, self.assigned, moved))
+            else:
+                for inner in with_contents(one.outside):
+                    if id(inner.value) in moved or not is_a(inner.value, _CONTAINERS) or len(inner.value) > _LARGE:
+                        continue
+                    for step, thing in held(inner.value):
+                        if not (lasts(thing) or counts_by_which(thing) or is_a(thing, _CONTAINERS) or is_array(thing)):
+                            kept = State(thing, names, self.assigned, moved)
+                            yield Outside(inner.value, step, thing, f"{inner.name}[{step!r}]", inner.owner, kept)
+
+    def lasting(self, roots: Iterable[Any] = (), moved: Collection[int] = ()) -> list[Outside]:
         """What was read and is still as it was: what forward itself changes tells nothing about the next call.
 
-        With what may change of the functions that ran, among those that it leads to, or `roots` do.
+        With what may change of the functions that ran, among those that it leads to, or `roots` do; without the containers of
+        which the ids are among `moved`.
         """
         found = dict(self.found)
+        for outside in self._opened_outside(moved):
+            found[outside.place] = outside
         for function in reached([*(o.value for o in self.found.values()), *roots]):
             read = self._reads.get(id(function.__code__))
-            if read is not None and not read.of_others and id(function.__code__) not in self._made:
+            if read is None or id(function.__code__) in self._made:
+                continue
+            if not read.of_others:
                 for outside in of_function(function, self._began.get(id(function.__code__), {}), read.owned):
+                    found.setdefault(outside.place, outside)
+            elif function.__closure__ and function.__code__.co_filename.startswith(PYTHONS_FILES):
+                for outside in of_wrapper(function):
                     found.setdefault(outside.place, outside)
         return [outside for outside in found.values() if outside.is_same()]
 
@@ -265,7 +366,7 @@ class _Code:
     @classmethod
     def of(cls, code: CodeType, others: bool, module: str) -> _Code:
         calling = others and module.startswith(_CALLING) and module != _NOT_CALLING
-        steps = list(plain_steps(dis.get_instructions(code))) if calling or not others else []
+        steps = list(plain_steps(marked(dis.get_instructions(code)))) if calling or not others else []
         if calling:
             return cls(code, tuple(c for c in chains((), steps) if not c.of_argument), False, frozenset(), True)
         wholesale = not _WHOLESALE.isdisjoint(code.co_names) or makes_names(steps)
@@ -380,6 +481,28 @@ def makes_names(steps: Sequence[Step]) -> bool:
     return False
 
 
+def marked(steps: Iterable[dis.Instruction]) -> list[dis.Instruction]:
+    """The steps, with the names of methods marked whose results are dropped right after their calls."""
+    found = [s for s in steps if s.opname not in ("CACHE", "EXTENDED_ARG")]
+    for i, step in enumerate(found):
+        if step.opname in ("LOAD_METHOD", "LOAD_ATTR") and _is_dropped(found, i):
+            found[i] = step._replace(argval=Dropped(step.argval))
+    return found
+
+
+def _is_dropped(steps: Sequence[dis.Instruction], at: int) -> bool:
+    depth = 0
+    for i in range(at, min(at + 64, len(steps) - 1)):
+        depth += dis.stack_effect(steps[i].opcode, steps[i].arg, jump=False)
+        if depth < 0 or (depth == 0 and i > at and not steps[i].opname.startswith("CALL")):
+            return False
+        if depth == 0 and i == at:  # an attribute that is called is two things on the stack
+            return False
+        if depth == 0:
+            return steps[i + 1].opname == "POP_TOP"
+    return False
+
+
 def plain_steps(steps: Iterable[dis.Instruction]) -> Iterator[Step]:
     """The steps as (kind, argument), the same for every Python: later ones load or store two variables in one step."""
     for step in steps:
@@ -410,7 +533,8 @@ def chains(arguments: Sequence[str], steps: Sequence[Step]) -> Iterator[Chain]:
         else:
             continue
         links, at = _links(steps, i + 1, i > 0 and steps[i - 1] in _ASKING)
-        chain = replace(start, links=start.links + links)
+        entered = at < len(steps) and steps[at][0] in _ENTERING
+        chain = replace(start, links=start.links + links, entered=entered)
         if at < len(steps) and steps[at][0] == "STORE VARIABLE" and stored[steps[at][1]] == 1:
             variables[steps[at][1]] = chain
         if not chain.of_argument or chain.links:
@@ -461,11 +585,27 @@ def _link(value: Any, kind: str, key: Any, name: str) -> Outside | None:
     return None if hasattr(type(there), "__get__") else Outside(table, key, there, f"{name}.{key}")
 
 
+def _descriptor(value: Any, kind: str, key: Any) -> Any:
+    """The object in a class that an attribute is asked of, if it is one of the user's own; else `MISSING`."""
+    if kind == "item" or _is_torchs(value):
+        return MISSING
+    there = inspect.getattr_static(value, key, MISSING)
+    if there is MISSING or is_pythons_own(type(there)) or not hasattr(type(there), "__get__"):
+        return MISSING
+    return there
+
+
 def _has_itself(value: Any, key: Any) -> bool:
     """Whether an object has an attribute, or a container an item, of its own and not from its class."""
     if is_a(value, (dict, list, tuple)) or key in (own_of(value) or ()):
         return True
     return isinstance(inspect.getattr_static(value, key, None), MemberDescriptorType)
+
+
+def counts_as_torchs(value: Any) -> bool:
+    """Whether a class is torch's or Python's own."""
+    module = sys.modules.get(_home(value))
+    return module is not None and is_known(vars(module))
 
 
 def _is_torchs(value: Any) -> bool:

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from ariadne.errors import ModuleError
-from ariadne.guards.around import ANY
 from ariadne.guards.attributes import (
+    ANY,
     MISSING,
     Attribute,
     follow,
@@ -34,6 +34,7 @@ from ariadne.guards.attributes import (
 from ariadne.guards.attributes import shown as shown_step
 from ariadne.guards.classes import Hiding, Lookup
 from ariadne.guards.kept import Bytes, Contents, Kept, Length, Same
+from ariadne.guards.opened import State, counts_by_which
 from ariadne.guards.outside import Outside
 from ariadne.guards.recording import Recording
 from ariadne.plan import storage_of
@@ -220,7 +221,7 @@ class Baseline:
             if isinstance(value, Same | Kept) and path in new.modules:
                 mine, copied_one = reach(old[path], keys), reach(new.modules[path], keys)
                 if value.holds(mine) and type(copied_one) is type(mine):
-                    value = type(value)(copied_one)
+                    value = value.anew(copied_one)
             new.attributes.append((path, keys, value))
         return new
 
@@ -313,6 +314,7 @@ class Names:
     def __init__(self, recordings: Iterable[Recording]) -> None:
         self.names = set[str]().union(*(recorded.names for recorded in recordings))
         self.any = not self.names or ANY in self.names
+        self.assigned = set[str]().union(*(recorded.assigned for recorded in recordings))
         self.whole = {key: thing for recorded in recordings for key, thing in recorded.whole.items()}
         self.moved = set[int | None]().union(*(recorded.moved for recorded in recordings))
 
@@ -367,7 +369,12 @@ def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> 
     yield keys, Same(value)
     if type(value) is types.MethodType and len(keys) < FAR:
         yield from _inside((*keys, Attribute("__self__")), value.__self__, seen, names)
-    if id(value) in seen or is_opaque(value) or lasts(value) or len(keys) >= FAR:
+    if id(value) in seen or lasts(value) or len(keys) >= FAR:
+        return
+    if is_opaque(value) or (is_array(value) and value.dtype.hasobject):
+        if not counts_by_which(value) and type(value) is not types.MethodType:
+            whole = names.any or id(value) in names.whole
+            yield keys, State(value, None if whole else names.names, names.assigned, names.moved)
         return
     seen.add(id(value))
     if is_array(value):

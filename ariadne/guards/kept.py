@@ -31,6 +31,10 @@ class Same:
         """Whether what was found is this object."""
         return found is self.thing
 
+    def anew(self, thing: Any) -> Same:
+        """The same of another thing."""
+        return Same(thing)
+
 
 class Kept(ABC):
     """Something that can change by itself, with what it held at one moment."""
@@ -54,6 +58,10 @@ class Kept(ABC):
     def is_same(self) -> bool:
         """Whether it holds the same still."""
         return bool(self.look(self.thing) == self.held)
+
+    def anew(self, thing: Any) -> Kept:
+        """The same of another thing."""
+        return type(self)(thing)
 
     def now(self) -> str:
         """What it holds now, in words."""

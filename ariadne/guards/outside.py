@@ -150,6 +150,14 @@ def of_function(function: FunctionType, began: Mapping[str, list[Any]], owned: f
         )
 
 
+def of_wrapper(function: FunctionType) -> Iterator[Outside]:
+    """What a function of Python's own library, such as `functools.singledispatch` makes, keeps in variables: which function for
+    which type."""
+    for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        name = f"what {function.__qualname__} keeps as {variable!r}"
+        yield from with_contents(Outside(Slots(cell), "cell_contents", contents(cell), name))
+
+
 def _defaults(function: FunctionType, code: CodeType) -> Iterator[Outside]:
     given: Iterable[tuple[Any, Any, str, Any]] = []
     if function.__defaults__:
