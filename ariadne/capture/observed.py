@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -43,6 +43,7 @@ from ariadne.plan import (
     Batches,
     TracePlan,
     check,
+    layout,
     own,
     prune,
     tensors_in,
@@ -134,6 +135,7 @@ def observe(
             found.output = model(*args, **kwargs)
         found.effects = containers.changes()
         _refuse_python_state(found, snapshot)
+        _refuse_strides(found, leaves)
         low = Lowering(
             model, found, snapshot, state, leaves, example.batched, None, batch_symbol, {}, called(model, example.spec)
         )
@@ -206,6 +208,16 @@ def _moves_on(value: Any) -> str:
     if isinstance(value, random.Random) or (numbers and isinstance(value, (numbers.Generator, numbers.RandomState))):
         return "a generator of random numbers of its own"
     return "an iterator" if isinstance(value, Iterator) and not isinstance(value, torch.Tensor) else ""
+
+
+def _refuse_strides(found: Recording, leaves: Sequence[Any]) -> None:
+    """Raise `UnsupportedError` where forward asks for strides, and an input's are none that follow from its sizes."""
+    odd = next((t for t in leaves if isinstance(t, torch.Tensor) and not any(layout(t))), None)
+    if "strides" in found.looked and odd is not None:
+        raise UnsupportedError(
+            f"forward asks for strides, and those of an input of sizes {list(odd.shape)}, {list(odd.stride())}, follow what it was "
+            "cut from, which no guard sees; pass input.contiguous(), or don't ask"
+        )
 
 
 def _refuse_python_state(found: Recording, snapshot: Snapshot) -> None:

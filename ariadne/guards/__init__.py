@@ -8,6 +8,7 @@ order::
     classes       what a class gives for a name
     functions     which Python functions are reached from what forward reads
     kept          what a guard holds of things that can change by themselves
+    marks         what stands on tensors beside their values: attributes, strides
     opened        what things hold that are no plain containers
     outside       one thing outside of the model, as it was
     switches      settings of torch that forward asks for

@@ -34,6 +34,7 @@ from ariadne.guards.attributes import (
 from ariadne.guards.attributes import shown as shown_step
 from ariadne.guards.classes import Hiding, Lookup
 from ariadne.guards.kept import Bytes, Contents, Kept, Length, Same
+from ariadne.guards.marks import ASKING_FOR_CLASSES, Marks, Strides, marks_on, state_of
 from ariadne.guards.opened import State, counts_by_which
 from ariadne.guards.outside import Outside
 from ariadne.guards.recording import Recording
@@ -87,7 +88,7 @@ class Baseline:
     to one cut.
     """
 
-    def __init__(self, model: nn.Module, recordings: Sequence[Recording] = ()) -> None:
+    def __init__(self, model: nn.Module, recordings: Sequence[Recording] = (), leaves: Sequence[Any] = ()) -> None:
         self.modules = dict(model.named_modules())
         ran = set[str]().union(*(recorded.used for recorded in recordings)) - self.modules.keys()
         self.strays = {p: m for p, m in strays(self.modules).items() if p in ran} if ran else {}
@@ -155,6 +156,24 @@ class Baseline:
                             seen.add((path, keys, type(kept)))
                             self.attributes.append((path, keys, kept))
 
+        self._note_marks(model, recordings, names, leaves)
+
+    def _note_marks(
+        self, model: nn.Module, recordings: Sequence[Recording], names: Names, leaves: Sequence[Any]
+    ) -> None:
+        """Take note of what forward asks of tensors beside their values and sizes, as it is now."""
+        missed = set[tuple[str, int | None]]().union(*(recorded.marks for recorded in recordings))
+        self.mark_names = frozenset({n for n, _ in missed} | names.names if recordings else ())
+        self.marks = {i: marks_on(t, self.mark_names) for i, t in enumerate(leaves) if is_a(t, torch.Tensor)}
+        asks = not ASKING_FOR_CLASSES.isdisjoint(names.names)
+        self.exact = {i: type(leaves[i]) for i in self.marks} if asks else {}
+        at = {key for _, key in missed if key is not None}
+        tensors = [n for n, t in state_of(model) if marks_on(t, self.mark_names) or (at and storage_of(t) in at)]
+        if tensors:
+            self.attributes.append(("", ("what stands on its tensors",), Marks(model, tensors, self.mark_names)))
+        if any("strides of state" in recorded.looked for recorded in recordings):
+            self.attributes.append(("", ("the strides of its tensors",), Strides(model)))
+
     def keeps_its_tables(self, path: str) -> bool:
         """Whether a module's parameters and buffers stand in the dicts in which they stood, which is where a plan looks."""
         own, (parameters, buffers) = self.modules[path].__dict__, self.tables[path]
@@ -205,6 +224,7 @@ class Baseline:
         new.training, new.classes, new.types = dict(self.training), {**new.classes, **self.classes}, self.types
         new.asks_sizes, new.facts = self.asks_sizes, self.facts
         new.absent = {**new.absent, **self.absent}
+        new.mark_names, new.marks, new.exact = self.mark_names, self.marks, self.exact
         new.ties, new.missing, new.installed = self.ties, self.missing, self.installed
         new.outside, new.foreign, new.inherited = [o.of_copy(memo) for o in self.outside], self.foreign, self.inherited
         for path, module in old.items():
