@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,6 +36,7 @@ from ariadne.guards import (
     Recording,
     attributes_of,
     effects_of,
+    is_a,
     refusal,
     stores_beside_caches,
     stores_of,
@@ -207,7 +209,7 @@ def _moves_on(value: Any) -> str:
     numbers = sys.modules["numpy"].random if "numpy" in sys.modules else None
     if isinstance(value, random.Random) or (numbers and isinstance(value, (numbers.Generator, numbers.RandomState))):
         return "a generator of random numbers of its own"
-    return "an iterator" if isinstance(value, Iterator) and not isinstance(value, torch.Tensor) else ""
+    return "an iterator" if is_a(value, Iterator) and not is_a(value, (torch.Tensor, *weakref.ProxyTypes)) else ""
 
 
 def _refuse_strides(found: Recording, leaves: Sequence[Any]) -> None:

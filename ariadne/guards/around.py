@@ -12,6 +12,7 @@ twice; what functions of torch's own and Python's own read.
 from __future__ import annotations
 
 import dis
+import importlib.util
 import inspect
 import io
 import operator
@@ -19,12 +20,14 @@ import os
 import random
 import re
 import sys
+import types
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import singledispatchmethod
 from itertools import dropwhile, takewhile
 from types import CodeType, FrameType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
@@ -33,11 +36,25 @@ import torch
 from torch import nn
 
 from ariadne.guards import switches
-from ariadne.guards.attributes import ANY, MISSING, PYTHONS_FILES, Slots, held, is_a, is_array, is_pythons, is_pythons_own, lasts, own_of
+from ariadne.guards.attributes import (
+    ANY,
+    BOOKKEEPING,
+    MISSING,
+    PYTHONS_FILES,
+    Slots,
+    held,
+    is_a,
+    is_array,
+    is_pythons,
+    is_pythons_own,
+    lasts,
+    own_of,
+)
 from ariadne.guards.classes import Lookup, changeable, own_dict
 from ariadne.guards.functions import made_inside, reached
-from ariadne.guards.opened import State, asks_by_name, counts_by_which, home_of, is_closed
-from ariadne.guards.outside import Outside, Variable, of_function, of_wrapper, with_contents
+from ariadne.guards.kept import Defaults
+from ariadne.guards.opened import State, asks_by_name, counts_by_which, home_of, is_closed, shows_nothing
+from ariadne.guards.outside import Outside, Variable, of_decimal, of_function, of_wrapper, with_contents
 
 _CONTAINERS = (dict, list, set, frozenset, deque, tuple)
 _LARGE = 4096  # so many entries of a container are looked into
@@ -58,6 +75,8 @@ _ENTERING = ("BEFORE_WITH", "BEFORE_ASYNC_WITH")
 _KEYS = ("LOAD_GLOBAL", "LOAD VARIABLE", "CONSTANT", "ATTRIBUTE", "SUBSCRIPT")
 _ENVIRONMENT: CodeType | None = getattr(getattr(type(os.environ), "__getitem__", None), "__code__", None)
 
+_IMPORT_MODULE: CodeType = importlib.import_module.__code__
+
 Step = tuple[str, Any]
 _ASKING: tuple[Step, ...] = (("LOAD_GLOBAL", "getattr"), ("LOAD_GLOBAL", "hasattr"))
 
@@ -73,6 +92,7 @@ class Chain:
     links: tuple[tuple[str, Any], ...] = ()
     of_argument: bool = False
     entered: bool = False  # by a `with`, and nothing else
+    imported: bool = False  # from the module of this name, by an import inside of the function
 
 
 class Dropped(str):
@@ -123,12 +143,18 @@ class Surroundings:
     _others: dict[int, tuple[bool, Any]] = field(default_factory=dict)
     _outer: dict[int, tuple[Any, str]] = field(default_factory=dict)  # objects outside of the model, and their names
     _opened: dict[int, Opened] = field(default_factory=dict)
+    _roots: list[Any] = field(default_factory=list)  # further things that lead to functions
+    _later: list[tuple[Chain, dict[str, Any], _Code]] = field(
+        default_factory=list
+    )  # what they import was not there yet
     _made: set[int] = field(default_factory=set)  # codes of functions that forward makes as it runs
     _began: dict[int, dict[str, list[Any]]] = field(default_factory=dict)  # what closed-over variables held, by code
 
     def note(self, frame: FrameType) -> None:
         """Look at the code of a call; of torch's or Python's own, only at the names in it, and at the functions it calls."""
         code, table = frame.f_code, frame.f_globals
+        if code is _IMPORT_MODULE and is_a(imported := frame.f_locals.get("name"), str):
+            self._later.append((Chain(imported, imported=True), table, _NO_CODE))
         if id(table) not in self._others:
             self._others[id(table)] = is_known(table), table
         others = self._others[id(table)][0]
@@ -148,7 +174,9 @@ class Surroundings:
             return
         variables = code.co_freevars if not others and id(code) not in self._made else ()
         methods = bool(code.co_argcount) and (not others or read.chains)
-        if not read.chains and not read.wholesale and not variables and not methods:  # nearly all of torch's code
+        if not (
+            read.chains or read.wholesale or variables or methods or read.every_global
+        ):  # nearly all of torch's code
             self.quiet.add(id(code))
             return
         given = frame.f_locals if variables or methods or _given(code) else {}
@@ -170,12 +198,18 @@ class Surroundings:
         self._seen.add(at)
         for outside in _method(kind, code) if kind is not None else ():
             self.found.setdefault(outside.place, outside)
+            if is_a(outside.value, FunctionType):
+                self._enter_defaults(outside.value)
         for thing in mine.values() if read.wholesale else ():
             if is_a(thing, nn.Module):  # or something that it holds
                 if not others:
                     self.names.add(ANY)
             else:
                 self.whole[id(thing)] = thing
+        for name, value in [*table.items()] if read.every_global else ():
+            if lasts(value) and name not in read.owned and name[:2] != "__":
+                found = Outside(table, name, value, f"the global {table.get('__name__')}.{name}")
+                self.found.setdefault(found.place, found)
         for chain in read.chains:
             for outside in self._read(chain, table, mine, outer, read, others):
                 self.found.setdefault(outside.place, outside)
@@ -192,7 +226,11 @@ class Surroundings:
         elif function.__name__ == "get" and type(function.__self__) is ContextVar:
             variable = function.__self__
             outside = Outside(Variable(variable), "", MISSING, f"the context variable {variable.name!r}")
-            self.found.setdefault(outside.place, replace(outside, value=outside.now()))
+            outside = replace(outside, value=outside.now())
+            self.found.setdefault(outside.place, outside)
+            if outside.value is not MISSING and not lasts(outside.value):
+                self._enter(outside.value, outside.name)
+                self._open(outside.value, outside.name, outside, False, False, ())
 
     def _of_torch(self, frame: FrameType) -> bool:
         """Whether a function of torch's or Python's own tells a switch, or a variable of the environment, which then counts."""
@@ -232,12 +270,20 @@ class Surroundings:
                 name = self._outer[id(value)][1]
             else:
                 return
+        elif chain.imported:
+            value, name = sys.modules.get(_absolute(chain.start, table), MISSING), chain.start.lstrip(".")
+            if value is MISSING:
+                self._later.append((chain, table, read))
+                return
         else:
             if chain.start not in table:
                 return
             value, name = table[chain.start], f"the global {table.get('__name__')}.{chain.start}"
             way.append(Outside(table, chain.start, value, name))
         rest = deque(chain.links)
+        if value is sys and [kind for kind, _ in chain.links[:2]] == ["attribute", "item"] and rest[0][1] == "modules":
+            value, name, way = sys.modules.get(rest[1][1], MISSING), f"the module {rest[1][1]}", []
+            rest = deque(chain.links[2:])
         while rest:
             kind, key = rest[0]
             if lasts(value):
@@ -245,6 +291,8 @@ class Surroundings:
             link = _link(value, kind, key, name)
             if link is None:
                 self._enter(_descriptor(value, kind, key), f"{type(value).__qualname__}.{key}")
+                if kind != "item" and is_a(there := inspect.getattr_static(value, key, None), singledispatchmethod):
+                    self._roots.append(there)
                 break
             rest.popleft()
             # What an object of the model has itself, or a module from its class, is held already as the attribute that was read.
@@ -263,12 +311,18 @@ class Surroundings:
             yield from way
             return
         outside = way[-1] if foreign and way and not self.belongs(value) else None
+        if is_a(value, FunctionType):
+            self._enter_defaults(value)
         if outside is not None and not is_a(value, ModuleType):
             yield from way[:-1]
             yield from [outside] if chain.start in read.owned else with_contents(outside)
             self._enter(value, name)
         idle = chain.entered if not rest else len(rest) == 1 and is_a(rest[0][1], Dropped)
         self._open(value, name, outside, read.wholesale, idle, rest)
+
+    def _enter_defaults(self, function: FunctionType) -> None:
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._enter(value, f"a default argument of {function.__qualname__}")
 
     def _enter(self, value: Any, name: str) -> None:
         """Take note of an object outside of the model, which methods and functions that are called with it may look into."""
@@ -281,16 +335,24 @@ class Surroundings:
         self, value: Any, name: str, outside: Outside | None, whole: bool, idle: bool, rest: Sequence[tuple[str, Any]]
     ) -> None:
         """Take note of a thing that may hold more than chains tell, and of one that tells nothing though it was asked."""
-        if counts_by_which(value) and not (is_a(value, type) and outside is not None and not counts_as_torchs(value)):
+        whole_kinds = (type, ModuleType, nn.Module)
+        theirs = outside is not None and is_a(value, whole_kinds) and (is_a(value, nn.Module) or not _is_torchs(value))
+        if counts_by_which(value) and not theirs:
             return
+        if type(value).__module__ == "decimal":
+            self.names.add("Decimal")
         if asks_by_name(value):
             self.names.update(part for text in _texts(value.__reduce__()[1]) for part in text.split("."))
         known = self._opened.get(id(value))
         if known is None:
-            looked = is_pythons_own(type(value)) and not is_a(value, (type, *_CONTAINERS)) and not is_array(value)
+            looked = not (theirs or is_a(value, _CONTAINERS) or is_array(value)) and (
+                is_pythons_own(type(value)) or home_of(value) is not object
+            )
             state = State(value) if looked else None
             known = self._opened[id(value)] = Opened(value, name, outside, whole, idle, state)
         known.outside, known.whole, known.idle = known.outside or outside, known.whole or whole, known.idle and idle
+        if rest and is_pythons_own(type(value)) and shows_nothing(value):
+            known.unseen = known.unseen or f"{name}, a {type(value).__name__}"
         if not idle and not known.unseen and home_of(value) is not object:
             moves = is_a(value, Iterator) and not is_a(value, (io.IOBase, *weakref.ProxyTypes))
             if moves or (rest and is_closed(value)):
@@ -306,13 +368,20 @@ class Surroundings:
         moved = (one for one in self._opened.values() if one.state is not None and not one.state.is_same())
         return [(one.name, State(one.thing)) for one in moved]
 
-    def _opened_outside(self, moved: Collection[int]) -> Iterator[Outside]:
+    def _opened_outside(self, moved: Collection[int], defaults: Mapping[int, dict[Any, Any]]) -> Iterator[Outside]:
         """What is in the things at which chains ended, as far as code that ran has names for it."""
         for one in self._opened.values():
             if one.outside is None or one.idle:
                 continue
             names = None if one.whole else self.names
-            if is_a(one.thing, type):
+            if id(one.thing) in defaults:
+                yield replace(one.outside, kept=Defaults(one.thing, defaults[id(one.thing)]))
+            elif is_a(one.thing, (ModuleType, nn.Module)):
+                own = vars(one.thing)
+                for name in self.names.intersection(own) - BOOKKEEPING - self.assigned:
+                    if lasts(own[name]) and name[:2] != "__":
+                        yield Outside(own, name, own[name], f"{one.name}.{name}")
+            elif is_a(one.thing, type):
                 kind = Lookup(one.thing)
                 for name in self.names.intersection(*[{n for d in kind.dicts for n in d}]) - self.assigned:
                     if lasts(value := kind[name]):
@@ -328,16 +397,28 @@ class Surroundings:
                             kept = State(thing, names, self.assigned, moved)
                             yield Outside(inner.value, step, thing, f"{inner.name}[{step!r}]", inner.owner, kept)
 
-    def lasting(self, roots: Iterable[Any] = (), moved: Collection[int] = ()) -> list[Outside]:
+    def lasting(
+        self, roots: Iterable[Any] = (), moved: Collection[int] = (),
+        defaults: Mapping[int, dict[Any, Any]] = types.MappingProxyType({}),
+    ) -> list[Outside]:  # fmt: skip
         """What was read and is still as it was: what forward itself changes tells nothing about the next call.
 
         With what may change of the functions that ran, among those that it leads to, or `roots` do; without the containers of
-        which the ids are among `moved`.
+        which the ids are among `moved`; `defaults`: by a dict's id, what it put there where it was asked in vain.
         """
         found = dict(self.found)
-        for outside in self._opened_outside(moved):
+        for outside in of_decimal(self.names):
             found[outside.place] = outside
-        for function in reached([*(o.value for o in self.found.values()), *roots]):
+        later, self._later = self._later, []
+        for chain, table, read in later:
+            name = _absolute(chain.start, table)
+            if not chain.links and is_a(module := sys.modules.get(name), ModuleType):
+                self._open(module, f"the module {name}", Outside(sys.modules, name, module, name), False, False, ())
+            for outside in self._read(chain, table, {}, {}, read, False):
+                found.setdefault(outside.place, outside)
+        for outside in self._opened_outside(moved, defaults):
+            found[outside.place] = outside
+        for function in reached([*(o.value for o in self.found.values()), *roots, *self._roots]):
             read = self._reads.get(id(function.__code__))
             if read is None or id(function.__code__) in self._made:
                 continue
@@ -362,15 +443,40 @@ class _Code:
     wholesale: bool
     owned: frozenset[str]
     of_others: bool
+    every_global: bool = False  # it asks `globals()` for a name that it makes
 
     @classmethod
     def of(cls, code: CodeType, others: bool, module: str) -> _Code:
         calling = others and module.startswith(_CALLING) and module != _NOT_CALLING
         steps = list(plain_steps(marked(dis.get_instructions(code)))) if calling or not others else []
+        steps = [("CONSTANT", module) if step == ("LOAD_GLOBAL", "__name__") else step for step in steps]
         if calling:
             return cls(code, tuple(c for c in chains((), steps) if not c.of_argument), False, frozenset(), True)
+        found = [*chains(_given(code), steps)]
+        by_name = "globals" in code.co_names
+        if by_name:
+            found += [Chain(text) for text in _texts(code.co_consts)]
         wholesale = not _WHOLESALE.isdisjoint(code.co_names) or makes_names(steps)
-        return cls(code, tuple(chains(_given(code), steps)), wholesale, frozenset(owned_by(steps)), others)
+        every = by_name and _asks_for_any_global(steps)
+        return cls(code, tuple(found), wholesale, frozenset(owned_by(steps)), others, every)
+
+
+_NO_CODE = _Code(_IMPORT_MODULE, (), False, frozenset(), True)
+
+
+def _asks_for_any_global(steps: Sequence[Step]) -> bool:
+    """Whether what `globals()` gives is asked for a name that stands in no code."""
+    for i, step in enumerate(steps):
+        if step == ("LOAD_GLOBAL", "globals"):
+            after = [s for s in steps[i + 1 : i + 7] if not s[0].startswith(("CALL", "ATTRIBUTE", "PUSH"))]
+            if not after or after[0][0] != "CONSTANT" or _makes_text(steps[i + 1 : i + 7]):
+                return True
+    return False
+
+
+def _makes_text(steps: Iterable[Step]) -> bool:
+    """Whether something is put together in these steps."""
+    return any(s[0].startswith(("BINARY", "BUILD_STRING", "FORMAT")) for s in steps)
 
 
 def owned_by(steps: Sequence[Step]) -> Iterator[str]:
@@ -514,6 +620,8 @@ def plain_steps(steps: Iterable[dis.Instruction]) -> Iterator[Step]:
             yield "SUBSCRIPT", None
         elif step.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
             yield "CONSTANT", step.argval
+        elif step.opname == "LOAD_NAME":  # in what `eval` runs
+            yield "LOAD_GLOBAL", step.argval
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             yield "ATTRIBUTE", step.argval
         elif step.opname not in _SILENT:
@@ -526,6 +634,12 @@ def chains(arguments: Sequence[str], steps: Sequence[Step]) -> Iterator[Chain]:
     stored = Counter(name for kind, name in steps if kind in ("STORE VARIABLE", "DELETE VARIABLE"))
     variables = {name: Chain(name, (), True) for name in arguments if not stored[name]}
     for i, (kind, name) in enumerate(steps):
+        if kind == "IMPORT_NAME":
+            for variable, chain in _imported(steps, i):
+                if stored[variable] == 1:
+                    variables[variable] = chain
+                yield chain
+            continue
         if kind == "LOAD_GLOBAL" and name not in counted:
             start = Chain(name)
         elif kind == "LOAD VARIABLE" and name in variables:
@@ -537,8 +651,35 @@ def chains(arguments: Sequence[str], steps: Sequence[Step]) -> Iterator[Chain]:
         chain = replace(start, links=start.links + links, entered=entered)
         if at < len(steps) and steps[at][0] == "STORE VARIABLE" and stored[steps[at][1]] == 1:
             variables[steps[at][1]] = chain
-        if not chain.of_argument or chain.links:
+        if not (chain.of_argument or chain.imported) or chain.links:
             yield chain
+
+
+def _imported(steps: Sequence[Step], at: int) -> Iterator[tuple[str, Chain]]:
+    """The variables that an import inside of a function sets, and what they stand for."""
+    level = steps[at - 2][1] if at > 1 and steps[at - 2][0] == "CONSTANT" else 0
+    name = "." * (level if isinstance(level, int) else 0) + str(steps[at][1])
+    after = steps[at + 1 : at + 64]
+    if after and after[0][0] == "STORE VARIABLE":
+        yield after[0][1], Chain(name.partition(".")[0], imported=True)
+        return
+    for (kind, part), *rest in zip(after, after[1:], after[2:], after[3:], strict=False):
+        if kind == "IMPORT_FROM":
+            variable = next((s[1] for s in rest if s[0] == "STORE VARIABLE"), None)
+            if variable is not None:
+                renamed = rest[0][0] != "STORE VARIABLE" and name.endswith(f".{part}")  # `import a.b as c`
+                links = () if renamed else (("attribute", part),)
+                yield variable, Chain(name, links, imported=True)
+        elif kind not in ("STORE VARIABLE", "SWAP", "POP_TOP"):
+            return
+
+
+def _absolute(name: str, table: Mapping[str, Any]) -> str:
+    """The name of a module as `sys.modules` has it, from the place of the import."""
+    try:
+        return importlib.util.resolve_name(name, str(table.get("__package__") or table.get("__name__")))
+    except ImportError:
+        return name
 
 
 def _links(steps: Sequence[Step], at: int, asks: bool) -> tuple[tuple[tuple[str, Any], ...], int]:
@@ -549,6 +690,8 @@ def _links(steps: Sequence[Step], at: int, asks: bool) -> tuple[tuple[tuple[str,
         if kind == "ATTRIBUTE":
             found.append(("attribute", key))
         elif kind == "CONSTANT" and asks and isinstance(key, str):
+            if _makes_text(takewhile(lambda s: not s[0].startswith("CALL"), steps[at:])):
+                break
             return (*found, ("asked", key)), at + 1
         elif kind == "CONSTANT" and steps[at + 1 : at + 2] == [("SUBSCRIPT", None)]:
             found.append(("item", key))
@@ -567,6 +710,11 @@ def _link(value: Any, kind: str, key: Any, name: str) -> Outside | None:
             return None
         found = Outside(value, key, MISSING, "").now()
         return None if found is MISSING else Outside(value, key, found, f"{name}[{key!r}]")
+    if is_a(value, torch.Tensor):
+        own = own_of(value)
+        if own is None or hasattr(torch.Tensor, key):
+            return None
+        return Outside(own, key, own.get(key, MISSING), f"{name}.{key}")
     if _is_torchs(value):
         there = (
             vars(value).get(key, MISSING) if is_a(value, ModuleType) and _home(value).startswith("torch") else MISSING

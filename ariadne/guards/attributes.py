@@ -107,9 +107,7 @@ def _is_opaque(kind: Any) -> bool:
     home = kind.__module__.partition(".")[0]
     if issubclass(kind, _PLAIN) or (home == "torch" and not issubclass(kind, _CONTAINERS)):
         return True
-    return (
-        is_pythons_own(kind) and not issubclass(kind, _CONTAINERS) and (kind.__module__, kind.__name__) not in _OPEN
-    )
+    return is_pythons_own(kind) and not issubclass(kind, _CONTAINERS) and (kind.__module__, kind.__name__) not in _OPEN
 
 
 def is_pythons_own(kind: type) -> bool:

@@ -7,6 +7,7 @@ import inspect
 import types
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from operator import is_
 from typing import Any
@@ -32,8 +33,8 @@ from ariadne.guards.attributes import (
     strays,
 )
 from ariadne.guards.attributes import shown as shown_step
-from ariadne.guards.classes import Hiding, Lookup
-from ariadne.guards.kept import Bytes, Contents, Kept, Length, Same
+from ariadne.guards.classes import Hiding, Lookup, changeable
+from ariadne.guards.kept import Bytes, Contents, Defaults, Kept, Length, Same
 from ariadne.guards.marks import ASKING_FOR_CLASSES, Marks, Strides, marks_on, state_of
 from ariadne.guards.opened import State, counts_by_which
 from ariadne.guards.outside import Outside
@@ -123,11 +124,16 @@ class Baseline:
             taken = {(path, keys[0]) for path, keys, _ in self.attributes}  # by earlier runs, the first of them real
             changed = {(path, name) for path, name, _, _ in recorded.changed}
             known = {o.place for o in self.outside}
-            seen_outside = [*recorded.outside, *of_classes(recorded.read_attributes, recorded.registered)]
+            seen_outside = [*recorded.outside, *of_classes(recorded.read_attributes, recorded.registered, names)]
             found_outside: dict[Any, Outside] = {}
             for o in seen_outside:
                 found_outside.setdefault(o.place, o)
-            self.outside += [o for at, o in found_outside.items() if at not in known and o.is_same()]
+            for at, o in found_outside.items():
+                kept = o.kept
+                if at not in known and is_a(kept, State) and not kept.is_same():
+                    o = replace(o, kept=kept.again())
+                if at not in known and o.is_same():
+                    self.outside.append(o)
             self.foreign |= recorded.foreign
             # What forward sets up itself may be there or not; a `__getattr__` of its own may find what torch's misses.
             self.missing |= {
@@ -140,6 +146,9 @@ class Baseline:
             for (path, name), (module, value, at) in recorded.read_attributes.items():
                 if name == "training":
                     self.training.setdefault(path, value)
+                elif at in recorded.defaults and path in self.modules:
+                    put = recorded.defaults[at]
+                    self.attributes.append((path, (name,), Defaults(module.__dict__.get(name, value), put)))
                 elif (path, name) not in changed | taken and at not in recorded.moved and path in self.modules:
                     found = list(_kept(module, name, value, names))
                     tensors = {keys: t for keys, t in found if isinstance(t, torch.Tensor)}
@@ -247,8 +256,9 @@ class Baseline:
 
 
 def of_classes(
-    read: Mapping[tuple[str, str], tuple[nn.Module, Any, int]], registered: Iterable[tuple[type, str]]
-) -> Iterable[Outside]:
+    read: Mapping[tuple[str, str], tuple[nn.Module, Any, int]], registered: Iterable[tuple[type, str]],
+    names: Names,
+) -> Iterable[Outside]:  # fmt: skip
     """What must stay in the modules' classes: methods and properties that were used, and that nothing hides an attribute."""
     for (_, name), (module, _, _) in read.items():
         cls = type(module)
@@ -260,6 +270,11 @@ def of_classes(
     for cls in {type(module) for module, _, _ in read.values()}:
         for name in _SPECIAL:  # which Python looks for in the class alone
             yield Outside(Lookup(cls), name, Lookup(cls)[name], f"{cls.__qualname__}.{name}")
+        for base in changeable(cls):  # `type(self).scale`
+            if base.__module__.partition(".")[0] != "torch":
+                for name in names.names.intersection(vars(base)) - names.assigned:
+                    if lasts(Lookup(cls)[name]):
+                        yield Outside(Lookup(cls), name, Lookup(cls)[name], f"{cls.__qualname__}.{name}")
     for cls, name in registered:
         yield Outside(Lookup(cls), name, MISSING, f"{cls.__qualname__}.{name}")
 

@@ -177,5 +177,29 @@ class Members(Kept):
         return same
 
 
+class Defaults(Kept):
+    """What a dict such as a `defaultdict` puts there for keys that it is asked for in vain: nothing else may stand there."""
+
+    __slots__ = ("put",)
+
+    def __init__(self, thing: Any, put: dict[Any, Any]) -> None:
+        self.put = put
+        super().__init__(thing)
+
+    def anew(self, thing: Any) -> Defaults:
+        """The same of another dict."""
+        return Defaults(thing, self.put)
+
+    def look(self, thing: Any) -> list[tuple[Any, Any]]:
+        """The keys that hold something else than was put there."""
+        return [
+            (k, dict.get(thing, k)) for k, v in self.put.items() if k in thing and not tree.identical(dict.get(thing, k), v)
+        ]  # fmt: skip
+
+    def words(self, held: Any) -> str:
+        """Those, or what was put."""
+        return f"a {type(self.thing).__name__} of {reprlib.repr(dict(held) or self.put)}"
+
+
 def _version(thing: Any) -> int | None:
     return VERSION(thing) if VERSION is not None and type(thing) is dict else None

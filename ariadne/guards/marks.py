@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,14 +12,17 @@ from torch import nn
 from ariadne import tree
 from ariadne.guards.attributes import MISSING, lasts, own_of
 from ariadne.guards.kept import Kept
+from ariadne.guards.opened import alike, unfolded
 
 ASKING_FOR_CLASSES = frozenset({"Buffer", "Parameter", "__class__", "type"})  # names in the code of who asks
 
 
-def marks_on(t: torch.Tensor, names: Collection[str]) -> dict[str, Any]:
+def marks_on(t: torch.Tensor, names: frozenset[str]) -> dict[str, Any]:
     """The attributes of these names that Python set on a tensor."""
     own = own_of(t)
-    return {name: value for name, value in own.items() if name in names} if own else {}
+    if not own or names.isdisjoint(own):
+        return {}
+    return {n: v if lasts(v) else list(unfolded(v, names)) for n, v in own.items() if n in names}
 
 
 def same_marks(now: dict[str, Any], then: dict[str, Any]) -> bool:
@@ -28,6 +31,8 @@ def same_marks(now: dict[str, Any], then: dict[str, Any]) -> bool:
 
 
 def _same(a: Any, b: Any) -> bool:
+    if type(a) is list and type(b) is list:
+        return alike(a, b)
     return a is b or (lasts(a) and lasts(b) and tree.identical(a, b))
 
 
@@ -42,7 +47,7 @@ class Marks(Kept):
 
     __slots__ = ("names", "tables", "tensors")
 
-    def __init__(self, thing: nn.Module, tensors: Collection[str], names: Collection[str]) -> None:
+    def __init__(self, thing: nn.Module, tensors: Sequence[str], names: frozenset[str]) -> None:
         self.tensors, self.names = tensors, names
         parts = [(name, thing.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in tensors]
         self.tables = [(n, m._parameters if key in m._parameters else m._buffers, key) for n, m, key in parts]

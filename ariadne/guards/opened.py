@@ -36,6 +36,7 @@ from torch import nn
 from ariadne import tree
 from ariadne.guards.attributes import (
     ANY,
+    BOOKKEEPING,
     MISSING,
     SIMPLE,
     is_a,
@@ -97,9 +98,14 @@ def _is_pythons_make(cls: Any) -> bool:
 def is_closed(value: Any) -> bool:
     """Whether no protocol shows what a thing holds, or something in it gives something else at each look."""
     try:
-        return not _alike(list(unfolded(value, None)), list(unfolded(value, None)))
+        return not alike(list(unfolded(value, None)), list(unfolded(value, None)))
     except ClosedError:
         return True
+
+
+def shows_nothing(value: Any) -> bool:
+    """Whether a thing of Python's own has a class of its own, and nothing in it: what it knows stands elsewhere."""
+    return type(value) is not object and home_of(value) is object and not slots_of(value) and own_of(value) is None
 
 
 def referent(proxy: Any) -> Any:
@@ -115,8 +121,8 @@ def unfolded(
 ) -> Iterator[Any]:  # fmt: skip
     """A thing and all that it holds, one after another.
 
-    Of attributes, those whose names are among `names`, if any are given; not those that forward itself has `assigned`, nor the
-    contents of containers whose ids are among `moved`. Raises
+    Of attributes, those whose names are among `names`, if any are given. Of what forward itself changes, whose ids are among
+    `moved`, no container's contents, and no attribute that its code has `assigned`. Raises
     `ClosedError` where the thing shows itself by no protocol; what is inside of it and does not counts by which it is.
     """
     todo, seen, first, told = deque([value]), set[int](), True, 0
@@ -134,12 +140,18 @@ def unfolded(
             todo.extend((thing.__func__, thing.__self__))
             continue
         yield thing
-        if lasts(thing) or type(thing) is bytes or thing is MISSING or id(thing) in seen or id(thing) in moved or counts_by_which(thing):
+        if lasts(thing) or type(thing) is bytes or thing is MISSING or id(thing) in seen or id(thing) in moved:
             first = False
             continue
         seen.add(id(thing))
+        if counts_by_which(thing):
+            first = False
+            if is_a(thing, nn.Module):
+                plain = {n: v for n, v in vars(thing).items() if lasts(v) and n not in BOOKKEEPING and n != "training"}
+                todo.extend(_named(plain, names, assigned if id(vars(thing)) in moved else ()))
+            continue
         try:
-            parts = list(_inside(thing, names, assigned))
+            parts = list(_inside(thing, names, assigned if id(own_of(thing)) in moved else ()))
         except ClosedError:
             if first:
                 raise
@@ -248,7 +260,8 @@ def _of_c(thing: Any) -> Iterator[Any]:
     yield _Fresh([*given, *kept])
 
 
-def _alike(now: list[Any], then: list[Any]) -> bool:
+def alike(now: list[Any], then: list[Any]) -> bool:
+    """Whether two rows are the same: plain values by what they are, all others by which."""
     return len(now) == len(then) and all(
         a is b
         or (type(a) is type(b) and type(a) in (bytes, frozenset) and a == b)
@@ -274,6 +287,11 @@ class State(Kept):
         """The same of another thing."""
         return State(thing, self.names, self.assigned, self.moved)
 
+    def again(self) -> State:
+        """The same as it is now, without what forward's code assigns: where others than the guards' runs may have put it."""
+        names = None if self.names is None else {*self.names} - {*self.assigned}
+        return State(self.thing, names, self.assigned, self.moved)
+
     def look(self, thing: Any) -> list[Any]:
         """All of it, in a row; of a thing that shows nothing, the thing."""
         try:
@@ -288,4 +306,4 @@ class State(Kept):
 
     def is_same(self) -> bool:
         """Whether it holds the same still."""
-        return _alike(self.look(self.thing), self.held)
+        return alike(self.look(self.thing), self.held)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import reprlib
+import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import CellType, CodeType, FunctionType
@@ -31,6 +32,25 @@ class Variable:
 
     def __getitem__(self, key: Any) -> Any:
         return self.thing.get()
+
+
+class _OfDecimal:
+    """The settings of this thread's decimal numbers, to be asked by any key."""
+
+    __slots__ = ()
+
+    def __getitem__(self, key: Any) -> tuple[Any, ...]:
+        c = sys.modules["decimal"].getcontext()
+        return c.prec, c.rounding, c.Emin, c.Emax, c.capitals, c.clamp
+
+
+_DECIMAL = _OfDecimal()
+
+
+def of_decimal(names: Collection[str]) -> Iterator[Outside]:
+    """The settings of decimal numbers, where code with these names may compute with such."""
+    if "decimal" in sys.modules and not {"Decimal", "getcontext", "localcontext"}.isdisjoint(names):
+        yield Outside(_DECIMAL, "", _DECIMAL[""], "decimal's context")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
