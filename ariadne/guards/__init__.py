@@ -65,6 +65,8 @@ from ariadne.guards.effects import (
 )
 from ariadne.guards.facts import alike
 from ariadne.guards.given import Given
+from ariadne.guards.marks import Marks
+from ariadne.guards.opened import State
 from ariadne.guards.recording import Effect, Event, Recording
 from ariadne.guards.roots import Reached, outside_of
 from ariadne.guards.switches import SWITCHES, TORCH, Switched
@@ -121,6 +123,8 @@ __all__ = [
     "stores_beside_caches",
     "stores_of",
     "Given",
+    "Marks",
+    "State",
     "SWITCHES",
     "TORCH",
     "Switched",

@@ -54,7 +54,7 @@ from ariadne.guards.classes import Lookup, changeable, own_dict
 from ariadne.guards.functions import made_inside, reached
 from ariadne.guards.kept import Defaults
 from ariadne.guards.opened import State, asks_by_name, counts_by_which, home_of, is_closed, shows_nothing
-from ariadne.guards.outside import Outside, Variable, of_decimal, of_function, of_wrapper, with_contents
+from ariadne.guards.outside import Itself, Outside, Variable, of_decimal, of_function, of_wrapper, with_contents
 
 _CONTAINERS = (dict, list, set, frozenset, deque, tuple)
 _LARGE = 4096  # so many entries of a container are looked into
@@ -143,6 +143,9 @@ class Surroundings:
     _others: dict[int, tuple[bool, Any]] = field(default_factory=dict)
     _outer: dict[int, tuple[Any, str]] = field(default_factory=dict)  # objects outside of the model, and their names
     _opened: dict[int, Opened] = field(default_factory=dict)
+    _models: dict[int, Any] = field(
+        default_factory=dict
+    )  # things that the model holds, and that functions may be given
     _roots: list[Any] = field(default_factory=list)  # further things that lead to functions
     _later: list[tuple[Chain, dict[str, Any], _Code]] = field(
         default_factory=list
@@ -266,8 +269,8 @@ class Surroundings:
                 value = mine[chain.start]
                 name = type(value).__name__
             elif chain.start in outer:
-                value, foreign = outer[chain.start], True
-                name = self._outer[id(value)][1]
+                value = outer[chain.start]
+                foreign, name = id(value) not in self._models, self._outer[id(value)][1]
             else:
                 return
         elif chain.imported:
@@ -310,7 +313,12 @@ class Surroundings:
         if lasts(value) or value is MISSING:
             yield from way
             return
-        outside = way[-1] if foreign and way and not self.belongs(value) else None
+        outside = None
+        if foreign and not self.belongs(value):
+            outside = way[-1] if way else Outside(Itself(value), "", value, name)
+        elif not foreign and not counts_by_which(value):
+            self._models.setdefault(id(value), value)
+            self._enter(value, name)
         if is_a(value, FunctionType):
             self._enter_defaults(value)
         if outside is not None and not is_a(value, ModuleType):
@@ -390,12 +398,16 @@ class Surroundings:
                 yield replace(one.outside, kept=State(one.thing, names, self.assigned, moved))
             else:
                 for inner in with_contents(one.outside):
-                    if id(inner.value) in moved or not is_a(inner.value, _CONTAINERS) or len(inner.value) > _LARGE:
-                        continue
-                    for step, thing in held(inner.value):
-                        if not (lasts(thing) or counts_by_which(thing) or is_a(thing, _CONTAINERS) or is_array(thing)):
-                            kept = State(thing, names, self.assigned, moved)
-                            yield Outside(inner.value, step, thing, f"{inner.name}[{step!r}]", inner.owner, kept)
+                    yield from self._inside(inner, names, moved)
+
+    def _inside(self, container: Outside, names: Collection[str] | None, moved: Collection[int]) -> Iterator[Outside]:
+        """What is in the objects that stand in a container."""
+        if id(container.value) in moved or not is_a(container.value, _CONTAINERS) or len(container.value) > _LARGE:
+            return
+        for step, thing in held(container.value):
+            if not (lasts(thing) or counts_by_which(thing) or is_a(thing, _CONTAINERS) or is_array(thing)):
+                kept = State(thing, names, self.assigned, moved)
+                yield Outside(container.value, step, thing, f"{container.name}[{step!r}]", container.owner, kept)
 
     def lasting(
         self, roots: Iterable[Any] = (), moved: Collection[int] = (),
@@ -416,18 +428,22 @@ class Surroundings:
                 self._open(module, f"the module {name}", Outside(sys.modules, name, module, name), False, False, ())
             for outside in self._read(chain, table, {}, {}, read, False):
                 found.setdefault(outside.place, outside)
-        for outside in self._opened_outside(moved, defaults):
-            found[outside.place] = outside
         for function in reached([*(o.value for o in self.found.values()), *roots, *self._roots]):
             read = self._reads.get(id(function.__code__))
             if read is None or id(function.__code__) in self._made:
                 continue
             if not read.of_others:
                 for outside in of_function(function, self._began.get(id(function.__code__), {}), read.owned):
+                    if id(outside.value) in defaults:
+                        outside = replace(outside, kept=Defaults(outside.value, defaults[id(outside.value)]))
                     found.setdefault(outside.place, outside)
+                    for inner in self._inside(outside, self.names, moved):
+                        found.setdefault(inner.place, inner)
             elif function.__closure__ and function.__code__.co_filename.startswith(PYTHONS_FILES):
                 for outside in of_wrapper(function):
                     found.setdefault(outside.place, outside)
+        for outside in self._opened_outside(moved, defaults):
+            found[outside.place] = outside
         return [outside for outside in found.values() if outside.is_same()]
 
 
@@ -597,15 +613,17 @@ def marked(steps: Iterable[dis.Instruction]) -> list[dis.Instruction]:
 
 
 def _is_dropped(steps: Sequence[dis.Instruction], at: int) -> bool:
-    depth = 0
-    for i in range(at, min(at + 64, len(steps) - 1)):
+    depth, i = 0, at
+    for _ in range(256):
+        if i + 1 >= len(steps) or depth < 0:
+            return False
         depth += dis.stack_effect(steps[i].opcode, steps[i].arg, jump=False)
-        if depth < 0 or (depth == 0 and i > at and not steps[i].opname.startswith("CALL")):
-            return False
-        if depth == 0 and i == at:  # an attribute that is called is two things on the stack
-            return False
-        if depth == 0:
-            return steps[i + 1].opname == "POP_TOP"
+        called = i > at and steps[i].opname.startswith("CALL")
+        if depth == 0:  # an attribute that is called is two things on the stack
+            return called and steps[i + 1].opname == "POP_TOP"
+        i += 1
+        if steps[i - 1].opname == "JUMP_FORWARD":  # past the other side of a choice
+            i = next((k for k in range(i, len(steps)) if steps[k].offset >= steps[i - 1].argval), len(steps))
     return False
 
 
@@ -651,7 +669,7 @@ def chains(arguments: Sequence[str], steps: Sequence[Step]) -> Iterator[Chain]:
         chain = replace(start, links=start.links + links, entered=entered)
         if at < len(steps) and steps[at][0] == "STORE VARIABLE" and stored[steps[at][1]] == 1:
             variables[steps[at][1]] = chain
-        if not (chain.of_argument or chain.imported) or chain.links:
+        if not chain.imported or chain.links:
             yield chain
 
 

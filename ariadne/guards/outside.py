@@ -34,6 +34,18 @@ class Variable:
         return self.thing.get()
 
 
+class Itself:
+    """A thing that no variable leads to, to be asked for by any key."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.thing
+
+
 class _OfDecimal:
     """The settings of this thread's decimal numbers, to be asked by any key."""
 
@@ -75,7 +87,7 @@ class Outside:
     @property
     def place(self) -> tuple[int, Any, Any]:
         """The same for two that stand in one place: an attribute and an item of one object are two."""
-        proxy = is_a(self.table, (Slots, Lookup, Variable))
+        proxy = is_a(self.table, (Slots, Lookup, Variable, Itself))
         return id(self.table.thing if proxy else self.table), type(self.table) if proxy else None, self.key
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import copy
 import functools
 from collections.abc import Callable, Iterator
@@ -265,6 +266,28 @@ def _other_fast_path(model: nn.Module) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
+def _in_objects(model: nn.Module) -> bool:
+    """Other numbers stand in arrays of Python's own."""
+    found = False
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, array.array):
+                value[0] *= 2
+                found = True
+    return found
+
+
+def _on_tensors(model: nn.Module) -> bool:
+    """Other numbers stand in attributes that Python set on parameters."""
+    found = False
+    for p in model.parameters():
+        for name, value in vars(p).items():
+            if isinstance(value, float):
+                setattr(p, name, value * 2)
+                found = True
+    return found
+
+
 _INPUT = {"prefix": ("InputError",)}
 _MODULE = {"prefix": ("ModuleError",), "suffix": ("ModuleError",)}
 _ANY = {"prefix": ("GuardError",), "suffix": ("GuardError",)}
@@ -282,6 +305,8 @@ PROBES = (
     Probe("a new hook", _MODULE, change=_hook),
     Probe("another order of memory", _ANY, lambda given: _first(given, _turned)),
     Probe("another parameter in the place of one", _ANY, change=_other_parameter),
+    Probe("other numbers in objects", _ANY, change=_in_objects),
+    Probe("other numbers on parameters", _ANY, change=_on_tensors),
     Probe("another forward of the class", _MODULE, within=_other_forward),
     Probe("another setting of the fast path", _ANY, within=_other_fast_path),
 )
