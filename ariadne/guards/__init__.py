@@ -8,10 +8,12 @@ order::
     classes       what a class gives for a name
     functions     which Python functions are reached from what forward reads
     kept          what a guard holds of things that can change by themselves
-    marks         what stands on tensors beside their values: attributes, strides
     opened        what things hold that are no plain containers
+    marks         what stands on tensors beside their values: attributes, strides
     outside       one thing outside of the model, as it was
     switches      settings of torch that forward asks for
+    steps         what a function reads, by the instructions in its code
+    links         what one step of such a read leads to
     around        what forward's own functions read outside of the model
     roots         the variables and objects outside of a model that forward reaches
     effects       what forward puts into containers

@@ -1,4 +1,4 @@
-"""Python state in objects that are no plain containers is guarded, whichever protocol shows it; what shows nothing is refused by name."""
+"""Python state in objects that are no plain containers is guarded; what no protocol shows is refused by name."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def an_object_in_a_context() -> tuple[Read, Callable[[], Any]]:
 
 def a_module_that_is_imported_inside() -> tuple[Read, Callable[[], Any]]:
     def read(x: torch.Tensor) -> Any:
-        import settings_that_a_function_imports as settings  # type: ignore[import-not-found]
+        import settings_that_a_function_imports as settings  # type: ignore[import-not-found]  # noqa: PLC0415 what is tested
 
         return settings.scale
 
@@ -243,7 +243,7 @@ def a_module_that_is_imported_inside() -> tuple[Read, Callable[[], Any]]:
 
 def a_name_that_is_imported_inside() -> tuple[Read, Callable[[], Any]]:
     def read(x: torch.Tensor) -> Any:
-        from settings_that_a_function_imports import scale
+        from settings_that_a_function_imports import scale  # noqa: PLC0415 what is tested
 
         return scale
 
@@ -293,7 +293,7 @@ def test_what_an_object_holds_must_not_change_unseen(case: Case) -> None:
     with torch.no_grad():
         same(model(x), runtime.run_suffix(runtime.run_prefix(x)))
         change()
-        with pytest.raises(ModuleError, match="was .* now it is"):
+        with pytest.raises(ModuleError, match=r"was .* now it is"):
             runtime.run_suffix(runtime.run_prefix(x))
 
 
@@ -333,7 +333,7 @@ def numbers_that_wait() -> Read:
     "case", [a_lock, a_generator, a_count, random_numbers_of_its_own, random_numbers_of_numpy, numbers_that_wait]
 )
 def test_what_no_guard_can_see_is_refused_by_name(case: Callable[[], Read]) -> None:
-    with pytest.raises(UnsupportedError, match="whose state no guard can see|changes what is in|keeps state in Python"):
+    with pytest.raises(UnsupportedError, match=r"whose state no guard can see|changes what is in|keeps state in Python"):
         split_of(case())
 
 
@@ -389,11 +389,15 @@ def test_decimal_numbers_follow_their_context() -> None:
 def test_a_state_tells_what_it_holds_and_what_it_is_made_on() -> None:
     kept = array.array("i", [1, 2])
     state = State(kept)
-    assert state.is_same() and "array" in repr(state)
+    assert state.is_same()
+    assert "array" in repr(state)
     kept.append(3)
     assert not state.is_same()
-    assert home_of(Scale()) is object and home_of(threading.Lock()) is type(threading.Lock())
-    assert is_closed(iter_of_a_function()) and not is_closed(random.Random(1)) and not is_closed(Scale())
+    assert home_of(Scale()) is object
+    assert home_of(threading.Lock()) is type(threading.Lock())
+    assert is_closed(iter_of_a_function())
+    assert not is_closed(random.Random(1))
+    assert not is_closed(Scale())
 
 
 def iter_of_a_function() -> Any:
