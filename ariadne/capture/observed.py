@@ -157,10 +157,10 @@ def observe(
             with torch.set_grad_enabled(grad), watching(found.codes if first else ()) as compared:
                 now = model(*args, **kwargs)
             found.compared = found.compared or next(iter(compared), "")
-            for name, state in found.moving:
-                if not state.is_same():
+            for name, kept in found.moving:
+                if not kept.is_same():
                     raise UnsupportedError(
-                        f"forward changes what is in {name} at each call (now {state.now()}), which a plan can't follow; return it "
+                        f"forward changes what is in {name} at each call (now {kept.now()}), which a plan can't follow; return it "
                         "instead, or keep it in a buffer"
                     )
             differs = difference(output, now)

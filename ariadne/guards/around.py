@@ -120,7 +120,7 @@ class Surroundings:
     def note(self, frame: FrameType) -> None:
         """Look at the code of a call; of torch's or Python's own, only at the names in it, and at the functions it calls."""
         code, table = frame.f_code, frame.f_globals
-        if code is IMPORT_MODULE and is_a(imported := frame.f_locals.get("name"), str):
+        if code is IMPORT_MODULE and isinstance(imported := frame.f_locals.get("name"), str):
             self._later.append((Chain(imported, imported=True), table, NO_CODE))
         if id(table) not in self._others:
             self._others[id(table)] = is_known(table), table
@@ -393,11 +393,11 @@ class Surroundings:
             for outside in self._read(chain, table, {}, {}, read, False):
                 found.setdefault(outside.place, outside)
         for function in reached([*(o.value for o in self.found.values()), *roots, *self._roots]):
-            read = self._reads.get(id(function.__code__))
-            if read is None or id(function.__code__) in self._made:
+            code = self._reads.get(id(function.__code__))
+            if code is None or id(function.__code__) in self._made:
                 continue
-            if not read.of_others:
-                for outside in of_function(function, self._began.get(id(function.__code__), {}), read.owned):
+            if not code.of_others:
+                for outside in of_function(function, self._began.get(id(function.__code__), {}), code.owned):
                     if id(outside.value) in defaults:
                         outside = replace(outside, kept=Defaults(outside.value, defaults[id(outside.value)]))
                     found.setdefault(outside.place, outside)

@@ -130,7 +130,7 @@ class Baseline:
                 found_outside.setdefault(o.place, o)
             for at, o in found_outside.items():
                 kept = o.kept
-                if at not in known and is_a(kept, State) and not kept.is_same():
+                if at not in known and isinstance(kept, State) and not kept.is_same():
                     o = replace(o, kept=kept.again())
                 if at not in known and o.is_same():
                     self.outside.append(o)

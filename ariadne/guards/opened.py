@@ -79,12 +79,14 @@ def counts_by_which(value: Any) -> bool:
 
 def home_of(value: Any) -> type:
     """The class of C's that lies under a thing's class: `object` for what Python's `class` makes alone."""
-    return _home_of(type(value))
+    kind: Any = type(value)
+    return _home_of(kind)
 
 
 @lru_cache(maxsize=4096)
 def _home_of(kind: Any) -> type:
-    return next(c for c in kind.__mro__ if not _is_pythons_make(c))
+    found: type = next(c for c in kind.__mro__ if not _is_pythons_make(c))
+    return found
 
 
 def _is_pythons_make(cls: Any) -> bool:
@@ -117,7 +119,7 @@ def referent(proxy: Any) -> Any:
 
 
 def unfolded(
-    value: Any, names: Collection[str] | None, assigned: Collection[str] = (), moved: Collection[int] = ()
+    value: Any, names: Collection[str] | None, assigned: Collection[str] = (), moved: Collection[int | None] = ()
 ) -> Iterator[Any]:  # fmt: skip
     """A thing and all that it holds, one after another.
 
@@ -186,6 +188,8 @@ def _inside(thing: Any, names: Collection[str] | None, assigned: Collection[str]
     elif is_a(thing, logging.Logger):  # what decides whether it writes; its cache and its handlers do not
         yield from (thing.disabled, thing.getEffectiveLevel(), getattr(thing.manager, "disable", 0))
         return
+    elif is_pythons_own(type(thing)) and own_of(thing) is None and _equals_by_what_it_holds(type(thing)):
+        return  # a path, a fraction: what its slots hold is the same for good, or can be found again
     elif is_a(thing, threading.local):
         yield from _named(thing.__dict__, names, assigned)
         return
@@ -244,7 +248,7 @@ def _of_c(thing: Any) -> Iterator[Any]:
         return
     except (TypeError, BufferError, ValueError):
         pass  # it is none of those that lie in memory as they are: on to the next protocol
-    if home.__hash__ not in (None, object.__hash__):  # it equals another by what it holds, which therefore stays
+    if _equals_by_what_it_holds(home):
         return
     if is_a(thing, Iterator) and not hasattr(home, "__reduce__"):
         raise ClosedError
@@ -258,6 +262,11 @@ def _of_c(thing: Any) -> Iterator[Any]:
     kept = [list(part) if is_a(part, Iterator) else part for part in rest]
     yield made
     yield _Fresh([*given, *kept])
+
+
+def _equals_by_what_it_holds(kind: Any) -> bool:
+    """Whether a thing can be a key that equals another by what both hold: then that stays as it is."""
+    return kind.__hash__ not in (None, object.__hash__)
 
 
 def alike(now: list[Any], then: list[Any]) -> bool:
@@ -277,7 +286,7 @@ class State(Kept):
     __slots__ = ("assigned", "moved", "names")
 
     def __init__(
-        self, thing: Any, names: Collection[str] | None = None, assigned: Collection[str] = (), moved: Collection[int] = ()
+        self, thing: Any, names: Collection[str] | None = None, assigned: Collection[str] = (), moved: Collection[int | None] = ()
     ) -> None:  # fmt: skip
         self.names = None if names is None or ANY in names else names
         self.assigned, self.moved = assigned, moved

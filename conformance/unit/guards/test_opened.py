@@ -333,7 +333,9 @@ def numbers_that_wait() -> Read:
     "case", [a_lock, a_generator, a_count, random_numbers_of_its_own, random_numbers_of_numpy, numbers_that_wait]
 )
 def test_what_no_guard_can_see_is_refused_by_name(case: Callable[[], Read]) -> None:
-    with pytest.raises(UnsupportedError, match=r"whose state no guard can see|changes what is in|keeps state in Python"):
+    with pytest.raises(
+        UnsupportedError, match=r"whose state no guard can see|changes what is in|keeps state in Python"
+    ):
         split_of(case())
 
 
