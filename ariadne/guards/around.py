@@ -39,6 +39,8 @@ from ariadne.guards.attributes import (
     held,
     is_a,
     is_array,
+    is_opaque,
+    is_open,
     is_pythons_own,
     lasts,
 )
@@ -317,9 +319,9 @@ class Surroundings:
             self.names.update(part for text in texts(value.__reduce__()[1]) for part in text.split("."))
         known = self._opened.get(id(value))
         if known is None:
-            looked = not (theirs or is_a(value, _CONTAINERS) or is_array(value)) and (
-                is_pythons_own(type(value)) or home_of(value) is not object
-            )
+            home = home_of(value)
+            in_c = home is not object and not is_open(home)
+            looked = not (theirs or is_a(value, _CONTAINERS) or is_array(value)) and (is_opaque(value) or in_c)
             state = State(value) if looked else None
             known = self._opened[id(value)] = Opened(value, name, outside, whole, idle, state)
         known.outside, known.whole, known.idle = known.outside or outside, known.whole or whole, known.idle and idle

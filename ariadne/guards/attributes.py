@@ -37,13 +37,13 @@ LEAVES = frozenset(
 MISSING = object()
 ANY = "*"  # among names: attributes may have been read by others, too
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque, partial)
-_OPEN = {
+OPEN = {
     ("types", "SimpleNamespace"),
     ("argparse", "Namespace"),
     ("collections", "UserDict"),
     ("collections", "UserList"),
 }
-_OPEN |= {("collections", "ChainMap")}
+OPEN |= {("collections", "ChainMap")}
 PYTHONS_FILES = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib"))
 _INSTALLED = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("purelib", "platlib"))
 SIMPLE = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)  # what an equal value may stand for
@@ -107,7 +107,12 @@ def _is_opaque(kind: Any) -> bool:
     home = kind.__module__.partition(".")[0]
     if issubclass(kind, _PLAIN) or (home == "torch" and not issubclass(kind, _CONTAINERS)):
         return True
-    return is_pythons_own(kind) and not issubclass(kind, _CONTAINERS) and (kind.__module__, kind.__name__) not in _OPEN
+    return is_pythons_own(kind) and not issubclass(kind, _CONTAINERS) and not is_open(kind)
+
+
+def is_open(kind: type) -> bool:
+    """Whether a class of Python's own is one of those whose attributes are looked into as a user's are."""
+    return (kind.__module__, kind.__name__) in OPEN
 
 
 def is_pythons_own(kind: type) -> bool:

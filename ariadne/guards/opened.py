@@ -41,14 +41,16 @@ from ariadne.guards.attributes import (
     SIMPLE,
     is_a,
     is_array,
+    is_open,
     is_pythons_own,
     lasts,
     own_of,
     slot_of,
     slots_of,
 )
-from ariadne.guards.classes import changeable
+from ariadne.guards.classes import changeable, own_dict
 from ariadne.guards.kept import Kept
+from ariadne.guards.versions import VERSION
 
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # CPython's flags of classes that are made at run time, and that can't be written
 _MOST = 4096  # so many things are looked at
@@ -56,6 +58,7 @@ _WHICH = (
     torch.Tensor, nn.Module, type, FunctionType, BuiltinFunctionType, MethodWrapperType, ModuleType, CodeType, CellType,
     torch.dtype, torch.device,
 )  # fmt: skip  # what counts by which it is: others look into these
+_SPECIAL = (weakref.ref, *weakref.ProxyTypes, logging.Logger, threading.local)
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _ASKING_BY_NAME = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
 
@@ -119,7 +122,8 @@ def referent(proxy: Any) -> Any:
 
 
 def unfolded(
-    value: Any, names: Collection[str] | None, assigned: Collection[str] = (), moved: Collection[int | None] = ()
+    value: Any, names: Collection[str] | None, assigned: Collection[str] = (), moved: Collection[int | None] = (),
+    watched: Watched | None = None,
 ) -> Iterator[Any]:  # fmt: skip
     """A thing and all that it holds, one after another.
 
@@ -149,6 +153,8 @@ def unfolded(
         if counts_by_which(thing):
             first = False
             if is_a(thing, nn.Module):
+                if watched is not None:
+                    watched.loose = True
                 plain = {n: v for n, v in vars(thing).items() if lasts(v) and n not in BOOKKEEPING and n != "training"}
                 todo.extend(_named(plain, names, assigned if id(vars(thing)) in moved else ()))
             continue
@@ -159,8 +165,35 @@ def unfolded(
                 raise
             parts = []
         first = False
+        if watched is not None:
+            watched.add(thing)
         alive.append(parts)
         todo.extend(parts)
+
+
+class Watched:
+    """The dicts that all of what one look found rests on; `loose` where it rests on something else, too."""
+
+    __slots__ = ("dicts", "loose")
+
+    def __init__(self) -> None:
+        self.dicts: list[dict[Any, Any]] = []
+        self.loose = VERSION is None
+
+    def add(self, thing: Any) -> None:
+        """Take note of a thing that was looked into."""
+        own = own_of(thing)
+        if type(thing) is dict:
+            self.dicts.append(thing)
+        elif home_of(thing) is object and not slots_of(thing) and type(own) is dict and not is_a(thing, _SPECIAL):
+            self.dicts.append(own)
+            self.dicts.extend(own_dict(cls) for cls in changeable(type(thing)))
+        elif not is_a(thing, tuple):
+            self.loose = True
+
+    def total(self) -> int:
+        """A number that grows when one of the dicts is written."""
+        return sum(map(VERSION, self.dicts)) if VERSION is not None else -1
 
 
 class _Fresh:
@@ -188,7 +221,7 @@ def _inside(thing: Any, names: Collection[str] | None, assigned: Collection[str]
     elif is_a(thing, logging.Logger):  # what decides whether it writes; its cache and its handlers do not
         yield from (thing.disabled, thing.getEffectiveLevel(), getattr(thing.manager, "disable", 0))
         return
-    elif is_pythons_own(type(thing)) and own_of(thing) is None and _equals_by_what_it_holds(type(thing)):
+    elif is_pythons_own(type(thing)) and own_of(thing) is None and _is_a_key(thing):
         return  # a path, a fraction: what its slots hold is the same for good, or can be found again
     elif is_a(thing, threading.local):
         yield from _named(thing.__dict__, names, assigned)
@@ -240,7 +273,7 @@ def _members(thing: Any) -> Iterator[Any]:
 def _of_c(thing: Any) -> Iterator[Any]:
     """What lies in a thing beside its attributes, where its class is made upon one of C's."""
     home: Any = home_of(thing)
-    if home is object or home in SIMPLE:
+    if home is object or home in SIMPLE or is_open(home):
         return
     try:
         with memoryview(thing) as data:
@@ -269,6 +302,15 @@ def _equals_by_what_it_holds(kind: Any) -> bool:
     return kind.__hash__ not in (None, object.__hash__)
 
 
+def _is_a_key(thing: Any) -> bool:
+    """Whether a thing of Python's own equals another by what both hold, and can stand for that in a dict."""
+    try:
+        hash(thing)
+    except (TypeError, ValueError):  # a view of bytes that change
+        return False
+    return _equals_by_what_it_holds(type(thing))
+
+
 def alike(now: list[Any], then: list[Any]) -> bool:
     """Whether two rows are the same: plain values by what they are, all others by which."""
     return len(now) == len(then) and all(
@@ -283,14 +325,16 @@ def alike(now: list[Any], then: list[Any]) -> bool:
 class State(Kept):
     """All that a thing holds, as far as forward's code has names for it."""
 
-    __slots__ = ("assigned", "moved", "names")
+    __slots__ = ("assigned", "moved", "names", "total", "watched")
 
     def __init__(
         self, thing: Any, names: Collection[str] | None = None, assigned: Collection[str] = (), moved: Collection[int | None] = ()
     ) -> None:  # fmt: skip
         self.names = None if names is None or ANY in names else names
         self.assigned, self.moved = assigned, moved
+        self.watched, self.total = Watched(), -1
         super().__init__(thing)
+        self.total = self.watched.total()
 
     def anew(self, thing: Any) -> State:
         """The same of another thing."""
@@ -303,8 +347,9 @@ class State(Kept):
 
     def look(self, thing: Any) -> list[Any]:
         """All of it, in a row; of a thing that shows nothing, the thing."""
+        self.watched = Watched()
         try:
-            return list(unfolded(thing, self.names, self.assigned, self.moved))
+            return list(unfolded(thing, self.names, self.assigned, self.moved, self.watched))
         except ClosedError:
             return [thing]
 
@@ -315,4 +360,10 @@ class State(Kept):
 
     def is_same(self) -> bool:
         """Whether it holds the same still."""
-        return alike(self.look(self.thing), self.held)
+        total = self.watched.total()
+        if total == self.total and not self.watched.loose:
+            return True
+        if not alike(self.look(self.thing), self.held):
+            return False
+        self.total = self.watched.total()
+        return True
