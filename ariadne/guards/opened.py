@@ -58,7 +58,7 @@ _WHICH = (
     torch.Tensor, nn.Module, type, FunctionType, BuiltinFunctionType, MethodWrapperType, ModuleType, CodeType, CellType,
     torch.dtype, torch.device,
 )  # fmt: skip  # what counts by which it is: others look into these
-_SPECIAL = (weakref.ref, *weakref.ProxyTypes, logging.Logger, threading.local)
+_SPECIAL: tuple[Any, ...] = (weakref.ref, *weakref.ProxyTypes, logging.Logger, threading.local)
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _ASKING_BY_NAME = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
 
