@@ -14,7 +14,8 @@ class BlindToObjects(Planted):
 
     def in_variant(self, variant: Variant) -> None:
         for guard in variant.guards:
-            guard._contents = [kept for kept in guard._contents if not isinstance(kept, State)]
+            surrounded = guard._surrounded
+            surrounded._kept = [kept for kept in surrounded._kept if not isinstance(kept, State)]
 
 
 class BlindToMarks(Planted):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from model_zoo.families.toys_kit import Toys
 
 toy = Toys()
+KEPT = array.array("d", [2.0])
 
 
 class _Scaled(nn.Module):
@@ -27,14 +28,10 @@ class _Scaled(nn.Module):
 
 @toy("scale_in_a_buffer", "state")
 class ScaleInABuffer(_Scaled):
-    """A factor stands in an `array.array`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept = array.array("d", [2.0])
+    """A factor stands in an `array.array` of the file's."""
 
     def scale(self) -> float:
-        return self.kept[0]
+        return KEPT[0]
 
 
 @toy("scale_behind_a_reference", "state")
