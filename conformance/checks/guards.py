@@ -281,17 +281,6 @@ def _in_objects(model: nn.Module) -> Iterator[None]:
             one[0] = was
 
 
-def _on_tensors(model: nn.Module) -> bool:
-    """Other numbers stand in attributes that Python set on parameters."""
-    found = False
-    for p in model.parameters():
-        for name, value in vars(p).items():
-            if isinstance(value, float):
-                setattr(p, name, value * 2)
-                found = True
-    return found
-
-
 _INPUT = {"prefix": ("InputError",)}
 _MODULE = {"prefix": ("ModuleError",), "suffix": ("ModuleError",)}
 _ANY = {"prefix": ("GuardError",), "suffix": ("GuardError",)}
@@ -310,7 +299,6 @@ PROBES = (
     Probe("another order of memory", _ANY, lambda given: _first(given, _turned)),
     Probe("another parameter in the place of one", _ANY, change=_other_parameter),
     Probe("other numbers in objects", _ANY, within=_in_objects),
-    Probe("other numbers on parameters", _ANY, change=_on_tensors),
     Probe("another forward of the class", _MODULE, within=_other_forward),
     Probe("another setting of the fast path", _ANY, within=_other_fast_path),
 )

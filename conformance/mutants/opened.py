@@ -1,8 +1,9 @@
-"""Mutants of what is guarded in objects that are no plain containers, and on tensors."""
+"""Mutants of what is guarded in objects that are no plain containers."""
 
 from __future__ import annotations
 
-from ariadne.guards import Marks, State
+from ariadne.guards import State
+from ariadne.guards.watched import Surrounded
 from ariadne.runtime.variant import Variant
 from conformance.mutants.planted import Planted
 
@@ -14,15 +15,4 @@ class BlindToObjects(Planted):
 
     def in_variant(self, variant: Variant) -> None:
         for guard in variant.guards:
-            surrounded = guard._surrounded
-            surrounded._kept = [kept for kept in surrounded._kept if not isinstance(kept, State)]
-
-
-class BlindToMarks(Planted):
-    """An attribute of a parameter that is another one goes unnoticed."""
-
-    piece = "guards.marks"
-
-    def in_variant(self, variant: Variant) -> None:
-        for guard in variant.guards:
-            guard._contents = [kept for kept in guard._contents if not isinstance(kept, Marks)]
+            guard._surrounded = Surrounded(o for o in guard.baseline.outside if not isinstance(o.kept, State))
