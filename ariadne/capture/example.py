@@ -50,6 +50,7 @@ class Example:
                 _memory(t).mul_(0.875).add_(0.0078125)
             t.requires_grad_(leaf.requires_grad)
             made[id(leaf)] = t = torch.nn.Parameter(t, leaf.requires_grad) if type(leaf) is torch.nn.Parameter else t
+            vars(t).update(vars(leaf))  # what Python set on it
             out.append(t)
         return out
 

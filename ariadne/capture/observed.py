@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -37,6 +38,7 @@ from ariadne.guards import (
     Recording,
     attributes_of,
     effects_of,
+    is_a,
     refusal,
     stores_beside_caches,
     stores_of,
@@ -45,6 +47,7 @@ from ariadne.plan import (
     Batches,
     TracePlan,
     check,
+    layout,
     own,
     prune,
     tensors_in,
@@ -139,6 +142,7 @@ def observe(
             found.output = model(*args, **kwargs)
         found.effects = containers.changes()
         settled = _refuse_python_state(found, snapshot, batch, effects)
+        _refuse_strides(found, leaves)
         low = Lowering(
             model, found, snapshot, state, leaves, example.batched, None, batch_symbol, {}, called(model, example.spec)
         )
@@ -158,6 +162,12 @@ def observe(
             with torch.set_grad_enabled(grad), watching(found.codes if first else ()) as compared:
                 now = model(*args, **kwargs)
             found.compared = found.compared or next(iter(compared), "")
+            for name, kept in found.moving:
+                if not kept.is_same():
+                    raise UnsupportedError(
+                        f"forward changes what is in {name} at each call (now {kept.now()}), which a plan can't follow; return it "
+                        "instead, or keep it in a buffer"
+                    )
             differs = difference(output, now)
             if not differs:
                 break
@@ -214,7 +224,17 @@ def _moves_on(value: Any) -> str:
     numbers = sys.modules["numpy"].random if "numpy" in sys.modules else None
     if isinstance(value, random.Random) or (numbers and isinstance(value, (numbers.Generator, numbers.RandomState))):
         return "a generator of random numbers of its own"
-    return "an iterator" if isinstance(value, Iterator) and not isinstance(value, torch.Tensor) else ""
+    return "an iterator" if is_a(value, Iterator) and not is_a(value, (torch.Tensor, *weakref.ProxyTypes)) else ""
+
+
+def _refuse_strides(found: Recording, leaves: Sequence[Any]) -> None:
+    """Raise `UnsupportedError` where forward asks for strides, and an input's are none that follow from its sizes."""
+    odd = next((t for t in leaves if isinstance(t, torch.Tensor) and not any(layout(t))), None)
+    if "strides" in found.looked and odd is not None:
+        raise UnsupportedError(
+            f"forward asks for strides, and those of an input of sizes {list(odd.shape)}, {list(odd.stride())}, follow what it was "
+            "cut from, which no guard sees; pass input.contiguous(), or don't ask"
+        )
 
 
 def _refuse_python_state(
@@ -226,6 +246,11 @@ def _refuse_python_state(
         raise UnsupportedError(
             "another thread drew from torch's random generator while forward, which draws too, was captured: which numbers are "
             "whose can't be told. Prepare, and call each new batch size once, while no other thread draws"
+        )
+    if found.unseen:
+        raise UnsupportedError(
+            f"forward reads {found.unseen}, whose state no guard can see: a plan would go on with what it was at capture. Ask it "
+            "before the call, and pass the answer as an argument; or keep such state in a buffer"
         )
     mine = found.drew_python or threading.active_count() == 1  # else it was another thread that drew
     moved = [name for name in snapshot.moved_rng() if mine or name != "random"]

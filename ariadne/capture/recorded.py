@@ -159,12 +159,32 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
 
         return method if callable(base) else property(get, put, remove)
 
+    def offset(self: torch.Tensor) -> Any:
+        if mine() and not called_by_torch() and not _is_made_here(self, recording):
+            raise UnsupportedError(
+                f"forward asks where in its memory an input, or a tensor of the model, starts (Tensor.storage_offset) in "
+                f"{recorder.where()}: that follows what it was cut from, which no guard sees. Ask before the call, and pass the "
+                "answer as an argument; or use contiguous()"
+            )
+        return plain_offset(self)
+
+    plain_offset: Any = torch.Tensor.storage_offset
+
+    def unmarked(self: torch.Tensor, name: str) -> Any:
+        if mine() and not called_by_torch():
+            recording.marks.add((name, storage_of(self)))
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def noted(fact: str, name: str) -> Callable[..., Any]:
         base = getattr(torch.Tensor, name)
 
         def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if mine() and not called_by_torch():
                 recording.looked.add(fact)
+                if name != "is_contiguous":
+                    recording.looked.add("strides")
+                if storage_of(self) in state:
+                    recording.looked.add("strides of state")
                 if recorder.watch is not None and fact == "layout" and name != "is_contiguous":
                     recorder.watch.lose("it reads strides, which follow it in ways of their own")
             return base(self, *args, **kwargs)
@@ -330,6 +350,9 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
         patches.set(torch.Tensor, name, typed(name, of_state=True))
     for name in ("dtype", "itemsize", "nbytes"):
         patches.set(torch.Tensor, name, watched("dtype", name))
+    patches.set(torch.Tensor, "storage_offset", offset)
+    if "__getattr__" not in torch.Tensor.__dict__:
+        patches.set(torch.Tensor, "__getattr__", unmarked)
     if recorder.watch is not None:
         patch_sizes(recorder.watch, mine, patches, note_type)
     for name in HISTORY:
@@ -348,6 +371,17 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     applied.patch(recorder, patches)
     patches.set(torch, "is_autocast_enabled", watched_call("dtype", torch.is_autocast_enabled))
     patches.set(torch, "get_autocast_dtype", watched_call("dtype", torch.get_autocast_dtype))
+
+
+def _is_made_here(t: torch.Tensor, recording: Recording) -> bool:
+    """Whether the memory of a tensor was made by an op."""
+    key = storage_of(t)
+    if key is None:
+        return True
+    for event in recording.events:
+        if any(storage_of(made) == key for made in tensors_in(event.out)):
+            return not any(storage_of(given) == key for given in tensors_in(event.args))
+    return False
 
 
 @contextmanager
@@ -390,15 +424,19 @@ def recording(
             patches.restore()
             if watch is not None:
                 watch.close()
+    for at, before, now in snapshot.changed_containers():
+        found.moved.add(at)
+        found.containers.append((before, now))
+    found.defaults = dict(snapshot.filled_by_default())
     if read:
         hooks = (hook for m in snapshot.modules.values() for kind in HOOK_TABLES for hook in m.__dict__[kind].values())
-        found.outside = read.lasting([*(value for _, value, _ in found.read_attributes.values()), *hooks])
+        found.outside = read.lasting(
+            [*(value for _, value, _ in found.read_attributes.values()), *hooks], found.moved, found.defaults
+        )
+        found.unseen, found.moving = read.unseen, read.moving()
         found.names, found.whole, found.switches = read.names, read.whole, read.switches
         found.drew_python, found.codes, found.compared = read.drew, read.codes, read.compared
         found.drew = found.drew or read.drew
         found.assigned, found.filled = read.assigned, read.filled
     found.stores = list(snapshot.replaced_buffers())
     found.changed = list(snapshot.changes())
-    for at, before, now in snapshot.changed_containers():
-        found.moved.add(at)
-        found.containers.append((before, now))

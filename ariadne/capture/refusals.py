@@ -92,7 +92,8 @@ def refuse(run: Run) -> None:
     why = "which takes data out of sight of a plan; use torch's own ops and views, or item() and tolist() for numbers"
     refused(torch.Tensor, "data_ptr", "Tensor.data_ptr", why, by_torch=True)
     for storage in (torch.UntypedStorage, torch.TypedStorage):
-        for name in ("__getitem__", "__setitem__", "tolist", "data_ptr", "clone", "copy_", "fill_"):
+        for name in ("__getitem__", "__setitem__", "tolist", "data_ptr", "clone", "copy_", "fill_", "nbytes", "size",
+                     "__len__"):  # fmt: skip
             refused(storage, name, f"{storage.__name__}.{name}", why, by_torch=True)
     refused(torch.utils.dlpack, "to_dlpack", "torch.utils.dlpack.to_dlpack", why)
     refused(torch.Tensor, "__reduce_ex__", "Tensor.__reduce_ex__ (by pickle, torch.save or copy.copy)", why)

@@ -26,6 +26,7 @@ from ariadne.guards import (
     is_a,
     is_array,
     is_opaque,
+    lasts,
     outside_of,
     own_of,
     slot_of,
@@ -291,6 +292,12 @@ class Snapshot:
             moved = [(was, now) for n, was in names.items() if (now := slot_of(slots.thing, n)) is not was]
             if moved:
                 yield id(slots.thing), [was for was, _ in moved], [now for _, now in moved]
+
+    def filled_by_default(self) -> Iterator[tuple[int, dict[Any, Any]]]:
+        """What plain values stand for keys that a dict was asked for in vain and then put there itself, by its id."""
+        for d, old in self._dicts:
+            if hasattr(type(d), "__missing__") and len(d) != len(old):
+                yield id(d), {k: v for k, v in dict.items(d) if k not in old and lasts(v)}
 
     def changes(self) -> Iterator[tuple[str, str, Any, Any]]:
         """The plain attributes of modules that differ now: (module path, name, before, now)."""

@@ -232,7 +232,7 @@ def _captured(
                 refuse_unlike_constants(again.plan, other.plan)
                 refuse_kept_data(real.plan, again.plan)
     plan = replace(plan, given=_given(plan, example))
-    return Captured(check(plan), (real.evidence, *more), Baseline(model, recordings))
+    return Captured(check(plan), (real.evidence, *more), Baseline(model, recordings, example.leaves))
 
 
 def _differs(plan: TracePlan, seen: Observation) -> str | None:

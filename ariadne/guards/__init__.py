@@ -8,8 +8,12 @@ order::
     classes       what a class gives for a name
     functions     which Python functions are reached from what forward reads
     kept          what a guard holds of things that can change by themselves
+    opened        what things hold that are no plain containers
+    marks         what stands on tensors beside their values: attributes, strides
     outside       one thing outside of the model, as it was
     switches      settings of torch that forward asks for
+    steps         what a function reads, by the instructions in its code
+    links         what one step of such a read leads to
     around        what forward's own functions read outside of the model
     roots         the variables and objects outside of a model that forward reaches
     effects       what forward puts into containers
@@ -63,6 +67,8 @@ from ariadne.guards.effects import (
 )
 from ariadne.guards.facts import alike
 from ariadne.guards.given import Given
+from ariadne.guards.marks import Marks
+from ariadne.guards.opened import State
 from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.roots import Reached, outside_of
 from ariadne.guards.switches import SWITCHES, TORCH, Switched

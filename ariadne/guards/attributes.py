@@ -35,15 +35,16 @@ LEAVES = frozenset(
     {torch.Tensor, nn.Parameter, str, bytes, int, float, bool, type(None), type, FunctionType, torch.dtype}
 )
 MISSING = object()
+ANY = "*"  # among names: attributes may have been read by others, too
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque, partial)
-_OPEN = {
+OPEN = {
     ("types", "SimpleNamespace"),
     ("argparse", "Namespace"),
     ("collections", "UserDict"),
     ("collections", "UserList"),
 }
-_OPEN |= {("collections", "ChainMap")}
-_PYTHON = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib"))
+OPEN |= {("collections", "ChainMap")}
+PYTHONS_FILES = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib"))
 _INSTALLED = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("purelib", "platlib"))
 SIMPLE = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)  # what an equal value may stand for
 
@@ -106,14 +107,24 @@ def _is_opaque(kind: Any) -> bool:
     home = kind.__module__.partition(".")[0]
     if issubclass(kind, _PLAIN) or (home == "torch" and not issubclass(kind, _CONTAINERS)):
         return True
-    known = home in sys.stdlib_module_names and is_pythons(sys.modules.get(kind.__module__))
-    return known and not issubclass(kind, _CONTAINERS) and (kind.__module__, kind.__name__) not in _OPEN
+    return is_pythons_own(kind) and not issubclass(kind, _CONTAINERS) and not is_open(kind)
+
+
+def is_open(kind: type) -> bool:
+    """Whether a class of Python's own is one of those whose attributes are looked into as a user's are."""
+    return (kind.__module__, kind.__name__) in OPEN
+
+
+def is_pythons_own(kind: type) -> bool:
+    """Whether a class is one of Python's own library."""
+    known = kind.__module__.partition(".")[0] in sys.stdlib_module_names
+    return known and is_pythons(sys.modules.get(kind.__module__))
 
 
 def is_pythons(module: ModuleType | None) -> bool:
     """Whether a module that has the name of one of Python's own is that one, by the place of its file."""
     file = str(getattr(module, "__file__", None) or "")
-    return not file or (file.startswith(_PYTHON) and not file.startswith(_INSTALLED))
+    return not file or (file.startswith(PYTHONS_FILES) and not file.startswith(_INSTALLED))
 
 
 def own_of(value: Any) -> dict[str, Any] | None:

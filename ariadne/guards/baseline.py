@@ -7,6 +7,7 @@ import inspect
 import types
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from operator import is_
 from typing import Any
@@ -15,8 +16,8 @@ import torch
 from torch import nn
 
 from ariadne.errors import ModuleError
-from ariadne.guards.around import ANY
 from ariadne.guards.attributes import (
+    ANY,
     MISSING,
     Attribute,
     follow,
@@ -32,8 +33,10 @@ from ariadne.guards.attributes import (
     strays,
 )
 from ariadne.guards.attributes import shown as shown_step
-from ariadne.guards.classes import Hiding, Lookup
-from ariadne.guards.kept import Bytes, Contents, Kept, Length, Same
+from ariadne.guards.classes import Hiding, Lookup, changeable
+from ariadne.guards.kept import Bytes, Contents, Defaults, Kept, Length, Same
+from ariadne.guards.marks import ASKING_FOR_CLASSES, Marks, Strides, marks_on, state_of
+from ariadne.guards.opened import State, counts_by_which
 from ariadne.guards.outside import Outside
 from ariadne.guards.recording import Recording
 from ariadne.plan import storage_of
@@ -86,7 +89,7 @@ class Baseline:
     to one cut.
     """
 
-    def __init__(self, model: nn.Module, recordings: Sequence[Recording] = ()) -> None:
+    def __init__(self, model: nn.Module, recordings: Sequence[Recording] = (), leaves: Sequence[Any] = ()) -> None:
         self.modules = dict(model.named_modules())
         ran = set[str]().union(*(recorded.used for recorded in recordings)) - self.modules.keys()
         self.strays = {p: m for p, m in strays(self.modules).items() if p in ran} if ran else {}
@@ -122,11 +125,16 @@ class Baseline:
             taken = {(path, keys[0]) for path, keys, _ in self.attributes}  # by earlier runs, the first of them real
             changed = {(path, name) for path, name, _, _ in recorded.changed}
             known = {o.place for o in self.outside}
-            seen_outside = [*recorded.outside, *of_classes(recorded.read_attributes, recorded.registered)]
+            seen_outside = [*recorded.outside, *of_classes(recorded.read_attributes, recorded.registered, names)]
             found_outside: dict[Any, Outside] = {}
             for o in seen_outside:
                 found_outside.setdefault(o.place, o)
-            self.outside += [o for at, o in found_outside.items() if at not in known and o.is_same()]
+            for at, o in found_outside.items():
+                kept = o.kept
+                if at not in known and isinstance(kept, State) and not kept.is_same():
+                    o = replace(o, kept=kept.again())
+                if at not in known and o.is_same():
+                    self.outside.append(o)
             self.foreign |= recorded.foreign
             # What forward sets up itself may be there or not; a `__getattr__` of its own may find what torch's misses.
             self.missing |= {
@@ -139,6 +147,9 @@ class Baseline:
             for (path, name), (module, value, at) in recorded.read_attributes.items():
                 if name == "training":
                     self.training.setdefault(path, value)
+                elif at in recorded.defaults and path in self.modules:
+                    put = recorded.defaults[at]
+                    self.attributes.append((path, (name,), Defaults(module.__dict__.get(name, value), put)))
                 elif (path, name) not in changed | taken and at not in recorded.moved and path in self.modules:
                     found = list(_kept(module, name, value, names))
                     tensors = {keys: t for keys, t in found if isinstance(t, torch.Tensor)}
@@ -154,6 +165,24 @@ class Baseline:
                         if keys not in tensors and (path, keys, type(kept)) not in seen:
                             seen.add((path, keys, type(kept)))
                             self.attributes.append((path, keys, kept))
+
+        self._note_marks(model, recordings, names, leaves)
+
+    def _note_marks(
+        self, model: nn.Module, recordings: Sequence[Recording], names: Names, leaves: Sequence[Any]
+    ) -> None:
+        """Take note of what forward asks of tensors beside their values and sizes, as it is now."""
+        missed = set[tuple[str, int | None]]().union(*(recorded.marks for recorded in recordings))
+        self.mark_names = frozenset({n for n, _ in missed} | names.names if recordings else ())
+        self.marks = {i: marks_on(t, self.mark_names) for i, t in enumerate(leaves) if is_a(t, torch.Tensor)}
+        asks = not ASKING_FOR_CLASSES.isdisjoint(names.names)
+        self.exact = {i: type(leaves[i]) for i in self.marks} if asks else {}
+        at = {key for _, key in missed if key is not None}
+        tensors = [n for n, t in state_of(model) if marks_on(t, self.mark_names) or (at and storage_of(t) in at)]
+        if tensors:
+            self.attributes.append(("", ("what stands on its tensors",), Marks(model, tensors, self.mark_names)))
+        if any("strides of state" in recorded.looked for recorded in recordings):
+            self.attributes.append(("", ("the strides of its tensors",), Strides(model)))
 
     def keeps_its_tables(self, path: str) -> bool:
         """Whether a module's parameters and buffers stand in the dicts in which they stood, which is where a plan looks."""
@@ -206,6 +235,7 @@ class Baseline:
         new.asks_sizes, new.facts = self.asks_sizes, self.facts
         new.absent = {**new.absent, **self.absent}
         new.flags = self.flags
+        new.mark_names, new.marks, new.exact = self.mark_names, self.marks, self.exact
         new.ties, new.missing, new.installed = self.ties, self.missing, self.installed
         new.outside, new.foreign, new.inherited = [o.of_copy(memo) for o in self.outside], self.foreign, self.inherited
         for path, module in old.items():
@@ -222,14 +252,15 @@ class Baseline:
             if isinstance(value, Same | Kept) and path in new.modules:
                 mine, copied_one = reach(old[path], keys), reach(new.modules[path], keys)
                 if value.holds(mine) and type(copied_one) is type(mine):
-                    value = type(value)(copied_one)
+                    value = value.anew(copied_one)
             new.attributes.append((path, keys, value))
         return new
 
 
 def of_classes(
-    read: Mapping[tuple[str, str], tuple[nn.Module, Any, int]], registered: Iterable[tuple[type, str]]
-) -> Iterable[Outside]:
+    read: Mapping[tuple[str, str], tuple[nn.Module, Any, int]], registered: Iterable[tuple[type, str]],
+    names: Names,
+) -> Iterable[Outside]:  # fmt: skip
     """What must stay in the modules' classes: methods and properties that were used, and that nothing hides an attribute."""
     for (_, name), (module, _, _) in read.items():
         cls = type(module)
@@ -241,6 +272,11 @@ def of_classes(
     for cls in {type(module) for module, _, _ in read.values()}:
         for name in _SPECIAL:  # which Python looks for in the class alone
             yield Outside(Lookup(cls), name, Lookup(cls)[name], f"{cls.__qualname__}.{name}")
+        for base in changeable(cls):  # `type(self).scale`
+            if base.__module__.partition(".")[0] != "torch":
+                for name in names.names.intersection(vars(base)) - names.assigned:
+                    if lasts(Lookup(cls)[name]):
+                        yield Outside(Lookup(cls), name, Lookup(cls)[name], f"{cls.__qualname__}.{name}")
     for cls, name in registered:
         yield Outside(Lookup(cls), name, MISSING, f"{cls.__qualname__}.{name}")
 
@@ -315,6 +351,7 @@ class Names:
     def __init__(self, recordings: Iterable[Recording]) -> None:
         self.names = set[str]().union(*(recorded.names for recorded in recordings))
         self.any = not self.names or ANY in self.names
+        self.assigned = set[str]().union(*(recorded.assigned for recorded in recordings))
         self.whole = {key: thing for recorded in recordings for key, thing in recorded.whole.items()}
         self.moved = set[int | None]().union(*(recorded.moved for recorded in recordings))
 
@@ -369,7 +406,12 @@ def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> 
     yield keys, Same(value)
     if type(value) is types.MethodType and len(keys) < FAR:
         yield from _inside((*keys, Attribute("__self__")), value.__self__, seen, names)
-    if id(value) in seen or is_opaque(value) or lasts(value) or len(keys) >= FAR:
+    if id(value) in seen or lasts(value) or len(keys) >= FAR:
+        return
+    if is_opaque(value) or (is_array(value) and value.dtype.hasobject):
+        if not counts_by_which(value) and type(value) is not types.MethodType:
+            whole = names.any or id(value) in names.whole
+            yield keys, State(value, None if whole else names.names, names.assigned, names.moved)
         return
     seen.add(id(value))
     if is_array(value):

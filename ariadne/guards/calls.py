@@ -18,6 +18,7 @@ from ariadne.guards.attributes import Attribute, lasts, simple
 from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, owner_of, reach, shown, table_of
 from ariadne.guards.classes import Lookup
 from ariadne.guards.kept import Kept, Same
+from ariadne.guards.marks import marks_on, same_marks
 from ariadne.guards.outside import Outside
 from ariadne.guards.tensors import facts_of_state, tied
 from ariadne.guards.watched import Surrounded, Watched
@@ -39,6 +40,9 @@ def entrance(
         "flatten": tree.flatten,
         "identical": tree.identical,
         "of_class": of_class,
+        "marks_on": marks_on,
+        "mark_names": baseline.mark_names,
+        "same_marks": same_marks,
         "spec": plan.input_spec,
     }
     lines = ["def enter(args, kwargs):", "  try:"]
@@ -73,6 +77,12 @@ def entrance(
         env[f"kind{i}"] = cls = next(classes)
         usual = "Tensor" if cls is None else f"kind{i}"
         lines.append(f"    if type({leaf[i]}) is not {usual} and not of_class({leaf[i]}, kind{i}): return None")
+        env[f"marks{i}"] = marks = baseline.marks.get(i, {})
+        asked = f"{leaf[i]}.__dict__" if not marks else "True"
+        lines.append(f"    if {asked} and not same_marks(marks_on({leaf[i]}, mark_names), marks{i}): return None")
+        if i in baseline.exact:
+            env[f"exact{i}"] = baseline.exact[i]
+            lines.append(f"    if type({leaf[i]}) is not exact{i}: return None")
         dims = [f"d{i}_{k}" for k in range(len(value.shape))]
         lines.append(
             f"    {', '.join(dims)}, = {leaf[i]}.shape" if dims else f"    if {leaf[i]}.dim() != 0: return None"

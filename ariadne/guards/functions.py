@@ -5,14 +5,15 @@ from __future__ import annotations
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
-from functools import cached_property, partial
+from functools import cached_property, partial, singledispatchmethod
 from typing import Any
 
 from torch import nn
 
 from ariadne.guards.attributes import is_a
 
-_WRAPPERS = ("__wrapped__", "__func__", "func", "fget")
+_WRAPPERS = ("__wrapped__", "__func__", "func", "fget", "dispatcher")
+_DESCRIPTORS = (cached_property, singledispatchmethod)
 _MOST = 20_000  # things looked at
 
 
@@ -39,7 +40,7 @@ def reached(roots: Iterable[Any]) -> Iterator[types.FunctionType]:
             todo.extend(thing.values())
         elif is_a(thing, partial):
             todo.extend((thing.func, *thing.args, *thing.keywords.values()))
-        elif is_a(thing, (types.MethodType, staticmethod, classmethod, property, cached_property)) or (
+        elif is_a(thing, (types.MethodType, staticmethod, classmethod, property, *_DESCRIPTORS)) or (
             type(thing).__name__ == "_lru_cache_wrapper"
         ):
             todo.extend(getattr(thing, name) for name in _WRAPPERS if hasattr(thing, name))

@@ -31,6 +31,10 @@ class Same:
         """Whether what was found is this object."""
         return found is self.thing
 
+    def anew(self, thing: Any) -> Same:
+        """The same of another thing."""
+        return Same(thing)
+
 
 class Kept(ABC):
     """Something that can change by itself, with what it held at one moment."""
@@ -54,6 +58,10 @@ class Kept(ABC):
     def is_same(self) -> bool:
         """Whether it holds the same still."""
         return bool(self.look(self.thing) == self.held)
+
+    def anew(self, thing: Any) -> Kept:
+        """The same of another thing."""
+        return type(self)(thing)
 
     def now(self) -> str:
         """What it holds now, in words."""
@@ -167,6 +175,30 @@ class Members(Kept):
         if same:
             self.version = version
         return same
+
+
+class Defaults(Kept):
+    """What a dict such as a `defaultdict` puts there for keys that it is asked for in vain: nothing else may stand there."""
+
+    __slots__ = ("put",)
+
+    def __init__(self, thing: Any, put: dict[Any, Any]) -> None:
+        self.put = put
+        super().__init__(thing)
+
+    def anew(self, thing: Any) -> Defaults:
+        """The same of another dict."""
+        return Defaults(thing, self.put)
+
+    def look(self, thing: Any) -> list[tuple[Any, Any]]:
+        """The keys that hold something else than was put there."""
+        return [
+            (k, dict.get(thing, k)) for k, v in self.put.items() if k in thing and not tree.identical(dict.get(thing, k), v)
+        ]  # fmt: skip
+
+    def words(self, held: Any) -> str:
+        """Those, or what was put."""
+        return f"a {type(self.thing).__name__} of {reprlib.repr(dict(held) or self.put)}"
 
 
 def _version(thing: Any) -> int | None:

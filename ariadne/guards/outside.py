@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import reprlib
+import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import CellType, CodeType, FunctionType
@@ -33,6 +34,37 @@ class Variable:
         return self.thing.get()
 
 
+class Itself:
+    """A thing that no variable leads to, to be asked for by any key."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.thing
+
+
+class _OfDecimal:
+    """The settings of this thread's decimal numbers, to be asked by any key."""
+
+    __slots__ = ()
+
+    def __getitem__(self, key: Any) -> tuple[Any, ...]:
+        c = sys.modules["decimal"].getcontext()
+        return c.prec, c.rounding, c.Emin, c.Emax, c.capitals, c.clamp
+
+
+_DECIMAL = _OfDecimal()
+
+
+def of_decimal(names: Collection[str]) -> Iterator[Outside]:
+    """The settings of decimal numbers, where code with these names may compute with such."""
+    if "decimal" in sys.modules and not {"Decimal", "getcontext", "localcontext"}.isdisjoint(names):
+        yield Outside(_DECIMAL, "", _DECIMAL[""], "decimal's context")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Outside:
     """Something in the surroundings: `table[key]`, called `name`, was `value`, and held what was `kept` of it.
@@ -55,7 +87,7 @@ class Outside:
     @property
     def place(self) -> tuple[int, Any, Any]:
         """The same for two that stand in one place: an attribute and an item of one object are two."""
-        proxy = is_a(self.table, (Slots, Lookup, Variable))
+        proxy = is_a(self.table, (Slots, Lookup, Variable, Itself))
         return id(self.table.thing if proxy else self.table), type(self.table) if proxy else None, self.key
 
     @property
@@ -148,6 +180,14 @@ def of_function(function: FunctionType, began: Mapping[str, list[Any]], owned: f
         yield from with_contents(
             Outside(Slots(cell), "cell_contents", thing, f"the variable {variable!r} around {name}")
         )
+
+
+def of_wrapper(function: FunctionType) -> Iterator[Outside]:
+    """What a function of Python's own library, such as `functools.singledispatch` makes, keeps in variables: which function for
+    which type."""
+    for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        name = f"what {function.__qualname__} keeps as {variable!r}"
+        yield from with_contents(Outside(Slots(cell), "cell_contents", contents(cell), name))
 
 
 def _defaults(function: FunctionType, code: CodeType) -> Iterator[Outside]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ariadne.guards.effects import Change, Place
+from ariadne.guards.opened import State
 from ariadne.guards.outside import Outside
 from ariadne.plan import Region
 
@@ -65,6 +66,16 @@ class Recording:
     moved: set[int] = field(default_factory=set)
     backwards: list[tuple[int, int, str]] = field(default_factory=list)
     outside: list[Outside] = field(default_factory=list)
+    defaults: dict[int, dict[Any, Any]] = field(
+        default_factory=dict
+    )  # by a dict's id, what it put there where it found nothing
+    marks: set[tuple[str, int | None]] = field(
+        default_factory=set
+    )  # attributes that tensors of these storages don't have
+    unseen: str = ""  # of a real run: what Python read that no guard can see, in words
+    moving: list[tuple[str, State]] = field(
+        default_factory=list
+    )  # things of Python's own that it changed, by their names
     foreign: set[str] = field(default_factory=set)  # modules that another module's code looked at
     used: set[str] = field(default_factory=set)  # modules of which anything was read
     names: set[str] = field(default_factory=set)  # of a real run: those in the code that ran

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import nn
 
-from ariadne.guards.around import is_known
 from ariadne.guards.attributes import LEAVES, MISSING, Attribute, follow, is_a, is_array, is_opaque, kind_of
+from ariadne.guards.links import is_known
 
 _NEAR = 3  # so many functions away from a hook or a method, what a function reaches is looked at
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import array
 import copy
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -265,6 +267,20 @@ def _other_fast_path(model: nn.Module) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
+@contextmanager
+def _in_objects(model: nn.Module) -> Iterator[None]:
+    """Other numbers stand in the arrays of Python's own that are variables of the file from which the model is."""
+    found = [v for v in vars(sys.modules[type(model).__module__]).values() if isinstance(v, array.array)]
+    before = [one[0] for one in found]
+    for one in found:
+        one[0] *= 2
+    try:
+        yield
+    finally:
+        for one, was in zip(found, before, strict=True):
+            one[0] = was
+
+
 _INPUT = {"prefix": ("InputError",)}
 _MODULE = {"prefix": ("ModuleError",), "suffix": ("ModuleError",)}
 _ANY = {"prefix": ("GuardError",), "suffix": ("GuardError",)}
@@ -282,6 +298,7 @@ PROBES = (
     Probe("a new hook", _MODULE, change=_hook),
     Probe("another order of memory", _ANY, lambda given: _first(given, _turned)),
     Probe("another parameter in the place of one", _ANY, change=_other_parameter),
+    Probe("other numbers in objects", _ANY, within=_in_objects),
     Probe("another forward of the class", _MODULE, within=_other_forward),
     Probe("another setting of the fast path", _ANY, within=_other_fast_path),
 )

@@ -16,7 +16,7 @@ from torch import nn
 
 from ariadne import SplitRuntime, prepare_split
 from ariadne.errors import ModuleError, UnsupportedError
-from ariadne.guards.around import Chain, chains, plain_steps
+from ariadne.guards.steps import Chain, chains, plain_steps
 from conformance.unit.trap_kit import numbers
 
 SCALE, NAME, FACTORS, TABLE, CALLS = 2.0, "relu", (1.0, 3.0), {"scale": 2.0, "other": 1}, 0

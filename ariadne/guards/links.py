@@ -1,0 +1,127 @@
+"""Links: what one step from a value leads to, an attribute or an item, told without running the model's code."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from types import CodeType, MemberDescriptorType, ModuleType
+from typing import Any
+
+import torch
+
+from ariadne.guards.attributes import MISSING, Slots, is_a, is_pythons, is_pythons_own, own_of
+from ariadne.guards.classes import Lookup, changeable, own_dict
+from ariadne.guards.functions import reached
+from ariadne.guards.outside import Outside
+
+_PACKAGES = {"torch", "ariadne", "sympy", "numpy", "builtins"}
+
+
+def is_known(table: Mapping[str, Any]) -> bool:
+    """Whether a module's globals are those of torch or of Python itself, by name and, where names are common, by place."""
+    name = str(table.get("__name__"))
+    top = name.partition(".")[0]
+    if top in _PACKAGES:
+        return True
+    if top not in sys.stdlib_module_names:
+        return False
+    module = sys.modules.get(name)
+    return is_pythons(module) if module is not None and vars(module) is table else "__file__" not in table
+
+
+def absolute(name: str, table: Mapping[str, Any]) -> str:
+    """The name of a module as `sys.modules` has it, from the place of the import."""
+    try:
+        return importlib.util.resolve_name(name, str(table.get("__package__") or table.get("__name__")))
+    except ImportError:
+        return name
+
+
+def kind_for(first: Any) -> type | None:
+    """The class whose methods a function may be one of, by its first argument."""
+    kind = first if is_a(first, type) else type(first)
+    return kind if next(changeable(kind), None) is not None else None
+
+
+def method_of(kind: type, code: CodeType) -> Iterator[Outside]:
+    """Where in a class the function with this code stands, and that nothing comes before it."""
+    name = code.co_name
+    for cls in changeable(kind):
+        thing = vars(cls).get(name, MISSING)
+        if thing is not MISSING and any(f.__code__ is code for f in reached([thing])):
+            yield Outside(own_dict(cls), name, thing, f"{cls.__qualname__}.{name}")
+            if (lookup := Lookup(kind))[name] is thing:
+                yield Outside(lookup, name, thing, f"{kind.__qualname__}.{name}")
+            return
+
+
+def link_of(value: Any, kind: str, key: Any, name: str) -> Outside | None:
+    """What one link of a chain leads to; None where that can't be told without running the model's code."""
+    if kind == "item":
+        # To ask a defaultdict would put something there.
+        if not is_a(value, (dict, list, tuple)) or (is_a(value, dict) and key not in value):
+            return None
+        found = Outside(value, key, MISSING, "").now()
+        return None if found is MISSING else Outside(value, key, found, f"{name}[{key!r}]")
+    if is_a(value, torch.Tensor):
+        own = own_of(value)
+        if own is None or hasattr(torch.Tensor, key):
+            return None
+        return Outside(own, key, own.get(key, MISSING), f"{name}.{key}")
+    if is_torchs(value):
+        there = (
+            vars(value).get(key, MISSING) if is_a(value, ModuleType) and _home(value).startswith("torch") else MISSING
+        )
+        return Outside(vars(value), key, there, f"{name}.{key}") if callable(there) or is_a(there, ModuleType) else None
+    there = inspect.getattr_static(value, key, MISSING)
+    if there is MISSING and is_a(value, dict) and key in value and getattr(value, key, MISSING) is value[key]:
+        return Outside(value, key, value[key], f"{name}.{key}")  # a dict whose keys can be read as attributes
+    if is_a(there, MemberDescriptorType):
+        there = getattr(value, key, MISSING)
+    table = vars(value) if is_a(value, ModuleType) else Slots(value)
+    if there is MISSING:
+        finds_more = hasattr(type(value), "__getattr__")
+        own = own_of(value)
+        return None if finds_more or own is None else Outside(own, key, MISSING, f"{name}.{key}")
+    return None if hasattr(type(there), "__get__") else Outside(table, key, there, f"{name}.{key}")
+
+
+def descriptor_of(value: Any, kind: str, key: Any) -> Any:
+    """The object in a class that an attribute is asked of, if it is one of the user's own; else `MISSING`."""
+    if kind == "item" or is_torchs(value):
+        return MISSING
+    there = inspect.getattr_static(value, key, MISSING)
+    if there is MISSING or is_pythons_own(type(there)) or not hasattr(type(there), "__get__"):
+        return MISSING
+    return there
+
+
+def has_itself(value: Any, key: Any) -> bool:
+    """Whether an object has an attribute, or a container an item, of its own and not from its class."""
+    if is_a(value, (dict, list, tuple)) or key in (own_of(value) or ()):
+        return True
+    return isinstance(inspect.getattr_static(value, key, None), MemberDescriptorType)
+
+
+def counts_as_torchs(value: Any) -> bool:
+    """Whether a class is torch's or Python's own."""
+    module = sys.modules.get(_home(value))
+    return module is not None and is_known(vars(module))
+
+
+def is_torchs(value: Any) -> bool:
+    """Whether a global is a tensor, a weak proxy, or a module or class of torch or of Python itself."""
+    if is_a(value, (torch.Tensor, *weakref.ProxyTypes)):
+        return True
+    if not is_a(value, (ModuleType, type)):
+        return False
+    module = sys.modules.get(_home(value))
+    return module is not None and is_known(vars(module))
+
+
+def _home(value: Any) -> str:
+    """The name of a module, or of the one that a class is from."""
+    return str(value.__name__ if is_a(value, ModuleType) else value.__module__)

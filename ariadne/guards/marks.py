@@ -1,0 +1,88 @@
+"""Marks: what forward's Python asks of tensors beside their values and sizes: attributes set on them, strides, their very class."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne import tree
+from ariadne.guards.attributes import MISSING, lasts, own_of
+from ariadne.guards.kept import Kept
+from ariadne.guards.opened import alike, unfolded
+
+ASKING_FOR_CLASSES = frozenset({"Buffer", "Parameter", "__class__", "type"})  # names in the code of who asks
+
+
+def marks_on(t: torch.Tensor, names: frozenset[str]) -> dict[str, Any]:
+    """The attributes of these names that Python set on a tensor."""
+    own = own_of(t)
+    if not own or names.isdisjoint(own):
+        return {}
+    return {n: v if lasts(v) else list(unfolded(v, names)) for n, v in own.items() if n in names}
+
+
+def same_marks(now: dict[str, Any], then: dict[str, Any]) -> bool:
+    """Whether two tensors carry the same: plain values that are equal, and otherwise the same things."""
+    return now.keys() == then.keys() and all(_same(now[name], then[name]) for name in then)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if type(a) is list and type(b) is list:
+        return alike(a, b)
+    return a is b or (lasts(a) and lasts(b) and tree.identical(a, b))
+
+
+def state_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters and buffers of a model, each under its first name."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+class Marks(Kept):
+    """The attributes, of those that forward asks for, that stand on some of a model's parameters and buffers."""
+
+    __slots__ = ("names", "tables", "tensors")
+
+    def __init__(self, thing: nn.Module, tensors: Sequence[str], names: frozenset[str]) -> None:
+        self.tensors, self.names = tensors, names
+        parts = [(name, thing.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in tensors]
+        self.tables = [(n, m._parameters if key in m._parameters else m._buffers, key) for n, m, key in parts]
+        super().__init__(thing)
+
+    def anew(self, thing: Any) -> Marks:
+        """The same of another model."""
+        return Marks(thing, self.tensors, self.names)
+
+    def look(self, thing: Any) -> dict[str, Any]:
+        """By the tensor's name and the attribute's."""
+        found = ((n, table.get(key)) for n, table, key in self.tables)
+        return {f"{n}.{k}": v for n, t in found if t is not None for k, v in marks_on(t, self.names).items()}
+
+    def words(self, held: dict[str, Any]) -> str:
+        """The attributes that are not alike in the two."""
+        now = self.look(self.thing)
+        differ = [n for n in {**self.held, **now} if not _same(self.held.get(n, MISSING), now.get(n, MISSING))]
+        return ", ".join(f"{n} = {reprlib.repr(held[n])}" if n in held else f"no {n}" for n in differ[:3] or held)
+
+    def is_same(self) -> bool:
+        """Whether the same attributes stand there."""
+        return same_marks(self.look(self.thing), self.held)
+
+
+class Strides(Kept):
+    """The strides of a model's parameters and buffers."""
+
+    __slots__ = ()
+
+    def look(self, thing: Any) -> tuple[Any, ...]:
+        """The name and strides of each that has any, of which `t.data = ...` may give it others."""
+        return tuple((n, t.stride()) for n, t in state_of(thing) if t.layout is torch.strided and not t.is_nested)
+
+    def words(self, held: tuple[Any, ...]) -> str:
+        """Those that are not alike in the two."""
+        other = self.look(self.thing) if held is self.held else self.held
+        return ", ".join(f"{name} = {list(strides)}" for name, strides in held if (name, strides) not in other)

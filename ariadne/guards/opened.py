@@ -1,0 +1,369 @@
+"""Opened: what a thing holds that is no plain container, by whichever protocol shows it.
+
+Python has many places for state: weak references, per-thread attributes, buffers, objects of C that can be copied by their
+`__reduce_ex__`, objects of Python's own library around dicts and queues. All are taken apart in one walk, into a flat list of
+plain values, of bytes, and of things that count by which they are; two such lists tell whether anything changed. What shows
+itself by no protocol (a lock, a generator's frame, an open file) is `ClosedError`: where forward reads it, it is refused by name.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import operator
+import reprlib
+import threading
+import weakref
+from collections import deque
+from collections.abc import Collection, Iterator
+from functools import lru_cache
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne import tree
+from ariadne.guards.attributes import (
+    ANY,
+    BOOKKEEPING,
+    MISSING,
+    SIMPLE,
+    is_a,
+    is_array,
+    is_open,
+    is_pythons_own,
+    lasts,
+    own_of,
+    slot_of,
+    slots_of,
+)
+from ariadne.guards.classes import changeable, own_dict
+from ariadne.guards.kept import Kept
+from ariadne.guards.versions import VERSION
+
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # CPython's flags of classes that are made at run time, and that can't be written
+_MOST = 4096  # so many things are looked at
+_WHICH = (
+    torch.Tensor, nn.Module, type, FunctionType, BuiltinFunctionType, MethodWrapperType, ModuleType, CodeType, CellType,
+    torch.dtype, torch.device,
+)  # fmt: skip  # what counts by which it is: others look into these
+_SPECIAL: tuple[Any, ...] = (weakref.ref, *weakref.ProxyTypes, logging.Logger, threading.local)
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_ASKING_BY_NAME = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
+
+
+class ClosedError(Exception):
+    """No protocol shows what a thing holds."""
+
+
+def asks_by_name(value: Any) -> bool:
+    """Whether calling a thing reads attributes whose names stand in no code: an `operator.attrgetter`."""
+    return is_a(value, _ASKING_BY_NAME)
+
+
+def counts_by_which(value: Any) -> bool:
+    """Whether other guards look into a thing: a tensor, a module, a class, a function, and what torch itself made."""
+    if is_a(value, _WHICH):
+        return True
+    kind: Any = type(value)
+    return str(kind.__module__).partition(".")[0] == "torch" and not is_a(value, (*_CONTAINERS, *weakref.ProxyTypes))
+
+
+def home_of(value: Any) -> type:
+    """The class of C's that lies under a thing's class: `object` for what Python's `class` makes alone."""
+    kind: Any = type(value)
+    return _home_of(kind)
+
+
+@lru_cache(maxsize=4096)
+def _home_of(kind: Any) -> type:
+    found: type = next(c for c in kind.__mro__ if not _is_pythons_make(c))
+    return found
+
+
+def _is_pythons_make(cls: Any) -> bool:
+    """Whether a class adds nothing to its base but what Python's `class` does: attributes, slots, weak references."""
+    if not cls.__flags__ & _HEAP or cls.__flags__ & _IMMUTABLE or cls.__base__ is None:
+        return False
+    slots = sum(type(v) is MemberDescriptorType for v in vars(cls).values())
+    return bool(cls.__basicsize__ <= cls.__base__.__basicsize__ + 8 * (2 + slots))
+
+
+def is_closed(value: Any) -> bool:
+    """Whether no protocol shows what a thing holds, or something in it gives something else at each look."""
+    try:
+        return not alike(list(unfolded(value, None)), list(unfolded(value, None)))
+    except ClosedError:
+        return True
+
+
+def shows_nothing(value: Any) -> bool:
+    """Whether a thing of Python's own has a class of its own, and nothing in it: what it knows stands elsewhere."""
+    return type(value) is not object and home_of(value) is object and not slots_of(value) and own_of(value) is None
+
+
+def referent(proxy: Any) -> Any:
+    """What a weak proxy stands for; `MISSING` where that is no more."""
+    try:
+        return proxy.__reduce_ex__.__self__  # a method that no one calls, bound to the thing itself
+    except ReferenceError:
+        return MISSING
+
+
+def unfolded(
+    value: Any, names: Collection[str] | None, assigned: Collection[str] = (), moved: Collection[int | None] = (),
+    watched: Watched | None = None,
+) -> Iterator[Any]:  # fmt: skip
+    """A thing and all that it holds, one after another.
+
+    Of attributes, those whose names are among `names`, if any are given. Of what forward itself changes, whose ids are among
+    `moved`, no container's contents, and no attribute that its code has `assigned`. Raises
+    `ClosedError` where the thing shows itself by no protocol; what is inside of it and does not counts by which it is.
+    """
+    todo, seen, first, told = deque([value]), set[int](), True, 0
+    alive: list[Any] = []  # what is made by looking, so that no id comes twice
+    while todo:
+        thing = todo.popleft()
+        told += 1
+        if told > _MOST:
+            return
+        if type(thing) is _Fresh:
+            alive.append(parts := list(thing.parts()))
+            todo.extend(parts)
+            continue
+        if type(thing) is MethodType:
+            todo.extend((thing.__func__, thing.__self__))
+            continue
+        yield thing
+        if lasts(thing) or type(thing) is bytes or thing is MISSING or id(thing) in seen or id(thing) in moved:
+            first = False
+            continue
+        seen.add(id(thing))
+        if counts_by_which(thing):
+            first = False
+            if is_a(thing, nn.Module):
+                if watched is not None:
+                    watched.loose = True
+                plain = {n: v for n, v in vars(thing).items() if lasts(v) and n not in BOOKKEEPING and n != "training"}
+                todo.extend(_named(plain, names, assigned if id(vars(thing)) in moved else ()))
+            continue
+        try:
+            parts = list(_inside(thing, names, assigned if id(own_of(thing)) in moved else ()))
+        except ClosedError:
+            if first:
+                raise
+            parts = []
+        first = False
+        if watched is not None:
+            watched.add(thing)
+        alive.append(parts)
+        todo.extend(parts)
+
+
+class Watched:
+    """The dicts that all of what one look found rests on; `loose` where it rests on something else, too."""
+
+    __slots__ = ("dicts", "loose")
+
+    def __init__(self) -> None:
+        self.dicts: list[dict[Any, Any]] = []
+        self.loose = VERSION is None
+
+    def add(self, thing: Any) -> None:
+        """Take note of a thing that was looked into."""
+        own = own_of(thing)
+        if type(thing) is dict:
+            self.dicts.append(thing)
+        elif home_of(thing) is object and not slots_of(thing) and type(own) is dict and not is_a(thing, _SPECIAL):
+            self.dicts.append(own)
+            self.dicts.extend(own_dict(cls) for cls in changeable(type(thing)))
+        elif not is_a(thing, tuple):
+            self.loose = True
+
+    def total(self) -> int:
+        """A number that grows when one of the dicts is written."""
+        return sum(map(VERSION, self.dicts)) if VERSION is not None else -1
+
+
+class _Fresh:
+    """A tuple, a list or a dict that one look has made: it counts by what is in it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def parts(self) -> Iterator[Any]:
+        """Its type and length, and what is in it."""
+        value = self.value
+        yield from (type(value).__name__, len(value))
+        for one in [*value.keys(), *value.values()] if type(value) is dict else [*value]:
+            yield _Fresh(one) if type(one) in (tuple, list, dict) and not lasts(one) else one
+
+
+def _inside(thing: Any, names: Collection[str] | None, assigned: Collection[str]) -> Iterator[Any]:
+    if is_a(thing, weakref.ProxyTypes):
+        yield referent(thing)
+        return
+    if is_a(thing, weakref.ref):
+        yield weakref.ref.__call__(thing)
+    elif is_a(thing, logging.Logger):  # what decides whether it writes; its cache and its handlers do not
+        yield from (thing.disabled, thing.getEffectiveLevel(), getattr(thing.manager, "disable", 0))
+        return
+    elif is_pythons_own(type(thing)) and own_of(thing) is None and _is_a_key(thing):
+        return  # a path, a fraction: what its slots hold is the same for good, or can be found again
+    elif is_a(thing, threading.local):
+        yield from _named(thing.__dict__, names, assigned)
+        return
+    elif is_array(thing):
+        if thing.dtype.hasobject:
+            yield _Fresh([*thing.ravel().tolist()])
+        else:
+            yield from (str(thing.dtype), tuple(thing.shape), thing.tobytes())
+        return
+    elif is_a(thing, _CONTAINERS):
+        yield from _members(thing)
+    elif is_a(thing, MappingProxyType):
+        yield from gc.get_referents(thing)
+        return
+    else:
+        yield from _of_c(thing)
+    for name in slots_of(thing):
+        if (names is None or name in names) and name not in assigned:
+            yield from (name, slot_of(thing, name))
+    yield from _named(own_of(thing) or {}, names, assigned)
+    for cls in changeable(type(thing)):
+        if not is_pythons_own(cls) and cls.__module__.partition(".")[0] != "numpy":
+            yield from _named({n: v for n, v in vars(cls).items() if lasts(v) and n[:2] != "__"}, names, assigned)
+
+
+def _named(own: dict[str, Any], names: Collection[str] | None, assigned: Collection[str]) -> Iterator[Any]:
+    for name, value in [*own.items()]:
+        if (names is None or name in names) and name not in assigned:
+            yield from (name, value)
+
+
+def _members(thing: Any) -> Iterator[Any]:
+    if is_a(thing, dict):
+        yield dict.__len__(thing)
+        yield from [*dict.keys(thing), *dict.values(thing)]
+        yield from [getattr(thing, "default_factory", None)]
+        return
+    kind: Any = next(k for k in _CONTAINERS if is_a(thing, k))
+    found = [*kind.__iter__(thing)]
+    if kind not in (set, frozenset):
+        yield from (len(found), *found)
+    elif all(map(lasts, found)):
+        yield frozenset(found)
+    else:
+        yield from (frozenset(map(id, found)), *found)
+
+
+def _of_c(thing: Any) -> Iterator[Any]:
+    """What lies in a thing beside its attributes, where its class is made upon one of C's."""
+    home: Any = home_of(thing)
+    if home is object or home in SIMPLE or is_open(home):
+        return
+    try:
+        with memoryview(thing) as data:
+            yield from (data.format, tuple(data.shape or ()), data.tobytes())
+        return
+    except (TypeError, BufferError, ValueError):
+        pass  # it is none of those that lie in memory as they are: on to the next protocol
+    if _equals_by_what_it_holds(home):
+        return
+    if is_a(thing, Iterator) and not hasattr(home, "__reduce__"):
+        raise ClosedError
+    try:
+        found = thing.__reduce_ex__(4)
+    except Exception as error:  # whatever a class says that can't be copied
+        raise ClosedError from error
+    if not isinstance(found, tuple):
+        return  # the name of a global, which is one of its kind
+    made, given, *rest = found
+    kept = [list(part) if is_a(part, Iterator) else part for part in rest]
+    yield made
+    yield _Fresh([*given, *kept])
+
+
+def _equals_by_what_it_holds(kind: Any) -> bool:
+    """Whether a thing can be a key that equals another by what both hold: then that stays as it is."""
+    return kind.__hash__ not in (None, object.__hash__)
+
+
+def _is_a_key(thing: Any) -> bool:
+    """Whether a thing of Python's own equals another by what both hold, and can stand for that in a dict."""
+    try:
+        hash(thing)
+    except (TypeError, ValueError):  # a view of bytes that change
+        return False
+    return _equals_by_what_it_holds(type(thing))
+
+
+def alike(now: list[Any], then: list[Any]) -> bool:
+    """Whether two rows are the same: plain values by what they are, all others by which."""
+    return len(now) == len(then) and all(
+        a is b
+        or (type(a) is type(b) and type(a) in (bytes, frozenset) and a == b)
+        or (lasts(a) and lasts(b) and tree.identical(a, b))
+        or (type(a) is type(b) is MethodWrapperType and a == b)
+        for a, b in zip(now, then, strict=True)
+    )
+
+
+class State(Kept):
+    """All that a thing holds, as far as forward's code has names for it."""
+
+    __slots__ = ("assigned", "moved", "names", "total", "watched")
+
+    def __init__(
+        self, thing: Any, names: Collection[str] | None = None, assigned: Collection[str] = (), moved: Collection[int | None] = ()
+    ) -> None:  # fmt: skip
+        self.names = None if names is None or ANY in names else names
+        self.assigned, self.moved = assigned, moved
+        self.watched, self.total = Watched(), -1
+        super().__init__(thing)
+        self.total = self.watched.total()
+
+    def anew(self, thing: Any) -> State:
+        """The same of another thing."""
+        return State(thing, self.names, self.assigned, self.moved)
+
+    def again(self) -> State:
+        """The same as it is now, without what forward's code assigns: where others than the guards' runs may have put it."""
+        names = None if self.names is None else {*self.names} - {*self.assigned}
+        return State(self.thing, names, self.assigned, self.moved)
+
+    def look(self, thing: Any) -> list[Any]:
+        """All of it, in a row; of a thing that shows nothing, the thing."""
+        self.watched = Watched()
+        try:
+            return list(unfolded(thing, self.names, self.assigned, self.moved, self.watched))
+        except ClosedError:
+            return [thing]
+
+    def words(self, held: list[Any]) -> str:
+        """Its type, and the first plain values in it."""
+        plain = [v for v in held[1:] if lasts(v) or type(v) is bytes]
+        return f"a {type(self.thing).__name__} of {', '.join(map(reprlib.repr, plain[:8]))}"
+
+    def is_same(self) -> bool:
+        """Whether it holds the same still."""
+        total = self.watched.total()
+        if total == self.total and not self.watched.loose:
+            return True
+        if not alike(self.look(self.thing), self.held):
+            return False
+        self.total = self.watched.total()
+        return True
