@@ -90,6 +90,7 @@ def _draw(commands: Commands) -> None:
     made.add_argument(
         "--depth", type=depth, default="auto", metavar="N", help="modules shown inside one another, or all"
     )
+    made.add_argument("--unfold", action="store_true", help="every block, also those that are alike and drawn once")
     made.add_argument("--targets", action="store_true", help="with the ATen targets of the ops")
     made.add_argument("--markers", action="store_true", help="with what is written, drawn, aliased and switched")
     made.add_argument("--indices", action="store_true", help="with the numbers of the ops")
