@@ -84,12 +84,14 @@ class Folding:
         return frame.call in self.opened
 
 
-def fold(root: Frame, depth: Depth, *, cut: int | None, fits: Callable[[Folding], bool]) -> Folding:
+def fold(
+    root: Frame, depth: Depth, *, cut: int | None, fits: Callable[[Folding], bool], firsts: bool = True
+) -> Folding:
     """What is drawn open where modules deeper than `depth` are to be closed; None opens all.
 
-    "auto" opens, from the largest, all modules of one kind and depth together, as long as the drawing `fits`; where all of them
-    do not, the first of each that has other parts in it, or the first alone. It stops at those of which none has room. Those
-    that `cut` falls into are open in any case.
+    "auto" opens, from the largest, all modules of one kind and depth together, as long as the drawing `fits`; with `firsts`, where
+    all of them do not, the first of each that has other parts in it, or the first alone. It stops at those of which none has
+    room. Those that `cut` falls into are open in any case.
     """
     small = root.size <= SMALL_PLAN
     with_parts = [f for f in root.inside() if f.frames or f is root]
@@ -107,8 +109,8 @@ def fold(root: Frame, depth: Depth, *, cut: int | None, fits: Callable[[Folding]
             if parents[f.call] in found.opened:
                 groups.setdefault((f.depth, f.call.kind), []).append(f)
         group = max(groups.values(), key=lambda g: (max(f.size for f in g), -g[0].call.start), default=[])
-        firsts = list({_parts(f): f for f in reversed(group)}.values())
-        for some in (group, firsts, group[:1]):
+        one_of_each = list({_parts(f): f for f in reversed(group)}.values())
+        for some in (group, one_of_each, group[:1]) if firsts else (group,):
             wider = Folding(found.opened | {f.call for f in some}, found.every_op)
             if some and fits(wider):
                 found = wider
