@@ -15,8 +15,8 @@ BOXES: Mapping[Role, Mapping[str, str]] = {
     "op": {"shape": "box", "style": "filled,rounded", "fillcolor": "#ffffff", "color": "#57606a"},
     "prefix": {"shape": "box", "style": "filled,rounded", "fillcolor": "#ffffff", "color": "#0550ae"},
     "suffix": {"shape": "box", "style": "filled,dashed", "fillcolor": "#ffffff", "color": "#953800"},
-    "boundary": {"shape": "hexagon", "style": "filled,bold", "fillcolor": "#fff8c5", "color": "#1f2328"},
-    "passthrough": {"shape": "parallelogram", "style": "filled,bold", "fillcolor": "#fff8c5", "color": "#1f2328"},
+    "boundary": {"shape": "hexagon", "margin": "0,0.02", "style": "filled,bold", "fillcolor": "#fff8c5", "color": "#1f2328"},
+    "passthrough": {"shape": "parallelogram", "margin": "0,0.02", "style": "filled,bold", "fillcolor": "#fff8c5", "color": "#1f2328"},
     "input": {"shape": "ellipse", "style": "filled", "fillcolor": "#eaeef2", "color": "#57606a"},
     "output": {"shape": "ellipse", "style": "filled", "fillcolor": "#eaeef2", "color": "#57606a", "peripheries": "2"},
 }
@@ -71,7 +71,7 @@ def _left(rows: Iterable[str]) -> str:
 def _lines(graph: Graph) -> Iterator[str]:
     yield "digraph ariadne {"
     yield f"  graph [{_attributes({'rankdir': 'TB', 'fontname': FONT, 'fontsize': '10', 'fontcolor': INK, 'bgcolor': 'white'})},"
-    yield f'    nodesep="0.2", ranksep="{RANK_SEP / 72:.3f}", newrank="true", compound="true", labeljust="l"];'
+    yield f'    nodesep="0.2", ranksep="{RANK_SEP / 72:.3f}", compound="true", labeljust="l"];'
     node = {"fontname": FONT, "fontsize": f"{FONT_SIZE:g}", "fontcolor": INK, "margin": "0.1,0.04", "height": "0.2"}
     yield f"  node [{_attributes(node)}];"
     yield f"  edge [{_attributes({'color': QUIET, 'arrowsize': '0.6'})}];"
@@ -94,7 +94,6 @@ def _item(item: Box | Group, depth: int) -> Iterator[str]:
     if item.role == "boundary":  # its title stands beside the values, where no arrow runs through it
         yield f'{pad}  label="";'
         yield f"{pad}  boundary_title [label={quoted(item.title)}, shape=plaintext, fontsize=11, tooltip={quoted(item.tip)}];"
-        yield f"{pad}  {{ rank=same; {'; '.join(['boundary_title', *(b.id for b in item.boxes())])}; }}"
     elif side:  # in a corner that arrows seldom reach: the prefix's title above, the suffix's below
         yield f'{pad}  label="{_left(item.title.split(": "))}"; fontsize=11; tooltip={quoted(item.tip or item.title)};'
         yield f'{pad}  labelloc="{"b" if item.role == "suffix" else "t"}";'

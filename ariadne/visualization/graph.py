@@ -217,7 +217,12 @@ class _Builder:
                 role, module = "boundary", plan.nodes[made].module or "the model itself"
                 listed = labels.some(names).split(", ") if len(names) > 1 else []
                 first = labels.counted(len(names), "value") if listed else names[0]
-                rows = [f"boundary: {first}", *listed, labels.result(plan, names), f"made in {module}"]
+                rows = [
+                    f"boundary: {labels.ending(first)}",
+                    *map(labels.ending, listed),
+                    labels.result(plan, names),
+                    f"made in {labels.ending(module)}",
+                ]
             if self.options.markers:
                 rows += labels.markers(plan, (), names)
             boxes.append(Box(box_id, role, tuple(filter(None, rows)), ", ".join(names)))
