@@ -182,7 +182,7 @@ class SplitRuntime:
 
         With `return_dot` the DOT text is returned instead, which needs no Graphviz; a picture is then drawn only if `outpath`
         is given. `outpath`: without the ending; None means "trace_graph" or "split_graph" here. `fileformat`: svg, pdf or
-        png, by the Graphviz program; or dot, the text itself.
+        png, by the Graphviz program; dot, the text itself; or html, a page whose modules open and close, all ops in it.
 
         `view_detail`: "module" draws each module as one box or, where it is open, as its parts with a line around them;
         "operation" draws every op. `max_module_depth`: modules that lie that many deep in others are drawn closed; None

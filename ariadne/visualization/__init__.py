@@ -6,6 +6,7 @@ The files, in import order::
     parts, fit            boxes, groups and arrows; how tall they will be
     labels, graph         the words; what is drawn of a plan
     dot, render           DOT text; the programs that make pictures
+    interactive           a drawing as a page whose modules open and close
     table                 every cut, as rows
     curve, chart, page    the frontier profile, which `ariadne.check.profile.frontier_profile` draws
 
@@ -25,6 +26,7 @@ from ariadne.visualization import dot, render
 from ariadne.visualization.curve import Profile, Times, pareto, profile
 from ariadne.visualization.fold import Depth
 from ariadne.visualization.graph import graph
+from ariadne.visualization.interactive import interactive
 from ariadne.visualization.parts import Detail, Options
 from ariadne.visualization.table import CandidatesTable, export_split_candidates_table
 
@@ -117,7 +119,7 @@ def visualize(
         raise SpecError(f"view must be 'trace' or 'split'; found {view!r}")
     if view == "split" and candidate is None:
         raise SpecError("view 'split' draws a cut, and there is none; pass a candidate, or view='trace'")
-    formats = (*render.DOT_FORMATS, *render.TEXT_FORMATS)
+    formats = (*render.DOT_FORMATS, *render.TEXT_FORMATS, "html")
     if fileformat not in formats:  # before a drawing is made for nothing
         raise SpecError(f"fileformat must be one of {', '.join(map(repr, formats))}; found {fileformat!r}")
     options = _options(
@@ -127,7 +129,10 @@ def visualize(
     if return_dot and outpath is None:
         return text
     path = render.place(outpath, f"{view}_graph", fileformat, formats)
-    if fileformat in render.TEXT_FORMATS:
+    if fileformat == "html":
+        page = interactive(trace_plan, candidate if view == "split" else None, fold_repeats=options.fold_repeats)
+        path.write_text(page, encoding="utf-8")
+    elif fileformat in render.TEXT_FORMATS:
         path.write_text(text, encoding="utf-8")
     else:
         render.draw(text, path)

@@ -15,8 +15,20 @@ BOXES: Mapping[Role, Mapping[str, str]] = {
     "op": {"shape": "box", "style": "filled,rounded", "fillcolor": "#ffffff", "color": "#57606a"},
     "prefix": {"shape": "box", "style": "filled,rounded", "fillcolor": "#ffffff", "color": "#0550ae"},
     "suffix": {"shape": "box", "style": "filled,dashed", "fillcolor": "#ffffff", "color": "#953800"},
-    "boundary": {"shape": "hexagon", "margin": "0,0.02", "style": "filled,bold", "fillcolor": "#fff8c5", "color": "#1f2328"},
-    "passthrough": {"shape": "parallelogram", "margin": "0,0.02", "style": "filled,bold", "fillcolor": "#fff8c5", "color": "#1f2328"},
+    "boundary": {
+        "shape": "hexagon",
+        "margin": "0,0.02",
+        "style": "filled,bold",
+        "fillcolor": "#fff8c5",
+        "color": "#1f2328",
+    },
+    "passthrough": {
+        "shape": "parallelogram",
+        "margin": "0,0.02",
+        "style": "filled,bold",
+        "fillcolor": "#fff8c5",
+        "color": "#1f2328",
+    },
     "input": {"shape": "ellipse", "style": "filled", "fillcolor": "#eaeef2", "color": "#57606a"},
     "output": {"shape": "ellipse", "style": "filled", "fillcolor": "#eaeef2", "color": "#57606a", "peripheries": "2"},
 }

@@ -73,7 +73,12 @@ def titles_above_arrows(svg: str) -> str:
         found.extend(text.replace("<text ", look, 1) for text in TEXTS.findall(group[0]))
         return TEXTS.sub("", group[0])
 
-    rest = re.sub(r'<g id="clust\d+" class="cluster">.*?</g>\n</g>|<g id="clust\d+" class="cluster">.*?</g>', lift, svg, flags=re.S)
+    rest = re.sub(
+        r'<g id="clust\d+" class="cluster">.*?</g>\n</g>|<g id="clust\d+" class="cluster">.*?</g>',
+        lift,
+        svg,
+        flags=re.S,
+    )
     head, end, tail = rest.rpartition("</g>\n</svg>")
     return f'{head}<g class="titles">\n{"".join(found)}</g>\n{end}{tail}' if end and found else svg
 

@@ -67,14 +67,14 @@ class Repeats:
         for period in range(1, min(LONGEST, (len(runs) - at) // 2) + 1):
             turns = [runs[i : i + period] for i in range(at, len(runs) - period + 1, period)]
             count = self._alike(turns)
-            start, end = _span(turns[0])
+            start, end = span(turns[0])
             if count > 1 and (end - start > SMALL_TURN or count >= MANY):
                 found.append((period, Repeat(start, end - start, count)))
         return max(found, key=lambda f: (f[1].end, -f[0]), default=None)
 
     def _alike(self, turns: Sequence[Sequence[Run]]) -> int:
         """How many of these turns, from the first on, can be drawn as one."""
-        spans = [_span(turn) for turn in turns]
+        spans = [span(turn) for turn in turns]
         length = spans[0][1] - spans[0][0]
         kinds = _kinds(turns[0])
         count = 1
@@ -180,7 +180,7 @@ class Repeats:
         return words, tuple(others), tuple(state)
 
 
-def _span(runs: Sequence[Run]) -> tuple[int, int]:
+def span(runs: Sequence[Run]) -> tuple[int, int]:
     """The first op of runs that follow one another, and the one after the last."""
     (start, _), (_, end) = _ends(runs[0]), _ends(runs[-1])
     return start, end
@@ -192,7 +192,7 @@ def _ends(run: Run) -> tuple[int, int]:
 
 def _kinds(runs: Sequence[Run]) -> list[Any]:
     """The modules in a turn: what each is, where it begins and ends, and what it is called within the outermost around it."""
-    start, found = _span(runs)[0], list[Any]()
+    start, found = span(runs)[0], list[Any]()
     for run in runs:
         if not isinstance(run, Frame):
             found.append((run[0] - start, run[1] - start))
