@@ -317,7 +317,7 @@ def docs(session: nox.Session) -> None:
     if asking:
         session.error(f"fetched from elsewhere when read: {', '.join(map(str, asking))}")
     session.log(
-        f"{len(pages)} pages; open results/site/index.html, or to search: python -m http.server -d results/site"
+        f"{len(pages)} pages; open results/site/index.html"
     )
 
 
