@@ -35,7 +35,6 @@ BOXES: Mapping[Role, Mapping[str, str]] = {
 SIDES: Mapping[Role, Mapping[str, str]] = {
     "prefix": {"style": "filled,rounded", "fillcolor": "#e6f0fc", "color": "#0550ae", "penwidth": "2"},
     "suffix": {"style": "filled,dashed", "fillcolor": "#fdf0e4", "color": "#953800", "penwidth": "2"},
-    "boundary": {"style": "solid", "color": "#1f2328", "penwidth": "2"},
 }
 MODULES: Mapping[Role, Mapping[str, str]] = {
     "op": {"style": "filled,rounded", "fillcolor": "#f3f5f7", "color": "#afb8c1", "penwidth": "1"},
@@ -100,13 +99,16 @@ def _item(item: Box | Group, depth: int) -> Iterator[str]:
         tip = {"tooltip": item.tip or item.rows[0]}
         yield f"{pad}{item.id} [label={quoted(chr(10).join(item.rows))}, {_attributes({**BOXES[item.role], **tip})}];"
         return
+    if item.role == "boundary":  # a row without a frame: with one, Graphviz crosses the arrows that leave it
+        yield f"{pad}boundary_title [label={quoted(item.title)}, shape=plaintext, fontsize=11, tooltip={quoted(item.tip)}];"
+        for inner in item.items:
+            yield from _item(inner, depth)
+        yield f"{pad}{{ rank=same; {'; '.join(['boundary_title', *(b.id for b in item.boxes())])}; }}"
+        return
     yield f"{pad}subgraph cluster_{item.id} {{"
     side = depth == 1 and item.role in SIDES
     yield f"{pad}  graph [{_attributes(SIDES[item.role] if side else MODULES[item.role])}];"
-    if item.role == "boundary":  # its title stands beside the values, where no arrow runs through it
-        yield f'{pad}  label="";'
-        yield f"{pad}  boundary_title [label={quoted(item.title)}, shape=plaintext, fontsize=11, tooltip={quoted(item.tip)}];"
-    elif side:  # in a corner that arrows seldom reach: the prefix's title above, the suffix's below
+    if side:  # in a corner that arrows seldom reach: the prefix's title above, the suffix's below
         yield f'{pad}  label="{_left(item.title.split(": "))}"; fontsize=11; tooltip={quoted(item.tip or item.title)};'
         yield f'{pad}  labelloc="{"b" if item.role == "suffix" else "t"}";'
     else:
