@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from ariadne.visualization.parts import Box, Graph, Group
 
 FONT_SIZE, LINE = 9.0, 10.8  # of a box, in points: 12 pixels in a browser at 100 %
-BOX_MARGIN, RANK_SEP = 5.8, 12.0
+BOX_MARGIN, RANK_SEP = 5.8, 10.0
 ROUND = 16.0  # by how much an ellipse, a hexagon or a slanted box is taller
 GROUP_TITLE, GROUP_MARGIN = 20.0, 8.0  # above and below what is in a group
+SIDES = (("prefix",), ("suffix",), ("boundary",))
 EDGES = 16.0  # of the picture
 MOST_HEIGHT = 1430.0  # 1,900 pixels, so that what is drawn has 2,000 at most: two screens
 MOST_BOXES = 180
@@ -34,7 +35,9 @@ def height(graph: Graph) -> float:
         for tail in above.get(name, ()):
             entered = sum(g not in around[tail] for g in around[name])
             left = sum(g not in around[name] for g in around[tail])
-            entered += around[name][:1] != around[tail][:1]  # the frame of a side has a title of two lines
+            entered += (
+                around[name][:1] in SIDES and around[tail][:1] != around[name][:1]
+            )  # the frame of a side has a title of two lines
             top = max(top, bottom[tail] + RANK_SEP + entered * GROUP_TITLE + left * GROUP_MARGIN)
         bottom[name] = top + len(box.rows) * LINE + BOX_MARGIN + ROUND * (box.role not in ("op", "prefix", "suffix"))
     return max(bottom.values(), default=0.0) + EDGES
