@@ -316,9 +316,7 @@ def docs(session: nox.Session) -> None:
     asking = [page for page in pages if FETCHES.search(page.read_text(encoding="utf-8"))]
     if asking:
         session.error(f"fetched from elsewhere when read: {', '.join(map(str, asking))}")
-    session.log(
-        f"{len(pages)} pages; open results/site/index.html, or to search: python -m http.server -d results/site"
-    )
+    session.log(f"{len(pages)} pages; open results/site/index.html")
 
 
 # An element that a browser fetches as it shows the page; links that a reader may follow are none.

@@ -26,6 +26,7 @@ def run(options: Namespace) -> Answer:
             plan, candidate, view=view, outpath=out, fileformat=form, max_module_depth=options.depth,
             view_detail="operation" if options.operations else "module", show_operation_targets=options.targets,
             show_debug_markers=options.markers, show_node_indices=options.indices,
+            fold_repeats=not options.unfold,
         )  # fmt: skip
     split_id = None if candidate is None else candidate.split_id
     what = "whole" if split_id is None else f"split at {split_id}"

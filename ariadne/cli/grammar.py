@@ -7,7 +7,7 @@ import argparse
 from ariadne.cli.options import HELP, Commands, Parser, batches, command, mode, model_command, positive, top, words
 
 ORDERS = ("cut", "bytes", "ops")
-PICTURES = ("svg", "pdf", "png", "dot")
+PICTURES = ("svg", "pdf", "png", "dot", "html")
 BALANCES = ("time", "parameters", "memory", "boundary_bytes")
 CHARTS = ("svg", "png", "html")
 SHELLS = ("bash", "zsh", "fish")
@@ -82,11 +82,16 @@ def _draw(commands: Commands) -> None:
     made = model_command(commands, "draw", "draw a model, or with a cut its prefix, what crosses, and its suffix")
     made.add_argument("cut", metavar="CUT", nargs="?", help="where to cut; without it the model is drawn whole")
     made.add_argument("--out", metavar="PATH", help="where the picture goes (trace_graph or split_graph, here)")
-    made.add_argument("--format", choices=PICTURES, help="(by the ending of --out, or svg); dot needs no Graphviz")
+    made.add_argument(
+        "--format",
+        choices=PICTURES,
+        help="(by the ending of --out, or svg); html is a page to search and open modules in; it and dot need no Graphviz",
+    )
     made.add_argument("--operations", action="store_true", help="every op as a box, and not modules")
     made.add_argument(
         "--depth", type=depth, default="auto", metavar="N", help="modules shown inside one another, or all"
     )
+    made.add_argument("--unfold", action="store_true", help="every block, also those that are alike and drawn once")
     made.add_argument("--targets", action="store_true", help="with the ATen targets of the ops")
     made.add_argument("--markers", action="store_true", help="with what is written, drawn, aliased and switched")
     made.add_argument("--indices", action="store_true", help="with the numbers of the ops")

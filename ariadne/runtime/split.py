@@ -125,17 +125,19 @@ class SplitRuntime(Plans):
         show_operation_targets: bool = False,
         show_debug_markers: bool = False,
         show_node_indices: bool = False,
+        fold_repeats: bool = True,
     ) -> str | Path:
         """Draw the plan ("trace"), or the plan with the cut in use ("split"), and return the path of the picture.
 
         With `return_dot` the DOT text is returned instead, which needs no Graphviz; a picture is then drawn only if `outpath`
         is given. `outpath`: without the ending; None means "trace_graph" or "split_graph" here. `fileformat`: svg, pdf or
-        png, by the Graphviz program; or dot, the text itself.
+        png, by the Graphviz program; dot, the text itself; or html, a page whose modules open and close, all ops in it.
 
         `view_detail`: "module" draws each module as one box or, where it is open, as its parts with a line around them;
         "operation" draws every op. `max_module_depth`: modules that lie that many deep in others are drawn closed; None
-        opens all; "auto" opens, from the largest, as many as can still be read. The `show_…` options add ATen targets; what is
-        written, drawn, aliased and switched, with dtypes, bytes and buffers; and the numbers of the ops.
+        opens all; "auto" opens, from the largest, as many as fit on two screens. `fold_repeats`: blocks that follow one another
+        and are alike are drawn once, as "× 12", save one that the cut falls into; False draws each. The `show_…` options add ATen
+        targets; what is written, drawn, aliased and switched, with dtypes, bytes and buffers; and the numbers of the ops.
 
         Nothing is run or captured for it. Raises `SpecError` for options that have no meaning, and `VisualizationError` where
         Graphviz is missing or fails; the DOT text is then beside where the picture would be.
@@ -155,6 +157,7 @@ class SplitRuntime(Plans):
             show_operation_targets=show_operation_targets,
             show_debug_markers=show_debug_markers,
             show_node_indices=show_node_indices,
+            fold_repeats=fold_repeats,
         )
 
     # --- inference ------------------------------------------------------------------------------------------------

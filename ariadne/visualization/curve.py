@@ -111,7 +111,12 @@ def profile(
         here = chosen is not None and c.cut == chosen.cut
         kind, op = kinds.get(c.after.partition("#")[0] or node.module, ""), labels.op(node)
         points.append(Point(c, node.module, kind, op, (times or {}).get(c.cut), c.cut in best, here))
-    bands = tuple(_bands(root, fold(root, "auto", boxes=MOST_BANDS)))
+
+    def few(folding: Folding) -> bool:
+        opened = [f for f in root.inside() if folding.is_open(f)]
+        return 1 + sum(sum(1 for _ in f.runs()) - 1 for f in opened) <= MOST_BANDS
+
+    bands = tuple(_bands(root, fold(root, "auto", cut=None, fits=few, firsts=False)))
     return Profile(root.call.kind or "model", len(plan.nodes), tuple(points), bands, ends)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ariadne.visualization.graph import Box, Edge, Graph, Group, Role
+from ariadne.visualization.fit import FONT_SIZE, RANK_SEP
+from ariadne.visualization.parts import Box, Edge, Graph, Group, Role
 
 FONT = "Helvetica,Arial,sans-serif"
 INK, QUIET = "#1f2328", "#57606a"
@@ -14,15 +15,26 @@ BOXES: Mapping[Role, Mapping[str, str]] = {
     "op": {"shape": "box", "style": "filled,rounded", "fillcolor": "#ffffff", "color": "#57606a"},
     "prefix": {"shape": "box", "style": "filled,rounded", "fillcolor": "#ffffff", "color": "#0550ae"},
     "suffix": {"shape": "box", "style": "filled,dashed", "fillcolor": "#ffffff", "color": "#953800"},
-    "boundary": {"shape": "hexagon", "style": "filled,bold", "fillcolor": "#fff8c5", "color": "#1f2328"},
-    "passthrough": {"shape": "parallelogram", "style": "filled,bold", "fillcolor": "#fff8c5", "color": "#1f2328"},
+    "boundary": {
+        "shape": "hexagon",
+        "style": "filled,bold",
+        "fillcolor": "#fff8c5",
+        "color": "#1f2328",
+        "margin": "0,0.02",
+    },
+    "passthrough": {
+        "shape": "parallelogram",
+        "style": "filled,bold",
+        "fillcolor": "#fff8c5",
+        "color": "#1f2328",
+        "margin": "0,0.02",
+    },
     "input": {"shape": "ellipse", "style": "filled", "fillcolor": "#eaeef2", "color": "#57606a"},
     "output": {"shape": "ellipse", "style": "filled", "fillcolor": "#eaeef2", "color": "#57606a", "peripheries": "2"},
 }
 SIDES: Mapping[Role, Mapping[str, str]] = {
     "prefix": {"style": "filled,rounded", "fillcolor": "#e6f0fc", "color": "#0550ae", "penwidth": "2"},
     "suffix": {"style": "filled,dashed", "fillcolor": "#fdf0e4", "color": "#953800", "penwidth": "2"},
-    "boundary": {"style": "solid", "color": "#1f2328", "penwidth": "2"},
 }
 MODULES: Mapping[Role, Mapping[str, str]] = {
     "op": {"style": "filled,rounded", "fillcolor": "#f3f5f7", "color": "#afb8c1", "penwidth": "1"},
@@ -69,9 +81,10 @@ def _left(rows: Iterable[str]) -> str:
 
 def _lines(graph: Graph) -> Iterator[str]:
     yield "digraph ariadne {"
-    yield f"  graph [{_attributes({'rankdir': 'TB', 'fontname': FONT, 'fontsize': '12', 'fontcolor': INK, 'bgcolor': 'white'})},"
-    yield '    nodesep="0.25", ranksep="0.28", newrank="true", compound="true", labeljust="l"];'
-    yield f"  node [{_attributes({'fontname': FONT, 'fontsize': '11', 'fontcolor': INK, 'margin': '0.12,0.05', 'height': '0.3'})}];"
+    yield f"  graph [{_attributes({'rankdir': 'TB', 'fontname': FONT, 'fontsize': '10', 'fontcolor': INK, 'bgcolor': 'white'})},"
+    yield f'    nodesep="0.2", ranksep="{RANK_SEP / 72:.3f}", compound="true", labeljust="l"];'
+    node = {"fontname": FONT, "fontsize": f"{FONT_SIZE:g}", "fontcolor": INK, "margin": "0.1,0.04", "height": "0.2"}
+    yield f"  node [{_attributes(node)}];"
     yield f"  edge [{_attributes({'color': QUIET, 'arrowsize': '0.6'})}];"
     yield from _legend(graph)
     for item in graph.items:
@@ -86,18 +99,20 @@ def _item(item: Box | Group, depth: int) -> Iterator[str]:
         tip = {"tooltip": item.tip or item.rows[0]}
         yield f"{pad}{item.id} [label={quoted(chr(10).join(item.rows))}, {_attributes({**BOXES[item.role], **tip})}];"
         return
+    if item.role == "boundary":  # a row without a frame: with one, Graphviz crosses the arrows that leave it
+        yield f"{pad}boundary_title [label={quoted(item.title)}, shape=plaintext, fontsize=11, tooltip={quoted(item.tip)}];"
+        for inner in item.items:
+            yield from _item(inner, depth)
+        yield f"{pad}{{ rank=same; {'; '.join(['boundary_title', *(b.id for b in item.boxes())])}; }}"
+        return
     yield f"{pad}subgraph cluster_{item.id} {{"
     side = depth == 1 and item.role in SIDES
     yield f"{pad}  graph [{_attributes(SIDES[item.role] if side else MODULES[item.role])}];"
-    if item.role == "boundary":  # its title stands beside the values, where no arrow runs through it
-        yield f'{pad}  label="";'
-        yield f"{pad}  boundary_title [label={quoted(item.title)}, shape=plaintext, fontsize=14, tooltip={quoted(item.tip)}];"
-        yield f"{pad}  {{ rank=same; {'; '.join(['boundary_title', *(b.id for b in item.boxes())])}; }}"
-    elif side:  # in a corner that arrows seldom reach: the prefix's title above, the suffix's below
-        yield f'{pad}  label="{_left(item.title.split(": "))}"; fontsize=14; tooltip={quoted(item.tip or item.title)};'
+    if side:  # in a corner that arrows seldom reach: the prefix's title above, the suffix's below
+        yield f'{pad}  label="{_left(item.title.split(": "))}"; fontsize=11; tooltip={quoted(item.tip or item.title)};'
         yield f'{pad}  labelloc="{"b" if item.role == "suffix" else "t"}";'
     else:
-        yield f'{pad}  label={quoted(item.title)}; fontsize=11; labelloc="t"; tooltip={quoted(item.tip or item.title)};'
+        yield f'{pad}  label={quoted(item.title)}; fontsize={FONT_SIZE:g}; labelloc="t"; tooltip={quoted(item.tip or item.title)};'
     for inner in item.items:
         yield from _item(inner, depth + 1)
     yield f"{pad}}}"
@@ -112,9 +127,8 @@ def _edge(edge: Edge) -> str:
 
 def _legend(graph: Graph) -> Iterator[str]:
     yield "  subgraph cluster_legend {"
-    yield f'    label={quoted(graph.title)}; fontsize=14; style="solid"; color="#afb8c1"; tooltip="legend";'
+    yield f'    label={quoted(graph.title)}; fontsize=11; style="solid"; color="#afb8c1"; tooltip="legend";'
     yield f'    legend [label="{_left(graph.legend)}", shape="plaintext", tooltip="legend"];'
-    last = ["legend"]
     if graph.split:
         for role, words in KEY:
             yield f"    key_{role} [label={quoted(chr(10).join(words))}, {_attributes({**BOXES[role], 'tooltip': role})}];"
@@ -122,9 +136,4 @@ def _legend(graph: Graph) -> Iterator[str]:
         yield "    { rank=same; key_boundary; key_passthrough; }"
         yield '    legend -> {key_prefix key_suffix} [style="invis"];'
         yield '    key_prefix -> key_boundary [style="invis"]; key_suffix -> key_passthrough [style="invis"];'
-        last = ["key_boundary", "key_passthrough"]
     yield "  }"
-    inputs = [item.id for item in graph.items if isinstance(item, Box) and item.role == "input"]
-    yield from (
-        f'  {above} -> {below} [style="invis"];' for above in last for below in inputs
-    )  # the drawing hangs below it

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from ariadne.plan import ModuleCall, TracePlan
 
 Depth = int | None | Literal["auto"]
-MOST_BOXES = 180  # what "auto" opens modules up to: a ResNet-50 op by op has 171
 SMALL_MODULE = (
     3  # ops; "auto" keeps such a module closed, where it says more than its parts: a convolution with its norm
 )
@@ -85,33 +84,43 @@ class Folding:
         return frame.call in self.opened
 
 
-def fold(root: Frame, depth: Depth, *, cut: int | None = None, boxes: int = MOST_BOXES) -> Folding:
+def fold(
+    root: Frame, depth: Depth, *, cut: int | None, fits: Callable[[Folding], bool], firsts: bool = True
+) -> Folding:
     """What is drawn open where modules deeper than `depth` are to be closed; None opens all.
 
-    "auto" opens, from the largest, all modules of one kind and depth together, as long as no more than some `boxes` are
-    drawn, so that modules of one size are open or closed throughout; and in any case those that `cut` falls into.
+    "auto" opens, from the largest, all modules of one kind and depth together, as long as the drawing `fits`; with `firsts`, where
+    all of them do not, the first of each that has other parts in it, or the first alone. It stops at those of which none has
+    room. Those that `cut` falls into are open in any case.
     """
-    every_op = root.size <= SMALL_PLAN
+    small = root.size <= SMALL_PLAN
     with_parts = [f for f in root.inside() if f.frames or f is root]
     if depth != "auto":
-        return Folding(frozenset(f.call for f in with_parts if depth is None or f.depth < depth), every_op)
-
-    def drawn(frame: Frame) -> int:
-        """By how many boxes there are more when it is opened."""
-        return sum(1 if isinstance(r, Frame) or not every_op else r[1] - r[0] for r in frame.runs()) - 1
-
-    opened = {root.call}
+        return Folding(frozenset(f.call for f in with_parts if depth is None or f.depth < depth), small)
     parents = {inner.call: f.call for f in with_parts for inner in f.frames}
-    if cut is not None:
-        opened |= {f.call for f in with_parts if f.call.start < cut < f.call.end}
-    total = 1 + sum(drawn(f) for f in with_parts if f.call in opened)
-    while True:  # each turn opens one group, the largest; where it has no room, smaller ones stay closed as well
+    opened = {root.call, *(f.call for f in with_parts if cut is not None and f.call.start < cut < f.call.end)}
+    left = {f.call: f for f in with_parts if f.call not in opened and f.size > SMALL_MODULE}
+    found = Folding(frozenset(opened), small)
+    if small and not fits(found):
+        found = Folding(frozenset(opened), False)
+    while True:  # each turn opens one group, the largest
         groups: dict[tuple[int, str], list[Frame]] = {}
-        for f in with_parts:
-            if f.call not in opened and parents[f.call] in opened and f.size > SMALL_MODULE:
+        for f in left.values():
+            if parents[f.call] in found.opened:
                 groups.setdefault((f.depth, f.call.kind), []).append(f)
         group = max(groups.values(), key=lambda g: (max(f.size for f in g), -g[0].call.start), default=[])
-        if not group or total + sum(map(drawn, group)) > boxes:
-            return Folding(frozenset(opened), every_op)
-        opened.update(f.call for f in group)
-        total += sum(map(drawn, group))
+        one_of_each = list({_parts(f): f for f in reversed(group)}.values())
+        for some in (group, one_of_each, group[:1]) if firsts else (group,):
+            wider = Folding(found.opened | {f.call for f in some}, found.every_op)
+            if some and fits(wider):
+                found = wider
+                break
+        else:
+            return found
+        for f in group:
+            del left[f.call]
+
+
+def _parts(frame: Frame) -> tuple[tuple[str, int], ...]:
+    """What is in a module: kinds and sizes."""
+    return tuple((f.call.kind, f.size) for f in frame.frames)

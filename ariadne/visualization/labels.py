@@ -17,6 +17,11 @@ def some(names: Sequence[str], most: int = MOST_NAMES) -> str:
     return f"{', '.join(names[:most])} +{len(names) - most} more"
 
 
+def ending(name: str, most: int = 26) -> str:
+    """A long name by its end, which tells it from others: `…_m_1_cv2_act`."""
+    return name if len(name) <= most else f"…{name[1 - most :]}"
+
+
 def counted(number: int, noun: str) -> str:
     """`1 op`, `2 ops`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

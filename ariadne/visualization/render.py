@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -14,6 +15,7 @@ from ariadne.errors import SpecError, VisualizationError
 DOT_FORMATS = ("svg", "pdf", "png")
 TEXT_FORMATS = ("dot", "gv")
 MOST_SECONDS = 300.0
+TEXTS = re.compile(r"<text .*?</text>\n", re.S)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -46,6 +48,8 @@ def draw(dot: str, path: Path) -> Path:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         _run([program, f"-T{path.suffix[1:]}", "-o", str(draft)], dot)
+        if path.suffix == ".svg":
+            draft.write_text(titles_above_arrows(draft.read_text(encoding="utf-8")), encoding="utf-8")
         draft.replace(path)
     except (OSError, subprocess.SubprocessError) as error:
         text.write_text(dot, encoding="utf-8")
@@ -56,6 +60,27 @@ def draw(dot: str, path: Path) -> Path:
     finally:
         draft.unlink(missing_ok=True)
     return path
+
+
+def titles_above_arrows(svg: str) -> str:
+    """Graphviz's SVG with the titles of groups drawn last, each with a rim of its group's colour: no arrow strikes them through."""
+    found: list[str] = []
+
+    def lift(group: re.Match[str]) -> str:
+        fill = re.search(r'<(?:path|polygon) fill="([^"]+)"', group[0])
+        rim = "white" if fill is None or fill[1] in ("none", "transparent") else fill[1]
+        look = f'<text stroke="{rim}" stroke-width="3" stroke-linejoin="round" paint-order="stroke" '
+        found.extend(text.replace("<text ", look, 1) for text in TEXTS.findall(group[0]))
+        return TEXTS.sub("", group[0])
+
+    rest = re.sub(
+        r'<g id="clust\d+" class="cluster">.*?</g>\n</g>|<g id="clust\d+" class="cluster">.*?</g>',
+        lift,
+        svg,
+        flags=re.S,
+    )
+    head, end, tail = rest.rpartition("</g>\n</svg>")
+    return f'{head}<g class="titles">\n{"".join(found)}</g>\n{end}{tail}' if end and found else svg
 
 
 def png(svg: str, size: tuple[int, int], path: Path) -> Path:

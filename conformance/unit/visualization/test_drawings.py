@@ -14,7 +14,8 @@ from torch import nn
 import model_zoo
 from ariadne import SplitRuntime, prepare_split
 from ariadne.visualization import export_split_dot
-from ariadne.visualization.fold import MOST_BOXES, Depth, fold, frames
+from ariadne.visualization.fit import MOST_BOXES, fits
+from ariadne.visualization.fold import Depth
 from ariadne.visualization.graph import Box, Options, graph
 from conformance.unit.drawing_kit import Deep, boxes, drawn, groups, needs_graphviz, prepared, words
 
@@ -114,14 +115,13 @@ def test_a_shared_module_is_drawn_where_it_was_called() -> None:
     assert len(list(first.boxes())) == 5
 
 
-@pytest.mark.parametrize(("blocks", "layers", "opened"), [(10, 10, True), (20, 20, False), (MOST_BOXES * 2, 1, False)])
-def test_the_automatic_depth_opens_all_modules_of_a_kind_or_none(blocks: int, layers: int, opened: bool) -> None:
+@pytest.mark.parametrize(("blocks", "layers"), [(3, 5), (20, 20), (360, 1)])
+def test_the_automatic_depth_opens_what_fits_on_two_screens(blocks: int, layers: int) -> None:
     runtime = prepare_split(Deep(blocks, layers), (torch.randn(2, 4),), split="50%")
-    root = frames(runtime.plan)
-    folding = fold(root, "auto")
-    (outer,) = root.frames
-    assert {folding.is_open(f) for f in outer.frames} <= {opened}
-    assert len(list(boxes(drawn(runtime)))) <= MOST_BOXES + 2
+    for fold_repeats in (False, True):
+        found = drawn(runtime, fold_repeats=fold_repeats)
+        assert fits(found)
+    assert f" × {blocks}, to " in "".join([*(b.rows[0] for b in boxes(found)), *(g.title for g in groups(found.items))])
 
 
 @pytest.mark.slow

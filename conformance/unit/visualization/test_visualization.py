@@ -214,7 +214,7 @@ def test_sizes_are_in_megabytes(size: float, expected: str) -> None:
     [
         ({"view": "tree"}, r"view must be 'trace' or 'split'; found 'tree'"),
         ({"view_detail": "all"}, r"view_detail must be 'module' or 'operation'; found 'all'"),
-        ({"fileformat": "jpeg"}, r"fileformat must be one of 'svg', 'pdf', 'png', 'dot', 'gv'; found 'jpeg'"),
+        ({"fileformat": "jpeg"}, r"fileformat must be one of 'svg', 'pdf', 'png', 'dot', 'gv', 'html'; found 'jpeg'"),
         ({"max_module_depth": 0}, r"max_module_depth is how many modules deep .* 'auto'; found 0"),
         ({"max_module_depth": True}, r"found True"),
         ({"outpath": 3}, r"outpath is a path such as 'trace_graph'; found int"),
