@@ -67,8 +67,6 @@ from ariadne.guards.effects import (
 )
 from ariadne.guards.facts import alike
 from ariadne.guards.given import Given
-from ariadne.guards.marks import Marks
-from ariadne.guards.opened import State
 from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.roots import Reached, outside_of
 from ariadne.guards.switches import SWITCHES, TORCH, Switched

@@ -49,8 +49,10 @@ class Marks(Kept):
 
     def __init__(self, thing: nn.Module, tensors: Sequence[str], names: frozenset[str]) -> None:
         self.tensors, self.names = tensors, names
-        parts = [(name, thing.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in tensors]
-        self.tables = [(n, m._parameters if key in m._parameters else m._buffers, key) for n, m, key in parts]
+        there = dict(thing.named_modules(remove_duplicate=False))
+        parts = [(name, there.get(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in tensors]
+        # A module that is gone is for the guards of the model's structure to say.
+        self.tables = [(n, m._parameters if k in m._parameters else m._buffers, k) for n, m, k in parts if m is not None]
         super().__init__(thing)
 
     def anew(self, thing: Any) -> Marks:

@@ -14,7 +14,7 @@ import operator
 import reprlib
 import threading
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
 from functools import lru_cache
 from types import (
@@ -258,7 +258,7 @@ def _members(thing: Any) -> Iterator[Any]:
     if is_a(thing, dict):
         yield dict.__len__(thing)
         yield from [*dict.keys(thing), *dict.values(thing)]
-        yield from [getattr(thing, "default_factory", None)]
+        yield thing.default_factory if is_a(thing, defaultdict) else None
         return
     kind: Any = next(k for k in _CONTAINERS if is_a(thing, k))
     found = [*kind.__iter__(thing)]

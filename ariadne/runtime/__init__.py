@@ -11,7 +11,7 @@ order::
     split       what a user calls
 """
 
-from ariadne.runtime.proof import AT_FAULT, deterministic, prove
+from ariadne.runtime.proof import AT_FAULT, prove
 from ariadne.runtime.split import RuntimeCacheKey, SplitRuntime
 from ariadne.runtime.training import (
     Gradients,

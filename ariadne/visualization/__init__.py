@@ -6,9 +6,9 @@ The files, in import order::
     parts, fit            boxes, groups and arrows; how tall they will be
     labels, graph         the words; what is drawn of a plan
     dot, render           DOT text; the programs that make pictures
-    interactive           a drawing as a page whose modules open and close
     table                 every cut, as rows
     curve, chart, page    the frontier profile, which `ariadne.check.profile.frontier_profile` draws
+    interactive           a drawing as a page whose modules open and close
 
 `trace_dot = export_trace_dot(runtime.trace_plan)` needs Python alone; pictures need the Graphviz program.
 """

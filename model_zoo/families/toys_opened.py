@@ -26,7 +26,7 @@ class _Scaled(nn.Module):
         return found
 
 
-@toy("scale_in_a_buffer", "state")
+@toy("scale_in_a_buffer")
 class ScaleInABuffer(_Scaled):
     """A factor stands in an `array.array` of the file's."""
 
@@ -34,7 +34,7 @@ class ScaleInABuffer(_Scaled):
         return KEPT[0]
 
 
-@toy("scale_behind_a_reference", "state")
+@toy("scale_behind_a_reference")
 class ScaleBehindAReference(_Scaled):
     """A factor stands in an object that the model knows by a weak reference alone."""
 
@@ -56,7 +56,7 @@ class Owner:
 OWNER = Owner()
 
 
-@toy("scale_on_a_parameter", "state")
+@toy("scale_on_a_parameter")
 class ScaleOnAParameter(_Scaled):
     """A factor is an attribute of a parameter."""
 

@@ -237,7 +237,7 @@ CHANGES: dict[str, tuple[Callable[..., Any] | None, Change, str]] = {
     ),
     "an entry of a closed-over list": (closed_over(BOX, lambda x, box: x * box[0]), item(BOX, 0, 3.0), "'thing'"),
     "an attribute of a closed-over object": (
-        closed_over(HELD, lambda x, c: x * c.factor()), on(HELD, "scale", 3.0), "scale was 2.0"
+        closed_over(HELD, lambda x, c: x * c.factor()), on(HELD, "scale", 3.0), "'scale', 2.0"
     ),
     "an iterated list": (lambda x: sum(x * f for f in FACTORS), item(FACTORS, 0, 5.0), "FACTORS was a list"),
     "an iterated list, grown": (
@@ -251,7 +251,7 @@ CHANGES: dict[str, tuple[Callable[..., Any] | None, Change, str]] = {
     "a global tensor bound anew": (lambda x: x * WEIGHT, put("WEIGHT", torch.full((4,), 3.0)), "WEIGHT"),
     "an array": (lambda x: x * float(ARRAY.sum()), item(ARRAY, 0, 5.0), "ARRAY"),
     "another object": (lambda x: x * CONFIG.factor(), put("CONFIG", Config(3.0)), "CONFIG"),
-    "an attribute that a method of an object reads": (lambda x: x * CONFIG.factor(), on(CONFIG, "scale", 3.0), "CONFIG.scale"),
+    "an attribute that a method of an object reads": (lambda x: x * CONFIG.factor(), on(CONFIG, "scale", 3.0), "CONFIG.*'scale', 2.0"),
     "a method of an object": (lambda x: x * CONFIG.factor(), on(Config, "factor", lambda s: 3.0), "Config.factor"),
     "a member of an enum": (lambda x: x * (2 if MODE is Mode.PLAIN else 3), put("MODE", Mode.DOUBLE), "MODE"),
     "the environment": (

@@ -311,7 +311,7 @@ def test_every_step_can_be_drawn(name: str) -> None:
         ("i", ["B", 3], "int64"),
         ("m", ["B", 3], "bool"),
     ]
-    kinds += [("j", ["B"], "int64"), ("n", ["B", 3], "bool")]
+    kinds += [("j", ["B"], "int64"), ("n", ["B", 3], "bool"), ("w", ["B", 4, 3], "float32")]
     meta = Meta([{"name": name, "shape": shape, "dtype": dtype} for name, shape, dtype in kinds])
     for a, b, c in itertools.product(range(3), range(3), range(64)):
         grow(meta, (name, a, b, c, 6))
