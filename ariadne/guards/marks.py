@@ -52,7 +52,9 @@ class Marks(Kept):
         there = dict(thing.named_modules(remove_duplicate=False))
         parts = [(name, there.get(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in tensors]
         # A module that is gone is for the guards of the model's structure to say.
-        self.tables = [(n, m._parameters if k in m._parameters else m._buffers, k) for n, m, k in parts if m is not None]
+        self.tables = [
+            (n, m._parameters if k in m._parameters else m._buffers, k) for n, m, k in parts if m is not None
+        ]
         super().__init__(thing)
 
     def anew(self, thing: Any) -> Marks:

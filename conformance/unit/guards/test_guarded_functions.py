@@ -251,7 +251,9 @@ CHANGES: dict[str, tuple[Callable[..., Any] | None, Change, str]] = {
     "a global tensor bound anew": (lambda x: x * WEIGHT, put("WEIGHT", torch.full((4,), 3.0)), "WEIGHT"),
     "an array": (lambda x: x * float(ARRAY.sum()), item(ARRAY, 0, 5.0), "ARRAY"),
     "another object": (lambda x: x * CONFIG.factor(), put("CONFIG", Config(3.0)), "CONFIG"),
-    "an attribute that a method of an object reads": (lambda x: x * CONFIG.factor(), on(CONFIG, "scale", 3.0), "CONFIG.*'scale', 2.0"),
+    "an attribute that a method of an object reads": (
+        lambda x: x * CONFIG.factor(), on(CONFIG, "scale", 3.0), "CONFIG.*'scale', 2.0"
+    ),
     "a method of an object": (lambda x: x * CONFIG.factor(), on(Config, "factor", lambda s: 3.0), "Config.factor"),
     "a member of an enum": (lambda x: x * (2 if MODE is Mode.PLAIN else 3), put("MODE", Mode.DOUBLE), "MODE"),
     "the environment": (
