@@ -35,7 +35,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ariadne.capture.example import Captured, Example, swallowed
+from ariadne.capture.example import Captured, Example, declared, swallowed
 from ariadne.capture.refusals import PATCHING, Patches
 from ariadne.capture.scripted import is_scripted
 from ariadne.capture.state import Snapshot, left_as_found
@@ -50,6 +50,7 @@ __all__ = [
     "is_scripted",
     "Captured",
     "Example",
+    "declared",
     "swallowed",
     "PATCHING",
     "Patches",

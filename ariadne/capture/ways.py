@@ -55,6 +55,7 @@ from ariadne.plan import (
     check,
     prune,
     reached,
+    sizes_in,
     where,
 )
 
@@ -231,7 +232,8 @@ def _captured(
             else:  # objects are made anew, or a cache is filled: what is no data's doing is alike in the two later runs
                 refuse_unlike_constants(again.plan, other.plan)
                 refuse_kept_data(real.plan, again.plan)
-    plan = replace(plan, given=_given(plan, example))
+    traced = tuple(sizes_in(example.sizes, example.leaves).items())
+    plan = replace(plan, given=_given(plan, example), sizes=example.sizes, traced_sizes=traced)
     return Captured(check(plan), (real.evidence, *more), Baseline(model, recordings, example.leaves))
 
 

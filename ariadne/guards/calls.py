@@ -22,7 +22,7 @@ from ariadne.guards.marks import marks_on, same_marks
 from ariadne.guards.outside import Outside
 from ariadne.guards.tensors import facts_of_state, tied
 from ariadne.guards.watched import Surrounded, Watched
-from ariadne.plan import Expr, TracePlan, layout, short_dtype
+from ariadne.plan import Expr, TracePlan, layout, short_dtype, sizes_in
 
 
 def entrance(
@@ -185,7 +185,7 @@ def explain(
         )
     where = [p for p, _ in tree.paths((args, ordered))]
     literals = dict(plan.literals)
-    batch = None
+    batch, free = None, {(size.leaf, size.dim) for size in plan.sizes}
     for i, leaf in enumerate(leaves):
         name = where[i].removeprefix("[0]") if where[i].startswith("[0]") else where[i].removeprefix("[1]")
         if i in literals:
@@ -219,6 +219,8 @@ def explain(
                 f"input {name} must be {value.describe()}, of rank {len(value.shape)}; found {found}. Reshape it, or prepare again"
             )
         for d, dim in enumerate(value.shape):
+            if (i, d) in free:
+                continue
             if isinstance(dim, Expr):
                 if batch is None:
                     batch = leaf.shape[d]
@@ -229,13 +231,14 @@ def explain(
                     )
             elif leaf.shape[d] != dim:
                 raise InputError(
-                    f"input {name} must be {value.describe()}: dim {d} is {dim} in the plan; found {found}. Only the batch may "
-                    "change; prepare again for other sizes"
+                    f"input {name} must be {value.describe()}: dim {d} is {dim} in the plan; found {found}. What may change "
+                    "is the batch, and what SplitSpec(dynamic=...) names; prepare again for other sizes"
                 )
         if leaf.dtype is not value.dtype:
             raise InputError(f"input {name} must be {value.describe()}; found {found}. Convert it, or prepare again")
         if leaf.device.type != value.device.split(":")[0]:
             raise InputError(f"input {name} was captured on {value.device}; found {found}. Move it, or prepare again")
+    sizes_in(plan.sizes, leaves)
     if batch is not None and batch not in batches:
         raise BatchError(
             f"batch {batch} lies outside dynamic_batch ({batches.start}, {batches.stop - 1}); prepare with a range that holds it"

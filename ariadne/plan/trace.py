@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ from ariadne.plan.atoms import as_data, digest, show, show_tree, uses
 from ariadne.plan.batches import Batches
 from ariadne.plan.expr import Expr
 from ariadne.plan.names import one_line
+from ariadne.plan.sized import Size
 
 Dim = int | Expr
 
@@ -241,7 +242,9 @@ class TracePlan:
     forward assigns to buffers and attributes, and that outlives the call. `given`: the inputs that are neither tensors nor
     plain values, which calls must repeat. `tied_inputs`: pairs of input leaves that were one and the same tensor. `captured_by`
     is symbolic, observed or observed-per-batch; `not_captured_by` says why the earlier ways did not serve. `apart`: where it
-    holds one part of another plan's ops alone, what it has to know of that plan.
+    holds one part of another plan's ops alone, what it has to know of that plan. `sizes`: the dims of inputs that were declared to
+    change, `traced_sizes` what they were when it was captured, by symbol. A shape has the symbol where the plan serves other sizes,
+    too: those at which all `conditions`, which read the batch and the symbols, are true.
     """
 
     batch_symbol: str
@@ -267,6 +270,14 @@ class TracePlan:
     given: Mapping[str, Any] = field(default_factory=dict, repr=False)
     tied_inputs: tuple[tuple[int, int], ...] = ()
     apart: Apart | None = None
+    sizes: tuple[Size, ...] = ()
+    traced_sizes: tuple[tuple[str, int], ...] = ()
+    conditions: tuple[Expr, ...] = ()
+
+    @cached_property
+    def traced(self) -> dict[str, int]:
+        """The batch and the other sizes that it was captured with, by symbol."""
+        return {self.batch_symbol: self.traced_batch, **dict(self.traced_sizes)}
 
     @property
     def first(self) -> int:
@@ -391,18 +402,34 @@ class TracePlan:
             "output": told(self.output),
             "constants": {k: digest(v) for k, v in self.constants.items()},
             "grad": self.assumption.grad,
+            **self._told_sizes(),
         }
+
+    def _told_sizes(self) -> dict[str, Any]:
+        if not self.sizes:
+            return {}
+        told = [[s.leaf, s.dim, s.symbol, s.within.start, s.within.stop, s.within.step] for s in self.sizes]
+        return {"sizes": told, "conditions": [str(c) for c in self.conditions]}
 
     def __str__(self) -> str:
         args = ", ".join(f"{n}: {self.values[n].describe()}" for _, n in self.inputs)
         lines = [f"# captured by {self.captured_by}; batch {self.batch_symbol} in {self.batches}"]
         lines += [f"# not {way}: {why}" for way, why in self.not_captured_by]
         lines += [f"# not at {reason}" for reason in self.excluded]
+        lines += [f"# size {line}" for line in self._served()]
         lines += [f"def forward({args}):"]
         for i, node in enumerate(self.nodes):
             lines.append(f"    {self.show(node)}  # {i}: {one_line(node.module) or 'the model itself'}")
         lines.append(f"    return {show_tree(self.output_spec, [show(o) for o in self.output])}")
         return "\n".join(lines)
+
+    def _served(self) -> Iterator[str]:
+        named = {s for _, n in self.inputs for d in self.values[n].shape if isinstance(d, Expr) for s in d.names}
+        for symbol, size in {s.symbol: s for s in self.sizes}.items():
+            served = size.range if symbol in named else f"{self.traced[symbol]} in this plan, of {size.range}"
+            yield f"{symbol} in {served}"
+        if self.conditions:
+            yield f"where {' and '.join(str(c) for c in self.conditions)}"
 
     def show(self, node: TraceNode) -> str:
         """One op as a line of Python, with the types of its results."""
