@@ -28,6 +28,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     shapes        for which batches a plan holds
     observed      a real run of forward, recorded
     symbolic      a run on tensors without data whose batch is a symbol
+    beside        sizes beside the batch, as symbols
     leaks         data that leave torch unseen are refused
     ways          from a model to a plan, by the first way that serves
 """

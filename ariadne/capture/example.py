@@ -57,6 +57,25 @@ class Example:
             out.append(t)
         return out
 
+    def of_sizes(self, sizes: Mapping[str, int]) -> Example:
+        """One with other sizes beside the batch, by symbol: of what is given, repeated or cut."""
+        changes: dict[int, dict[int, int]] = {}
+        for size in self.sizes:
+            if self.leaves[size.leaf].shape[size.dim] != sizes[size.symbol]:
+                changes.setdefault(id(self.leaves[size.leaf]), {})[size.dim] = sizes[size.symbol]
+        made = {}
+        for leaf in self.leaves:
+            if id(leaf) in changes and id(leaf) not in made:
+                with torch.no_grad():
+                    t = leaf.detach()
+                    for dim, now in changes[id(leaf)].items():
+                        t = _along(t, dim, now)
+                t.requires_grad_(leaf.requires_grad)
+                t = torch.nn.Parameter(t, leaf.requires_grad) if type(leaf) is torch.nn.Parameter else t
+                vars(t).update(vars(leaf))
+                made[id(leaf)] = t
+        return replace(self, leaves=tuple(made.get(id(leaf), leaf) for leaf in self.leaves))
+
     def turned(self) -> Example:
         """One of other numbers: floats perturbed, and of other tensors the samples in reverse."""
         leaves = self.resized(self.batch, perturbed=True)
@@ -144,6 +163,14 @@ def _rows(t: torch.Tensor, batch: int) -> torch.Tensor:
     return t.new_empty_strided(found.shape, strides).copy_(found)
 
 
+def _along(t: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """A copy of `t` with another size at one dim, repeated or cut, and its dims in memory in the same order."""
+    found = t.index_select(dim, torch.arange(size, device=t.device) % t.shape[dim])
+    strides = t.stride()
+    order = sorted(range(t.dim()), key=lambda d: -strides[d])
+    return found.permute(order).contiguous().permute([order.index(d) for d in range(t.dim())])
+
+
 def _format(t: torch.Tensor) -> torch.memory_format:
     for dims, fmt in ((4, torch.channels_last), (5, torch.channels_last_3d)):
         if t.dim() == dims and t.is_contiguous(memory_format=fmt) and not t.is_contiguous():
@@ -153,10 +180,11 @@ def _format(t: torch.Tensor) -> torch.memory_format:
 
 @dataclass(frozen=True)
 class Evidence:
-    """One real run of the model, made during capture: its batch and what it returned."""
+    """One real run of the model, made during capture: its batch, what it returned, and its inputs where their sizes are others."""
 
     batch: int
     output: Any
+    example: Example | None = None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -63,6 +64,7 @@ def entrance(
             f"    {', '.join(leaf)}, = leaves",
         ]
     first = True
+    sizes: dict[str, str] = {}  # symbols, and the variables that hold them
     classes = iter(plan.assumption.classes or [None] * count)
     for i in range(count):
         if i in literals:
@@ -91,6 +93,9 @@ def entrance(
         for name, dim in zip(dims, value.shape, strict=True):
             if isinstance(dim, int):
                 checks.append(f"{name} != {dim}")
+            elif dim.source in plan.over:
+                known = sizes.setdefault(dim.source, name)
+                checks += [f"{name} != {known}"] if known != name else []
             elif first:
                 lines.append(f"    B = {name}")
                 first = False
@@ -110,6 +115,9 @@ def entrance(
             lines.append(f"    if leaf{i} {sign} leaf{j}: return None")
     within = " or ".join(f"{lo} <= B <= {hi}" if lo != hi else f"B == {lo}" for lo, hi in plan.batches.ranges)
     lines.append(f"    if not ({within or 'False'}): return None")
+    if sizes:
+        env["fits"] = _fits(plan, (*sizes,))
+        lines.append(f"    if not fits(B, {', '.join(sizes.values())}): return None")
     for name, line, thing in _assumed(plan, model, baseline):
         env[name] = thing
         lines.append(f"    {line}")
@@ -119,6 +127,19 @@ def entrance(
     exec("\n".join(lines), env)
     found: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None] = env["enter"]
     return found
+
+
+def _fits(plan: TracePlan, symbols: tuple[str, ...]) -> Callable[..., bool]:
+    """Whether a plan serves a batch and sizes, in the order of `symbols`; what is known of the last calls' is kept."""
+    within = {size.symbol: size.within for size in plan.sizes}
+
+    @lru_cache(maxsize=1024)
+    def fits(batch: int, *sizes: int) -> bool:
+        named = dict(zip(symbols, sizes, strict=True))
+        in_range = all(size in within[symbol] for symbol, size in named.items())
+        return in_range and not plan.unmet({plan.batch_symbol: batch, **named})
+
+    return fits
 
 
 def of_class(value: Any, cls: type | None) -> bool:

@@ -405,6 +405,23 @@ class TracePlan:
             **self._told_sizes(),
         }
 
+    def unmet(self, sizes: Mapping[str, int]) -> str:
+        """The first condition that does not hold where the batch and the other sizes, by symbol, are these; empty if all do."""
+        for condition in self.conditions:
+            try:
+                if condition.evaluate(sizes):
+                    continue
+            except (ArithmeticError, ValueError):  # it has no answer there
+                pass
+            return condition.source
+        return ""
+
+    @cached_property
+    def over(self) -> tuple[str, ...]:
+        """The symbols, beside the batch's, in which its shapes are written: it serves other sizes, too."""
+        named = {s for _, n in self.inputs for d in self.values[n].shape if isinstance(d, Expr) for s in d.names}
+        return tuple(dict.fromkeys(s.symbol for s in self.sizes if s.symbol in named))
+
     def _told_sizes(self) -> dict[str, Any]:
         if not self.sizes:
             return {}
@@ -424,9 +441,8 @@ class TracePlan:
         return "\n".join(lines)
 
     def _served(self) -> Iterator[str]:
-        named = {s for _, n in self.inputs for d in self.values[n].shape if isinstance(d, Expr) for s in d.names}
         for symbol, size in {s.symbol: s for s in self.sizes}.items():
-            served = size.range if symbol in named else f"{self.traced[symbol]} in this plan, of {size.range}"
+            served = size.range if symbol in self.over else f"{self.traced[symbol]} in this plan, of {size.range}"
             yield f"{symbol} in {served}"
         if self.conditions:
             yield f"where {' and '.join(str(c) for c in self.conditions)}"
