@@ -136,7 +136,8 @@ def under_conditions(plan: TracePlan, questions: Mapping[str, bool], ranges: Map
 
     Questions about the batch alone are settled here, others become conditions, but for those that hold throughout.
     """
-    domain: dict[str, Batches | range] = {plan.batch_symbol: plan.batches, **ranges}
+    above = {symbol: sizes[sizes[0] < 2 :] for symbol, sizes in ranges.items()}
+    domain: dict[str, Batches | range] = {plan.batch_symbol: plan.batches, **above}
     of_batch: dict[str, bool] = {}
     found: list[Expr] = [Expr(f"{symbol} > 1") for symbol, sizes in ranges.items() if sizes[0] < 2]  # as symbols are
     for text, answer in questions.items():

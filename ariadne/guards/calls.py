@@ -115,9 +115,8 @@ def entrance(
             lines.append(f"    if leaf{i} {sign} leaf{j}: return None")
     within = " or ".join(f"{lo} <= B <= {hi}" if lo != hi else f"B == {lo}" for lo, hi in plan.batches.ranges)
     lines.append(f"    if not ({within or 'False'}): return None")
-    if sizes:
-        env["fits"] = _fits(plan, (*sizes,))
-        lines.append(f"    if not fits(B, {', '.join(sizes.values())}): return None")
+    env["fits"] = _fits(plan, (*sizes,))
+    lines += [f"    if not fits(B, {', '.join(sizes.values())}): return None"] if sizes else []
     for name, line, thing in _assumed(plan, model, baseline):
         env[name] = thing
         lines.append(f"    {line}")
@@ -131,13 +130,16 @@ def entrance(
 
 def _fits(plan: TracePlan, symbols: tuple[str, ...]) -> Callable[..., bool]:
     """Whether a plan serves a batch and sizes, in the order of `symbols`; what is known of the last calls' is kept."""
-    within = {size.symbol: size.within for size in plan.sizes}
+    within = {s.symbol: s.within for s in plan.sizes}
+    holds = Expr(" and ".join(f"({condition})" for condition in plan.conditions) or "1 > 0")
 
     @lru_cache(maxsize=1024)
     def fits(batch: int, *sizes: int) -> bool:
-        named = dict(zip(symbols, sizes, strict=True))
-        in_range = all(size in within[symbol] for symbol, size in named.items())
-        return in_range and not plan.unmet({plan.batch_symbol: batch, **named})
+        named = {plan.batch_symbol: batch, **dict(zip(symbols, sizes, strict=True))}
+        try:
+            return all(named[s] in within[s] for s in symbols) and bool(holds.evaluate(named))
+        except (ArithmeticError, ValueError):  # a condition that has no answer at these sizes
+            return False
 
     return fits
 

@@ -54,7 +54,7 @@ def sizes_in(sizes: Iterable[Size], leaves: Sequence[Any]) -> dict[str, int]:
             )
         if now not in size.within:
             raise InputError(
-                f"dim {size.dim} of {size.input!r} is the size {size.symbol}, declared as {size.range}; found {now}. Pad or cut "
-                "the input to such a size, or prepare with a range that holds it"
+                f"dim {size.dim} of {size.input!r} is the size {size.symbol}, declared as {size.range}; found {now}. Resize "
+                "the input, or prepare for more sizes"
             )
     return {symbol: now for symbol, (now, _) in found.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -433,19 +433,21 @@ class TracePlan:
         lines = [f"# captured by {self.captured_by}; batch {self.batch_symbol} in {self.batches}"]
         lines += [f"# not {way}: {why}" for way, why in self.not_captured_by]
         lines += [f"# not at {reason}" for reason in self.excluded]
-        lines += [f"# size {line}" for line in self._served()]
+        lines += [f"# size {line}" for line in self.served]
         lines += [f"def forward({args}):"]
         for i, node in enumerate(self.nodes):
             lines.append(f"    {self.show(node)}  # {i}: {one_line(node.module) or 'the model itself'}")
         lines.append(f"    return {show_tree(self.output_spec, [show(o) for o in self.output])}")
         return "\n".join(lines)
 
-    def _served(self) -> Iterator[str]:
+    @property
+    def served(self) -> list[str]:
+        """The sizes beside the batch that it serves, of those that were declared, and under what conditions, in words."""
+        found = []
         for symbol, size in {s.symbol: s for s in self.sizes}.items():
-            served = size.range if symbol in self.over else f"{self.traced[symbol]} in this plan, of {size.range}"
-            yield f"{symbol} in {served}"
-        if self.conditions:
-            yield f"where {' and '.join(str(c) for c in self.conditions)}"
+            one = size.range if symbol in self.over else f"{self.traced[symbol]} in this plan, of {size.range}"
+            found.append(f"{symbol} in {one}")
+        return [*found, *([f"where {' and '.join(map(str, self.conditions))}"] if self.conditions else [])]
 
     def show(self, node: TraceNode) -> str:
         """One op as a line of Python, with the types of its results."""
