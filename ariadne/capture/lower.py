@@ -429,10 +429,11 @@ class Lowering:
             autocast = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
         layouts = None
         if "layout" in looked:
-            layouts = tuple(layout(t) for t in self.values.input_tensors)
+            layouts = tuple(layout(t, "strides" in looked) for t in self.values.input_tensors)
         grad = grad_enabled if looked & {"requires_grad", "grad"} else None
         given = tuple(t.requires_grad for t in self.values.input_tensors) if flags is not None else None
-        return Assumption(grad, flags, autocast, layouts, "dtype" in looked or written, "shape" in looked, given)
+        strides, dtypes = "strides" in looked, "dtype" in looked or written
+        return Assumption(grad, flags, autocast, layouts, strides, dtypes, "shape" in looked, given)
 
 
 def _is_of_all(event: Event) -> bool:

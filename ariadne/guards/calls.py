@@ -158,7 +158,8 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
         found.append(("autocast_now", "if autocast_now() != autocast_then: return None", autocast_state))
         found.append(("autocast_then", "pass", assumed.autocast))
     if assumed.layouts is not None:
-        found.append(("layout", f"if tuple(map(layout, ({', '.join(tensors)},))) != layouts: return None", layout))
+        now = ", ".join(f"layout({t}, {assumed.strides})" for t in tensors)
+        found.append(("layout", f"if ({now},) != layouts: return None", layout))
         found.append(("layouts", "pass", assumed.layouts))
     if assumed.requires_grad is not None:
         tables = [

@@ -471,6 +471,7 @@ class SideReader:
             wanting,
             autocast,
             layouts,
+            flag(d["strides"], "strides"),
             flag(d["dtypes"], "dtypes"),
             flag(d["shapes"], "shapes"),
             given,

@@ -197,8 +197,9 @@ class Assumption:
 
     A field is None where Python did not look. `grad`: gradients enabled; `requires_grad`: flags of the parameters, by
     path, and `inputs_require_grad` those of the inputs; `autocast`: (device type, enabled, dtype) per device; `layouts`: memory
-    formats of the inputs. `dtypes` is true where Python read a dtype, or a dtype or device is written in the plan, and `shapes`
-    where it read the shape of a parameter or buffer: then `model.to(...)`, or another tensor there, calls for a new capture.
+    formats of the inputs, and with `strides` whether their strides follow from their sizes. `dtypes` is true where Python read a
+    dtype, or a dtype or device is written in the plan, and `shapes` where it read the shape of a parameter or buffer: then
+    `model.to(...)`, or another tensor there, calls for a new capture.
     `classes`: those of the tensor inputs, where any was of a subclass of torch's; inputs of another call for a new capture.
     `switches`: settings of torch that it asked for, and how they stood; with the default dtype and device, which always count.
     """
@@ -207,6 +208,7 @@ class Assumption:
     requires_grad: tuple[tuple[str, bool], ...] | None = None
     autocast: tuple[tuple[str, bool, torch.dtype], ...] | None = None
     layouts: tuple[tuple[bool, ...], ...] | None = None
+    strides: bool = False
     dtypes: bool = False
     shapes: bool = False
     inputs_require_grad: tuple[bool, ...] | None = None
@@ -465,10 +467,10 @@ class TracePlan:
         return replace(self, nodes=nodes, **{"values": kept, "constants": constants, **changes})
 
 
-def layout(t: torch.Tensor) -> tuple[bool, ...]:
-    """Which memory formats a tensor is contiguous in; the plain one only with the very strides that torch gives it."""
+def layout(t: torch.Tensor, strides: bool) -> tuple[bool, ...]:
+    """Which memory formats a tensor is contiguous in; where `strides` count, the plain one only with those that torch gives it."""
     formats = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}.get(t.dim(), ())
-    return (t.is_contiguous() and _usual(t), *(t.is_contiguous(memory_format=f) for f in formats))
+    return (t.is_contiguous() and not (strides and not _usual(t)), *(t.is_contiguous(memory_format=f) for f in formats))
 
 
 def _usual(t: torch.Tensor) -> bool:
