@@ -49,6 +49,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.depth = 0
         self.running: tuple[OpOverload, tuple[Any, ...]] | None = None  # the op that fake tensors go through
         self.own: set[int] = set()
+        self.within: dict[int, torch.Tensor] | None = None  # what the ops of a function that is kept whole read
         self.ambient, self.settings = modes(), switches.settings()
         self.state: set[int] = set()  # the storages of the model's tensors
         self.autocast: list[str] = []
@@ -67,6 +68,16 @@ class Recorder(ProxyTorchDispatchMode):
             yield
         finally:
             self.depth -= 1
+
+    @contextmanager
+    def whole(self) -> Iterator[dict[int, torch.Tensor]]:
+        """While in the block, what runs is `aside`, and the tensors that its ops read are noted, by their ids."""
+        before, self.within = self.within, {}
+        try:
+            with self.aside(), self.drawing():
+                yield self.within
+        finally:
+            self.within = before
 
     def where(self) -> str:
         """The module that runs, for an error message."""
@@ -106,6 +117,11 @@ class Recorder(ProxyTorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "prim" or self.depth:
+            if self.within is not None:
+                self.within.update((id(t), t) for t in tensors_in((args, tuple(kwargs.values()))))
+                if isinstance(func, OpOverload) and func._schema.is_mutable:  # among fake tensors, too, of real ones
+                    with unset_fake_temporarily():
+                        self._keep_what_is_written(func, args, kwargs)
             return func(*args, **kwargs)
         refuse_transforms(self.where())
         if func is torch.ops.aten.lift_fresh.default:
@@ -169,12 +185,13 @@ class Recorder(ProxyTorchDispatchMode):
         )
 
     def add(
-        self, target: Any, args: tuple[Any, ...], out: Any, effect: Effect | None = None, region: Region | None = None
-    ) -> None:
-        """Note one op; `region`: the modes that it ran under, where they are not those of this moment."""
+        self, target: Any, args: tuple[Any, ...], out: Any, effect: Effect | None = None, region: Region | None = None,
+        within: Mapping[int, torch.Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """Note one op; `region`: the modes that it ran under, where they are not those of this moment; `within`: see `whole`."""
         path, call = self.stack[-1]
         args = own_numbers(args) if self.watch is not None else args
-        self.recording.events.append(Event(target, args, out, path, call, region or self.region(), effect))
+        self.recording.events.append(Event(target, args, out, path, call, region or self.region(), effect, tuple((within or {}).values())))
         made = list(tensors_in(out))
         if any(t.layout is torch.jagged for t in made):
             raise UnsupportedError(
@@ -270,6 +287,8 @@ class Recorder(ProxyTorchDispatchMode):
         strangers = []
         with self.aside():  # it is not forward that looks at these
             for t in written:
+                if isinstance(t, FakeTensor):
+                    continue
                 self.snapshot.save_owners(t)
                 if id(t) not in self.own:
                     self.snapshot.save(t)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._sympy.printers import PythonPrinter
@@ -183,6 +184,10 @@ class Values:
             return Ref(name)
         return self._stranger(t)
 
+    def parameters(self, tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
+        """The names of those tensors that are parameters of the model."""
+        return tuple(self.tensor(t).name for t in tensors if self.state.get(id(t), ("",))[0] == "parameter")
+
     def _stranger(self, t: torch.Tensor) -> Ref:
         """A tensor that no recorded op made: another view of a known one (as `.data` gives), or a constant."""
         for known in self._sharing(t):
@@ -279,6 +284,8 @@ class Values:
                 "from a tensor that an op made"
             )
         import_free = expr.xreplace({s: type(s)(self.symbols[s], **s.assumptions0) for s in expr.free_symbols})
+        if isinstance(value, torch.SymInt):  # `arange(float(batch))` has a size that sympy writes as 1.0*B
+            import_free = import_free.xreplace({f: sympy.Integer(f) for f in import_free.atoms(sympy.Float) if float(f).is_integer()})
         return Expr(PythonPrinter().doprint(import_free))
 
 

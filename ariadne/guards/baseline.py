@@ -181,7 +181,7 @@ class Baseline:
         tensors = [n for n, t in state_of(model) if marks_on(t, self.mark_names) or (at and storage_of(t) in at)]
         if tensors:
             self.attributes.append(("", ("what stands on its tensors",), Marks(model, tensors, self.mark_names)))
-        if any("strides of state" in recorded.looked for recorded in recordings):
+        if any("layout" in recorded.looked for recorded in recordings):
             self.attributes.append(("", ("the strides of its tensors",), Strides(model)))
 
     def keeps_its_tables(self, path: str) -> bool:

@@ -59,6 +59,7 @@ _WHICH = (
     torch.dtype, torch.device,
 )  # fmt: skip  # what counts by which it is: others look into these
 _SPECIAL: tuple[Any, ...] = (weakref.ref, *weakref.ProxyTypes, logging.Logger, threading.local)
+_SET_BY_USERS = ("torch.optim.", "torch.distributions.")  # objects of torch's whose attributes forward may be steered by
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _ASKING_BY_NAME = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
 
@@ -77,7 +78,10 @@ def counts_by_which(value: Any) -> bool:
     if is_a(value, _WHICH):
         return True
     kind: Any = type(value)
-    return str(kind.__module__).partition(".")[0] == "torch" and not is_a(value, (*_CONTAINERS, *weakref.ProxyTypes))
+    home = str(kind.__module__)
+    if home.startswith(_SET_BY_USERS) and home_of(value) is object:
+        return False
+    return home.partition(".")[0] == "torch" and not is_a(value, (*_CONTAINERS, *weakref.ProxyTypes))
 
 
 def home_of(value: Any) -> type:
