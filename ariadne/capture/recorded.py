@@ -103,6 +103,13 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
                 recording.missing.add((paths[id(self)], name))
             raise
 
+    members: Any = nn.Module._named_members
+
+    def named_members(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if id(self) in paths and mine():
+            recording.looked.add("members")
+        return members(self, *args, **kwargs)
+
     original_grad = torch.is_grad_enabled
 
     def is_grad_enabled() -> bool:
@@ -362,6 +369,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     patches.set(nn.Module, "__getattribute__", read)
     patches.set(nn.Module, "__setattr__", write)
     patches.set(nn.Module, "__getattr__", find)
+    patches.set(nn.Module, "_named_members", named_members)
     patches.set(torch, "is_grad_enabled", is_grad_enabled)
     patches.set(torch.Tensor, "requires_grad", watched("requires_grad", "requires_grad"))
     patches.set(torch.Tensor, "contiguous", contiguous)
@@ -451,7 +459,7 @@ def recording(
             for name, value in module.__dict__.items():
                 if name not in BOOKKEEPING and (path, name) not in found.written:
                     found.read_attributes.setdefault((path, name), (module, value, id(value)))
-    if found.raised:  # and forward went on: whether a `view` can be made follows strides
-        found.looked |= {"layout", "strides"}
+    if found.raised:  # and forward went on: whether an op can run follows all that it sees of types, sizes and strides
+        found.looked |= {"layout", "strides", "shape", "dtype"}
     found.stores = list(snapshot.replaced_buffers())
     found.changed = list(snapshot.changes())

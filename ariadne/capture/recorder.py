@@ -142,6 +142,7 @@ class Recorder(ProxyTorchDispatchMode):
                     out = func(*plain(args), **plain(kwargs)) if self.watch else func(*args, **kwargs)
             except Exception:
                 self.recording.raised = True
+                self.recording.asked |= {storage_of(t) for t in tensors_in((args, tuple(kwargs.values())))} & self.state
                 raise
             finally:
                 self.depth -= 1
@@ -191,7 +192,9 @@ class Recorder(ProxyTorchDispatchMode):
         """Note one op; `region`: the modes that it ran under, where they are not those of this moment; `within`: see `whole`."""
         path, call = self.stack[-1]
         args = own_numbers(args) if self.watch is not None else args
-        self.recording.events.append(Event(target, args, out, path, call, region or self.region(), effect, tuple((within or {}).values())))
+        self.recording.events.append(
+            Event(target, args, out, path, call, region or self.region(), effect, tuple((within or {}).values()))
+        )
         made = list(tensors_in(out))
         if any(t.layout is torch.jagged for t in made):
             raise UnsupportedError(
@@ -280,7 +283,14 @@ class Recorder(ProxyTorchDispatchMode):
         """Keep the data of what an op is about to write; returns what of it no op has made, with its sizes."""
         strangers = []
         for i in written_arguments(func, bound := bind(func, args, kwargs)):
-            strangers += self._keep(tensors_in(bound[i]))
+            written = list(tensors_in(bound[i]))
+            if not self.depth and any(storage_of(t) in self.state for t in written) and _runs_again():
+                raise UnsupportedError(
+                    f"forward writes into a tensor of the model within torch.utils.checkpoint in {self.where()}: the backward pass "
+                    "runs that part again, and writes again, which a plan does not. Pass use_reentrant=True, which keeps the part "
+                    "whole; or leave what writes out of it"
+                )
+            strangers += self._keep(written)
         return strangers
 
     def _keep(self, written: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
@@ -303,6 +313,12 @@ class Recorder(ProxyTorchDispatchMode):
         source = next((o for o in made if sizes_in(o) == sizes and storage_of(o) == key), None)
         if source is not None:
             self.add(torch.ops.aten.detach.default, (source,), t)
+
+
+def _runs_again() -> bool:
+    """Whether what runs now will run once more in the backward pass."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
 
 
 def modes() -> tuple[Any, ...]:

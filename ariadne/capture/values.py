@@ -285,7 +285,9 @@ class Values:
             )
         import_free = expr.xreplace({s: type(s)(self.symbols[s], **s.assumptions0) for s in expr.free_symbols})
         if isinstance(value, torch.SymInt):  # `arange(float(batch))` has a size that sympy writes as 1.0*B
-            import_free = import_free.xreplace({f: sympy.Integer(f) for f in import_free.atoms(sympy.Float) if float(f).is_integer()})
+            import_free = import_free.xreplace(
+                {f: sympy.Integer(f) for f in import_free.atoms(sympy.Float) if float(f).is_integer()}
+            )
         return Expr(PythonPrinter().doprint(import_free))
 
 

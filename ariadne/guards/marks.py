@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.guards.attributes import MISSING, lasts, own_of
+from ariadne.guards.attributes import MISSING, is_a, lasts, own_of
 from ariadne.guards.facts import alike as tensors_alike
 from ariadne.guards.facts import never
 from ariadne.guards.kept import Kept
@@ -83,19 +83,24 @@ class Marks(Kept):
 
 
 class Strides(Kept):
-    """The strides of a model's parameters and buffers, which those of what ops make of them follow."""
+    """The strides of a model's tensors, which those of what ops make of them follow."""
 
     __slots__ = ("same", "tables")
 
     def __init__(self, thing: nn.Module) -> None:
         self.tables = _tables(thing, [name for name, _ in state_of(thing)])
+        for path, module in thing.named_modules():
+            own = module.__dict__
+            self.tables += [(f"{path}.{k}".lstrip("."), own, k) for k, v in own.items() if type(v) is torch.Tensor]
         self.same = never
         super().__init__(thing)
 
     def look(self, thing: Any) -> tuple[Any, ...]:
         """The name and strides of each that has any, of which `t.data = ...` may give it others."""
         found = ((n, table.get(key)) for n, table, key in self.tables)
-        return tuple((n, t.stride()) for n, t in found if t is not None and t.layout is torch.strided and not t.is_nested)
+        return tuple(
+            (n, t.stride()) for n, t in found if is_a(t, torch.Tensor) and t.layout is torch.strided and not t.is_nested
+        )
 
     def words(self, held: tuple[Any, ...]) -> str:
         """Those that are not alike in the two."""
@@ -110,5 +115,27 @@ class Strides(Kept):
         self.same = never  # which lets go of those that it knew
         if self.look(self.thing) != self.held:
             return False
-        self.same = tensors_alike([t for t in tensors if t is not None]) if all(t is not None for t in tensors) else never
+        self.same = tensors_alike(tensors) if all(is_a(t, torch.Tensor) for t in tensors) else never
         return True
+
+
+class Registered(Kept):
+    """Which parameters and buffers a model's modules have, of which forward looked through all."""
+
+    __slots__ = ("tables",)
+
+    def __init__(self, thing: nn.Module) -> None:
+        own = [(path, m.__dict__) for path, m in thing.named_modules()]
+        self.tables = [(path, table[kind]) for path, table in own for kind in ("_parameters", "_buffers")]
+        super().__init__(thing)
+
+    def look(self, thing: Any) -> list[list[tuple[str, bool]]]:
+        """The names of each module's own, and whether a tensor stands there."""
+        return [[(name, t is None) for name, t in table.items()] for _, table in self.tables]
+
+    def words(self, held: list[list[tuple[str, bool]]]) -> str:
+        """Those that are not alike in the two."""
+        other = self.look(self.thing) if held is self.held else self.held
+        every = zip(self.tables, held, other, strict=True)
+        found = [f"{path}.{name}".lstrip(".") for (path, _), a, b in every for name, _ in a if a != b]
+        return ", ".join(found[:8]) or "none besides"

@@ -59,8 +59,14 @@ _WHICH = (
     torch.dtype, torch.device,
 )  # fmt: skip  # what counts by which it is: others look into these
 _SPECIAL: tuple[Any, ...] = (weakref.ref, *weakref.ProxyTypes, logging.Logger, threading.local)
-_OPENED = ("torch.optim.", "torch.distributions.")  # objects of torch's that users change, and whose attributes steer forward
-_BY_METHODS = ("torch.optim.lr_scheduler", "torch.distributions.")  # of which torch's own methods read what no code of forward's names
+_OPENED = (
+    "torch.optim.",
+    "torch.distributions.",
+)  # objects of torch's that users change, and whose attributes steer forward
+_BY_METHODS = (
+    "torch.optim.lr_scheduler",
+    "torch.distributions.",
+)  # of which torch's own methods read what no code of forward's names
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _ASKING_BY_NAME = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
 
