@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._sympy.printers import PythonPrinter
@@ -284,10 +283,6 @@ class Values:
                 "from a tensor that an op made"
             )
         import_free = expr.xreplace({s: type(s)(self.symbols[s], **s.assumptions0) for s in expr.free_symbols})
-        if isinstance(value, torch.SymInt):  # `arange(float(batch))` has a size that sympy writes as 1.0*B
-            import_free = import_free.xreplace(
-                {f: sympy.Integer(f) for f in import_free.atoms(sympy.Float) if float(f).is_integer()}
-            )
         return Expr(PythonPrinter().doprint(import_free))
 
 
