@@ -7,13 +7,15 @@ boundaries. It needs pyzmq, the extra `remote`. The files, in import order::
     facts          what a side says of itself, and whether two go together
     link           sockets of ZeroMQ, with limits
     keys           who may come
-    plain          optimizers and losses as they are typed
+    plain          optimizers, schedulers and losses as they are typed
     counters       counters and a log
     checkpoint     a half and its optimizer at one step, as a file
+    together       a step by gradients that lie in two processes
     trained        a training run on the server: each request done once
     merged         boundaries that wait as one run
     server         the loop
     calls          requests, sent until their replies are there
+    steps          requests with numbers, and the step on both sides
     client         the suffix as it is called from elsewhere
     training       a run that goes on from checkpoints of both sides
 """

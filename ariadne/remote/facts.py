@@ -12,26 +12,41 @@ from ariadne.boundary import BoundaryPayload
 from ariadne.errors import BoundaryError, HandshakeError, PayloadError
 from ariadne.half import Half
 from ariadne.halves import VERSION
+from ariadne.pipeline import LoadedPart
 from ariadne.plan import Groups, TraceNode, TracePlan, bind, short_dtype
 from ariadne.remote.message import PROTOCOL
 
 Facts = dict[str, Any]
 
 
-def facts_of(half: Half) -> Facts:
-    """What a half is: versions, its part, its splits with what crosses them, its weights, and where it runs."""
+def middle_of(half: Half) -> LoadedPart | None:
+    """The part that a half is where it is one between two cuts; None for the last part of a model."""
+    if "pipeline" not in half.__dict__["_data"]:
+        return None
+    part = LoadedPart(half)
+    return part if part.index < part.count - 1 else None
+
+
+def facts_of(half: Half, middle: LoadedPart | None = None) -> Facts:
+    """What a half is: versions, its part, its splits with what crosses them, its weights, and where it runs.
+
+    Of a part between two cuts `gives` has what goes on from it, by the plan.
+    """
     return {
+        "gives": {} if middle is None else {k: [o.split_id, [*o.live]] for k, o in middle.onward.items()},
         "protocol": PROTOCOL,
         "ariadne": VERSION,
         "torch": torch.__version__,
-        "part": half.part,
+        "part": half.part if middle is None else "middle",
         "mode": "training" if half.training else "eval",
         "splits": {_key(p, c[0].split_id): _split(p, c[0].live) for p, (c, _) in half.runtime._plans.items()},
         "digest": half.digest,
         "origin": half.origin,
         "device": device_of(half),
         "threads": torch.get_num_threads(),
-        "shared": shared_names(half),
+        "shared": shared_names(half)
+        if middle is None
+        else sorted(n for n, p in middle.tied.items() if p.requires_grad),
     }
 
 
@@ -90,6 +105,13 @@ def hold_together(mine: Facts, theirs: Facts, address: str) -> None:
     def refuse(what: str, here: Any, there: Any, todo: str) -> None:
         raise HandshakeError(f"{what} differs: here {here}, at {address} {there}. {todo}")
 
+    if theirs["part"] == "middle":
+        refuse(
+            "the part must be the last and",
+            mine["part"],
+            "a part between two cuts",
+            "Connect without a half, and use Edge",
+        )
     if mine["part"] == theirs["part"]:
         refuse("the part must differ and", mine["part"], theirs["part"], "Serve the suffix, and run the prefix here")
     if mine["mode"] != theirs["mode"]:
