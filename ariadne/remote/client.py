@@ -15,7 +15,7 @@ from ariadne.half import Half, load
 from ariadne.remote.calls import MOST_REPLY, Path_, Pending
 from ariadne.remote.facts import Facts, facts_of, named_shared, split_of
 from ariadne.remote.message import Bodies, Header, autocast_now, generators, pack, set_generators, unpack
-from ariadne.remote.steps import Steps
+from ariadne.remote.steps import Steps, enabled
 
 Gradients = dict[str, torch.Tensor | None]
 
@@ -63,10 +63,16 @@ class Remote(Steps):
         Raises `BoundaryError` for a boundary that the server's suffix can't take, before it is sent; `DeadlineError`
         after `timeout` seconds; and what the suffix raises.
         """
+        if self.facts["gives"]:
+            raise SpecError(
+                f"{self.address} has a part between two cuts, which gives no output: use ariadne.remote.Edge"
+            )
         return unpack(self._run(boundary, timeout), max_bytes=MOST_REPLY)
 
     def run_middle(self, boundary: BoundaryPayload, *, timeout: float | None = None) -> BoundaryPayload:
         """Where a part between two cuts is served: what it gives for a boundary, which the part behind it takes."""
+        if not self.facts["gives"]:
+            raise SpecError(f"{self.address} has the last part of a model, which gives no boundary: use run_suffix")
         return BoundaryPayload.from_bytes(self._run(boundary, timeout), device=self.device, max_bytes=MOST_REPLY)
 
     def _run(self, boundary: BoundaryPayload, timeout: float | None) -> Any:
@@ -98,6 +104,10 @@ class Remote(Steps):
         raises before it sends, and `StepError` for a suffix that draws random numbers or changes its state.
         """
         split = self._fits(boundary)
+        if self.facts["gives"]:
+            raise SpecError(
+                f"{self.address} has a part between two cuts, which gives no output: use ariadne.remote.Edge"
+            )
         if split["draws"] or split["writes"]:
             what = "draws random numbers" if split["draws"] else "changes its state when it runs"
             raise StepError(f"this suffix {what}, so boundaries must go one after the other: use run_suffix")
@@ -152,7 +162,7 @@ class Remote(Steps):
     ) -> PendingTraining:
         """Send a boundary whose gradients are added up, and go on; `.result()` of what is returned waits for loss and gradients.
 
-        So the prefix runs on the next micro-batch while the suffix is at this one. As with `train_suffix(..., accumulate=True)`,
+        The prefix may run on the next micro-batch meanwhile. As with `train_suffix(..., accumulate=True)`,
         weights stay as they are until `step()`. Walk back by `remote.backward_prefix` in the order in which boundaries were sent, as
         one process would. Raises `StepError` where both sides draw random numbers: these go one after the other.
 
@@ -300,7 +310,7 @@ class Remote(Steps):
         >>> loss = remote.train_step(x, targets=y, optimizer=torch.optim.SGD(edge.parameters(), lr=0.1))
         """
         half = self._own_half("train_step")
-        scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        scaler = enabled(scaler)
         together = scaler is not None or max_norm is not None
         boundary = half.run_training_prefix(*inputs, **keywords)
         loss, gradients = self._train(boundary, targets, together, scaler, scheduler is not None and not together, None)
@@ -315,7 +325,55 @@ class Remote(Steps):
         self.step(optimizer, scaler=scaler, max_norm=max_norm, norm_type=norm_type, scheduler=scheduler)
         return loss
 
+    # --- a part between two cuts --------------------------------------------------------------------------------------
+
+    def bind(self, halves: list[Half], tied: Mapping[str, torch.nn.Parameter]) -> None:
+        """Take the parts that an `Edge` has here, of which the first is this client's half, and what the server has of theirs."""
+        self.half, self._halves, self._tied = halves[0], halves, tied
+
+    _halves: list[Half] | None = None
+    _tied: Mapping[str, torch.nn.Parameter] | None = None
+
+    def forward_middle(self, boundary: BoundaryPayload, *, timeout: float | None = None) -> tuple[int, BoundaryPayload]:
+        """Run the part between two cuts with its graph, which waits there for gradients; the request's number, and what it gave."""
+        with self._lock:
+            self._fits(boundary)
+            self._begin_if_none()
+            self._refuse_open()
+            header: Header = {"op": "forward", "split": _key(boundary), "autocast": autocast_now()}
+            extra = pack({"generators": generators(self._devices())})
+            number = self._number(boundary, header, (boundary.to_bytes(), extra), self._until(timeout))
+            _, bodies = self._answer(number, self._until(timeout))
+            set_generators(unpack(bodies[1], max_bytes=MOST_REPLY))
+            return number, BoundaryPayload.from_bytes(bodies[0], device=self.device, max_bytes=MOST_REPLY)
+
+    def backward_middle(
+        self, number: int, gradients: Gradients, shares: Mapping[str, torch.Tensor], *, timeout: float | None = None
+    ) -> tuple[Gradients, dict[str, torch.Tensor]]:
+        """Walk back through the part between two cuts; the gradients of what it took, and the shares of tied parameters."""
+        with self._lock:
+            header: Header = {
+                "op": "back",
+                "of": number,
+                "clear": not self._accumulated,
+                "step": False,
+                "schedule": False,
+            }
+            given = pack({"gradients": dict(gradients), "shares": dict(shares)})
+            _, bodies = self._numbered(gradients, header, (given,), self._until(timeout))
+            found = unpack(bodies[0], max_bytes=MOST_REPLY)
+            self._accumulated = True
+            return tuple(  # type: ignore[return-value]
+                {n: g if g is None else g.to(self.device) for n, g in found[key].items()}
+                for key in ("gradients", "shares")
+            )
+
+    def _here(self) -> list[Half]:
+        return super()._here() if self._halves is None else self._halves
+
     def _shared(self) -> Mapping[str, torch.nn.Parameter]:
+        if self._tied is not None:
+            return self._tied
         return {} if self.half is None else named_shared(self.half)
 
     def _shares(self, shares: Mapping[str, torch.Tensor | None]) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -111,7 +111,7 @@ class Server:
         loss_fn = plain.loss(loss_fn) if isinstance(loss_fn, str) else loss_fn
         self.half, self.limits, self.batch = half, limits or Limits(), batch
         self.counters, self._log = Counters(), Log(log)
-        self._facts = facts_of(half, self._part)
+        self._facts = facts_of(half)
         self._device = device_of(half)
         self._instance = uuid.uuid4().hex
         folder = None if checkpoints is None else Path(checkpoints)

@@ -177,7 +177,7 @@ class Steps(Calls):
         >>> remote.backward_prefix(boundary, gradients)
         >>> remote.step(optimizer, scaler=scaler, max_norm=1.0)
         """
-        scaler = _enabled(scaler)
+        scaler = enabled(scaler)
         with self._lock:
             self._refuse_open()
             if self._behind:
@@ -272,7 +272,8 @@ class Steps(Calls):
         raise NotImplementedError
 
 
-def _enabled(scaler: Any) -> Any:
+def enabled(scaler: Any) -> Any:
+    """A scaler, or None for one that is switched off."""
     return scaler if scaler is not None and scaler.is_enabled() else None
 
 

@@ -183,6 +183,10 @@ class Trained:
         with _before():
             boundary, given = self._arrived(bodies, {"targets", "generators", "scale"}, device, max_bytes)
             clear, step, schedule = (told(header, key, bool) for key in ("clear", "step", "schedule"))
+            if self.part is not None:
+                raise SpecError(
+                    "this server has a part between two cuts: the loss is taken at the edge, by ariadne.remote.Edge"
+                )
             if self.loss_fn is None:
                 raise SpecError(
                     "this server was started without a loss: ariadne serve --loss cross_entropy, or serve(loss_fn=…)"
