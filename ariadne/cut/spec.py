@@ -30,7 +30,9 @@ class SplitSpec:
     k-th op). `dynamic_batch`: the smallest and largest batch to serve, both included; None means 1 to 64. `trainable`:
     the suffix must hold parameters to train. `trace_batch_mode`: "batch_1" wants example inputs of batch 1 and a range
     that includes 1; "batch_gt1" wants a larger example batch. None (the default) takes the example as it comes.
-    `batch_symbol` is how the batch is written in plans and sources.
+    `batch_symbol` is how the batch is written in plans and sources. `max_paths`: where Python branches on what it reads out of
+    tensors, the number of paths that get a plan each for inputs of one kind; past it, and with 1 at once, another path raises
+    `WitnessError`.
 
     Raises `SpecError` for anything else.
 
@@ -42,6 +44,7 @@ class SplitSpec:
     dynamic_batch: tuple[int, int] | None = (1, 64)
     trainable: bool = False
     trace_batch_mode: TraceBatchMode | None = None
+    max_paths: int = 16
 
     def __post_init__(self) -> None:
         parse_boundary(self.boundary)
@@ -52,6 +55,8 @@ class SplitSpec:
             raise SpecError(
                 f"trace_batch_mode must be one of {', '.join(map(repr, TRACE_BATCH_MODES))}; found {self.trace_batch_mode!r}"
             )
+        if type(self.max_paths) is not int or self.max_paths < 1:
+            raise SpecError(f"max_paths is a number of paths, 1 or more; found {self.max_paths!r}")
         lo, hi = self.batch_range
         if self.trace_batch_mode == "batch_1" and lo > 1:
             raise SpecError(f"trace_batch_mode 'batch_1' needs a dynamic_batch that includes 1; found {(lo, hi)}")

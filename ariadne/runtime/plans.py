@@ -93,7 +93,7 @@ class Plans:
         for report in variant.reports:
             report.earlier = next((r for r in reversed(self._reports) if r.side == report.side), None)
         self._reports += variant.reports
-        if len(self._variants) > MOST_PLANS:
+        if len(self._variants) > max(MOST_PLANS, 2 * self.settings.spec.max_paths):
             oldest = next(v for v in self._variants if v not in self._prepared and v not in self._now.values())
             self._variants.remove(oldest)
             self._by_key[oldest.key].remove(oldest)
@@ -147,15 +147,27 @@ class Plans:
                 if entered is not None:
                     if not variant.prefix_guard():
                         variant.prefix_guard.explain()
-                    if variant not in self._prepared:  # of the others, the one used last goes last
-                        self._variants.remove(variant)
-                        self._variants.append(variant)
-                    self._now[training] = variant
+                    self._use(variant, training)
                     return variant, entered
-            base = self._now[training]
-            for guard in base.guards:
+            for guard in self._now[training].guards:
                 if not guard():
                     guard.explain()
+            return self._captured(args, kwargs, training)
+
+    def _use(self, variant: Variant, training: bool) -> None:
+        """Take a plan for the next call, too; of those that may make way for others, the one used last goes last."""
+        with self._lock:
+            if variant not in self._prepared and variant in self._variants:
+                self._variants.remove(variant)
+                self._variants.append(variant)
+            self._now[training] = variant
+
+    def _captured(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
+    ) -> tuple[Variant, tuple[Any, ...]]:
+        """A plan that is captured from this call, held against the model, and kept."""
+        with self._lock:
+            base = self._now[training]
             lo, hi = self.settings.spec.batch_range
             if state_types(self.model) == base.moved:
                 explain(base.plan, self.model, args, kwargs, range(lo, hi + 1))

@@ -26,6 +26,7 @@ from ariadne.cut import (
 )
 from ariadne.errors import AriadneError, BoundaryError, GuardError, ModuleError, SpecError, TrainingError, named
 from ariadne.guards import Baseline, ModuleGuard, StateGuard, entrance, switches
+from ariadne.runtime.moved import Moves
 from ariadne.plan import Apart, Expr, Groups, TraceNode, TracePlan, Value, short_dtype, uses
 from ariadne.segment import Interpreter, Source, emit, load
 
@@ -121,8 +122,20 @@ class Variant:
                 return compiled(source, plan, part.nodes(plan), label, settings.compile_options, self.reports[-1])
             return load(source, label)
 
+        self.prefix_moves, self.suffix_moves = self._moves(model)
         segments = {name: segment(source) for name, source in sources.items()}
         self.prefix, self.suffix = (segments.get(name, nobody) for name in SIDES)
+
+    def _moves(self, model: nn.Module) -> tuple[Moves | None, Moves | None]:
+        """What each side moves, where Python's answers may call for another path and it has to be put back; else None."""
+        asked = [i for i, node in enumerate(self.plan.nodes) if node.is_witness]
+        if not asked or self.plan.apart is not None:
+            return None, None
+        prefix, suffix, last = self.parts["prefix"], self.parts["suffix"], asked[-1] + 1
+        if last <= prefix.stop:  # a question in the prefix comes before all that is stored
+            return Moves(self.plan, 0, last, (), model), None
+        whole = Moves(self.plan, 0, prefix.stop, prefix.stores(self.plan), model)
+        return whole, Moves(self.plan, suffix.start, last, (), model)
 
     @property
     def guards(self) -> list[ModuleGuard]:
