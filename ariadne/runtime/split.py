@@ -95,16 +95,29 @@ class SplitRuntime(Paths):
         )
 
     def prefix_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the prefix reads, each once: for the optimizer that `backward_prefix` steps."""
-        return self._now[True].parameters("prefix")
+        """The parameters that the prefix reads, each once: for the optimizer that `backward_prefix` steps.
+
+        Where Python branches on data, those of all paths: what no known path reads is counted to one side now, and stays there.
+        """
+        return self._parameters("prefix")
 
     def suffix_parameters(self) -> list[nn.Parameter]:
         """The parameters that the suffix reads, each once: for the optimizer that `train_suffix` steps, save the shared ones."""
-        return self._now[True].parameters("suffix")
+        return self._parameters("suffix")
+
+    def _parameters(self, side: str) -> list[nn.Parameter]:
+        now = self._now[True]
+        if now.prefix_moves is None:
+            return now.parameters(side)
+        slots = (self.model.get_submodule(path)._parameters.get(key) for path, key in self.sides(complete=True)[side])
+        return list({id(p): p for p in slots if p is not None}.values())
 
     def shared_parameters(self) -> list[nn.Parameter]:
         """The parameters that both sides read, such as tied embeddings; `backward_prefix` completes their gradients."""
-        return self._now[True].shared()
+        if self._now[True].prefix_moves is None:
+            return self._now[True].shared()
+        mine = {id(p) for p in self._parameters("prefix")}
+        return [p for p in self._parameters("suffix") if id(p) in mine]
 
     def __repr__(self) -> str:
         c = self.candidate
