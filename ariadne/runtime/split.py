@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ariadne import visualization
+from ariadne import tree, visualization
 from ariadne.boundary import BoundaryPayload
-from ariadne.capture import left_as_found
+from ariadne.capture import Example, Snapshot, left_as_found
 from ariadne.compiled import CompileReport, cuda_graphs
 from ariadne.cut import SIDES, CompileOptions, ExecutionMode, SplitCandidate, parse_boundary, select, with_trainable
 from ariadne.errors import BoundaryError, SpecError, TrainingError, WitnessError
@@ -414,7 +414,7 @@ class SplitRuntime(Paths):
         if side not in SIDES:
             raise SpecError(f"side is 'prefix' or 'suffix'; found {side!r}")
         for example in examples:
-            self._cover(example)
+            self.learn(example)
         spec = self.settings.spec
         save(
             path,
@@ -463,13 +463,25 @@ class SplitRuntime(Paths):
             for v in holding
         ]
 
-    def _cover(self, example: Any) -> None:
-        """Capture what plans a call with these inputs needs, with and without gradients, as this runtime has them."""
+    def learn(self, example: Any) -> None:
+        """Capture what plans a call with these inputs needs, with and without gradients, as this runtime has them.
+
+        `example`: a tuple of positional inputs, or a pair of such a tuple and a dict of keywords. The model is left as found.
+        Raises what such a call raises.
+
+        >>> runtime.learn((tokens, torch.zeros_like(mask)))
+        """
         args, kwargs = example if len(example) == 2 and isinstance(example[1], dict) else (example, {})
         for training_now in {v.plan.grad_enabled and v.serves(True) for v in self._variants} | {False}:
-            with torch.set_grad_enabled(training_now):
-                if self._now[training_now].enter(args, kwargs) is None:
-                    self._enter_anew(args, kwargs, training_now)
+            given = Example.of(args, kwargs)
+            args, kwargs = tree.unflatten(given.resized(given.batch), given.spec)
+            snapshot = Snapshot(self.model)
+            snapshot.save_all()
+            try:
+                with torch.set_grad_enabled(training_now):
+                    self.joined(*args, **kwargs)
+            finally:
+                snapshot.restore()
 
     # --- cutting elsewhere ----------------------------------------------------------------------------------------
 

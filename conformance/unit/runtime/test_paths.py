@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ def after_a_write(m: Net, h: Tensor) -> Tensor:
     h = m.norm(h)
     h = m.left(h) if h[0].sum() > 0 else m.right(h)
     m.calls += 2
-    return h * m.calls
+    return h * (m.calls % 5)
 
 
 def reads_what_it_wrote(m: Net, h: Tensor) -> Tensor:
@@ -131,30 +132,51 @@ def named(middles: Any) -> dict[str, Any]:
     return {"argvalues": middles, "ids": [m.__name__ for m in middles]}
 
 
-@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+def shown(middle: Callable[..., Tensor], train: bool) -> tuple[Twins, list[Any]]:
+    """Twins, of which the split one was shown some inputs beforehand, at every cut."""
+    examples = [(seeded((3, 6), seed),) for seed in range(6)]
+    twins = Twins(lambda: build(middle), seeded((3, 6), 3), train=train, prepare=partial(prepare_split, more_examples=examples))
+    return twins, twins.cuts()
+
+
 @pytest.mark.parametrize("middle", **named(MIDDLES))
-def test_calls_that_change_path_equal_the_model_at_every_cut(middle: Callable[..., Tensor], train: bool) -> None:
-    twins = Twins(lambda: build(middle), seeded((3, 6), 3), train=train)
-    for runtime in twins.cuts():
+def test_calls_that_change_path_equal_the_model_at_every_cut(middle: Callable[..., Tensor]) -> None:
+    twins, cuts = shown(middle, True)
+    for runtime in cuts[::2]:
         for seed in range(7):
-            batch = 2 + seed % 2
             seed_torch(seed)
             with torch.no_grad():
-                want = twins.whole(seeded((batch, 6), seed))
+                want = twins.whole(seeded((3, 6), seed))
             after = state(twins.whole), twins.whole.kept
             seed_torch(seed)
-            same(want, runtime.run_suffix(runtime.run_prefix(seeded((batch, 6), seed))))
+            boundary = runtime.run_prefix(seeded((3, 6), seed))
+            same(want, runtime.run_suffix(boundary))
             same(after, (state(twins.split), twins.split.kept))
 
 
-@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("middle", **named(MIDDLES))
-def test_training_steps_that_change_path_equal_the_model_at_every_cut(
-    middle: Callable[..., Tensor], train: bool
-) -> None:
-    twins = Twins(lambda: build(middle), seeded((3, 6), 3), train=train)
-    for runtime in twins.cuts()[::2]:
-        if runtime.candidate.inexact:
-            continue
-        for seed in range(7):
+def test_training_steps_that_change_path_equal_the_model_at_every_cut(middle: Callable[..., Tensor]) -> None:
+    twins, cuts = shown(middle, True)
+    for runtime in cuts[1::3]:
+        for seed in range(5 if not runtime.candidate.inexact else 0):
             twins.train(seeded((3, 6), seed), steps=1, cuts=[runtime])
+
+
+@pytest.mark.parametrize("boundary", ["30%", "80%"])
+@pytest.mark.parametrize("middle", **named((two_in_a_row, reads_what_it_wrote, layer_drop, stored_on_one_path)))
+def test_a_path_that_nobody_showed_is_captured_from_the_call_that_takes_it(
+    middle: Callable[..., Tensor], boundary: str
+) -> None:
+    twins = Twins(lambda: build(middle), seeded((3, 6), 3), train=True)
+    runtime = twins.runtime.resplit(boundary)
+    for seed in range(5):
+        batch = 2 + seed % 3
+        seed_torch(seed)
+        with torch.no_grad():
+            want = twins.whole(seeded((batch, 6), seed))
+        after = state(twins.whole), twins.whole.kept
+        seed_torch(seed)
+        same(want, runtime.run_suffix(runtime.run_prefix(seeded((batch, 6), seed))))
+        same(after, (state(twins.split), twins.split.kept))
+        twins.train(seeded((batch, 6), seed + 10), steps=1, cuts=[runtime])
+    assert len(runtime.plans) >= 2
