@@ -6,6 +6,7 @@ order::
     waiting     gradients that wait for the other side's share
     training    the two functions that train across a cut
     moved       what the ops of a side move, kept so that a call can be taken back
+    shared      what two plans share up to a question
     variant     a plan, cut, with its guards and segments
     proof       a variant held against the model before it serves
     plans       the plans of a split, and which of them serves a call

@@ -89,7 +89,7 @@ class Moves:
 class Kept:
     """What stood where the ops of a side move something, before they ran."""
 
-    __slots__ = ("numbers", "slots", "snapshot", "tensors")
+    __slots__ = ("numbers", "older", "slots", "snapshot", "tensors")
     tensors: list[tuple[torch.Tensor, torch.Tensor]]
     numbers: Numbers
     slots: list[tuple[dict[str, Any], str, Any]]
@@ -97,6 +97,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.tensors, self.numbers, self.slots, self.snapshot = [], [], [], None
+        self.older: Kept | None = None  # what was kept before, by the plan in which the call began
 
     def put_back(self) -> None:
         """Put it all back."""
@@ -112,6 +113,8 @@ class Kept:
                 t.data.copy_(data)
         for put, state in self.numbers:
             put(state)
+        if self.older is not None:
+            self.older.put_back()
 
 
 def numbers(generators: Sequence[torch.Generator] = ()) -> Numbers:

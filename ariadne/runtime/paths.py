@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ariadne.errors import WitnessError
 from ariadne.plan import TraceNode, TracePlan
 from ariadne.runtime.moved import Kept, Moves, alike, numbers
 from ariadne.runtime.plans import Plans
+from ariadne.runtime.shared import Going, questions, values_at
 from ariadne.runtime.variant import Variant
 
 
@@ -35,6 +37,8 @@ class Before:
 class Paths(Plans):
     """Plans among which a call finds its path: by what its prefix, or its suffix, reads out of tensors."""
 
+    _rests: dict[tuple[Variant, int, Variant], Going | None]
+
     def _run_prefix(
         self, variant: Variant, entered: tuple[Any, ...], call: Any, training: bool
     ) -> tuple[Variant, tuple[Any, ...], tuple[Any, ...], Before | None]:
@@ -48,6 +52,14 @@ class Paths(Plans):
             if error.plan is not variant.plan:
                 raise
             question = error
+        else:
+            question = None
+        if question is not None:
+            went = None if training else self._go_on("prefix", variant, question, entered, call, kept)
+            if went is not None:
+                variant, entered, raw, kept = went
+                question = None
+        if question is not None:
             kept.put_back()
             for variant, entered in self._others(*call, training, variant, question):
                 assert variant.prefix_moves is not None
@@ -65,6 +77,52 @@ class Paths(Plans):
         if variant.suffix_moves is None:
             return variant, entered, raw, None
         return variant, entered, raw, Before(variant.prefix_moves, kept, call, entered)
+
+    def _go_on(
+        self, side: str, variant: Variant, question: WitnessError, entered: tuple[Any, ...], call: Any, kept: Kept
+    ) -> tuple[Variant, tuple[Any, ...], Any, Kept] | None:
+        """What a side gives without gradients, from its question on, on known paths; None where it must run from its start.
+
+        `kept` is what to put back then, and holds more and more.
+        """
+        while self.settings.mode == "generated_eager":
+            others = (v for v in reversed(self._variants) if v is not variant and v.serves(False))
+            other = next((v for v in others if _answers(variant.plan, question, v.plan) == 1), None)
+            if other is None:
+                return None
+            entered_there = other.enter(*call)
+            guard, moves = (
+                (other.prefix_guard, other.prefix_moves) if side == "prefix" else (other.suffix_guard, other.suffix_moves)
+            )
+            if entered_there is None or not guard() or not (side == "prefix" or other.suffix_state(True)):
+                return None
+            key = (variant, question.at, other)
+            if key not in self._rests:
+                self._rests[key] = variant.rest(question.at, other, side)
+            go = self._rests[key]
+            if go is None or moves is None:
+                return None
+            there = values_at(question)
+            missing = [name for name in go[1] if name not in there]
+            if missing:
+                variant.keep(side, missing)
+                self._rests = {k: found for k, found in self._rests.items() if k[2] is not variant}
+                return None
+            older, kept.older = copy(kept), None
+            now = moves.keep(entered_there[1:], call)
+            for name in Kept.__slots__:
+                setattr(kept, name, getattr(now, name))
+            kept.older = older
+            self._use(other, False)
+            variant, entered = other, entered_there
+            try:
+                with torch.no_grad():
+                    return variant, entered, variant.run(go[0], entered[0], *(there[name] for name in go[1])), kept
+            except WitnessError as error:
+                if error.plan is not variant.plan:
+                    raise
+                question = error
+        return None
 
     @staticmethod
     def _values(variant: Variant, entered: tuple[Any, ...], training: bool) -> tuple[Any, ...]:
@@ -85,7 +143,12 @@ class Paths(Plans):
             if error.plan is not variant.plan:
                 raise
             question = error
-            kept.put_back()
+        before = boundary._before
+        if not training and before is not None:
+            went = self._go_on("suffix", variant, question, before.entered, before.call, kept)
+            if went is not None:
+                return went[2], boundary
+        kept.put_back()
         for other, again in self._boundaries(variant, boundary, training, question):
             kept = other.suffix_moves.keep(()) if other.suffix_moves is not None else Kept()
             try:
@@ -160,7 +223,7 @@ class Paths(Plans):
                 if entered is None or not other.prefix_guard():
                     continue
                 paths += 1
-                likely.append((_answers(asked.plan, question, other.plan, entered[0]), other, entered))
+                likely.append((_answers(asked.plan, question, other.plan), other, entered))
         for fits, other, entered in sorted(likely, key=lambda found: -found[0]):
             if fits >= 0:
                 self._use(other, training)
@@ -175,10 +238,10 @@ class Paths(Plans):
 
 
 def _questions(plan: TracePlan) -> list[tuple[int, TraceNode]]:
-    return [(i, node) for i, node in enumerate(plan.nodes, plan.first) if node.is_witness]
+    return [(i, plan.nodes[i - plan.first]) for i in questions(plan)]
 
 
-def _answers(asked: TracePlan, question: WitnessError, other: TracePlan, batch: int) -> int:
+def _answers(asked: TracePlan, question: WitnessError, other: TracePlan) -> int:
     """1 if a plan has the answer that a question found, 0 if nothing tells, and -1 if it has another.
 
     The same answers lead Python to the same question. So where all before it are alike, so is it, and its answer decides.

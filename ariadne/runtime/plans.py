@@ -42,6 +42,7 @@ class Plans:
         self._plans = dict(plans)
         self._variants: list[Variant] = []
         self._dropped: set[tuple[str, str]] = set()  # the keys of variants that made way for others
+        self._rests: dict[Any, Any] = {}  # how a call goes on from a question of one plan in another
         self._placed: dict[str, dict[tuple[str, str], None]] | None = None  # parameters that no plan has read, by side
         self._reports: list[SegmentReport] = []  # of all plans that there ever were
         self._by_key: dict[tuple[str, str], list[Variant]] = {}  # they differ in what they rest on

@@ -6,7 +6,7 @@ import functools
 import keyword
 import math
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,9 +52,9 @@ class Source:
     returns: tuple[str, ...]
 
 
-def emit(plan: TracePlan, part: Part, model: nn.Module) -> Source:
-    """The source of one part of a plan."""
-    return _Writer(plan, model).write(part)
+def emit(plan: TracePlan, part: Part, model: nn.Module, keep: Collection[str] = ()) -> Source:
+    """The source of one part of a plan; the values to `keep` are there to its end."""
+    return _Writer(plan, model).write(part, keep)
 
 
 def broken_witness(
@@ -104,14 +104,14 @@ class _Writer:
             self.namespace[self.bound[key]] = thing
         return self.bound[key]
 
-    def write(self, part: Part) -> Source:
+    def write(self, part: Part, keep: Collection[str] = ()) -> Source:
         nodes, parameters, final, stores = (
             part.nodes(self.plan),
             part.takes,
             part.final(self.plan),
             part.stores(self.plan),
         )
-        kept = set(final) | {name for store in stores for name in uses(store.atoms)}
+        kept = {*final, *keep} | {name for store in stores for name in uses(store.atoms)}
         made_here = set(parameters) | {n for node in nodes for n in node.outputs}
         last: dict[str, int] = {}
         for i, node in enumerate(nodes):
@@ -130,7 +130,7 @@ class _Writer:
         if dead and nodes:
             body.append((PLAIN, f"del {', '.join(dead)}"))
         for i, node in enumerate(nodes):
-            for line in self._node(node, part.start + i):
+            for line in self._node(node, part.stop - len(nodes) + i):
                 body.append((node.region, line))
             gone = [n for n in dict.fromkeys((*node.reads, *node.outputs)) if last.get(n) == i and n not in kept]
             if gone:
