@@ -76,9 +76,9 @@ def prepare_split(
     boundary_bytes, prefix_ops, suffix_ops (weights), max_boundary_bytes and min_share (limits), or a callable that takes a
     candidate. `more_examples`: inputs for which plans are made beforehand, each a tuple of positional inputs or a pair of such a
     tuple and a dict of keywords: of other paths, where Python branches on data, or of batches that need a plan of their own; else
-    the first call that needs one waits for it. `fallback`: what to do where no graph holds forward: "refuse" raises the error that says why; "python" gives a
-    `PythonSplit`, which stops the model's own Python at the end of a module's call and goes on with it, in this process. The model
-    is left as found, training flags, buffers, gradients and RNG state included.
+    the first call that needs one waits for it. `fallback`: what to do where no graph holds forward: "refuse" raises the error that
+    says why; "python" gives a `PythonSplit`, which stops the model's own Python at the end of a module's call and goes on with it,
+    in this process. The model is left as found, training flags, buffers, gradients and RNG state included.
 
     Raises `SpecError` and `InputError` for invalid arguments, `CaptureError` where forward can't be held in a
     plan, `FrontierError` where there is no such cut, `VerificationError` where split and whole differ on the example.
@@ -140,7 +140,12 @@ def prepare_split_replay(
     """
     settings = _settings(split, mode, objective, compile_options)
     return _with_fallback(
-        model, example_of(model, example_inputs, example_kwargs, settings.spec), settings, False, fallback, more_examples
+        model,
+        example_of(model, example_inputs, example_kwargs, settings.spec),
+        settings,
+        False,
+        fallback,
+        more_examples,
     )
 
 

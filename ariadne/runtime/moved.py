@@ -45,7 +45,9 @@ class Moves:
         self._draws = any(node.seeded for node in nodes)
         self._generators = [thing for thing in plan.objects.values() if is_a(thing, torch.Generator)]
         self._slots = [
-            (getattr(model.get_submodule(s.path), s.table), s.name) for s in stores if s.table in ("_buffers", "__dict__")
+            (getattr(model.get_submodule(s.path), s.table), s.name)
+            for s in stores
+            if s.table in ("_buffers", "__dict__")
         ]
         self._inside = [s for s in stores if s.inside]
 

@@ -51,32 +51,30 @@ class Paths(Plans):
         except WitnessError as error:
             if error.plan is not variant.plan:
                 raise
-            question = error
-        else:
-            question = None
-        if question is not None:
-            went = None if training else self._go_on("prefix", variant, question, entered, call, kept)
-            if went is not None:
-                variant, entered, raw, kept = went
-                question = None
-        if question is not None:
-            kept.put_back()
-            for variant, entered in self._others(*call, training, variant, question):
-                assert variant.prefix_moves is not None
-                kept = variant.prefix_moves.keep(entered[1:], call)
-                try:
-                    raw = self._values(variant, entered, training)
-                    break
-                except WitnessError as error:
-                    if error.plan is not variant.plan:
-                        raise
-                    question = error
-                    kept.put_back()
-            else:
-                raise question
+            went = None if training else self._go_on("prefix", variant, error, entered, call, kept)
+            if went is None:
+                kept.put_back()
+                went = self._prefix_of_another(variant, error, call, training)
+            variant, entered, raw, kept = went
         if variant.suffix_moves is None:
             return variant, entered, raw, None
         return variant, entered, raw, Before(variant.prefix_moves, kept, call, entered)
+
+    def _prefix_of_another(
+        self, variant: Variant, question: WitnessError, call: Any, training: bool
+    ) -> tuple[Variant, tuple[Any, ...], tuple[Any, ...], Kept]:
+        """What the prefix gives on another path, run from its start; and what stood before."""
+        for other, entered in self._others(*call, training, variant, question):
+            assert other.prefix_moves is not None
+            kept = other.prefix_moves.keep(entered[1:], call)
+            try:
+                return other, entered, self._values(other, entered, training), kept
+            except WitnessError as error:
+                if error.plan is not other.plan:
+                    raise
+                question = error
+                kept.put_back()
+        raise question
 
     def _go_on(
         self, side: str, variant: Variant, question: WitnessError, entered: tuple[Any, ...], call: Any, kept: Kept
@@ -92,7 +90,9 @@ class Paths(Plans):
                 return None
             entered_there = other.enter(*call)
             guard, moves = (
-                (other.prefix_guard, other.prefix_moves) if side == "prefix" else (other.suffix_guard, other.suffix_moves)
+                (other.prefix_guard, other.prefix_moves)
+                if side == "prefix"
+                else (other.suffix_guard, other.suffix_moves)
             )
             if entered_there is None or not guard() or not (side == "prefix" or other.suffix_state(True)):
                 return None
@@ -131,7 +131,11 @@ class Paths(Plans):
             return found
 
     def _run_suffix(
-        self, variant: Variant, boundary: BoundaryPayload, training: bool, run: Callable[[Variant, BoundaryPayload], Any]
+        self,
+        variant: Variant,
+        boundary: BoundaryPayload,
+        training: bool,
+        run: Callable[[Variant, BoundaryPayload], Any],
     ) -> tuple[Any, BoundaryPayload]:
         """What `run` makes of the suffix of this boundary, or of that of the path which its call takes; and that one."""
         if variant.suffix_moves is None or self.settings.mode == "compiled":

@@ -14,7 +14,7 @@ from ariadne.plan import Store, TraceNode, TracePlan, uses
 
 @dataclass(frozen=True, slots=True)
 class Rest(Part):
-    """What is left of the part `whole` of a plan after a question, and before it the ops `late` that another plan has no use for."""
+    """What is left of the part `whole` of a plan after a question, and before it the ops `late` which another plan does not need."""
 
     whole: Part | None = None
     late: tuple[int, ...] = ()
@@ -34,11 +34,14 @@ def questions(plan: TracePlan) -> tuple[int, ...]:
     return tuple(i for i, node in enumerate(plan.nodes, plan.first) if node.is_witness)
 
 
-def rest(one: TracePlan, mine: tuple[Part, Part], at: int, other: TracePlan, theirs: tuple[Part, Part], side: int) -> Rest | None:
+def rest(
+    one: TracePlan, mine: tuple[Part, Part], at: int, other: TracePlan, theirs: tuple[Part, Part], side: int
+) -> Rest | None:
     """How a side of the plan `one` goes on in `other` after its op `at`; None where they don't do the same up to there.
 
-    `mine` and `theirs`: prefix and suffix of each. Values have the same names in both, since forward's Python is the same up to the
-    question. Ops that write, draw or ask must be the same in order; one without effects may be missing in `one`, if it can run late.
+    `mine` and `theirs`: prefix and suffix of each. Values have the same names in both, since forward's Python is the same up to
+    the question. Ops that write, draw or ask must be the same in order; one without effects may be missing in `one`, if it can run
+    late.
     """
     asked, answered = [i for i in questions(one) if i <= at], questions(other)
     if len(answered) < len(asked) or one.inputs != other.inputs or one.keeps_inputs or other.keeps_inputs:
@@ -75,7 +78,9 @@ def rest(one: TracePlan, mine: tuple[Part, Part], at: int, other: TracePlan, the
 
 
 def _is_pure(node: TraceNode) -> bool:
-    return not (node.writes or node.seeded or node.is_witness or node.target.startswith("python.")) and bool(node.outputs)
+    return not (node.writes or node.seeded or node.is_witness or node.target.startswith("python.")) and bool(
+        node.outputs
+    )
 
 
 def _done(plan: TracePlan, at: int) -> tuple[dict[tuple[str, ...], tuple[TraceNode, int]], list[TraceNode]]:

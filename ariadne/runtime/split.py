@@ -472,7 +472,8 @@ class SplitRuntime(Paths):
         >>> runtime.learn((tokens, torch.zeros_like(mask)))
         """
         args, kwargs = example if len(example) == 2 and isinstance(example[1], dict) else (example, {})
-        for training_now in {v.plan.grad_enabled and v.serves(True) for v in self._variants} | {False}:
+        modes = {v.plan.grad_enabled and v.serves(True) for v in self._variants} | {False}
+        for training_now in sorted(modes, reverse=True):  # a plan of training may serve both
             given = Example.of(args, kwargs)
             args, kwargs = tree.unflatten(given.resized(given.batch), given.spec)
             snapshot = Snapshot(self.model)

@@ -37,7 +37,9 @@ class Interpreter:
                 if node.target == WHOLE:
                     if not torch.equal(args[0].detach().to(args[1].device), args[1]):
                         raise self._asked(
-                            at, "other data", "Python took a tensor's data at capture, and now they are others; prepare again"
+                            at,
+                            "other data",
+                            "Python took a tensor's data at capture, and now they are others; prepare again",
                         )
                     continue
                 out = self.run(node, args, kwargs)

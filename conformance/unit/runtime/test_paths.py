@@ -135,7 +135,9 @@ def named(middles: Any) -> dict[str, Any]:
 def shown(middle: Callable[..., Tensor], train: bool) -> tuple[Twins, list[Any]]:
     """Twins, of which the split one was shown some inputs beforehand, at every cut."""
     examples = [(seeded((3, 6), seed),) for seed in range(6)]
-    twins = Twins(lambda: build(middle), seeded((3, 6), 3), train=train, prepare=partial(prepare_split, more_examples=examples))
+    twins = Twins(
+        lambda: build(middle), seeded((3, 6), 3), train=train, prepare=partial(prepare_split, more_examples=examples)
+    )
     return twins, twins.cuts()
 
 
@@ -180,3 +182,136 @@ def test_a_path_that_nobody_showed_is_captured_from_the_call_that_takes_it(
         same(after, (state(twins.split), twins.split.kept))
         twins.train(seeded((batch, 6), seed + 10), steps=1, cuts=[runtime])
     assert len(runtime.plans) >= 2
+
+
+# --- where it ends ------------------------------------------------------------------------------------------------------
+
+X = seeded((3, 6), 3)
+
+
+def prepared(middle: Callable[..., Tensor], split: Any = "50%", **options: Any) -> tuple[Net, Any]:
+    seed_torch(0)
+    model = build(middle).eval()
+    return model, prepare_split(model, (X,), split=split, **options)
+
+
+def equal(model: nn.Module, runtime: Any, x: Tensor) -> None:
+    with torch.no_grad():
+        same(model(x), runtime.run_suffix(runtime.run_prefix(x)))
+
+
+def test_a_path_past_the_last_raises_an_error_that_names_the_way_out() -> None:
+    def scaled(m: Net, h: Tensor) -> Tensor:
+        return m.left(h) * h.sum().item()
+
+    model, runtime = prepared(scaled, SplitSpec("50%", max_paths=3))
+    for seed in range(2):
+        equal(model, runtime, seeded((3, 6), seed))
+    with pytest.raises(WitnessError, match=r"3 path\(s\) .* max_paths.*fallback=\"python\""):
+        equal(model, runtime, seeded((3, 6), 9))
+    equal(model, runtime, X)
+    assert len(runtime.plans) == 3
+
+
+def test_what_a_refused_call_moved_is_put_back() -> None:
+    model, runtime = prepared(reads_what_it_wrote, SplitSpec("70%", max_paths=1))
+    runtime.run_suffix(runtime.run_prefix(X))
+    moved = model.calls.clone()
+    with pytest.raises(WitnessError, match="max_paths"):
+        runtime.run_suffix(runtime.run_prefix(X))
+    assert torch.equal(model.calls, moved)
+
+
+def test_a_number_of_paths_is_a_number() -> None:
+    with pytest.raises(SpecError, match="max_paths is a number of paths, 1 or more; found 0"):
+        SplitSpec("50%", max_paths=0)
+
+
+def on_another_path() -> Tensor:
+    model, _ = prepared(one_question, "after:enter")
+    above = [bool(torch.tanh(model.enter(x)).sum() > 0) for x in (X, *(seeded((3, 6), s) for s in range(9)))]
+    return seeded((3, 6), above.index(not above[0]) - 1)
+
+
+def test_a_suffix_behind_a_wire_says_which_question_had_which_answer() -> None:
+    model, runtime = prepared(one_question, "after:enter")
+    other = on_another_path()
+    boundary = BoundaryPayload.from_bytes(runtime.run_prefix(other).to_bytes())
+    with pytest.raises(WitnessError, match=r"at capture it was (True|False), now it is .*over a wire"):
+        runtime.run_suffix(boundary)
+    equal(model, runtime, other)
+
+
+def test_an_input_written_into_before_a_suffix_on_another_path_is_told() -> None:
+    _, runtime = prepared(one_question, "after:enter")
+    x = on_another_path()
+    boundary = runtime.run_prefix(x)
+    x.mul_(2)
+    with pytest.raises(WitnessError, match="were written into since"):
+        runtime.run_suffix(boundary)
+
+
+def test_boundaries_of_several_paths_are_in_flight_and_run_twice() -> None:
+    model, runtime = prepared(two_in_a_row, "after:enter")
+    inputs = [seeded((3, 6), seed) for seed in range(5)]
+    boundaries = [runtime.run_prefix(x) for x in inputs]
+    with torch.no_grad():
+        for _ in range(2):
+            for x, boundary in zip(inputs, boundaries, strict=True):
+                same(model(x), runtime.run_suffix(boundary))
+
+
+def test_a_copy_has_the_paths_and_a_model_of_its_own() -> None:
+    model, runtime = prepared(two_in_a_row, more_examples=[(seeded((3, 6), s),) for s in range(5)])
+    again = copy.deepcopy(runtime)
+    assert len(again.plans) == len(runtime.plans) > 1
+    with torch.no_grad():
+        for p in again.model.parameters():
+            p.mul_(1.5)
+    for seed in range(5):
+        equal(again.model, again, seeded((3, 6), seed))
+        equal(model, runtime, seeded((3, 6), seed))
+
+
+def test_parameters_of_paths_that_nobody_took_have_a_side_and_keep_it() -> None:
+    seed_torch(0)
+    model = build(one_question)
+    runtime = prepare_split(model, (X,), split=SplitSpec("after:enter", trainable=True))
+    sides = runtime.prefix_parameters(), runtime.suffix_parameters()
+    ids = [{id(p) for p in side} for side in sides]
+    assert {id(p) for p in (*model.left.parameters(), *model.right.parameters())} <= ids[0] | ids[1]
+    for seed in range(5):
+        boundary = runtime.run_training_prefix(seeded((3, 6), seed))
+        _, gradients = runtime.train_suffix(boundary, loss_fn=square_loss)
+        runtime.backward_prefix(boundary, gradients)
+    assert len(runtime.plans) == 2
+    assert [{id(p) for p in side} for side in (runtime.prefix_parameters(), runtime.suffix_parameters())] == ids
+
+
+def test_a_known_path_runs_what_it_shares_once() -> None:
+    ran = []
+
+    def heavy(m: Net, h: Tensor) -> Tensor:
+        total = h[0].sum()
+        for _ in range(6):
+            h = m.left(h).relu()
+        return m.right(h) if total > 0 else h * 2
+
+    model, runtime = prepared(heavy, "90%", more_examples=[(seeded((3, 6), s) * 3,) for s in range(6)])
+    inputs = [seeded((3, 6), s) * 3 for s in range(6)]
+    for x in inputs * 2:
+        equal(model, runtime, x)
+    assert len(runtime.plans) == 2
+
+    class Counting(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            ran.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    counts = set()
+    for x in inputs:
+        ran.clear()
+        with Counting():
+            runtime.run_suffix(runtime.run_prefix(x))
+        counts.add(ran.count("relu"))
+    assert counts == {6}
