@@ -56,7 +56,7 @@ class Paths(Plans):
                 kept.put_back()
                 went = self._prefix_of_another(variant, error, call, training)
             variant, entered, raw, kept = went
-        if variant.suffix_moves is None:
+        if variant.suffix_moves is None or variant.prefix_moves is None:
             return variant, entered, raw, None
         return variant, entered, raw, Before(variant.prefix_moves, kept, call, entered)
 
@@ -64,7 +64,7 @@ class Paths(Plans):
         self, variant: Variant, question: WitnessError, call: Any, training: bool
     ) -> tuple[Variant, tuple[Any, ...], tuple[Any, ...], Kept]:
         """What the prefix gives on another path, run from its start; and what stood before."""
-        for other, entered in self._others(*call, training, variant, question):
+        for other, entered in self._others(call, training, variant, question):
             assert other.prefix_moves is not None
             kept = other.prefix_moves.keep(entered[1:], call)
             try:
@@ -187,7 +187,7 @@ class Paths(Plans):
         kept = before.kept
         try:
             kept.put_back()
-            for other, entered in self._others(*before.call, training, variant, question):
+            for other, entered in self._others(before.call, training, variant, question):
                 assert other.prefix_moves is not None
                 kept = other.prefix_moves.keep(entered[1:], before.call)
                 try:
@@ -215,7 +215,7 @@ class Paths(Plans):
         raise NotImplementedError
 
     def _others(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool, variant: Variant, question: WitnessError
+        self, call: tuple[tuple[Any, ...], dict[str, Any]], training: bool, variant: Variant, question: WitnessError
     ) -> Iterator[tuple[Variant, tuple[Any, ...]]]:
         """The known plans of other paths that may be that of this call, likely ones first; then one that is captured for it."""
         asked, paths, likely = variant, 1, list[tuple[int, Variant, tuple[Any, ...]]]()
@@ -223,7 +223,7 @@ class Paths(Plans):
             for other in reversed(self._variants):
                 if other is variant or not other.serves(training):
                     continue
-                entered = other.enter(args, kwargs)
+                entered = other.enter(*call)
                 if entered is None or not other.prefix_guard():
                     continue
                 paths += 1
@@ -238,7 +238,7 @@ class Paths(Plans):
                 'each call takes a path of its own, run the model\'s own Python, prepare_split(..., fallback="python") with '
                 "max_paths=1"
             ) from question
-        yield self._captured(args, kwargs, training)
+        yield self._captured(*call, training)
 
 
 def _questions(plan: TracePlan) -> list[tuple[int, TraceNode]]:

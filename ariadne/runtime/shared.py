@@ -14,7 +14,7 @@ from ariadne.plan import Store, TraceNode, TracePlan, uses
 
 @dataclass(frozen=True, slots=True)
 class Rest(Part):
-    """What is left of the part `whole` of a plan after a question, and before it the ops `late` which another plan does not need."""
+    """What is left of the part `whole` of a plan after a question, and first the ops `late` which another plan does not need."""
 
     whole: Part | None = None
     late: tuple[int, ...] = ()

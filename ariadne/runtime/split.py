@@ -344,10 +344,10 @@ class SplitRuntime(Paths):
         variant = self.accept(boundary)
         boundary.refuse_if_written()
 
-        def run(variant: Variant, boundary: BoundaryPayload) -> tuple[torch.Tensor, training.Gradients]:
+        def run(variant: Variant, boundary: BoundaryPayload) -> Any:
             variant.check_suffix(boundary)
             try:
-                return variant.run(  # type: ignore[no-any-return]
+                return variant.run(
                     training.train_suffix, variant.suffix, boundary, targets, loss_fn=loss_fn, optimizer=optimizer,
                     scaler=scaler, prefix=variant.parameters("prefix"), suffix_parameters=variant.parameters("suffix"),
                     cast=variant.cast,
@@ -356,11 +356,11 @@ class SplitRuntime(Paths):
                 boundary.release("train_suffix")
                 raise
 
-        trained, taken = self._run_suffix(variant, boundary, True, run)
+        (loss, gradients), taken = self._run_suffix(variant, boundary, True, run)
         if taken is not boundary:
             boundary.become(taken)
         boundary._before = None
-        return trained
+        return loss, gradients
 
     def backward_prefix(
         self,

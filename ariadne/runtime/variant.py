@@ -124,7 +124,7 @@ class Variant:
             return load(source, label)
 
         self.prefix_moves, self.suffix_moves = self._moves(model)
-        self._load = lambda source: load(source, label)
+        self._load: Callable[[Source], Callable[..., Any]] = lambda source: load(source, label)
         self.kept: dict[str, set[str]] = {}  # by side, the values that other paths need of this one
         segments = {name: segment(source) for name, source in sources.items()}
         self.prefix, self.suffix = (segments.get(name, nobody) for name in SIDES)

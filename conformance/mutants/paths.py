@@ -57,11 +57,11 @@ class StalePath(Planted):
 
     piece = "runtime.paths"
 
-    def _others(self, args: Any, kwargs: Any, training: bool, variant: Variant, question: Any) -> Any:
+    def _others(self, call: Any, training: bool, variant: Variant, question: Any) -> Any:
         for side in ("prefix", "suffix"):
             source = getattr(variant, f"{side}_source")
             text = "\n".join(line for line in source.text.split("\n") if "raise broken_witness(" not in line)
             self.recode(
                 variant, side, type(source)(source.name, text, source.namespace, source.parameters, source.returns)
             )
-        yield variant, variant.enter(args, kwargs)
+        yield variant, variant.enter(*call)
