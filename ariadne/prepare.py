@@ -13,7 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ariadne import tree
-from ariadne.capture import Captured, Example, capture, left_as_found, swallowed
+from ariadne.capture import Captured, Example, capture, declared, left_as_found, swallowed
 from ariadne.compare import difference
 from ariadne.cut import ExecutionMode, Objective, SplitSpec, frontiers, parse_boundary
 from ariadne.errors import BatchError, CaptureError, InputError, SpecError, VerificationError, named
@@ -394,4 +394,4 @@ def example_of(model: nn.Module, args: Sequence[Any], given: Mapping[str, Any] |
         raise BatchError(f"trace_batch_mode 'batch_1' needs example inputs of batch 1; found batch {batch}")
     if spec.trace_batch_mode == "batch_gt1" and batch < 2:
         raise BatchError("trace_batch_mode 'batch_gt1' needs example inputs of batch 2 or more; found batch 1")
-    return Example.of(args, kwargs)
+    return Example.of(args, kwargs, declared(model, args, kwargs, spec.dynamic, spec.ranges))

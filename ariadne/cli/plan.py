@@ -31,6 +31,8 @@ def run(options: Namespace) -> Answer:
         f"batches   {plan.batch_symbol} in {plan.batches}, of the {low} to {high} that were asked for",
         *(f"  not {reason}" for reason in plan.excluded),
     ]
+    if plan.sizes:
+        parts += ["sizes     beside the batch that may change:", *(f"  {line}" for line in plan.served)]
     if missing and plan.captured_by != "observed-per-batch":
         parts.append("  a batch that is not covered is captured when it first comes, as a plan of its own")
     elif missing:
@@ -47,6 +49,7 @@ def run(options: Namespace) -> Answer:
         "traced_batch": plan.traced_batch,
         "batches": [list(r) for r in plan.batches.ranges],
         "not_batches": list(plan.excluded),
+        "sizes": list(plan.served),
         "fixed": fixed,
         "guards": guards,
         "attributes_read": _attributes(captured.baseline),

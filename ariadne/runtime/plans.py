@@ -15,7 +15,7 @@ from ariadne.compiled import SegmentReport
 from ariadne.cut import SIDES, Boundary, SplitCandidate, frontiers, select
 from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError
 from ariadne.guards import Baseline, explain, state_types
-from ariadne.plan import Expr, TracePlan
+from ariadne.plan import Expr, TracePlan, sizes_in
 from ariadne.runtime.proof import prove
 from ariadne.runtime.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device
 
@@ -193,8 +193,13 @@ class Plans:
             lo, hi = self.settings.spec.batch_range
             if state_types(self.model) == base.moved:
                 explain(base.plan, self.model, args, kwargs, range(lo, hi + 1))
-            mine = (v.plan for v in self._variants if v.serves(training) and v.plan.captured_by == "observed")
             example = self._example(args, kwargs, base.plan, range(lo, hi + 1))
+            sizes = sizes_in(example.sizes, example.leaves)
+            mine = (
+                v.plan
+                for v in self._variants
+                if v.serves(training) and v.plan.captured_by == "observed" and sizes == dict(v.plan.traced_sizes)
+            )
             captured = self._recapture(example, training, next(mine, None))
             plan, candidates = captured.plan, frontiers(captured.plan)
             variant = self._cut(plan, candidates, captured.baseline)
@@ -217,11 +222,12 @@ class Plans:
         leaves, spec = tree.flatten((args, kwargs))
         if spec != plan.input_spec:
             explain(plan, nn.Module(), args, kwargs, batches)
-        batched = tuple(i for i, name in plan.inputs if any(isinstance(d, Expr) for d in plan.values[name].shape))
+        batched = tuple(i for i, name in plan.inputs if Expr(plan.batch_symbol) in plan.values[name].shape[:1])
+        sizes_in(plan.sizes, leaves)
         batch = leaves[batched[0]].shape[0]
         if batch not in batches:
             raise BatchError(f"batch {batch} lies outside dynamic_batch ({batches.start}, {batches.stop - 1})")
-        return Example(tuple(leaves), spec, batched, batch)
+        return Example(tuple(leaves), spec, batched, batch, plan.sizes)
 
     def accept(self, boundary: BoundaryPayload) -> Variant:
         """The variant whose suffix takes this boundary; `BoundaryError` for one of another split, or of other types or sizes."""

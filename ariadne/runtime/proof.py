@@ -41,7 +41,7 @@ def prove(model: nn.Module, variant: Variant, captured: Captured, example: Examp
         variant = Variant(plan, candidates, variant.candidate, model, baseline, plain)
     for seen in captured.evidence:
         if seen.batch in captured.plan.batches:
-            _prove_output(model, variant, example, seen.batch, seen.output)
+            _prove_output(model, variant, seen.example or example, seen.batch, seen.output)
     if trains:
         _prove_gradients(model, variant, example)
 

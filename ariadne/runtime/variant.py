@@ -319,6 +319,7 @@ def check_values(boundary: BoundaryPayload, variant: Variant) -> None:
         expected = variant.plan.values[label]
         if expected.kind == "scalar" and isinstance(value, (bool, int, float)):
             env[label] = value
+    _refuse_sizes(boundary, variant, env)
     # A plan says the types that it saw; captured inside autocast it runs outside too, and the other way round.
     floats = {torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)}
     floats |= {p.dtype for p in variant.model.parameters() if p.is_floating_point()}
@@ -330,6 +331,24 @@ def check_values(boundary: BoundaryPayload, variant: Variant) -> None:
     wrong = other_device(boundary, variant)
     if wrong:
         raise BoundaryError(wrong)
+
+
+def _refuse_sizes(boundary: BoundaryPayload, variant: Variant, env: dict[str, Any]) -> None:
+    """Raise `BoundaryError` for sizes beside the batch that the plan does not serve; they are added to `env`, where they show."""
+    plan = variant.plan
+    within = {size.symbol: size for size in plan.sizes}
+    for label, value in zip(variant.candidate.live, boundary.raw, strict=True):
+        if isinstance(value, torch.Tensor) and not value.is_nested:
+            for dim, now in zip(plan.values[label].shape, value.shape, strict=False):
+                if isinstance(dim, Expr) and dim.source in within:
+                    env.setdefault(dim.source, now)
+    for symbol, size in within.items():
+        if symbol in env and env[symbol] not in size.within:
+            raise BoundaryError(f"the boundary's size {symbol} is {env[symbol]}; the suffix serves {size.range}")
+    if within.keys() <= env.keys() and (unmet := plan.unmet(env)):
+        raise BoundaryError(
+            f"the suffix holds where {unmet}, which is not so at this boundary's sizes; run prefix and suffix of the same split"
+        )
 
 
 def other_device(boundary: BoundaryPayload, variant: Variant) -> str:

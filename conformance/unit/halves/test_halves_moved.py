@@ -61,7 +61,6 @@ ASKS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "typename": lambda s, h: h * (2 if torch.typename(h) == "torch.FloatTensor" else 3),
     "isinstance": lambda s, h: h * (2 if isinstance(h, torch.FloatTensor) else 3),
     "repr": lambda s, h: h * (2 if "dtype" in repr(h[:0]) else 3),
-    "storage": lambda s, h: h * (h.untyped_storage().nbytes() // h.numel()),
     "storage's dtype": lambda s, h: h * (2 if h.storage().dtype is torch.float32 else 3),
     "storage_type": lambda s, h: h * (2 if "Float" in h.storage_type().__name__ else 3),
     "finfo": lambda s, h: h + torch.finfo(h.dtype).eps,
