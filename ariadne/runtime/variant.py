@@ -24,7 +24,16 @@ from ariadne.cut import (
     parameters_read,
     parts,
 )
-from ariadne.errors import AriadneError, BoundaryError, GuardError, InputError, ModuleError, SpecError, TrainingError, named
+from ariadne.errors import (
+    AriadneError,
+    BoundaryError,
+    GuardError,
+    InputError,
+    ModuleError,
+    SpecError,
+    TrainingError,
+    named,
+)
 from ariadne.guards import Baseline, ModuleGuard, StateGuard, entrance, switches
 from ariadne.plan import Apart, Expr, Groups, TraceNode, TracePlan, Value, short_dtype, uses
 from ariadne.segment import Interpreter, Source, emit, load

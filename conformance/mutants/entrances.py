@@ -11,6 +11,7 @@ import torch
 from ariadne import tree
 from ariadne.guards import ModuleGuard, simple
 from ariadne.guards.baseline import HOOKS
+from ariadne.guards.facts import never
 from ariadne.guards.marks import Registered, Strides
 from ariadne.plan import Expr, Value
 from ariadne.runtime.variant import Variant
@@ -275,6 +276,8 @@ def _blind_to(variant: Variant, kind: type[Strides | Registered]) -> None:
             if isinstance(kept, kind):
                 kept.tables = []
                 kept.held = kept.look(variant.model)
+                if isinstance(kept, Strides):
+                    kept.same = never
 
 
 class BlindToStrides(Planted):
