@@ -154,8 +154,8 @@ class Variant:
             self.prefix_guard.explain()
             if self.plan.assumption.layouts is not None:  # at batch 1 every tensor is contiguous
                 raise InputError(
-                    "forward asks how tensors lie in memory, and these inputs lie otherwise at one batch than at another: they were "
-                    "cut from larger tensors, or transposed. Pass input.contiguous()"
+                    "forward asks how tensors lie in memory, and these inputs lie otherwise at one batch than at another: they "
+                    "were cut from larger tensors, or transposed. Pass input.contiguous()"
                 )
             raise AriadneError(
                 "a plan does not accept the inputs that it was captured from; please report this as a bug"
