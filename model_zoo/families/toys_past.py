@@ -51,4 +51,14 @@ class ScaleOfAllBuffers(_Scaled):
         return torch.stack([b.float().mean() for b in self.buffers()]).mean()
 
 
+@toy("layout_of_an_input")
+class LayoutOfAnInput(_Scaled):
+    """A factor follows how the input lies in memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.enter(x)) * (1.5 if x.is_contiguous() else 0.5)
+        found: Tensor = self.leave(h)
+        return found
+
+
 ENTRIES = tuple(toy.entries)
