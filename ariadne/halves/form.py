@@ -32,20 +32,7 @@ from ariadne.halves.atoms import (
 )
 from ariadne.halves.sized import need_sizes_of_inputs, told_sizes, with_sizes
 from ariadne.halves.weights import Row, row
-from ariadne.plan import (
-    WHOLE,
-    Apart,
-    Assumption,
-    Batches,
-    Ref,
-    Region,
-    Store,
-    TraceNode,
-    TracePlan,
-    Value,
-    check,
-    uses,
-)
+from ariadne.plan import WHOLE, Apart, Assumption, Batches, Ref, Region, Store, TraceNode, TracePlan, Value, check, uses
 
 KINDS = ("input", "parameter", "buffer", "constant", "tensor", "sequence", "scalar", "object")
 _SIZES = frozenset(("aten.sym_size.int", WHOLE))  # targets that stand for no op of their own

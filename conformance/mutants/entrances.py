@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from ariadne import tree
 from ariadne.guards import ModuleGuard, simple
 from ariadne.guards.baseline import HOOKS
-from ariadne.plan import Expr, Value
+from ariadne.plan import Expr, TracePlan, Value
 from ariadne.runtime.variant import Variant
 from conformance.mutants.planted import Planted
 
@@ -266,3 +267,13 @@ class BlindToModules(Planted):
                 return True
 
         _blinded(variant, Sees)
+
+
+class BlindToConditions(Planted):
+    """Questions about sizes beside the batch are not asked again."""
+
+    piece = "guards.sizes"
+
+    @classmethod
+    def in_plan(cls, plan: TracePlan) -> TracePlan:
+        return replace(plan, conditions=())
