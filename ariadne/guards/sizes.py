@@ -11,14 +11,11 @@ from ariadne.plan import Expr, TracePlan
 def fits(plan: TracePlan, symbols: tuple[str, ...]) -> Callable[..., bool]:
     """Whether a plan serves a batch and sizes, in the order of `symbols`; what is known of the last calls' is kept."""
     within = {s.symbol: s.within for s in plan.sizes}
-    holds = Expr(" and ".join(f"({condition})" for condition in plan.conditions) or "1 > 0")
+    condition = Expr(" and ".join(f"({c})" for c in plan.conditions) or "1 > 0")
 
     @lru_cache(maxsize=1024)
     def served(batch: int, *sizes: int) -> bool:
         named = {plan.batch_symbol: batch, **dict(zip(symbols, sizes, strict=True))}
-        try:
-            return all(named[s] in within[s] for s in symbols) and bool(holds.evaluate(named))
-        except (ArithmeticError, ValueError):  # a condition that has no answer at these sizes
-            return False
+        return all(named[s] in within[s] for s in symbols) and condition.holds(named)
 
     return served

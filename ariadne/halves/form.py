@@ -156,8 +156,7 @@ class SideReader:
 
     def read(self, data: Any, file_rows: dict[str, tuple[Row, str]], index: int) -> Side:
         """One side; where its constants lie is noted in `file_rows`, under names that start with the number of the plan."""
-        has_sizes = type(data) is dict and "sizes" in data
-        d = table(data, "a plan", [*_PLAN_KEYS, *(["sizes"] if has_sizes else [])])
+        d = table(data, "a plan", [*_PLAN_KEYS, *(["sizes"] if type(data) is dict and "sizes" in data else [])])
         reader = Reader()
         symbol = name(d["batch"], "the batch's symbol")
         rows = [items(v, "a value") for v in items(d["values"], "the values")]
@@ -225,7 +224,7 @@ class SideReader:
             ),
             apart=apart,
         )
-        if has_sizes:
+        if "sizes" in d:
             plan = with_sizes(plan, d["sizes"])
         return Side(self._held_together(plan, candidate), candidate)
 

@@ -415,14 +415,7 @@ class TracePlan:
 
     def unmet(self, sizes: Mapping[str, int]) -> str:
         """The first condition that does not hold where the batch and the other sizes, by symbol, are these; empty if all do."""
-        for condition in self.conditions:
-            try:
-                if condition.evaluate(sizes):
-                    continue
-            except (ArithmeticError, ValueError):  # it has no answer there
-                pass
-            return condition.source
-        return ""
+        return next((condition.source for condition in self.conditions if not condition.holds(sizes)), "")
 
     @cached_property
     def over(self) -> tuple[str, ...]:
