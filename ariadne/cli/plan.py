@@ -127,4 +127,5 @@ def _guards(plan: TracePlan, baseline: Baseline) -> Iterator[str]:
     for node in plan.nodes:
         if node.is_witness:
             where = node.module or "the model itself"
-            yield f"{node.target} in {where} gives {node.witness}: Python reads it out of a tensor, and goes on from there"
+            known = f"{node.target} in {where} gives {node.witness}"
+            yield f"{known}: Python reads it out of a tensor; another answer has a plan of its own"

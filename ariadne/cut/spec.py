@@ -34,6 +34,8 @@ class SplitSpec:
     `batch_symbol` is how the batch is written in plans and sources. `dynamic`: the sizes beside the batch that may change, as
     {input: {dim: symbol}}, inputs by the names that forward has for them; dims of one symbol have one size. `sizes`: how far each
     symbol goes, as (smallest, largest) or (smallest, largest, step), both included; any size where it says nothing.
+    `max_paths`: where Python branches on what it reads out of tensors, the number of paths that get a plan each for inputs of
+    one kind; past it, and with 1 at once, another path raises `WitnessError`.
 
     Raises `SpecError` for anything else.
 
@@ -47,6 +49,7 @@ class SplitSpec:
     trace_batch_mode: TraceBatchMode | None = None
     dynamic: Mapping[str, Mapping[int, str]] | None = None
     sizes: Mapping[str, tuple[int, ...]] | None = None
+    max_paths: int = 16
 
     def __post_init__(self) -> None:
         parse_boundary(self.boundary)
@@ -59,6 +62,8 @@ class SplitSpec:
             raise SpecError(
                 f"trace_batch_mode must be one of {', '.join(map(repr, TRACE_BATCH_MODES))}; found {self.trace_batch_mode!r}"
             )
+        if type(self.max_paths) is not int or self.max_paths < 1:
+            raise SpecError(f"max_paths is a number of paths, 1 or more; found {self.max_paths!r}")
         lo, hi = self.batch_range
         if self.trace_batch_mode == "batch_1" and lo > 1:
             raise SpecError(f"trace_batch_mode 'batch_1' needs a dynamic_batch that includes 1; found {(lo, hi)}")

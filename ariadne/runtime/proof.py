@@ -187,4 +187,6 @@ def _gradients(output: Any, parameters: list[nn.Parameter]) -> tuple[dict[str, b
 def _trained_at(plan: TracePlan, example: Example) -> int:
     """The batch at which gradients are compared: the example's, but above 1 where the plan serves more."""
     served = plan.batches
+    if any(node.is_witness for node in plan.nodes) and example.batch in served:
+        return example.batch  # at another, Python might read other numbers
     return next(b for b in (max(2, example.batch), example.batch, *reversed(served.ranges[-1])) if b in served)
