@@ -67,11 +67,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
 
     def read(self: nn.Module, name: str) -> Any:
         value = original_read(self, name)
-<<<<<<< HEAD
         if name == "__dict__" and id(self) in paths and mine() and not _minds_its_own():
-=======
-        if name == "__dict__" and id(self) in paths and mine() and not called_by_torch() and not _looks_up_a_name():
->>>>>>> main
             for key in [k for k in value if k not in BOOKKEEPING]:  # what is looked up in there, nobody sees
                 read(self, key)
         if name not in BOOKKEEPING and id(self) in paths and mine():
@@ -389,7 +385,6 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     patches.set(torch, "get_autocast_dtype", watched_call("dtype", torch.get_autocast_dtype))
 
 
-<<<<<<< HEAD
 @cache
 def _asks_object(cls: Any) -> bool:
     """Whether a method of a module's class asks `object.__getattribute__` for attributes, of which torch's own does not hear."""
@@ -400,11 +395,6 @@ def _asks_object(cls: Any) -> bool:
 def _minds_its_own() -> bool:
     """Whether it is `functools.cached_property` that looks into a dict, for its own name; or torch, or what records."""
     return str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0] in ("functools", "ariadne", "torch")
-=======
-def _looks_up_a_name() -> bool:
-    """Whether it is code that looks into a dict for one name, which is noted anyway: `cached_property`, or `nn.Module` itself."""
-    return sys._getframe(2).f_globals.get("__name__") in ("functools", "torch.nn.modules.module")
->>>>>>> main
 
 
 def _is_made_here(t: torch.Tensor, recording: Recording) -> bool:
