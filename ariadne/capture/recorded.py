@@ -464,7 +464,8 @@ def recording(
         found.assigned, found.filled = read.assigned, read.filled
     for path in found.used & snapshot.modules.keys():
         module = snapshot.modules[path]
-        if _asks_object(type(module)):
+        kind: Any = type(module)
+        if _asks_object(kind):
             for name, value in module.__dict__.items():
                 if name not in BOOKKEEPING and (path, name) not in found.written:
                     found.read_attributes.setdefault((path, name), (module, value, id(value)))
