@@ -120,11 +120,17 @@ def _check(commands: Commands) -> None:
         "check that the split equals the model, bit for bit, over cuts, batch sizes and training steps",
     )
     made.add_argument(
-        "--cuts", type=words, default=["q25", "q50", "q75"], metavar="CUT,...", help="where to cut (q25,q50,q75)"
+        "--cuts", type=words, metavar="CUT,...", help="where to cut (q25,q50,q75)"
     )
     made.add_argument("--every", action="store_true", help="at every safe cut")
-    made.add_argument("--batches", type=batches, default=[1, 2, 3, 5], metavar="N,...", help="batch sizes (1,2,3,5)")
+    made.add_argument("--batches", type=batches, metavar="N,...", help="batch sizes (1,2,3,5)")
     made.add_argument("--steps", type=positive, default=3, metavar="N", help="training steps (3)")
+    made.add_argument(
+        "--seconds",
+        type=positive,
+        metavar="N",
+        help="begin no further check after so long, save the first of each kind (30; all, where cuts or batches are named)",
+    )
     made.add_argument(
         "--only", type=words, default=list(MEANINGS), metavar="CHECK,...",
         help="; ".join(f"{name}: {meaning}" for name, meaning in MEANINGS.items()),

@@ -187,7 +187,8 @@ def _from_code(name: str) -> _Found:
         try:
             thing = thing()
         except Exception as error:
-            raise ModelError(f"{name}() failed: {_words(error)}; it is called without arguments") from error
+            hint = "; it is called without arguments" if isinstance(error, TypeError) else ""
+            raise ModelError(f"{name}() failed: {_words(error)}{hint}") from error
     model, *rest = thing if isinstance(thing, (tuple, list)) and thing else (thing,)
     if not isinstance(model, nn.Module) or len(rest) > 2:
         raise UsageError(
