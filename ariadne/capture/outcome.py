@@ -39,7 +39,9 @@ class Outcome:
             )
         atom = self.values.atom(leaf)
         if isinstance(atom, Ref) and atom.name in self.values.objects:
-            cache = ". Where it is a cache of keys and values, pass use_cache=False (to a command, --input use_cache=False)"
+            cache = (
+                ". Where it is a cache of keys and values, pass use_cache=False (to a command, --input use_cache=False)"
+            )
             raise UnsupportedError(
                 f"forward returns an object of type {type(leaf).__name__}, which is neither a tensor, a number, a string, "
                 "a known container nor one of the inputs; return its parts, or register the type with torch.utils._pytree"

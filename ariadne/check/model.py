@@ -90,8 +90,8 @@ def check(
     for every safe cut. `inputs(batch, seed)` makes other inputs, a function of the two numbers; without it they are made from
     the samples of the example. `loss_fn(output)`; without it, a loss that depends on every element of every floating tensor.
     `seconds`: after so long no further check is begun, save the first of each kind; the others are "left out". Batches that
-    preparing has not seen come first, at every cut. `on_result` is called with each result, and how many are still to come (0 until that is known). Model and random generators are
-    left as found.
+    preparing has not seen come first, at every cut. `on_result` is called with each result, and how many are still to come (0
+    until that is known). Model and random generators are left as found.
 
     Raises what `prepare_split` raises, save that a split which differs from the model is a failed check; `SpecError` for
     invalid arguments; and what the model itself raises on the example.

@@ -72,9 +72,9 @@ def _check(
     cuts = ["every"] if options.every else [boundary(cut) for cut in options.cuts or CUTS]
     return subject.owning(
         lambda: check(
-            subject.model, subject.args, subject.kwargs, cuts=cuts, batches=options.batches or BATCHES,
-            steps=options.steps, only=kinds, seconds=seconds, dynamic_batch=options.dynamic_batch, mode=options.mode, seed=options.seed, loss_fn=subject.loss,
-            inputs=subject.inputs, on_result=note,
+            subject.model, subject.args, subject.kwargs, cuts=cuts, batches=options.batches or BATCHES, steps=options.steps,
+            only=kinds, dynamic_batch=options.dynamic_batch, mode=options.mode, seed=options.seed, seconds=seconds,
+            loss_fn=subject.loss, inputs=subject.inputs, on_result=note,
         )
     )  # fmt: skip
 

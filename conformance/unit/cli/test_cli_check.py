@@ -345,7 +345,13 @@ def test_when_the_time_is_up_one_of_each_is_checked_and_the_others_are_left_out(
     assert main(["check", f"{file}:net", "--input", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     ran = {(r["check"], r["batch"]) for r in found["results"] if r["status"] == "pass"}
-    assert ran == {("twice", 2), ("left", 2), ("forward", 3), ("replay", 3), ("train", 3)}  # 3: preparing has not seen it
+    assert ran == {
+        ("twice", 2),
+        ("left", 2),
+        ("forward", 3),
+        ("replay", 3),
+        ("train", 3),
+    }  # 3: preparing has not seen it
     assert found["counts"] == {"pass": 7, "left out": 21}
     assert main(["check", f"{file}:net", "--input", "3"]) == 0
     assert "the split equals the model, bit for bit; time was up for what is left out" in capsys.readouterr().out
