@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from argparse import Namespace
@@ -85,6 +86,13 @@ class Subject:
         named += [(f"{name}: ", t) for name, value in self.kwargs.items() for t in tree.leaves(value)]
         return ", ".join(f"{name}{_shown(t)}" for name, t in named)
 
+    def _misspelt(self) -> str:
+        """Which keyword forward has no parameter for, and may have taken by its **kwargs."""
+        known = [*inspect.signature(self.model.forward).parameters]
+        name = next((name for name in self.kwargs if name not in known), None)
+        near = "" if name is None else nearest(name, known)
+        return "" if name is None else f"forward has no parameter {name!r}{f', nearest: {near}' if near else ''}; "
+
     def owning(self, run: Callable[[], T]) -> T:
         """Run what runs the model; what the model itself raises in it is told apart from what Ariadne says of it."""
         try:
@@ -92,7 +100,7 @@ class Subject:
         except AriadneError:
             raise
         except Exception as error:
-            hint = f". It got {self.given}; {_HINT}" if self.options.input else ""
+            hint = f". It got {self.given}; {self._misspelt()}{_HINT}" if self.options.input else ""
             raise ModelError(f"the model can't run on these inputs: {_words(error)}{hint}") from error
 
 

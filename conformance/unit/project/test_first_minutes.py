@@ -118,6 +118,11 @@ class Model(Named):
         return (out, Cache()) if use_cache else out
 
 
+class Tolerant(Named):
+    def forward(self, hidden=None, **kwargs):
+        return super().forward(hidden)
+
+
 def broken():
     raise ValueError("no weights here")
 
@@ -147,6 +152,11 @@ def test_a_command_passes_the_switch_on(file: str, capsys: pytest.CaptureFixture
 def test_what_a_factory_raises_is_told_and_nothing_else(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cuts", f"{file}:broken", "--input", "4"]) == 3
     assert capsys.readouterr().err == "ariadne: mine.py:broken() failed: ValueError: no weights here\n"
+
+
+def test_a_misspelt_input_is_named(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cuts", f"{file}:Tolerant", "--input", "hiden=4"]) == 3
+    assert "forward has no parameter 'hiden', nearest: 'hidden'; " in capsys.readouterr().err
 
 
 def test_the_cuts_stand_beside_input_and_output(file: str, capsys: pytest.CaptureFixture[str]) -> None:
