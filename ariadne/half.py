@@ -123,6 +123,11 @@ class Half(nn.Module):
         """The parameters that the other side reads too, as tied embeddings: each half has a copy, and a share of the gradient."""
         return self.runtime.shared_parameters()
 
+    def places(self) -> dict[nn.Parameter, int]:
+        """Where each parameter stands in `model.parameters()` of the whole model, as the file says; empty in older files."""
+        named = dict(self.named_parameters(remove_duplicate=False))
+        return {named[n]: i for n, i in self._data.get("order", {}).items() if n in named}
+
     # --- weights ----------------------------------------------------------------------------------------------------
 
     @property

@@ -164,9 +164,9 @@ class BoundaryPayload:
         }
         if self.weights:
             header["weights"] = self.weights
-        with torch.no_grad():
-            first = {id(t): label for label, t in reversed(self.tensors.items())}
-            tensors = {label: t.detach() for label, t in self.tensors.items() if first[id(t)] == label}
+        held = self.tensors
+        first = {id(t): label for label, t in reversed(held.items())}
+        tensors = {label: t.detach() for label, t in held.items() if first[id(t)] == label}
         nested = {label: Ragged.of(label, t) for label, t in tensors.items() if t.is_nested}
         values: Any = self.values
         if nested:

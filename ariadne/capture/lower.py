@@ -317,6 +317,7 @@ class Lowering:
             writes=tuple(r for r in reads if self.values.by_name[r].kind == "tensor"),
             may_alias=tuple((n, r) for n in names for r in reads if self.values.by_name[r].dtype is not None),
             seeded=True,
+            within=self.values.parameters(event.within),
         )
         self.values.nodes.append(node)
         for name, out in zip(names, outs, strict=True):

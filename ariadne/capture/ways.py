@@ -34,7 +34,7 @@ from ariadne.capture.shapes import PlainNumberError, within_shapes
 from ariadne.capture.sizes import Watch, holding
 from ariadne.capture.symbolic import above_1, symbolic
 from ariadne.compare import difference
-from ariadne.errors import CaptureError, UnsupportedError, named
+from ariadne.errors import AriadneError, CaptureError, UnsupportedError, named
 from ariadne.guards import (
     Baseline,
     Effects,
@@ -79,7 +79,18 @@ def capture(
     refuse_hooks(model)
     refuse_scripted(model)
     other = another(size, batches)
-    real = observe(model, example, size, batch_symbol, grad, other=other)
+    try:
+        real = observe(model, example, size, batch_symbol, grad, other=other)
+    except AriadneError:
+        raise
+    except Exception as error:
+        if size == example.batch:
+            raise  # the model's own
+        raise CaptureError(
+            f"the example's batch, {example.batch}, lies outside of dynamic_batch {batches.start, batches.stop - 1}, and on its "
+            f"inputs cut or repeated to batch {size} forward raises {type(error).__name__}: {str(error)[:200].rstrip('.')}. Give "
+            "an example whose batch lies in the range. The batch is dim 0 of the first tensor, and of each other of that size there"
+        ) from error
     if real.primed:
         modules = dict(model.named_modules())
         with standing([(modules[path], name, NO_BATCH) for path, name in real.primed]):

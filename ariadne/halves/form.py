@@ -114,6 +114,11 @@ def _told_object(thing: Any) -> list[str]:
 def _told_node(node: TraceNode) -> dict[str, Any]:
     found: dict[str, Any] = {"op": node.target, "args": told(node.args), "out": list(node.outputs)}
     region = node.region
+    if node.within:
+        raise HalfError(
+            f"a function that forward calls ({node.target.removeprefix('python.')}) reads parameters by itself "
+            f"({node.within[0]!r}), which a file can't hold; pass them to it as arguments, or write it in torch's ops"
+        )
     if node.kwargs:
         found["kwargs"] = [[k, told(v)] for k, v in node.kwargs]
     if node.module:

@@ -110,7 +110,8 @@ class TraceNode:
     `args` and `kwargs` are trees of tuples over `Ref`, `Expr` and constants. Where `unpack` is false the op has one
     output; else it returns a sequence of known length, unpacked into `outputs`.
     `writes`: values whose memory it writes. `witness`: what it returned at capture, where Python looked at that.
-    `reads`: the names of the values and symbols that it uses, each once, in order.
+    `within`: parameters that the Python of its callable reads by itself. `reads`: the names of the values and symbols that it
+    uses, each once, in order.
     """
 
     target: str
@@ -126,11 +127,12 @@ class TraceNode:
     seeded: bool = False
     witness: Any = None
     is_witness: bool = False
+    within: tuple[str, ...] = ()
     reads: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         found = dict.fromkeys(uses((self.args, tuple(v for _, v in self.kwargs))))
-        object.__setattr__(self, "reads", tuple(found))
+        object.__setattr__(self, "reads", tuple(found | dict.fromkeys(self.within)))
 
     @property
     def name(self) -> str:
