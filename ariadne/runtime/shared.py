@@ -56,8 +56,8 @@ def rest(
             if not all(_same_value(one, other, name) for name in node.reads):
                 return None
             made.update(node.outputs)
-        elif theirs_known[node.outputs][1] != sum(bool(n.writes) for n in effects):
-            return None
+        elif i < part.start or theirs_known[node.outputs][1] != sum(bool(n.writes) for n in effects):
+            return None  # what it reads may be another by now
         else:
             late.append(i)
     found = Rest(part.name, there + 1, part.stop, (), part.gives, (), part, tuple(late))
