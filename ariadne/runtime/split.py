@@ -360,7 +360,7 @@ class SplitRuntime(Paths):
             try:
                 return variant.run(
                     training.train_suffix, variant.suffix, boundary, targets, loss_fn=loss_fn, optimizer=optimizer,
-                    scaler=scaler, prefix=variant.parameters("prefix"), suffix_parameters=variant.parameters("suffix"),
+                    scaler=scaler, prefix=self.prefix_parameters(), suffix_parameters=variant.parameters("suffix"),
                     cast=variant.cast,
                 )  # fmt: skip
             except WitnessError:  # raised before anything was walked back
@@ -402,7 +402,7 @@ class SplitRuntime(Paths):
             optimizer=optimizer,
             scaler=scaler,
             suffix_parameters=variant.parameters("suffix") if optimizer is not None else (),
-            shared=[p for p in variant.shared() if p.requires_grad] if optimizer is not None else (),
+            shared=[p for p in self.shared_parameters() if p.requires_grad] if optimizer is not None else (),
         )
 
     # --- files ----------------------------------------------------------------------------------------------------
