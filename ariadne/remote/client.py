@@ -160,11 +160,11 @@ class Remote(Steps):
     def submit_training(
         self, boundary: BoundaryPayload, targets: Any = None, *, scaler: Any = None, timeout: float | None = None
     ) -> PendingTraining:
-        """Send a boundary whose gradients are added up, and go on; `.result()` of what is returned waits for loss and gradients.
+        """Send a boundary whose gradients add up, and go on; `.result()` of what is returned waits for loss and gradients.
 
         The prefix may run on the next micro-batch meanwhile. As with `train_suffix(..., accumulate=True)`,
-        weights stay as they are until `step()`. Walk back by `remote.backward_prefix` in the order in which boundaries were sent, as
-        one process would. Raises `StepError` where both sides draw random numbers: these go one after the other.
+        weights stay as they are until `step()`. Walk back by `remote.backward_prefix` in the order in which boundaries were
+        sent, as one process would. Raises `StepError` where both sides draw random numbers: these go one after the other.
 
         >>> waiting = [
         ...     (b, remote.submit_training(b, y)) for b, y in ((edge.run_training_prefix(x), y) for x, y in parts)

@@ -22,9 +22,9 @@ from ariadne.remote.steps import enabled
 class Edge:
     """A model in three parts: `first` and `last` here, or their files, and the part between them at a `Remote`.
 
-    The parts are those of a pipeline with two cuts, as `pipeline.save_part` writes them. Called, it gives what the model gives,
-    without gradients. `train_step` equals a step of the whole model, bit for bit. Raises `HandshakeError` where the three are not of one
-    model, `SpecError` for other parts than these.
+    The parts are those of a pipeline with two cuts, as `pipeline.save_part` writes them. Called, it gives what the model
+    gives, without gradients. `train_step` equals a step of the whole model, bit for bit. Raises `HandshakeError` where the three
+    are not of one model, `SpecError` for other parts than these.
 
     >>> edge = Edge("part0.safetensors", ariadne.connect("127.0.0.1:7077"), "part2.safetensors")
     >>> edge(torch.randn(8, 3, 224, 224)).shape
