@@ -152,7 +152,7 @@ def _is_small(value: Any) -> bool:
         return len(value) <= _SMALL
     if kind is int:
         return -WORD <= value < WORD
-    return kind is bool or value is None
+    return bool(value is None or value is True or value is False)
 
 
 def decode(
@@ -205,13 +205,13 @@ def _read_header(section: bytes) -> dict[str, Any]:
     header = Reader("header", section)
     plain: dict[str, Any] = header.tree()
     header.need(is_header(plain), "it is not a flat dict from str to plain values")
-    return _READ_HEADERS.put(section, plain) if len(section) <= _SMALL and _is_flat(plain) else plain  # type: ignore[no-any-return]
+    return _READ_HEADERS.put(section, plain) if len(section) <= _SMALL and _is_flat(plain) else plain
 
 
 def _read_table(key: tuple[bytes, int, int]) -> tuple[list[tuple[int, int]], dict[str, _Row]]:
     section, room, max_bytes = key
     found = _layout(Reader("table", section), room, max_bytes)
-    return _READ_TABLES.put(key, found) if len(section) <= _SMALL else found  # type: ignore[no-any-return]
+    return _READ_TABLES.put(key, found) if len(section) <= _SMALL else found
 
 
 def _tensors(

@@ -199,7 +199,7 @@ def test_other_norms_clip_as_over_the_whole_model(tmp_path: Path, norm_type: flo
 
 
 class Overflows(nn.Module):
-    """In one batch a gradient of the prefix alone is not finite: the weights that too large a number meets are zero, and stay so."""
+    """In one batch a gradient of the prefix alone is not finite: the weights that a large number meets are zero, and stay so."""
 
     def __init__(self) -> None:
         super().__init__()
