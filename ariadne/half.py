@@ -33,7 +33,7 @@ from ariadne.halves import (
     tensors_of,
 )
 from ariadne.halves import weights as files
-from ariadne.plan import TracePlan
+from ariadne.plan import TracePlan, sizes_in
 from ariadne.runtime import Settings, SplitRuntime, Variant, training
 
 
@@ -366,8 +366,9 @@ def _baseline(root: nn.Module, data: Mapping[str, Any]) -> Baseline:
 
 
 def _no_capture(example: Any, train: bool, like: Any) -> Any:
+    sizes = "".join(f", {symbol} {size}" for symbol, size in sizes_in(example.sizes, example.leaves).items())
     raise InputError(
-        f"no plan in this half's file serves batch {example.batch} {'with' if train else 'without'} gradients, in the modes "
+        f"no plan in this half's file serves batch {example.batch}{sizes} {'with' if train else 'without'} gradients, in the modes "
         "and with the dtypes of this call, and a half can't capture one. Run the split in such a way before it is saved, or "
         "name such inputs in save(..., examples=...)"
     )

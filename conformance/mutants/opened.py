@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ariadne.guards import State
+from ariadne.guards.opened import State
 from ariadne.guards.watched import Surrounded
 from ariadne.runtime.variant import Variant
 from conformance.mutants.planted import Planted
