@@ -151,8 +151,8 @@ def _is_small(value: Any) -> bool:
     if kind is str:
         return len(value) <= _SMALL
     if kind is int:
-        return -WORD <= value < WORD
-    return bool(value is None or value is True or value is False)
+        return bool(-WORD <= value < WORD)
+    return value is None or kind is bool
 
 
 def decode(
