@@ -67,7 +67,7 @@ def encode(header: Mapping[str, Any], tensors: Mapping[str, Tensor], values: Any
     written = Writer(tensors)
     written.node(values, "values")
     chunks: list[bytes | bytearray | memoryview] = [
-        *(_header_bytes(dict(header)), _TABLES.get(table) or _TABLES.put(table, _written(table, "table"))),
+        *(_header_bytes(dict(header)), _table_bytes(table)),
         *(U64.pack(len(written.out)), written.out, U64.pack(sum(pad + raw.numel() for pad, raw in storages))),
     ]
     for pad, raw in storages:
@@ -118,6 +118,12 @@ def _written(tree: Any, section: str) -> bytes:
     writer = Writer(None)
     writer.node(tree, section)
     return U64.pack(len(writer.out)) + writer.out
+
+
+def _table_bytes(table: tuple[Any, ...]) -> bytes:
+    if len(table[1]) > _MOST_KEYS:
+        return _written(table, "table")
+    return _TABLES.get(table) or _TABLES.put(table, _written(table, "table"))  # type: ignore[no-any-return]
 
 
 def _header_bytes(header: dict[str, Any]) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ariadne.boundary import BoundaryPayload
-from ariadne.errors import BoundaryError, RemoteError, SpecError, StepError
+from ariadne.errors import AriadneError, BoundaryError, DeadlineError, RemoteError, SpecError, StepError
 from ariadne.half import Half, load
 from ariadne.remote.calls import MOST_REPLY, Path_, Pending
 from ariadne.remote.facts import Facts, facts_of, named_shared, split_of
@@ -30,7 +30,13 @@ class PendingTraining:
         """The loss and the boundary's gradients; `DeadlineError` where they have not come, and then it may be called again."""
         remote = self._remote
         with remote._lock:
-            return remote._trained(self._boundary, self._number, True, False, remote._until(timeout), self._draws)
+            try:
+                return remote._trained(self._boundary, self._number, True, False, remote._until(timeout), self._draws)
+            except DeadlineError:
+                raise
+            except AriadneError:  # it has no gradients to walk back with
+                remote._behind = [b for b in remote._behind if b is not self._boundary]
+                raise
 
 
 class Remote(Steps):

@@ -152,8 +152,14 @@ NAMES = ("two_dtypes", "lstm", "tied_thrice")
 
 @pytest.mark.parametrize(
     ("make", "batches", "split", "scaled", "most"),
-    [*((*case, True, 0.5) for case in CASES), (*CASES[0], True, None), (*CASES[0], False, 0.5)],
-    ids=[*NAMES, "scaled_alone", "clipped_alone"],
+    [
+        *((*case, True, 0.5) for case in CASES),
+        (*CASES[0], True, None),
+        (*CASES[0], False, 0.5),
+        (*CASES[0], False, None),
+        (*CASES[2], False, None),
+    ],
+    ids=[*NAMES, "scaled_alone", "clipped_alone", "scheduled_alone", "tied_and_scheduled"],
 )
 def test_scaled_and_clipped_steps_are_those_of_the_whole_model(
     tmp_path: Path, make: Any, batches: Batches, split: str, scaled: bool, most: float | None
@@ -418,8 +424,15 @@ def test_a_scale_that_changes_within_a_step_and_half_scaled_sums_are_refused(tmp
         odd = scaler_of(3.0)
         with pytest.raises(TrainingError, match=r"a fused optimizer divides by the scale itself, and 3\.0"):
             remote.step(fused, scaler=odd)
+        order = both.edge.__dict__["_data"].pop("order")
+        with pytest.raises(SpecError, match="this half's file does not say where its parameters stand"):
+            remote.step(both.here, scaler=scaler, max_norm=1.0)
+        both.edge.__dict__["_data"]["order"] = order
         with pytest.raises(SpecError, match="started without a scheduler"):
             remote.step(both.here, scaler=scaler, scheduler=rate(both.here))
+        with pytest.raises(StepError, match="this step was begun with another scaler or norm"):
+            remote.step(both.here, scaler=scaler, max_norm=1.0)
+        remote.step(both.here, scaler=scaler)
         with pytest.raises(SpecError, match=r"there is no scheduler 'stplr'.*near: 'steplr'"):
             named_scheduler("stplr", both.here)
 
