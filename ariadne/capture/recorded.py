@@ -65,7 +65,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
 
     def read(self: nn.Module, name: str) -> Any:
         value = original_read(self, name)
-        if name == "__dict__" and id(self) in paths and mine() and not called_by_torch() and not _is_of_functools():
+        if name == "__dict__" and id(self) in paths and mine() and not called_by_torch() and not _looks_up_a_name():
             for key in [k for k in value if k not in BOOKKEEPING]:  # what is looked up in there, nobody sees
                 read(self, key)
         if name not in BOOKKEEPING and id(self) in paths and mine():
@@ -383,9 +383,9 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     patches.set(torch, "get_autocast_dtype", watched_call("dtype", torch.get_autocast_dtype))
 
 
-def _is_of_functools() -> bool:
-    """Whether it is `functools.cached_property` that looks into a dict, for its own name."""
-    return sys._getframe(2).f_globals.get("__name__") == "functools"
+def _looks_up_a_name() -> bool:
+    """Whether it is code that looks into a dict for one name, which is noted anyway: `cached_property`, or `nn.Module` itself."""
+    return sys._getframe(2).f_globals.get("__name__") in ("functools", "torch.nn.modules.module")
 
 
 def _is_made_here(t: torch.Tensor, recording: Recording) -> bool:

@@ -11,6 +11,8 @@ import torch
 from ariadne import tree
 from ariadne.guards import ModuleGuard, simple
 from ariadne.guards.baseline import HOOKS
+from ariadne.guards.facts import never
+from ariadne.guards.marks import Registered, Strides
 from ariadne.plan import Expr, Value
 from ariadne.runtime.variant import Variant
 from conformance.mutants.planted import Planted
@@ -266,3 +268,31 @@ class BlindToModules(Planted):
                 return True
 
         _blinded(variant, Sees)
+
+
+def _blind_to(variant: Variant, kind: type[Strides | Registered]) -> None:
+    for guard in variant.guards:
+        for _, _, kept in guard.attributes:
+            if isinstance(kept, kind):
+                kept.tables = []
+                kept.held = kept.look(variant.model)
+                if isinstance(kept, Strides):
+                    kept.same = never
+
+
+class BlindToStrides(Planted):
+    """Weights that lie in memory in another order go unnoticed where forward asks how a tensor lies."""
+
+    piece = "guards.marks"
+
+    def in_variant(self, variant: Variant) -> None:
+        _blind_to(variant, Strides)
+
+
+class BlindToMembers(Planted):
+    """A buffer that was added goes unnoticed where forward looks through all of them."""
+
+    piece = "guards.marks"
+
+    def in_variant(self, variant: Variant) -> None:
+        _blind_to(variant, Registered)
