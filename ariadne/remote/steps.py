@@ -195,8 +195,8 @@ class Steps(Calls):
             before, (found, total), bodies = self._ready
             if before != how:
                 raise StepError(
-                    "this step was begun with another scaler or norm, by which gradients were unscaled and clipped: call it again with "
-                    "the same"
+                    "this step was begun with another scaler or norm, by which gradients were unscaled and clipped: call it again "
+                    "with the same"
                 )
             header = {"op": "step", "schedule": scheduler is not None}
             try:
