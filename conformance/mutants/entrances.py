@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from ariadne.guards import ModuleGuard, simple
 from ariadne.guards.baseline import HOOKS
 from ariadne.guards.facts import never
 from ariadne.guards.marks import Registered, Strides
-from ariadne.plan import Expr, Value
+from ariadne.plan import Expr, TracePlan, Value
 from ariadne.runtime.variant import Variant
 from conformance.mutants.planted import Planted
 
@@ -268,6 +269,16 @@ class BlindToModules(Planted):
                 return True
 
         _blinded(variant, Sees)
+
+
+class BlindToConditions(Planted):
+    """Questions about sizes beside the batch are not asked again."""
+
+    piece = "guards.sizes"
+
+    @classmethod
+    def in_plan(cls, plan: TracePlan) -> TracePlan:
+        return replace(plan, conditions=())
 
 
 def _blind_to(variant: Variant, kind: type[Strides | Registered]) -> None:
