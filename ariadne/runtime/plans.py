@@ -25,7 +25,7 @@ MOST_PLANS = 16
 class Plans:
     """The plans of one model, each cut in two, with guards and segments: what `SplitRuntime` runs.
 
-    The first is that of `prepare_split`. Others are captured when a call needs them, at most `MOST_PLANS` in all; then the one
+    The first is that of `prepare_split`. Others are captured when a call needs them, at most `_room()` in all; then the one
     used longest ago makes way.
     """
 
@@ -96,7 +96,7 @@ class Plans:
         for report in variant.reports:
             report.earlier = next((r for r in reversed(self._reports) if r.side == report.side), None)
         self._reports += variant.reports
-        if len(self._variants) > max(MOST_PLANS, 2 * self.settings.spec.max_paths):
+        if len(self._variants) > self._room():
             oldest = next(v for v in self._variants if v not in self._prepared and v not in self._now.values())
             self._variants.remove(oldest)
             self._by_key[oldest.key].remove(oldest)
@@ -104,6 +104,11 @@ class Plans:
             self._rests = {key: found for key, found in self._rests.items() if oldest not in key}
             self._answered = {key: v for key, v in self._answered.items() if oldest not in (key[0], v)}
             self._dropped.add(oldest.key)
+
+    def _room(self) -> int:
+        """How many plans are kept: more where inputs of one kind may take several paths, in training and without."""
+        asks = any(v.prefix_moves is not None for v in self._variants)
+        return max(MOST_PLANS, 2 * self.settings.spec.max_paths) if asks else MOST_PLANS
 
     def _choose(self, plan: TracePlan, candidates: tuple[SplitCandidate, ...]) -> SplitCandidate:
         """Where to cut a plan: as asked; a further plan of the same model so that each side keeps its parameters."""
@@ -243,7 +248,7 @@ class Plans:
         if not variants and key in self._dropped:
             raise BoundaryError(
                 f"this boundary (batch {boundary.batch}) was made by this split, whose plan for it ({boundary.plan_signature}) was "
-                f"dropped since: inputs came that need more than {MOST_PLANS} plans in all, and the one used longest ago made way. "
+                f"dropped since: inputs came that need more than {self._room()} plans in all, and the one used longest ago made way. "
                 "Run the prefix again, and the suffix soon after; or prepare a split of its own for each kind of input"
             )
         if not variants:

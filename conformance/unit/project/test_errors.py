@@ -62,7 +62,7 @@ def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
 def test_every_error_says_in_its_docstring_when_it_is_raised() -> None:
     classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, Exception)]
     assert len(classes) > 10
-    assert all(c.__doc__ and c.__doc__.endswith(".") for c in classes)
+    assert all(c.__doc__ and c.__doc__.rstrip().endswith(".") for c in classes)
 
 
 def test_bad_input_may_be_caught_as_the_built_in_error_that_python_users_expect() -> None:
