@@ -96,15 +96,15 @@ class SplitRuntime(Plans):
 
     def prefix_parameters(self) -> list[nn.Parameter]:
         """The parameters that the prefix reads, each once: for the optimizer that `backward_prefix` steps."""
-        return self._now[True].parameters("prefix")
+        return [*self._now[True].owned().prefix]
 
     def suffix_parameters(self) -> list[nn.Parameter]:
         """The parameters that the suffix reads, each once: for the optimizer that `train_suffix` steps, save the shared ones."""
-        return self._now[True].parameters("suffix")
+        return [*self._now[True].owned().suffix]
 
     def shared_parameters(self) -> list[nn.Parameter]:
         """The parameters that both sides read, such as tied embeddings; `backward_prefix` completes their gradients."""
-        return self._now[True].shared()
+        return [*self._now[True].owned().shared]
 
     def __repr__(self) -> str:
         c = self.candidate
@@ -172,16 +172,21 @@ class SplitRuntime(Plans):
         >>> runtime.run_prefix(torch.randn(8, 3, 224, 224))
         BoundaryPayload(cut:50, batch 8, layer3_1_relu_call2: [8, 256, 14, 14])
         """
-        variant, entered = self.enter(args, kwargs, False)
+        variant = self._now[False]  # here and below, what `enter` and `variant.run` do, without the price of a call
+        entered = variant.enter(args, kwargs)
+        if entered is None or not variant.prefix_guard():
+            variant, entered = self._enter_anew(args, kwargs, False)
         enabled = _is_grad_enabled()
-        _set_grad_enabled(False)
+        if enabled:
+            _set_grad_enabled(False)
         try:
-            raw = variant.prefix(*entered)  # what `variant.run` does, without the price of another call
+            raw = variant.prefix(*entered)
         except (KeyError, TypeError, AttributeError) as error:
             variant.refuse_if_gone(error)
             raise
         finally:
-            _set_grad_enabled(enabled)
+            if enabled:
+                _set_grad_enabled(True)
         boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], variant.candidate.live, raw)
         if variant.reachable:
             boundary.hold(variant.reachable)
@@ -201,14 +206,16 @@ class SplitRuntime(Plans):
             boundary.refuse_if_written()
         variant.check_suffix(boundary)
         enabled = _is_grad_enabled()
-        _set_grad_enabled(False)
+        if enabled:
+            _set_grad_enabled(False)
         try:
             return variant.suffix(boundary.batch, *boundary.raw)
         except (KeyError, TypeError, AttributeError) as error:
             variant.refuse_if_gone(error)
             raise
         finally:
-            _set_grad_enabled(enabled)
+            if enabled:
+                _set_grad_enabled(True)
 
     def joined(self, *args: Any, **kwargs: Any) -> Any:
         """Prefix and suffix in one go, in the grad mode of the caller, with one graph through both: as the model would run."""
@@ -248,7 +255,9 @@ class SplitRuntime(Plans):
             raise TrainingError(
                 "run_training_prefix was called under torch.inference_mode(), where nothing can be trained; call it outside"
             )
-        with torch.enable_grad():
+        enabled = _is_grad_enabled()
+        _set_grad_enabled(True)
+        try:
             variant, entered = self.enter(args, kwargs, True)
             if variant.candidate.inexact:
                 raise TrainingError(
@@ -258,10 +267,13 @@ class SplitRuntime(Plans):
             raw = variant.run(variant.prefix, *entered)
             if variant.copied:
                 variant.refuse_views(raw)
-        carried, requires_grad = training.carried(variant.candidate.live, raw)
+        finally:
+            _set_grad_enabled(enabled)
         live = variant.candidate.live
+        carried, requires_grad = training.carried(live, raw)
         boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], live, carried, requires_grad, raw)
-        boundary.hold(variant.reachable)
+        if variant.reachable:
+            boundary.hold(variant.reachable)
         return boundary
 
     def train_suffix(
@@ -290,13 +302,16 @@ class SplitRuntime(Plans):
         >>> runtime.backward_prefix(boundary, gradients, optimizer=prefix_optimizer)
         """
         variant = self.accept(boundary)
-        boundary.refuse_if_written()
+        if variant.reachable:
+            boundary.refuse_if_written()
         variant.check_suffix(boundary)
-        loss, gradients = variant.run(
-            training.train_suffix, variant.suffix, boundary, targets, loss_fn=loss_fn, optimizer=optimizer, scaler=scaler,
-            prefix=variant.parameters("prefix"), suffix_parameters=variant.parameters("suffix"), cast=variant.cast,
-        )  # fmt: skip
-        return loss, gradients
+        try:
+            return training.train_suffix(
+                variant.suffix, boundary, targets, loss_fn, optimizer, scaler, variant.owned(), variant.cast
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            variant.refuse_if_gone(error)
+            raise
 
     def backward_prefix(
         self,
@@ -326,8 +341,7 @@ class SplitRuntime(Plans):
             boundary_grads,
             optimizer=optimizer,
             scaler=scaler,
-            suffix_parameters=variant.parameters("suffix") if optimizer is not None else (),
-            shared=[p for p in variant.shared() if p.requires_grad] if optimizer is not None else (),
+            owned=variant.owned() if optimizer is not None else training.NOTHING_OWNED,
         )
 
     # --- files ----------------------------------------------------------------------------------------------------
