@@ -17,8 +17,8 @@ A room for each stage of the pipeline, in import order; nothing imports backward
     stopped                   where no graph holds: a forward that stops at a module's call, and goes on
     half                      a side, loaded from its file without the model
     prepare                   the pipeline, readable from top to bottom
-    remote                    a suffix in another process, run and trained across the line
     pipeline                  N parts on torch's pipeline engine
+    remote                    a suffix in another process, run and trained across the line
     benchmark                 how long each part of it takes here
     check                     a model of the user's held against its split; bytes and time along all cuts
     cli                       the command line, which nothing else imports

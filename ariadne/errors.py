@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class AriadneError(Exception):
@@ -74,7 +75,14 @@ class ModuleError(GuardError):
 
 
 class WitnessError(GuardError):
-    """A value that the model's Python reads out of a tensor differs from the one captured; ops before that point have run."""
+    """A value that the model's Python reads out of a tensor differs from the one captured, and no plan can be had for it.
+
+    `found` is the value, and `at` the number of the op that gives it in `plan`.
+    """
+
+    plan: Any = None
+    at: int = -1
+    found: Any = None
 
 
 class BoundaryError(AriadneError, ValueError):

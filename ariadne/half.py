@@ -33,7 +33,7 @@ from ariadne.halves import (
     tensors_of,
 )
 from ariadne.halves import weights as files
-from ariadne.plan import TracePlan
+from ariadne.plan import TracePlan, sizes_in
 from ariadne.runtime import Settings, SplitRuntime, Variant, training
 
 
@@ -122,6 +122,11 @@ class Half(nn.Module):
     def shared_parameters(self) -> list[nn.Parameter]:
         """The parameters that the other side reads too, as tied embeddings: each half has a copy, and a share of the gradient."""
         return self.runtime.shared_parameters()
+
+    def places(self) -> dict[nn.Parameter, int]:
+        """Where each parameter stands in `model.parameters()` of the whole model, as the file says; empty in older files."""
+        named = dict(self.named_parameters(remove_duplicate=False))
+        return {named[n]: i for n, i in self._data.get("order", {}).items() if n in named}
 
     # --- weights ----------------------------------------------------------------------------------------------------
 
@@ -361,8 +366,9 @@ def _baseline(root: nn.Module, data: Mapping[str, Any]) -> Baseline:
 
 
 def _no_capture(example: Any, train: bool, like: Any) -> Any:
+    sizes = "".join(f", {symbol} {size}" for symbol, size in sizes_in(example.sizes, example.leaves).items())
     raise InputError(
-        f"no plan in this half's file serves batch {example.batch} {'with' if train else 'without'} gradients, in the modes "
+        f"no plan in this half's file serves batch {example.batch}{sizes} {'with' if train else 'without'} gradients, in the modes "
         "and with the dtypes of this call, and a half can't capture one. Run the split in such a way before it is saved, or "
         "name such inputs in save(..., examples=...)"
     )

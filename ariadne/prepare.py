@@ -13,7 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ariadne import tree
-from ariadne.capture import Captured, Example, capture, left_as_found, swallowed
+from ariadne.capture import Captured, Example, capture, declared, left_as_found, swallowed
 from ariadne.compare import difference
 from ariadne.cut import ExecutionMode, Objective, SplitSpec, frontiers, parse_boundary
 from ariadne.errors import BatchError, CaptureError, InputError, SpecError, VerificationError, named
@@ -40,6 +40,7 @@ def prepare_split(
     objective: Objective | None = None,
     compile_options: Mapping[str, Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
+    more_examples: Sequence[Any] = (),
     fallback: Literal["refuse"] = "refuse",
 ) -> SplitRuntime: ...
 @overload
@@ -52,6 +53,7 @@ def prepare_split(
     objective: Objective | None = None,
     compile_options: Mapping[str, Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
+    more_examples: Sequence[Any] = (),
     fallback: Fallback,
 ) -> SplitRuntime | PythonSplit: ...
 def prepare_split(
@@ -63,6 +65,7 @@ def prepare_split(
     objective: Objective | None = None,
     compile_options: Mapping[str, Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
+    more_examples: Sequence[Any] = (),
     fallback: Fallback = "refuse",
 ) -> SplitRuntime | PythonSplit:
     """Capture `model` once and split it at `split`, ready to run and to train on any batch in the range.
@@ -71,9 +74,11 @@ def prepare_split(
     and so is dim 0 of every other tensor that has the same size there. `mode`: generated_eager, compiled (then
     `compile_options` go to torch.compile) or debug_interpreter. `objective` weighs cuts for "auto": a mapping with any of
     boundary_bytes, prefix_ops, suffix_ops (weights), max_boundary_bytes and min_share (limits), or a callable that takes a
-    candidate. `fallback`: what to do where no graph holds forward: "refuse" raises the error that says why; "python" gives a
-    `PythonSplit`, which stops the model's own Python at the end of a module's call and goes on with it, in this process. The model
-    is left as found, training flags, buffers, gradients and RNG state included.
+    candidate. `more_examples`: inputs for which plans are made beforehand, each a tuple of positional inputs or a pair of such a
+    tuple and a dict of keywords: of other paths, where Python branches on data, or of batches that need a plan of their own; else
+    the first call that needs one waits for it. `fallback`: what to do where no graph holds forward: "refuse" raises the error that
+    says why; "python" gives a `PythonSplit`, which stops the model's own Python at the end of a module's call and goes on with it,
+    in this process. The model is left as found, training flags, buffers, gradients and RNG state included.
 
     Raises `SpecError` and `InputError` for invalid arguments, `CaptureError` where forward can't be held in a
     plan, `FrontierError` where there is no such cut, `VerificationError` where split and whole differ on the example.
@@ -83,7 +88,7 @@ def prepare_split(
     """
     settings = _settings(split, mode, objective, compile_options)
     return _with_fallback(
-        model, example_of(model, example_inputs, example_kwargs, settings.spec), settings, True, fallback
+        model, example_of(model, example_inputs, example_kwargs, settings.spec), settings, True, fallback, more_examples
     )
 
 
@@ -97,6 +102,7 @@ def prepare_split_replay(
     objective: Objective | None = None,
     compile_options: Mapping[str, Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
+    more_examples: Sequence[Any] = (),
     fallback: Literal["refuse"] = "refuse",
 ) -> SplitRuntime: ...
 @overload
@@ -109,6 +115,7 @@ def prepare_split_replay(
     objective: Objective | None = None,
     compile_options: Mapping[str, Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
+    more_examples: Sequence[Any] = (),
     fallback: Fallback,
 ) -> SplitRuntime | PythonSplit: ...
 def prepare_split_replay(
@@ -120,6 +127,7 @@ def prepare_split_replay(
     objective: Objective | None = None,
     compile_options: Mapping[str, Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
+    more_examples: Sequence[Any] = (),
     fallback: Fallback = "refuse",
 ) -> SplitRuntime | PythonSplit:
     """As `prepare_split`, for inference only: what training alone would need is not captured until it is asked for.
@@ -132,7 +140,12 @@ def prepare_split_replay(
     """
     settings = _settings(split, mode, objective, compile_options)
     return _with_fallback(
-        model, example_of(model, example_inputs, example_kwargs, settings.spec), settings, False, fallback
+        model,
+        example_of(model, example_inputs, example_kwargs, settings.spec),
+        settings,
+        False,
+        fallback,
+        more_examples,
     )
 
 
@@ -166,23 +179,28 @@ class Recapture:
 
 
 def _with_fallback(
-    model: nn.Module, example: Example, settings: Settings, training: bool, fallback: Fallback
+    model: nn.Module,
+    example: Example,
+    settings: Settings,
+    training: bool,
+    fallback: Fallback,
+    more: Sequence[Any] = (),
 ) -> SplitRuntime | PythonSplit:
     """A graph, cut; where none holds, what `fallback` says."""
     if fallback not in _FALLBACKS:
         raise SpecError(f"fallback is one of {', '.join(map(repr, _FALLBACKS))}; found {fallback!r}")
     if fallback == "refuse" or settings.mode != "generated_eager":
         try:
-            return _prepare(model, example, settings, training)
+            return _prepare(model, example, settings, training, more)
         except CaptureError as error:
             raise type(error)(f"{error}. {_WAY_OUT}") from error
     try:
-        made = _prepare(model, example, settings, training)
+        made = _prepare(model, example, settings, training, more)
         read = next((n for n in made.plan.nodes if n.is_witness), None)
-        if read is None:
+        if read is None or settings.spec.max_paths > 1:
             return made
         where = f"{read.target} in {named(read.module)}"
-        why = f"forward reads numbers out of a tensor in Python ({where}), and a graph holds only for them"
+        why = f"forward reads numbers out of a tensor in Python ({where}), and with max_paths=1 a graph holds only for them"
     except SpecError:
         raise
     except (
@@ -192,7 +210,9 @@ def _with_fallback(
     return prepared(model, settings, example, why, training=training)
 
 
-def _prepare(model: nn.Module, example: Example, settings: Settings, training: bool) -> SplitRuntime:
+def _prepare(
+    model: nn.Module, example: Example, settings: Settings, training: bool, more: Sequence[Any] = ()
+) -> SplitRuntime:
     recapture, captures = captured_for(model, example, settings.spec, training)
     first = captures[-1] if len(captures) > 1 and not settings.spec.trainable else captures[0]
     plans = {c.plan: (frontiers(c.plan), c.baseline) for c in captures}
@@ -202,6 +222,8 @@ def _prepare(model: nn.Module, example: Example, settings: Settings, training: b
     trains = settings.spec.trainable and training
     for captured in captures:
         prove(model, runtime.variant_of(captured.plan), captured, example, trains=trains and captured is first)
+    for inputs in more:
+        runtime.learn(inputs)
     return runtime.resplit(mode="compiled", compile_options=settings.compile_options) if compiles else runtime
 
 
@@ -372,4 +394,4 @@ def example_of(model: nn.Module, args: Sequence[Any], given: Mapping[str, Any] |
         raise BatchError(f"trace_batch_mode 'batch_1' needs example inputs of batch 1; found batch {batch}")
     if spec.trace_batch_mode == "batch_gt1" and batch < 2:
         raise BatchError("trace_batch_mode 'batch_gt1' needs example inputs of batch 2 or more; found batch 1")
-    return Example.of(args, kwargs)
+    return Example.of(args, kwargs, declared(model, args, kwargs, spec.dynamic, spec.ranges))

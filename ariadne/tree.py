@@ -113,7 +113,7 @@ def build(spec: Spec, children: Sequence[Any]) -> Any:
     if spec.kind == "size":
         return torch.Size(children)
     if spec.kind == "namedtuple":
-        return spec.cls(*children)
+        return spec.cls._make(children)  # type: ignore[attr-defined]  # past a constructor of its own, as PackedSequence has
     if spec.kind == "fields":
         return spec.cls(**dict(zip(spec.keys, children, strict=True)))
     if spec.kind == "mapping":

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 import model_zoo
 from ariadne import SplitSpec, prepare_split
 from ariadne.compare import difference
-from ariadne.runtime import deterministic
+from ariadne.runtime.proof import deterministic
 from benchmarks.device import fix
 from benchmarks.subject import EXAMPLE_BATCH, Subject, sgd
 

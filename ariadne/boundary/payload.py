@@ -34,7 +34,7 @@ class BoundaryPayload:
     (1605632, {'layer3_1_relu_call2': [8, 256, 14, 14]})
     """
 
-    __slots__ = ("_consumed", "_disturbed", "_graph", "_held", "_noted", "_shared", "batch", "labels", "plan_signature",
+    __slots__ = ("_before", "_consumed", "_disturbed", "_graph", "_held", "_noted", "_shared", "batch", "labels", "plan_signature",
                  "raw", "requires_grad", "split_id", "weights")  # fmt: skip
 
     def __init__(
@@ -50,6 +50,7 @@ class BoundaryPayload:
         self.split_id, self.plan_signature, self.batch = split_id, plan_signature, batch
         self.labels, self.raw, self.requires_grad = labels, raw, requires_grad
         self._graph, self._held = graph, _NOTHING
+        self._before: Any = None  # what the prefix ran from, where the suffix may need it on another path
         self.weights = ""  # a digest of the weights of the model that the prefix is of, where it was loaded from a file
         self._consumed: dict[str, object] = {}  # by whom it was taken
         self._shared: Shares = ()  # leaves, with what waits for the prefix's part
@@ -133,6 +134,15 @@ class BoundaryPayload:
         if self._consumed.setdefault(by, mine) is not mine:  # one step, also where two threads come at once
             self.refuse_if_taken(by)
 
+    def release(self, by: str) -> None:
+        """Take `consume` back."""
+        self._consumed.pop(by, None)
+
+    def become(self, other: BoundaryPayload) -> None:
+        """Be another boundary from now on: that of the path which its call turned out to take."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(other, name))
+
     def to_bytes(self) -> bytes:
         """The payload as bytes, for any process that prepared the same split.
 
@@ -152,9 +162,9 @@ class BoundaryPayload:
         }
         if self.weights:
             header["weights"] = self.weights
-        with torch.no_grad():
-            first = {id(t): label for label, t in reversed(self.tensors.items())}
-            tensors = {label: t.detach() for label, t in self.tensors.items() if first[id(t)] == label}
+        held = self.tensors
+        first = {id(t): label for label, t in reversed(held.items())}
+        tensors = {label: t.detach() for label, t in held.items() if first[id(t)] == label}
         nested = {label: Ragged.of(label, t) for label, t in tensors.items() if t.is_nested}
         values: Any = self.values
         if nested:

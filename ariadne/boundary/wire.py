@@ -27,13 +27,13 @@ import re
 import struct
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ariadne.boundary.nodes import DTYPES, U64, WORD, Reader, Writer, is_header, name_of, need, shown
+from ariadne.boundary.nodes import DTYPES, U64, WORD, Reader, Writer, is_header, name_of, shown
 from ariadne.errors import BoundaryError, PayloadError
 
 VERSION = 2
@@ -63,22 +63,96 @@ def encode(header: Mapping[str, Any], tensors: Mapping[str, Tensor], values: Any
     >>> values, tensors["xt"].shape, tensors["xt"][1, 0].item()
     ([TensorRef(label='xt'), None], torch.Size([3, 2]), 9.0)
     """
-    with torch.inference_mode(False), torch.no_grad():
-        storages, table = _gather(tensors)
-    chunks: list[bytes | bytearray | memoryview] = []
-    for section, tree, labels in ("header", dict(header), None), ("table", table, None), ("values", values, tensors):
-        writer = Writer(labels)
-        writer.node(tree, section)
-        chunks += [U64.pack(len(writer.out)), writer.out]
-    if not is_header(dict(header)):
-        raise BoundaryError("cannot encode header: it is not str to plain values; put anything else into values")
-    chunks.append(U64.pack(sum(pad + raw.numel() for pad, raw in storages)))
+    storages, table = _plainly(_gather, tensors)
+    written = Writer(tensors)
+    written.node(values, "values")
+    chunks: list[bytes | bytearray | memoryview] = [
+        *(_header_bytes(dict(header)), _TABLES.get(table) or _TABLES.put(table, _written(table, "table"))),
+        *(U64.pack(len(written.out)), written.out, U64.pack(sum(pad + raw.numel() for pad, raw in storages))),
+    ]
     for pad, raw in storages:
-        chunks += [bytes(pad), _memory(raw)]
-    crc = 0
+        chunks += [bytes(pad), _memory(raw)] if pad else [_memory(raw)]
+    crc = length = 0
     for chunk in chunks:
-        crc = zlib.crc32(chunk, crc)
-    return b"".join([_PREFIX.pack(_MAGIC, VERSION, _ORDER, crc, sum(map(len, chunks))), *chunks])
+        crc, length = zlib.crc32(chunk, crc), length + len(chunk)
+    return b"".join([_PREFIX.pack(_MAGIC, VERSION, _ORDER, crc, length), *chunks])
+
+
+class _Memo(dict[Any, Any]):
+    """What was worked out for small sections: from one boundary to the next, headers and tables are the same, byte for byte.
+
+    Bounded, whoever sends: it is emptied when it is full.
+    """
+
+    def put(self, key: Any, found: Any) -> Any:
+        """Keep a result, and return it."""
+        if len(self) >= _MOST_KEPT:
+            self.clear()
+        self[key] = found
+        return found
+
+
+_MOST_KEPT, _SMALL, _MOST_KEYS = (
+    128,
+    4096,
+    64,
+)  # results; bytes of a section, and values, beyond which nothing is kept of it
+_HEADERS, _TABLES, _READ_HEADERS, _READ_TABLES = _Memo(), _Memo(), _Memo(), _Memo()
+
+
+def _plainly(do: Callable[..., Any], *given: Any) -> Any:
+    """Call something without gradients and outside of inference mode."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.no_grad():
+            return do(*given)
+    enabled = torch._C.is_grad_enabled()
+    torch._C._set_grad_enabled(False)
+    try:
+        return do(*given)
+    finally:
+        torch._C._set_grad_enabled(enabled)
+
+
+def _written(tree: Any, section: str) -> bytes:
+    """A section of plain values, with its length before it."""
+    writer = Writer(None)
+    writer.node(tree, section)
+    return U64.pack(len(writer.out)) + writer.out
+
+
+def _header_bytes(header: dict[str, Any]) -> bytes:
+    if not _is_flat(header):
+        found = _written(header, "header")
+        if not is_header(header):
+            raise BoundaryError("cannot encode header: it is not str to plain values; put anything else into values")
+        return found
+    key = repr(header)  # tells 1 from True and from 1.0, which are equal
+    return _HEADERS.get(key) or _HEADERS.put(key, _written(header, "header"))  # type: ignore[no-any-return]
+
+
+def _is_flat(header: dict[str, Any]) -> bool:
+    """Whether it is a small dict from str to plain values and tuples of these, which nobody can change once it is kept."""
+    if len(header) > _MOST_KEYS:
+        return False
+    for key, value in header.items():
+        if (
+            type(key) is not str
+            or not _is_small(key)
+            or not (
+                _is_small(value) or (type(value) is tuple and len(value) <= _MOST_KEYS and all(map(_is_small, value)))
+            )
+        ):
+            return False
+    return True
+
+
+def _is_small(value: Any) -> bool:
+    kind = type(value)
+    if kind is str:
+        return len(value) <= _SMALL
+    if kind is int:
+        return -WORD <= value < WORD
+    return kind is bool or value is None
 
 
 def decode(
@@ -97,40 +171,63 @@ def decode(
     except TypeError as error:
         raise PayloadError(f"expected a payload as bytes, found {type(data).__name__} ({error})") from None
     size, start = len(view), bytes(view[: len(_MAGIC)])
-    need(size <= max_bytes, f"the payload has {size} bytes, more than max_bytes={max_bytes}; raise it to take them")
-    found = f"expected a payload, {_MAGIC!r} and so on; found {size} bytes that start with {start!r}"
-    need(size >= _PREFIX.size and start == _MAGIC, found)
+    if size > max_bytes:
+        raise PayloadError(f"the payload has {size} bytes, more than max_bytes={max_bytes}; raise it to take them")
+    if size < _PREFIX.size or start != _MAGIC:
+        raise PayloadError(f"expected a payload, {_MAGIC!r} and so on; found {size} bytes that start with {start!r}")
     _, version, order, crc, length = _PREFIX.unpack_from(view)
-    mine, theirs = f"format {VERSION}, byte order {_ORDER}", f"format {version}, byte order {order}"
-    need(mine == theirs, f"expected a payload of {mine}; found {theirs}; use one Ariadne on both sides")
+    if (version, order) != (VERSION, _ORDER):
+        mine, theirs = f"format {VERSION}, byte order {_ORDER}", f"format {version}, byte order {order}"
+        raise PayloadError(f"expected a payload of {mine}; found {theirs}; use one Ariadne on both sides")
     length += _PREFIX.size
-    need(length == size, f"expected a payload of {length} bytes, found {size}; send it again")
-    changed = "the payload's checksum does not match its bytes: they changed on the way; send it again"
-    need(zlib.crc32(view[_PREFIX.size :]) == crc, changed)
+    if length != size:
+        raise PayloadError(f"expected a payload of {length} bytes, found {size}; send it again")
+    if zlib.crc32(view[_PREFIX.size :]) != crc:
+        raise PayloadError("the payload's checksum does not match its bytes: they changed on the way; send it again")
 
     body = Reader("body", view[_PREFIX.size :])
     names = ("header", "table", "values", "storages")
     sections = [body.take(body.size()) for _ in names]
-    header, table, values = (Reader(n, bytes(part)) for n, part in zip(names[:-1], sections, strict=False))
+    if body.left:
+        raise body.error(f"{body.left} bytes after the last section")
+    header, table, valued = (bytes(part) for part in sections[:-1])
+    plain = {**(_READ_HEADERS.get(header) or _read_header(header))}
     storages = Reader(names[-1], sections[-1])
-    body.need(not body.left, f"{body.left} bytes after the last section")
-    plain = header.tree()
-    header.need(is_header(plain), "it is not a flat dict from str to plain values")
-    sizes, rows = _layout(table, storages.left, max_bytes)
-    within: dict[int, list[_Row]] = {}
-    for row in rows.values():
-        within.setdefault(row.storage, []).append(row)
+    key = table, storages.left, max_bytes
+    sizes, rows = _READ_TABLES.get(key) or _read_table(key)
+    values = Reader("values", valued)
     values.labels = rows
     tree = values.tree()
+    return plain, _plainly(_tensors, sizes, rows, storages, device), tree
 
+
+def _read_header(section: bytes) -> dict[str, Any]:
+    header = Reader("header", section)
+    plain: dict[str, Any] = header.tree()
+    header.need(is_header(plain), "it is not a flat dict from str to plain values")
+    return _READ_HEADERS.put(section, plain) if len(section) <= _SMALL and _is_flat(plain) else plain  # type: ignore[no-any-return]
+
+
+def _read_table(key: tuple[bytes, int, int]) -> tuple[list[tuple[int, int]], dict[str, _Row]]:
+    section, room, max_bytes = key
+    found = _layout(Reader("table", section), room, max_bytes)
+    return _READ_TABLES.put(key, found) if len(section) <= _SMALL else found  # type: ignore[no-any-return]
+
+
+def _tensors(
+    sizes: list[tuple[int, int]], rows: dict[str, _Row], storages: Reader, device: str | torch.device
+) -> dict[str, Tensor]:
+    """The tensors of a payload, in memory of their own."""
+    within: dict[int, list[_Row]] = {}
+    if any(n != sent for n, sent in sizes):
+        for row in rows.values():
+            within.setdefault(row.storage, []).append(row)
     raws = []
-    with torch.inference_mode(False), torch.no_grad():
-        for number, (n, sent) in enumerate(sizes):
-            raw = torch.empty(sent, dtype=torch.uint8, device="cpu")
-            _memory(raw)[:] = storages.take(sent)
-            raws.append((raw if sent == n else _laid_out(raw, n, within[number])).to(device))
-        tensors = {label: _place(raws[r.storage], r.dtype, r.shape, r.strides, r.offset) for label, r in rows.items()}
-    return plain, tensors, tree
+    for number, (n, sent) in enumerate(sizes):
+        raw = torch.empty(sent, dtype=torch.uint8, device="cpu")
+        _memory(raw)[:] = storages.take(sent)
+        raws.append((raw if sent == n else _laid_out(raw, n, within[number])).to(device))
+    return {label: _place(raws[r.storage], r.dtype, r.shape, r.strides, r.offset) for label, r in rows.items()}
 
 
 class _Row(NamedTuple):

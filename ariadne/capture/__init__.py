@@ -28,6 +28,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     shapes        for which batches a plan holds
     observed      a real run of forward, recorded
     symbolic      a run on tensors without data whose batch is a symbol
+    beside        sizes beside the batch, as symbols
     leaks         data that leave torch unseen are refused
     ways          from a model to a plan, by the first way that serves
 """
@@ -35,7 +36,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ariadne.capture.example import Captured, Example, swallowed
+from ariadne.capture.example import Captured, Example, declared, swallowed
 from ariadne.capture.refusals import PATCHING, Patches
 from ariadne.capture.scripted import is_scripted
 from ariadne.capture.state import Snapshot, left_as_found
@@ -50,6 +51,7 @@ __all__ = [
     "is_scripted",
     "Captured",
     "Example",
+    "declared",
     "swallowed",
     "PATCHING",
     "Patches",

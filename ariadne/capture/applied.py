@@ -33,13 +33,13 @@ def patch(recorder: Recorder, patches: Patches) -> None:
         if not recorder.is_mine():
             return run(*args, **kwargs)
         _lose_numbers(recorder, cls, (args, kwargs))
-        with recorder.aside(), recorder.drawing():
+        with recorder.whole() as within:
             out = run(*args, **kwargs)
         if kwargs:
             raise UnsupportedError(
                 f"forward calls {cls.__name__}.apply with keywords in {recorder.where()}; pass all of its arguments by position"
             )
-        recorder.add(cls, args, out)
+        recorder.add(cls, args, out, within=within)
         return out
 
     patches.set(_FUNCTION, "apply", classmethod(apply))
@@ -52,6 +52,7 @@ class _Referred:
     def __init__(self, recorder: Recorder, patches: Patches) -> None:
         self.recorder = recorder
         self.begun: tuple[Any, Region] | None = None
+        self.within: dict[int, torch.Tensor] = {}  # what its ops read
         self.seen: set[Any] = set()  # the classes whose own `forward` is watched
         meta: Any = type(_FUNCTION)
         find = meta.__getattribute__
@@ -83,7 +84,7 @@ class _Referred:
             cls, region = self._within(owner)
             by_ctx = bool(args) and isinstance(args[0], _CTX)
             _lose_numbers(self.recorder, cls, args)
-            with self.recorder.aside(), self.recorder.drawing():
+            with self.recorder.whole() as self.within:
                 out = run(*args, **kwargs)
             if by_ctx:
                 self._note(cls, region, args[0], args[1:], out)
@@ -126,7 +127,7 @@ class _Referred:
                 f"forward calls {cls.__name__}.apply in {self.recorder.where()} by a reference taken before the capture, and it "
                 f"returns one of its inputs as it is; write {cls.__name__}.apply(...) where it is called"
             )
-        self.recorder.add(cls, args, out, region=region)
+        self.recorder.add(cls, args, out, region=region, within=self.within)
 
 
 def _lose_numbers(recorder: Recorder, cls: Any, given: Any) -> None:

@@ -18,6 +18,7 @@ from ariadne.capture.refusals import Patches
 SYMBOLS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 _TOLD = frozenset({"torch", "sympy", "ariadne", "mpmath"})
 _COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
+_DIVISIONS = tuple(f"__{r}{name}__" for name in ("truediv", "floordiv", "mod", "pow") for r in ("", "r"))
 _LOGS = frozenset({"logging", "warnings"})  # what they write down decides nothing
 
 
@@ -98,6 +99,7 @@ def disguised(mine: Callable[[], bool], patches: Patches, refuse: Callable[[str]
     for symbol, of in SYMBOLS.items():
         _refuse_text(symbol, mine, patches, refuse)
         _answer_at_once(symbol, mine, patches)
+        _refuse_zero(symbol, mine, patches, refuse)
         symbol.__bases__ = (*symbol.__bases__, _mixin(of, mine))
     try:
         yield
@@ -122,6 +124,29 @@ def _mixin(of: type, mine: Callable[[], bool]) -> type:
         if of is int:
             setattr(Posing, name, lambda self, *args, name=name, **kwargs: getattr(int(self), name)(*args, **kwargs))
     return Posing
+
+
+def _refuse_zero(symbol: Any, mine: Callable[[], bool], patches: Patches, refuse: Callable[[str], None]) -> None:
+    """Let `refuse` be told of a division by zero: at other batches there is none, and forward may go on from the error."""
+
+    def dividing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(self: Any, *others: Any) -> Any:
+            try:
+                found = original(self, *others)
+            except ZeroDivisionError:
+                if mine():
+                    refuse("a division by zero")
+                raise
+            divisor = self if name.startswith("__r") else others[0]
+            if isinstance(divisor, symbol) and not name.endswith("pow__") and mine() and asked_by() not in _TOLD:
+                bool(divisor == 0)  # a question, as any other
+            return found
+
+        return method
+
+    for name in _DIVISIONS:
+        if hasattr(symbol, name):
+            patches.set(symbol, name, dividing(name, getattr(symbol, name)))
 
 
 def _answer_at_once(symbol: Any, mine: Callable[[], bool], patches: Patches) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from ariadne import tree
+from ariadne.errors import SpecError
 from ariadne.guards import Baseline
-from ariadne.plan import TracePlan, own
+from ariadne.plan import Size, TracePlan, own, sizes_in
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,16 @@ class Example:
     spec: tree.Spec
     batched: tuple[int, ...]
     batch: int
+    sizes: tuple[Size, ...] = ()
 
     @classmethod
-    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Example:
+    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any], sizes: Sequence[Size] = ()) -> Example:
         leaves, spec = tree.flatten((tuple(args), dict(kwargs)))
         tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         batch = leaves[tensors[0]].shape[0]
         batched = tuple(i for i in tensors if leaves[i].dim() and leaves[i].shape[0] == batch)
-        return cls(tuple(leaves), spec, batched, batch)
+        of_their_own = {size.leaf for size in sizes if size.dim == 0}  # as large as the batch by accident
+        return cls(tuple(leaves), spec, tuple(i for i in batched if i not in of_their_own), batch, tuple(sizes))
 
     def resized(self, batch: int, perturbed: bool = False) -> list[Any]:
         """Fresh leaves with `batch` samples: copies of those given, repeated or cut; `perturbed`: with other numbers."""
@@ -54,6 +57,25 @@ class Example:
             out.append(t)
         return out
 
+    def of_sizes(self, sizes: Mapping[str, int]) -> Example:
+        """One with other sizes beside the batch, by symbol: of what is given, repeated or cut."""
+        changes: dict[int, dict[int, int]] = {}
+        for size in self.sizes:
+            if self.leaves[size.leaf].shape[size.dim] != sizes[size.symbol]:
+                changes.setdefault(id(self.leaves[size.leaf]), {})[size.dim] = sizes[size.symbol]
+        made = {}
+        for leaf in self.leaves:
+            if id(leaf) in changes and id(leaf) not in made:
+                with torch.no_grad():
+                    t = leaf.detach()
+                    for dim, now in changes[id(leaf)].items():
+                        t = _along(t, dim, now)
+                t.requires_grad_(leaf.requires_grad)
+                t = torch.nn.Parameter(t, leaf.requires_grad) if type(leaf) is torch.nn.Parameter else t
+                vars(t).update(vars(leaf))
+                made[id(leaf)] = t
+        return replace(self, leaves=tuple(made.get(id(leaf), leaf) for leaf in self.leaves))
+
     def turned(self) -> Example:
         """One of other numbers: floats perturbed, and of other tensors the samples in reverse."""
         leaves = self.resized(self.batch, perturbed=True)
@@ -61,6 +83,35 @@ class Example:
         for t in seen.values():
             _memory(t).copy_(_memory(t).flip(0))
         return replace(self, leaves=tuple(leaves))
+
+
+def declared(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic: Mapping[str, Mapping[int, str]] | None,
+    ranges: Mapping[str, range],
+) -> tuple[Size, ...]:  # fmt: skip
+    """What `SplitSpec.dynamic` says of these inputs; `SpecError` where they have no such input or dim."""
+    if not dynamic:
+        return ()
+    leaves, spec = tree.flatten((tuple(args), dict(kwargs)))
+    inputs = {name: i for i, name in enumerate(called(model, spec)) if isinstance(leaves[i], torch.Tensor)}
+    first = next(iter(inputs))
+    sizes = []
+    for name, dims in dynamic.items():
+        if name not in inputs:
+            raise SpecError(
+                f"dynamic names an input {name!r}; the tensors that forward is given are {', '.join(inputs)}"
+            )
+        rank = leaves[inputs[name]].dim()
+        for dim, symbol in sorted(dims.items()):
+            if dim >= rank:
+                raise SpecError(
+                    f"dynamic names dim {dim} of {name!r}, which has dims 0 to {rank - 1} in the example inputs"
+                )
+            if dim == 0 and name == first:
+                raise SpecError(f"dim 0 of {name!r}, the first input, is the batch: dynamic_batch says how far it goes")
+            sizes.append(Size(inputs[name], dim, symbol, ranges[symbol], name))
+    sizes_in(sizes, leaves)
+    return tuple(sizes)
 
 
 def called(model: torch.nn.Module, spec: tree.Spec) -> list[str]:
@@ -112,6 +163,14 @@ def _rows(t: torch.Tensor, batch: int) -> torch.Tensor:
     return t.new_empty_strided(found.shape, strides).copy_(found)
 
 
+def _along(t: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """A copy of `t` with another size at one dim, repeated or cut, and its dims in memory in the same order."""
+    found = t.index_select(dim, torch.arange(size, device=t.device) % t.shape[dim])
+    strides = t.stride()
+    order = sorted(range(t.dim()), key=lambda d: -strides[d])
+    return found.permute(order).contiguous().permute([order.index(d) for d in range(t.dim())])
+
+
 def _format(t: torch.Tensor) -> torch.memory_format:
     for dims, fmt in ((4, torch.channels_last), (5, torch.channels_last_3d)):
         if t.dim() == dims and t.is_contiguous(memory_format=fmt) and not t.is_contiguous():
@@ -121,10 +180,11 @@ def _format(t: torch.Tensor) -> torch.memory_format:
 
 @dataclass(frozen=True)
 class Evidence:
-    """One real run of the model, made during capture: its batch and what it returned."""
+    """One real run of the model, made during capture: its batch, what it returned, and its inputs where their sizes are others."""
 
     batch: int
     output: Any
+    example: Example | None = None
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,14 @@ class Node:
 
     def binary(self, sign: str, function: Callable[[Any, Any], Any], other: Node) -> Node:
         """`self sign other`."""
-        return self._made(function(self.value, other.value), f"({self.text} {sign} {other.text})")
+        try:
+            value = function(self.value, other.value)
+        except ZeroDivisionError:  # at this batch, and forward may go on
+            self.ledger.ask(f"({self.text if sign == '**' else other.text} == 0)", True)
+            raise
+        if sign in _DIVIDING and not _is_shown(other):
+            self.ledger.ask(f"({other.text} == 0)", False)
+        return self._made(value, f"({self.text} {sign} {other.text})")
 
     def call(self, name: str, function: Callable[..., Any], *others: Node) -> Node:
         """`name(self, *others)`."""
@@ -126,6 +133,14 @@ class Node:
         self.ledger.lose("an op of torch takes the number")
 
     guard_float = int_ = float_ = bool_ = guard_int
+
+
+_DIVIDING = ("/", "//", "%")
+
+
+def _is_shown(node: Node) -> bool:
+    """Whether a node is one number for all batches."""
+    return node.text == shown(node.value)
 
 
 def shown(value: Any) -> str:

@@ -353,9 +353,9 @@ class _Fit:
         self.cache: dict[tuple[Any, ...], Expr | None] = {}
 
     def __call__(self, numbers: Sequence[Any]) -> Expr | None:
-        key = tuple(numbers)
+        key = tuple(numbers), *map(type, numbers)  # 2 and 2.0 are one key of a dict
         if key not in self.cache:
-            self.cache[key] = self._search(key)
+            self.cache[key] = self._search(tuple(numbers))
         return self.cache[key]
 
     def _search(self, numbers: tuple[Any, ...]) -> Expr | None:

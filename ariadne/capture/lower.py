@@ -34,6 +34,7 @@ from ariadne.plan import (
     ModuleCall,
     Namespace,
     Ref,
+    Size,
     TraceNode,
     TracePlan,
     Value,
@@ -67,7 +68,7 @@ class Lowering:
     ) -> None:
         self.model, self.recorded = model, recorded
         ops = {e.target._schema.name.split("::")[1] for e in recorded.events if isinstance(e.target, OpOverload)}
-        names = Namespace({batch_symbol} | HELPERS | ops)
+        names = Namespace({batch_symbol, *symbols.values()} | HELPERS | ops)
         self.values = Values(recorded, snapshot, state, batched, fake, batch_symbol, symbols, names)
         self.outcome = Outcome(recorded, snapshot, self.values)
         self.put: dict[tuple[Place, Any], Put] = {}
@@ -86,6 +87,14 @@ class Lowering:
         self.written.update(memory_of(t) for e in recorded.events if e.effect for t in e.effect.writes)
         for i, leaf in enumerate(leaves):
             self.values.input(i, leaf, called[i] if i < len(called) else f"x{i}")
+
+    def sizes(self, over: Sequence[Size]) -> None:
+        """Make plain values of the plan of the sizes that are symbols, each read off the first input that has it."""
+        inputs = dict(self.values.inputs)
+        for symbol, size in {s.symbol: s for s in over[::-1]}.items():
+            self.values.by_name[symbol] = Value(symbol, "scalar")
+            args = (Ref(inputs[size.leaf]), size.dim)
+            self.values.nodes.append(TraceNode("aten.sym_size.int", args, (), (symbol,)))
 
     def _result_name(self, event: Event, op: str) -> str:
         alone = self.crowd[event.module, event.call] == 1
@@ -308,6 +317,7 @@ class Lowering:
             writes=tuple(r for r in reads if self.values.by_name[r].kind == "tensor"),
             may_alias=tuple((n, r) for n in names for r in reads if self.values.by_name[r].dtype is not None),
             seeded=True,
+            within=self.values.parameters(event.within),
         )
         self.values.nodes.append(node)
         for name, out in zip(names, outs, strict=True):
@@ -420,10 +430,11 @@ class Lowering:
             autocast = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
         layouts = None
         if "layout" in looked:
-            layouts = tuple(layout(t) for t in self.values.input_tensors)
+            layouts = tuple(layout(t, "strides" in looked) for t in self.values.input_tensors)
         grad = grad_enabled if looked & {"requires_grad", "grad"} else None
         given = tuple(t.requires_grad for t in self.values.input_tensors) if flags is not None else None
-        return Assumption(grad, flags, autocast, layouts, "dtype" in looked or written, "shape" in looked, given)
+        strides, dtypes = "strides" in looked, "dtype" in looked or written
+        return Assumption(grad, flags, autocast, layouts, strides, dtypes, "shape" in looked, given)
 
 
 def _is_of_all(event: Event) -> bool:

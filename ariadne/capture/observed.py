@@ -229,7 +229,7 @@ def _moves_on(value: Any) -> str:
 
 def _refuse_strides(found: Recording, leaves: Sequence[Any]) -> None:
     """Raise `UnsupportedError` where forward asks for strides, and an input's are none that follow from its sizes."""
-    odd = next((t for t in leaves if isinstance(t, torch.Tensor) and not any(layout(t))), None)
+    odd = next((t for t in leaves if isinstance(t, torch.Tensor) and not any(layout(t, True))), None)
     if "strides" in found.looked and odd is not None:
         raise UnsupportedError(
             f"forward asks for strides, and those of an input of sizes {list(odd.shape)}, {list(odd.stride())}, follow what it was "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import copy
 import logging
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -64,6 +65,9 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
 
     def read(self: nn.Module, name: str) -> Any:
         value = original_read(self, name)
+        if name == "__dict__" and id(self) in paths and mine() and not called_by_torch() and not _is_of_functools():
+            for key in [k for k in value if k not in BOOKKEEPING]:  # what is looked up in there, nobody sees
+                read(self, key)
         if name not in BOOKKEEPING and id(self) in paths and mine():
             key = (paths[id(self)], name)
             recording.used.add(key[0])
@@ -98,6 +102,13 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
             if here:
                 recording.missing.add((paths[id(self)], name))
             raise
+
+    members: Any = nn.Module._named_members
+
+    def named_members(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if id(self) in paths and mine():
+            recording.looked.add("members")
+        return members(self, *args, **kwargs)
 
     original_grad = torch.is_grad_enabled
 
@@ -183,8 +194,6 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
                 recording.looked.add(fact)
                 if name != "is_contiguous":
                     recording.looked.add("strides")
-                if storage_of(self) in state:
-                    recording.looked.add("strides of state")
                 if recorder.watch is not None and fact == "layout" and name != "is_contiguous":
                     recorder.watch.lose("it reads strides, which follow it in ways of their own")
             return base(self, *args, **kwargs)
@@ -360,6 +369,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     patches.set(nn.Module, "__getattribute__", read)
     patches.set(nn.Module, "__setattr__", write)
     patches.set(nn.Module, "__getattr__", find)
+    patches.set(nn.Module, "_named_members", named_members)
     patches.set(torch, "is_grad_enabled", is_grad_enabled)
     patches.set(torch.Tensor, "requires_grad", watched("requires_grad", "requires_grad"))
     patches.set(torch.Tensor, "contiguous", contiguous)
@@ -371,6 +381,11 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     applied.patch(recorder, patches)
     patches.set(torch, "is_autocast_enabled", watched_call("dtype", torch.is_autocast_enabled))
     patches.set(torch, "get_autocast_dtype", watched_call("dtype", torch.get_autocast_dtype))
+
+
+def _is_of_functools() -> bool:
+    """Whether it is `functools.cached_property` that looks into a dict, for its own name."""
+    return sys._getframe(2).f_globals.get("__name__") == "functools"
 
 
 def _is_made_here(t: torch.Tensor, recording: Recording) -> bool:
@@ -438,5 +453,13 @@ def recording(
         found.drew_python, found.codes, found.compared = read.drew, read.codes, read.compared
         found.drew = found.drew or read.drew
         found.assigned, found.filled = read.assigned, read.filled
+    if "__getattribute__" in found.names:  # that of `object`, or one of a class's own, which asks it
+        for path in found.used & snapshot.modules.keys():
+            module = snapshot.modules[path]
+            for name, value in module.__dict__.items():
+                if name not in BOOKKEEPING and (path, name) not in found.written:
+                    found.read_attributes.setdefault((path, name), (module, value, id(value)))
+    if found.raised:  # and forward went on: whether an op can run follows all that it sees of types, sizes and strides
+        found.looked |= {"layout", "strides", "shape", "dtype"}
     found.stores = list(snapshot.replaced_buffers())
     found.changed = list(snapshot.changes())

@@ -49,6 +49,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.depth = 0
         self.running: tuple[OpOverload, tuple[Any, ...]] | None = None  # the op that fake tensors go through
         self.own: set[int] = set()
+        self.within: dict[int, torch.Tensor] | None = None  # what the ops of a function that is kept whole read
         self.ambient, self.settings = modes(), switches.settings()
         self.state: set[int] = set()  # the storages of the model's tensors
         self.autocast: list[str] = []
@@ -67,6 +68,16 @@ class Recorder(ProxyTorchDispatchMode):
             yield
         finally:
             self.depth -= 1
+
+    @contextmanager
+    def whole(self) -> Iterator[dict[int, torch.Tensor]]:
+        """While in the block, what runs is `aside`, and the tensors that its ops read are noted, by their ids."""
+        before, self.within = self.within, {}
+        try:
+            with self.aside(), self.drawing():
+                yield self.within
+        finally:
+            self.within = before
 
     def where(self) -> str:
         """The module that runs, for an error message."""
@@ -106,6 +117,11 @@ class Recorder(ProxyTorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "prim" or self.depth:
+            if self.within is not None:
+                self.within.update((id(t), t) for t in tensors_in((args, tuple(kwargs.values()))))
+                if isinstance(func, OpOverload) and func._schema.is_mutable:  # among fake tensors, too, of real ones
+                    with unset_fake_temporarily():
+                        self._keep_what_is_written(func, args, kwargs)
             return func(*args, **kwargs)
         refuse_transforms(self.where())
         if func is torch.ops.aten.lift_fresh.default:
@@ -126,6 +142,7 @@ class Recorder(ProxyTorchDispatchMode):
                     out = func(*plain(args), **plain(kwargs)) if self.watch else func(*args, **kwargs)
             except Exception:
                 self.recording.raised = True
+                self.recording.asked |= {storage_of(t) for t in tensors_in((args, tuple(kwargs.values())))} & self.state
                 raise
             finally:
                 self.depth -= 1
@@ -169,12 +186,15 @@ class Recorder(ProxyTorchDispatchMode):
         )
 
     def add(
-        self, target: Any, args: tuple[Any, ...], out: Any, effect: Effect | None = None, region: Region | None = None
-    ) -> None:
-        """Note one op; `region`: the modes that it ran under, where they are not those of this moment."""
+        self, target: Any, args: tuple[Any, ...], out: Any, effect: Effect | None = None, region: Region | None = None,
+        within: Mapping[int, torch.Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """Note one op; `region`: the modes that it ran under, where they are not those of this moment; `within`: see `whole`."""
         path, call = self.stack[-1]
         args = own_numbers(args) if self.watch is not None else args
-        self.recording.events.append(Event(target, args, out, path, call, region or self.region(), effect))
+        self.recording.events.append(
+            Event(target, args, out, path, call, region or self.region(), effect, tuple((within or {}).values()))
+        )
         made = list(tensors_in(out))
         if any(t.layout is torch.jagged for t in made):
             raise UnsupportedError(
@@ -263,13 +283,22 @@ class Recorder(ProxyTorchDispatchMode):
         """Keep the data of what an op is about to write; returns what of it no op has made, with its sizes."""
         strangers = []
         for i in written_arguments(func, bound := bind(func, args, kwargs)):
-            strangers += self._keep(tensors_in(bound[i]))
+            written = list(tensors_in(bound[i]))
+            if not self.depth and any(storage_of(t) in self.state for t in written) and _runs_again():
+                raise UnsupportedError(
+                    f"forward writes into a tensor of the model within torch.utils.checkpoint in {self.where()}: the backward pass "
+                    "runs that part again, and writes again, which a plan does not. Pass use_reentrant=True, which keeps the part "
+                    "whole; or leave what writes out of it"
+                )
+            strangers += self._keep(written)
         return strangers
 
     def _keep(self, written: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
         strangers = []
         with self.aside():  # it is not forward that looks at these
             for t in written:
+                if isinstance(t, FakeTensor):
+                    continue
                 self.snapshot.save_owners(t)
                 if id(t) not in self.own:
                     self.snapshot.save(t)
@@ -284,6 +313,12 @@ class Recorder(ProxyTorchDispatchMode):
         source = next((o for o in made if sizes_in(o) == sizes and storage_of(o) == key), None)
         if source is not None:
             self.add(torch.ops.aten.detach.default, (source,), t)
+
+
+def _runs_again() -> bool:
+    """Whether what runs now will run once more in the backward pass."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
 
 
 def modes() -> tuple[Any, ...]:

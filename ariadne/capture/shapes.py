@@ -7,7 +7,9 @@ plan says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -26,6 +28,7 @@ from ariadne.errors import UnsupportedError
 from ariadne.plan import WHOLE, Batches, Expr, Ref, TraceNode, TracePlan, substitute, where
 
 MOST_CELLS = 6
+_MOST_POINTS = 4096  # at which a condition is tried before it is left to each call
 
 
 class PlainNumberError(UnsupportedError):
@@ -63,13 +66,13 @@ class Sizes(Unplaced):
         asked[orig_expr] = answer
         return answer
 
-    def asked(self, by: str, symbol: Any, name: str) -> dict[str, bool]:
-        """The questions about `symbol` alone, written with `name` in its place, and the answers that they had."""
+    def asked(self, by: str, symbols: Mapping[Any, str]) -> dict[str, bool]:
+        """The questions about these symbols alone, written with their names, and the answers that they had."""
         found = {}
-        named = type(symbol)(name, **symbol.assumptions0)
+        named = {symbol: type(symbol)(name, **symbol.assumptions0) for symbol, name in symbols.items()}
         for question, answer in self.__dict__.get(f"asked_by_{by}", {}).items():
-            if question.free_symbols == {symbol}:
-                text = PythonPrinter().doprint(question.xreplace({symbol: named}))
+            if question.free_symbols and question.free_symbols <= symbols.keys():
+                text = PythonPrinter().doprint(question.xreplace(named))
                 whole = question.is_Boolean or question.is_Relational
                 found[text if whole else f"({text}) == {answer}"] = bool(answer) if whole else True
         return found
@@ -79,7 +82,9 @@ _CONVOLUTIONS = {"convolution", "_convolution"} | {f"conv{t}{d}d" for t in ("", 
 
 
 def _chooses_kernel(op: Any, args: tuple[Any, ...]) -> bool:
-    """Whether all that the op can ask of a size is which kernel to take: a convolution, of its batch.
+    """Whether all that the op can ask of a size is which kernel to take: a convolution, of its batch and its images' sizes.
+
+    An image that is too small for it makes no other shapes either: the convolution raises, as it does in the model.
 
     Without this, a model with convolutions holds questions such as `B >= 16`, and each answer costs a run.
     """
@@ -88,7 +93,7 @@ def _chooses_kernel(op: Any, args: tuple[Any, ...]) -> bool:
     if op._schema.name.removeprefix("aten::") not in _CONVOLUTIONS:
         return False
     x, weight = args[:2]
-    return x.dim() == weight.dim() and all(type(n) is int for n in (*x.shape[1:], *weight.shape))
+    return x.dim() == weight.dim() and all(type(n) is int for n in (*x.shape[1:2], *weight.shape))
 
 
 @dataclass(frozen=True)
@@ -106,9 +111,9 @@ class _Named(Source):
         return self.of
 
 
-def symbolic_batch(fake: FakeTensorMode, leaf: torch.Tensor, name: str, dynamic: bool) -> torch.Tensor:
-    """The leaf as a fake tensor; where `dynamic`, its dim 0 is the symbol that all leaves of that batch share."""
-    sizes = [DimDynamic.DUCK if d == 0 and dynamic else DimDynamic.STATIC for d in range(leaf.dim())]
+def with_symbols(fake: FakeTensorMode, leaf: torch.Tensor, name: str, dims: Collection[int]) -> torch.Tensor:
+    """The leaf as a fake tensor whose `dims` are symbols; equal sizes are one symbol, over all leaves."""
+    sizes = [DimDynamic.DUCK if d in dims else DimDynamic.STATIC for d in range(leaf.dim())]
     context: Any = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=[None] * leaf.dim())
     return fake.from_tensor(leaf, source=_Named(name), symbolic_context=context)
 
@@ -124,6 +129,41 @@ def within_questions(plan: TracePlan, questions: Mapping[str, bool]) -> TracePla
             )
             kept = holds
     return replace(plan, batches=kept, excluded=tuple(excluded))
+
+
+def under_conditions(plan: TracePlan, questions: Mapping[str, bool], ranges: Mapping[str, range]) -> TracePlan:
+    """The plan for those of its batches, and of the sizes in `ranges`, at which every question has the answer that it had.
+
+    Questions about the batch alone are settled here, others become conditions, but for those that hold throughout.
+    """
+    above = {symbol: sizes[sizes[0] < 2 :] for symbol, sizes in ranges.items()}
+    domain: dict[str, Batches | range] = {plan.batch_symbol: plan.batches, **above}
+    of_batch: dict[str, bool] = {}
+    found: list[Expr] = [Expr(f"{symbol} > 1") for symbol, sizes in ranges.items() if sizes[0] < 2]  # as symbols are
+    for text, answer in questions.items():
+        try:
+            condition = Expr(text if answer else f"not ({text})")
+        except ValueError as error:
+            raise UnsupportedError(f"forward asks something of its sizes that can't be followed: {error}") from error
+        if condition.names == {plan.batch_symbol}:
+            of_batch[text] = answer
+        elif condition not in found and not _throughout(condition, domain):
+            found.append(condition)
+    return replace(within_questions(plan, of_batch), conditions=tuple(found))
+
+
+def _throughout(condition: Expr, ranges: Mapping[str, Batches | range]) -> bool:
+    """Whether a condition is true at all sizes, where these are few enough to look at each."""
+    names = [*condition.names]
+    if math.prod(len(ranges[name]) for name in names) > _MOST_POINTS:
+        return False
+    try:
+        return all(
+            condition.evaluate(dict(zip(names, sizes, strict=True)))
+            for sizes in itertools.product(*(ranges[n] for n in names))
+        )
+    except (ArithmeticError, ValueError):
+        return False
 
 
 def within_shapes(plan: TracePlan, known: Batches, answers: Mapping[str, bool] | None = None) -> TracePlan:
@@ -216,7 +256,7 @@ class _Run:
         self.plan, self.blind, self.first = plan, blind, first
         self.sizes = sizes = Sizes()
         self.fake = FakeTensorMode(shape_env=sizes, allow_non_fake_inputs=True)
-        size: Any = symbolic_batch(self.fake, torch.empty(batch, 0), "batch", True).shape[0]
+        size: Any = with_symbols(self.fake, torch.empty(batch, 0), "batch", (0,)).shape[0]
         self.batch, symbol = size, size.node.expr  # of which an equality that holds makes a number
         self.symbol, self.seen = str(symbol), set[str]()
         self.wrong = ""
@@ -230,7 +270,7 @@ class _Run:
                     self.wrong = self._differs(i, node)
                     if self.wrong:
                         break
-        self.asked = sizes.asked("op", symbol, plan.batch_symbol)
+        self.asked = sizes.asked("op", {symbol: plan.batch_symbol})
 
     def _may_differ(self, node: TraceNode) -> bool:
         """Whether the batch goes into an op, and nothing goes into it that only a real run shows."""

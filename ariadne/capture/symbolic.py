@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,14 @@ from ariadne.capture.lower import Lowering
 from ariadne.capture.observed import with_stores
 from ariadne.capture.reach import Reach
 from ariadne.capture.recorded import recording
-from ariadne.capture.shapes import PlainNumberError, Sizes, symbolic_batch, within_questions, within_shapes
+from ariadne.capture.shapes import (
+    PlainNumberError,
+    Sizes,
+    under_conditions,
+    with_symbols,
+    within_questions,
+    within_shapes,
+)
 from ariadne.capture.values import state_tensors
 from ariadne.guards import (
     Effects,
@@ -23,6 +31,7 @@ from ariadne.guards import (
 )
 from ariadne.plan import (
     Batches,
+    Size,
     TracePlan,
     check,
     prune,
@@ -35,10 +44,11 @@ def above_1(batches: range) -> Batches:
 
 
 def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: range, grad: bool, effects: Effects,
-             recordings: list[Recording] | None = None) -> TracePlan:  # fmt: skip
+             recordings: list[Recording] | None = None, over: Sequence[Size] = ()) -> TracePlan:  # fmt: skip
     """Run the forward on fake tensors whose batch is a symbol; the plan holds for batches that meet every guard.
 
-    What it read of the model's Python state is added to `recordings`, as far as that can't be something fake.
+    So are the sizes named in `over`, which must differ from the batch and each other; then the plan has conditions. What it read of
+    the model's Python state is added to `recordings`, as far as that can't be something fake.
     """
     shapes = Sizes()
     fake = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
@@ -50,8 +60,10 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
         if not isinstance(leaf, torch.Tensor):
             inputs.append(leaf)
             continue
-        inputs.append(symbolic_batch(fake, leaf, f"x{i}", i in example.batched))
+        dims = {0} if i in example.batched else set()
+        inputs.append(with_symbols(fake, leaf, f"x{i}", dims | {s.dim for s in over if s.leaf == i}))
     symbol = inputs[example.batched[0]].shape[0].node.expr
+    symbols = {symbol: batch_symbol, **{inputs[s.leaf].shape[s.dim].node.expr: s.symbol for s in over}}
     args, kwargs = tree.unflatten(inputs, example.spec)
     snapshot = reach.snapshot(args, kwargs)
     state = state_tensors(snapshot)
@@ -65,9 +77,8 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
         if found.read_size:  # and it caught the error
             raise PlainNumberError(found.read_size)
         names = called(model, example.spec)
-        low = Lowering(
-            model, found, snapshot, state, inputs, example.batched, fake, batch_symbol, {symbol: batch_symbol}, names
-        )
+        low = Lowering(model, found, snapshot, state, inputs, example.batched, fake, batch_symbol, {**symbols}, names)
+        low.sizes(over)
         plan = low.plan(example.spec, size, above_1(batches), "symbolic", grad)
         plan = with_stores(plan, effects, found.effects, low.put, reach)
         if recordings is not None:
@@ -76,8 +87,11 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
             recordings.append(found)
     finally:
         snapshot.restore(False)  # no fake tensor draws
-    of_ops = shapes.asked("op", symbol, batch_symbol)
-    plan = within_questions(plan, shapes.asked("forward", symbol, batch_symbol))
+    of_ops, of_forward = shapes.asked("op", symbols), shapes.asked("forward", symbols)
+    if over:  # no batch is tried at other sizes: where an op asks, its answer counts as well
+        ranges = {s.symbol: s.within for s in over}
+        return check(prune(under_conditions(plan, {**of_ops, **of_forward}, ranges)))
+    plan = within_questions(plan, of_forward)
     if found.raised:  # forward went on: with another answer the op may not raise
         plan = within_questions(plan, of_ops)
     plan = within_shapes(plan, Batches.of([size]), of_ops)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -182,6 +182,10 @@ class Values:
             self.define(name, kind, t, origin)
             return Ref(name)
         return self._stranger(t)
+
+    def parameters(self, tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
+        """The names of those tensors that are parameters of the model."""
+        return tuple(self.tensor(t).name for t in tensors if self.state.get(id(t), ("",))[0] == "parameter")
 
     def _stranger(self, t: torch.Tensor) -> Ref:
         """A tensor that no recorded op made: another view of a known one (as `.data` gives), or a constant."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
+from ariadne.capture.beside import Ranging, differs_from, first_line, held_against, over_sizes
 from ariadne.capture.example import Captured, Evidence, Example
 from ariadne.capture.first import emptied, filled_again, filled_before
 from ariadne.capture.followed import ReadError
@@ -22,8 +23,6 @@ from ariadne.capture.generalize import (
     generalize,
     size_sources,
     unexplained,
-    with_views_of,
-    without_slices_of_all,
 )
 from ariadne.capture.history import another, gives, standing
 from ariadne.capture.leaks import refuse_kept_data, refuse_leaks, refuse_unlike_constants
@@ -35,7 +34,7 @@ from ariadne.capture.shapes import PlainNumberError, within_shapes
 from ariadne.capture.sizes import Watch, holding
 from ariadne.capture.symbolic import above_1, symbolic
 from ariadne.compare import difference
-from ariadne.errors import CaptureError, UnsupportedError, named
+from ariadne.errors import AriadneError, CaptureError, UnsupportedError, named
 from ariadne.guards import (
     Baseline,
     Effects,
@@ -55,6 +54,7 @@ from ariadne.plan import (
     check,
     prune,
     reached,
+    sizes_in,
     where,
 )
 
@@ -79,7 +79,18 @@ def capture(
     refuse_hooks(model)
     refuse_scripted(model)
     other = another(size, batches)
-    real = observe(model, example, size, batch_symbol, grad, other=other)
+    try:
+        real = observe(model, example, size, batch_symbol, grad, other=other)
+    except AriadneError:
+        raise
+    except Exception as error:
+        if size == example.batch:
+            raise  # the model's own
+        raise CaptureError(
+            f"the example's batch, {example.batch}, lies outside of dynamic_batch {batches.start, batches.stop - 1}, and on its "
+            f"inputs cut or repeated to batch {size} forward raises {type(error).__name__}: {str(error)[:200].rstrip('.')}. Give an "
+            "example whose batch lies in the range. The batch is dim 0 of the first tensor, and of each other of that size there"
+        ) from error
     if real.primed:
         modules = dict(model.named_modules())
         with standing([(modules[path], name, NO_BATCH) for path, name in real.primed]):
@@ -162,6 +173,7 @@ def _captured(
     size, effects = real.evidence.batch, real.effects
     reasons: list[tuple[str, str]] = []
     plan: TracePlan | None = None
+    ranging: Ranging | None = None
     unseen = ""  # how forward was seen to learn of its batch what no question shows
     if real.recorded.compared:
         unseen = f"{real.recorded.compared} compares by `is` what may be a size"
@@ -171,47 +183,52 @@ def _captured(
         reasons = [*like.not_captured_by]
     elif unseen:
         reasons.append(("symbolic", f"{unseen}, which a symbol answers otherwise; compare numbers by =="))
-    else:
+    elif example.sizes:
+        ranging = over_sizes(model, example, real, batch_symbol, batches, grad, effects, reasons)
+    if plan is None and ranging is None and not unseen:
         try:
             plan = symbolic(model, example, batch_symbol, batches, grad, effects, others)
         except UnsupportedError as error:
             unseen = "it makes a plain number of its batch" if isinstance(error, PlainNumberError) else ""
             reasons.append(("symbolic", str(error)))
         except Exception as error:  # whatever torch's fake tensors raise: the next way runs real ones
-            reasons.append(("symbolic", _first_line(error)))
+            reasons.append(("symbolic", first_line(error)))
     if plan is not None and plan.captured_by == "symbolic":
-        seen = next((s for s in real.plans if not disagreement(without_slices_of_all(plan, s), s)), real.plan)
-        plan = without_slices_of_all(plan, seen)
-        differs = disagreement(plan, seen) if size in plan.batches else f"batch {size} is not covered"
+        plan, differs = held_against(plan, real)
+        differs = differs if size in plan.batches else f"batch {size} is not covered"
         if differs:
             reasons.append(("symbolic", f"not what a real run does: {differs}"))
             plan, others = None, []
-        else:
-            plan = with_views_of(plan, seen)
-    if plan is None or above_1(batches) - plan.batches:
+    shown = [real.evidence]
+    if ranging is not None:
+        plan, others, shown = ranging.plan, ranging.recordings, [*shown, *ranging.evidence]
+    elif plan is None or above_1(batches) - plan.batches:
         ran: list[Recording] = []
         observed = _observed(model, example, batch_symbol, batches, grad, real, reasons, ran, unseen)
         if plan is None or len(observed.batches) > len(plan.batches):
             if plan is not None:
                 reasons.insert(0, ("symbolic", "; ".join(plan.excluded)))
             plan, others = observed, ran
-    plan, more = _at_batch_1(model, example, plan, batches, grad, others, effects)
-    if needed and example.batch not in plan.batches:
-        reasons.append((plan.captured_by, "; ".join(plan.excluded)))
-        plan, more, others = at_batch(real.plan, example.batch), [], []
+    inputs = [example] if ranging is None else [example, ranging.elsewhere]
+    plan, more = _at_batch_1(model, inputs, plan, batches, grad, others, effects)
+    here = sizes_in(example.sizes, example.leaves)
+    unmet = plan.unmet({batch_symbol: example.batch, **here})
+    if needed and (example.batch not in plan.batches or unmet):
+        reasons.append((plan.captured_by, unmet or "; ".join(plan.excluded)))
+        plan, more, others, shown = at_batch(real.plan, example.batch), [], [], [real.evidence]
     plan, recordings = replace(plan, not_captured_by=tuple(reasons)), [real.recorded, *others]
     asks_grad = grad and plan.assumption.grad is None
     # Fake tensors have no data to take: a symbolic plan has them, if at all, in a tensor that no op made.
     leaks = plan.captured_by != "symbolic" or bool(plan.constants)
     if leaks:
         other = _perturbed(model, example, size, batch_symbol, grad and not asks_grad, effects)
-        if other is not None and size in plan.batches and not _differs(plan, other):
+        if other is not None and size in plan.batches and not differs_from(plan, other):
             asks_grad = leaks = False  # neither other numbers nor gradients change what forward does
             recordings.append(other.recorded)
     if asks_grad:
         other = observe(model, example, size, batch_symbol, False, effects=effects)
         recordings.append(other.recorded)
-        if size in plan.batches and _differs(plan, other):
+        if size in plan.batches and differs_from(plan, other):
             plan = replace(plan, assumption=replace(plan.assumption, grad=True))
     asked = set[str]().union(*(recorded.switches for recorded in recordings))
     plan = replace(plan, assumption=replace(plan.assumption, switches=switches.state_of(asked)))
@@ -231,15 +248,8 @@ def _captured(
             else:  # objects are made anew, or a cache is filled: what is no data's doing is alike in the two later runs
                 refuse_unlike_constants(again.plan, other.plan)
                 refuse_kept_data(real.plan, again.plan)
-    plan = replace(plan, given=_given(plan, example))
-    return Captured(check(plan), (real.evidence, *more), Baseline(model, recordings, example.leaves))
-
-
-def _differs(plan: TracePlan, seen: Observation) -> str | None:
-    """Where a real run does not do what a plan of other runs says; None if nowhere."""
-    plans = seen.plans if plan.captured_by == "symbolic" else (seen.plan,)
-    found = [disagreement(plan, one) for one in plans]
-    return None if None in found else found[0]
+    plan = replace(plan, given=_given(plan, example), sizes=example.sizes, traced_sizes=tuple(here.items()))
+    return Captured(check(plan), (*shown, *more), Baseline(model, recordings, example.leaves))
 
 
 def _perturbed(
@@ -276,14 +286,9 @@ def _refuse_first_of_many(real: Observation, differs: str | None) -> None:
         )
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''}"
-
-
 def _at_batch_1(
     model: nn.Module,
-    example: Example,
+    inputs: Sequence[Example],
     plan: TracePlan,
     batches: range,
     grad: bool,
@@ -293,17 +298,18 @@ def _at_batch_1(
     """Batch 1 takes paths of its own (sizes of 1 broadcast): it is covered if a real run does what the plan says."""
     if 1 not in batches or plan.traced_batch == 1 or plan.captured_by == "observed-per-batch":
         return plan, []
-    one = Batches.of([1])
+    one, runs = Batches.of([1]), list[Observation]()
     try:
-        seen = observe(model, example, 1, plan.batch_symbol, grad, effects=effects)
-        differs = _differs(plan, seen)
+        runs += [observe(model, example, 1, plan.batch_symbol, grad, effects=effects) for example in inputs]
+        differs = next(filter(None, (differs_from(plan, seen) for seen in runs)), None)
     except Exception as error:  # the model itself may refuse one sample; it will say so again when it is asked to
-        differs = _first_line(error)
+        differs = first_line(error)
     if differs:
         return replace(plan, batches=plan.batches - one, excluded=(*plan.excluded, f"batch 1: {differs}")), []
-    recordings.append(seen.recorded)
-    plan = _assuming(plan, seen.plan.assumption)
-    return replace(plan, batches=plan.batches | one), [seen.evidence]
+    recordings += [seen.recorded for seen in runs]
+    plan = _assuming(plan, *(seen.plan.assumption for seen in runs))
+    shown = [replace(seen.evidence, example=example) for seen, example in zip(runs, inputs, strict=True)]
+    return replace(plan, batches=plan.batches | one), shown
 
 
 def _assuming(plan: TracePlan, *others: Assumption) -> TracePlan:
@@ -355,7 +361,7 @@ def _observed(
         except CaptureError as error:
             reasons.append(("observed", str(error)))
         except Exception as error:  # the model may refuse a size that nobody asked it to run
-            reasons.append(("observed", _first_line(error)))
+            reasons.append(("observed", first_line(error)))
     return at_batch(real.plan, here)
 
 
@@ -437,7 +443,7 @@ def _where_watched(
         again = observe(model, example, batch, symbol, plan.grad_enabled, watch, runs[0].effects).plan
         differs = disagreement(prune(plan), evaluated(again))
     except (ReadError, Exception) as error:  # whatever forward raises where a size is no int
-        differs = _first_line(error)
+        differs = first_line(error)
     if watch.lost or differs:
         return wanted, [], f"forward computes with its batch in a way that can't be followed ({watch.lost or differs})"
     kept, excluded = holding(watch, symbol, wanted)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from torch import nn
 
 from ariadne.capture import Snapshot, left_as_found
-from ariadne.check.observation import Inputs, Loss, first_difference, generators, held, rippled, varied
+from ariadne.check.observation import Inputs, Loss, first_difference, generators, held, of_many_sizes, rippled, varied
 from ariadne.check.twins import Comparison, Status
 from ariadne.cut import ExecutionMode, SplitSpec, parse_boundary, select
 from ariadne.errors import SpecError, VerificationError, named
@@ -73,6 +73,8 @@ def check(
     steps: int = 3,
     only: Sequence[Kind] = CHECKS,
     dynamic_batch: tuple[int, int] | None = None,
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    sizes: Mapping[str, tuple[int, ...]] | None = None,
     mode: ExecutionMode = "generated_eager",
     seed: int = 0,
     loss_fn: Loss | None = None,
@@ -83,7 +85,8 @@ def check(
 
     `args` and `kwargs` are example inputs, as for `prepare_split`. `cuts`: boundary strings, or "q25", "q50", "q75", or ("every",)
     for every safe cut. `inputs(batch, seed)` makes other inputs, a function of the two numbers; without it they are made from
-    the samples of the example. `loss_fn(output)`; without it, a loss that depends on every element of every floating tensor.
+    the samples of the example. `dynamic` and `sizes` are those of `SplitSpec`: each seed then gives other sizes, repeated or cut.
+    `loss_fn(output)`; without it, a loss that depends on every element of every floating tensor.
     `on_result` is called with each result, and how many are still to come (0 until that is known). Model and random generators are
     left as found.
 
@@ -110,9 +113,9 @@ def check(
         if cut != "every":
             parse_boundary(cut)
     first = "percent:50" if "every" in named else named[0]
-    spec = SplitSpec(first, dynamic_batch=dynamic_batch or (1, max(64, *batches)))
+    spec = SplitSpec(first, dynamic_batch=dynamic_batch or (1, max(64, *batches)), dynamic=dynamic, sizes=sizes)
     example = example_of(model, args, kwargs, spec)
-    run = Comparison(model, inputs or varied(example), seed, loss_fn or rippled, steps)
+    run = Comparison(model, of_many_sizes(inputs or varied(example), example), seed, loss_fn or rippled, steps)
     results = []
 
     def prepare() -> SplitRuntime:

@@ -6,6 +6,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,11 +16,12 @@ from ariadne import tree
 from ariadne.capture import Example
 from ariadne.compare import difference
 from ariadne.errors import TrainingError
-from ariadne.plan import own
+from ariadne.plan import own, sizes_in
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 Inputs = Callable[[int, int], Given]
 Loss = Callable[[Any], torch.Tensor]
+_NEAR = 32  # how many sizes above and below the example's are taken
 
 
 def seed_all(seed: int) -> None:
@@ -142,3 +144,23 @@ def varied(example: Example) -> Inputs:
         return args, kwargs
 
     return inputs
+
+
+def of_many_sizes(inputs: Inputs, example: Example) -> Inputs:
+    """The same inputs, where sizes beside the batch may change with one that the seed chooses for each, near the example's."""
+    if not example.sizes:
+        return inputs
+    within = {s.symbol: s.within for s in example.sizes}
+    pools = []
+    for symbol, size in sizes_in(example.sizes, example.leaves).items():
+        at = within[symbol].index(size)
+        pools.append((symbol, [n for n in within[symbol][max(0, at - _NEAR) : at + _NEAR] if n <= 2 * size]))
+
+    def resized(batch: int, seed: int) -> Given:
+        args, kwargs = inputs(batch, seed)
+        sizes = {symbol: near[(7 * seed + 3 * i + batch) % len(near)] for i, (symbol, near) in enumerate(pools)}
+        found = replace(Example.of(args, kwargs), sizes=example.sizes).of_sizes(sizes)
+        args, kwargs = tree.unflatten(found.leaves, found.spec)
+        return args, kwargs
+
+    return resized

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ariadne.check import CHECKS, SPLIT_CHECKS, CheckResult, Kind, check, passed
-from ariadne.cli.options import again, boundary
+from ariadne.cli.options import again, boundary, sizes
 from ariadne.cli.output import FAILED, OK, Answer, Progress, progress, table
 from ariadne.cli.subject import Subject, load
 from ariadne.errors import SpecError
@@ -59,22 +59,22 @@ def _check(subject: Subject, options: Namespace, kinds: Sequence[Kind], line: Pr
         lambda: check(
             subject.model, subject.args, subject.kwargs, cuts=cuts, batches=options.batches, steps=options.steps,
             only=kinds, dynamic_batch=options.dynamic_batch, mode=options.mode, seed=options.seed, loss_fn=subject.loss,
-            inputs=subject.inputs, on_result=note,
+            inputs=subject.inputs, on_result=note, **sizes(options.dynamic),
         )
     )  # fmt: skip
 
 
 def _text(subject: Subject, options: Namespace, results: Sequence[CheckResult], good: bool) -> str:
     """A table with a row for each check and cut, and a column for each batch; below it what went wrong."""
-    sizes = sorted({r.batch for r in results})
+    seen = sorted({r.batch for r in results})
     rows: dict[tuple[str, ...], dict[int, str]] = {}
     for r in results:
         where = r.split_id if r.check in ("forward", "replay", "train") else ""
         after = r.after if where else ""
         key = (r.check, "train" if r.training else "eval", where, after)
         rows.setdefault(key, {})[r.batch] = "FAIL" if r.status == "fail" else r.status
-    lines = [(*key, *(found.get(b, "") for b in sizes)) for key, found in rows.items()]
-    heads = ["check", "mode", "cut", "after module", *(f"batch {b}" for b in sizes)]
+    lines = [(*key, *(found.get(b, "") for b in seen)) for key, found in rows.items()]
+    heads = ["check", "mode", "cut", "after module", *(f"batch {b}" for b in seen)]
     said: dict[tuple[str, str], list[CheckResult]] = {}
     for r in results:
         if r.detail:

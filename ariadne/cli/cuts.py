@@ -110,7 +110,7 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
 
 def _why(plan: TracePlan, candidates: Sequence[SplitCandidate], c: SplitCandidate) -> Answer:
     """Why a cut is safe or not, and what crosses it."""
-    env = {plan.batch_symbol: plan.traced_batch}
+    env = plan.traced
     crossing = [plan.values[name] for name in c.live]
     last, first = plan.nodes[c.cut - 1], plan.nodes[c.cut]
     made = {v.name: plan.node(v.name).module if v.name in plan.definitions else "an input" for v in crossing}

@@ -202,6 +202,7 @@ def _serve(commands: Commands) -> None:
     made.add_argument("--threads", type=positive, metavar="N", help="threads that torch may use")
     group = made.add_argument_group("training")
     group.add_argument("--optimizer", metavar="SPEC", help="of torch.optim, such as sgd:lr=0.1,momentum=0.9")
+    group.add_argument("--scheduler", metavar="SPEC", help="of torch.optim.lr_scheduler, such as steplr:step_size=30")
     group.add_argument(
         "--loss", metavar="SPEC", help="of torch.nn.functional, such as cross_entropy:label_smoothing=0.1"
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +29,11 @@ HELP = (
     "fixed: without the batch. Repeat for more inputs, in forward's order"
 )
 MODES = ("debug_interpreter", "generated_eager", "compiled")
+_DYNAMIC = (
+    "a size beside the batch that may change: the input by forward's own name for it, the dim, and the sizes that it may have "
+    "(x:2=64..512/32: from 64 to 512 in steps of 32; x:2: any). Inputs that share a size give it one name: ids:1=L:1..512 and "
+    "mask:1=L. Repeat for each dim"
+)
 _PICTURES = frozenset("bmp dot eps gif gv htm html jpeg jpg pdf png ps svg tif tiff webp".split())
 _ABOUT = (
     "Look at a PyTorch model, see where it can be split in two, and check on your machine that the split equals it."
@@ -70,6 +77,9 @@ def model_command(commands: Commands, name: str, about: str) -> Parser:
     group.add_argument(
         "--dynamic-batch", type=batch_range, metavar="LOW..HIGH", help="the batches to serve, both included (1..64)"
     )
+    group.add_argument(
+        "--dynamic", action="append", default=[], type=dynamic, metavar="INPUT:DIM[=SIZES]", help=_DYNAMIC
+    )
     group.add_argument("--train", action="store_true", help="the model in training mode (without: in eval mode)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights, inputs and draws (0)")
     return made
@@ -94,6 +104,47 @@ def batch_range(text: str) -> tuple[int, int]:
     if found[0] > found[1]:
         raise argparse.ArgumentTypeError(f"must be LOW..HIGH with LOW not above HIGH; found {text!r}")
     return found
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """A size beside the batch that may change, as it was typed: dim `dim` of `input`, its symbol, and its range or None."""
+
+    input: str
+    dim: int
+    symbol: str
+    within: tuple[int, ...] | None
+    text: str
+
+
+_DIM = re.compile(
+    r"(?P<input>[^\W\d]\w*):(?P<dim>\d{1,2})"
+    r"(?:=(?P<symbol>[^\W\d]\w*)?(?::(?=\d))?(?:(?P<low>\d{1,9})\.\.(?P<high>\d{1,9})(?:/(?P<step>\d{1,9}))?)?)?"
+)
+
+
+def dynamic(text: str) -> Dynamic:
+    """`x:2=64..512/32` as dim 2 of `x`, called x_2, from 64 to 512 in steps of 32; `ids:1=L:1..512` is called L."""
+    found = _DIM.fullmatch(text)
+    if found is None or text.endswith("="):
+        raise argparse.ArgumentTypeError(
+            f"must be INPUT:DIM, INPUT:DIM=LOW..HIGH/STEP or INPUT:DIM=NAME:LOW..HIGH/STEP, such as x:2=64..512/32; found {text!r}"
+        )
+    within = tuple(int(found[key]) for key in ("low", "high", "step") if found[key]) if found["low"] else None
+    return Dynamic(
+        found["input"], int(found["dim"]), found["symbol"] or f"{found['input']}_{found['dim']}", within, text
+    )
+
+
+def sizes(given: Sequence[Dynamic]) -> dict[str, Any]:
+    """What `SplitSpec` takes for the sizes that were typed."""
+    dims: dict[str, dict[int, str]] = {}
+    ranges: dict[str, tuple[int, ...]] = {}
+    for one in given:
+        dims.setdefault(one.input, {})[one.dim] = one.symbol
+        if one.within is not None and ranges.setdefault(one.symbol, one.within) != one.within:
+            raise UsageError(f"--dynamic {one.text}: {one.symbol} has another range already; give it once")
+    return {"dynamic": dims or None, "sizes": ranges or None}
 
 
 def batches(text: str) -> list[int]:
@@ -133,6 +184,8 @@ def again(options: argparse.Namespace, *more: str) -> str:
         line += ["--batch", str(options.batch)]
     if options.dynamic_batch:
         line += ["--dynamic-batch", "{}..{}".format(*options.dynamic_batch)]
+    for one in options.dynamic:
+        line += ["--dynamic", one.text]
     line += ["--train"] if options.train else []
     line += ["--seed", str(options.seed)] if options.seed else []
     return shlex.join([*line, *more])

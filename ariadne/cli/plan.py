@@ -31,6 +31,8 @@ def run(options: Namespace) -> Answer:
         f"batches   {plan.batch_symbol} in {plan.batches}, of the {low} to {high} that were asked for",
         *(f"  not {reason}" for reason in plan.excluded),
     ]
+    if plan.sizes:
+        parts += ["sizes     beside the batch that may change:", *(f"  {line}" for line in plan.served)]
     if missing and plan.captured_by != "observed-per-batch":
         parts.append("  a batch that is not covered is captured when it first comes, as a plan of its own")
     elif missing:
@@ -47,6 +49,7 @@ def run(options: Namespace) -> Answer:
         "traced_batch": plan.traced_batch,
         "batches": [list(r) for r in plan.batches.ranges],
         "not_batches": list(plan.excluded),
+        "sizes": list(plan.served),
         "fixed": fixed,
         "guards": guards,
         "attributes_read": _attributes(captured.baseline),
@@ -124,4 +127,5 @@ def _guards(plan: TracePlan, baseline: Baseline) -> Iterator[str]:
     for node in plan.nodes:
         if node.is_witness:
             where = node.module or "the model itself"
-            yield f"{node.target} in {where} gives {node.witness}: Python reads it out of a tensor, and goes on from there"
+            known = f"{node.target} in {where} gives {node.witness}"
+            yield f"{known}: Python reads it out of a tensor; another answer has a plan of its own"

@@ -22,6 +22,7 @@ def run(options: Namespace) -> Answer:
         load(options.file, allow=options.allow, plain=True),
         listen=options.listen,
         optimizer=options.optimizer,
+        scheduler=options.scheduler,
         loss_fn=options.loss,
         checkpoints=options.checkpoints,
         key=options.key,

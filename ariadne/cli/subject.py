@@ -20,7 +20,7 @@ from ariadne import tree
 from ariadne.capture import Captured, Example
 from ariadne.check import Given, Inputs, Loss, seed_all, varied
 from ariadne.cli import inputs
-from ariadne.cli.options import FORM, FORMS
+from ariadne.cli.options import FORM, FORMS, sizes
 from ariadne.cli.output import ModelError, UsageError, progress
 from ariadne.cut import SplitSpec
 from ariadne.errors import AriadneError, nearest
@@ -62,7 +62,8 @@ class Subject:
 
     def spec(self, boundary: str) -> SplitSpec:
         """What is asked for, cut there."""
-        return SplitSpec(boundary, dynamic_batch=self.options.dynamic_batch or (1, max(64, self.batch)))
+        batches = self.options.dynamic_batch or (1, max(64, self.batch))
+        return SplitSpec(boundary, dynamic_batch=batches, **sizes(self.options.dynamic))
 
     def captured(self) -> Captured:
         """The plan of its forward, uncut."""

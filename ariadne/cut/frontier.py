@@ -66,7 +66,7 @@ def ends_of(plan: TracePlan) -> Ends:
     >>> ends_of(plan)
     Ends(input_bytes=64.0, output_bytes=16.0)
     """
-    env: dict[str, Any] = {plan.batch_symbol: plan.traced_batch}
+    env: dict[str, Any] = plan.traced
 
     def weight(names: Iterable[str]) -> float:
         values = [plan.values[n] for n in dict.fromkeys(names) if crosses(plan.values.get(n))]
@@ -254,7 +254,7 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
     for call in plan.calls:
         if call.end > call.start and call.path:
             ends.setdefault(call.end, call.path if times[call.path] == 1 else f"{call.path}#{call.call}")
-    env: dict[str, Any] = {plan.batch_symbol: plan.traced_batch}
+    env: dict[str, Any] = plan.traced
     weights = {name: value.nbytes(env) / plan.traced_batch for name, value in plan.values.items() if crosses(value)}
     old_reads: dict[str, int] = {}
     for i, node in enumerate(plan.nodes):

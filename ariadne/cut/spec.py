@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import keyword
 import os
 import re
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ariadne.errors import SpecError
-from ariadne.plan import FUNCTIONS
+from ariadne.plan import FUNCTIONS, HELPERS, MOST
 
 ExecutionMode = Literal["debug_interpreter", "generated_eager", "compiled"]
 TraceBatchMode = Literal["batch_1", "batch_gt1"]
@@ -30,7 +31,11 @@ class SplitSpec:
     k-th op). `dynamic_batch`: the smallest and largest batch to serve, both included; None means 1 to 64. `trainable`:
     the suffix must hold parameters to train. `trace_batch_mode`: "batch_1" wants example inputs of batch 1 and a range
     that includes 1; "batch_gt1" wants a larger example batch. None (the default) takes the example as it comes.
-    `batch_symbol` is how the batch is written in plans and sources.
+    `batch_symbol` is how the batch is written in plans and sources. `dynamic`: the sizes beside the batch that may change, as
+    {input: {dim: symbol}}, inputs by the names that forward has for them; dims of one symbol have one size. `sizes`: how far each
+    symbol goes, as (smallest, largest) or (smallest, largest, step), both included; any size where it says nothing.
+    `max_paths`: where Python branches on what it reads out of tensors, the number of paths that get a plan each for inputs of
+    one kind; past it, and with 1 at once, another path raises `WitnessError`.
 
     Raises `SpecError` for anything else.
 
@@ -42,16 +47,23 @@ class SplitSpec:
     dynamic_batch: tuple[int, int] | None = (1, 64)
     trainable: bool = False
     trace_batch_mode: TraceBatchMode | None = None
+    dynamic: Mapping[str, Mapping[int, str]] | None = None
+    sizes: Mapping[str, tuple[int, ...]] | None = None
+    max_paths: int = 16
 
     def __post_init__(self) -> None:
         parse_boundary(self.boundary)
-        symbol = self.batch_symbol
-        if not (isinstance(symbol, str) and symbol.isidentifier()) or keyword.iskeyword(symbol) or symbol in FUNCTIONS:
+        if not _is_symbol(self.batch_symbol):
             raise SpecError(f"batch_symbol must be a Python identifier such as 'B'; found {self.batch_symbol!r}")
+        object.__setattr__(self, "dynamic", _dynamic(self.dynamic, self.batch_symbol))
+        object.__setattr__(self, "sizes", None if self.sizes is None else dict(self.sizes))
+        _ = self.ranges
         if self.trace_batch_mode is not None and self.trace_batch_mode not in TRACE_BATCH_MODES:
             raise SpecError(
                 f"trace_batch_mode must be one of {', '.join(map(repr, TRACE_BATCH_MODES))}; found {self.trace_batch_mode!r}"
             )
+        if type(self.max_paths) is not int or self.max_paths < 1:
+            raise SpecError(f"max_paths is a number of paths, 1 or more; found {self.max_paths!r}")
         lo, hi = self.batch_range
         if self.trace_batch_mode == "batch_1" and lo > 1:
             raise SpecError(f"trace_batch_mode 'batch_1' needs a dynamic_batch that includes 1; found {(lo, hi)}")
@@ -70,6 +82,54 @@ class SplitSpec:
         ):
             raise SpecError(f"dynamic_batch must be (smallest, largest) with 1 <= smallest <= largest; found {pair!r}")
         return (pair[0], pair[1])
+
+    @property
+    def ranges(self) -> dict[str, range]:
+        """The sizes that each symbol of `dynamic` may have.
+
+        >>> SplitSpec("50%", dynamic={"x": {2: "H"}}, sizes={"H": (64, 512, 32)}).ranges
+        {'H': range(64, 513, 32)}
+        """
+        symbols = list(dict.fromkeys(symbol for dims in (self.dynamic or {}).values() for symbol in dims.values()))
+        unknown = next((symbol for symbol in self.sizes or {} if symbol not in symbols), None)
+        if unknown is not None:
+            raise SpecError(
+                f"sizes has a range for {unknown!r}, which no dim in dynamic is called: there are {', '.join(symbols) or 'none'}"
+            )
+        return {symbol: _range(symbol, (self.sizes or {}).get(symbol, (1, MOST - 1))) for symbol in symbols}
+
+
+def _is_symbol(text: Any) -> bool:
+    taken = {*FUNCTIONS, *HELPERS, *dir(builtins), *keyword.kwlist}
+    return isinstance(text, str) and text.isidentifier() and text not in taken
+
+
+def _dynamic(given: Any, batch_symbol: str) -> dict[str, dict[int, str]] | None:
+    if given is None:
+        return None
+    found = f"dynamic says which sizes may change as {{input: {{dim: symbol}}}}, such as {{'x': {{2: 'H'}}}}; found {given!r}"
+    if not isinstance(given, Mapping) or not all(isinstance(dims, Mapping) for dims in given.values()):
+        raise SpecError(found)
+    for name, dims in given.items():
+        if not isinstance(name, str) or not all(type(d) is int and d >= 0 for d in dims):
+            raise SpecError(found)
+        for symbol in dims.values():
+            if not _is_symbol(symbol) or symbol == batch_symbol:
+                raise SpecError(
+                    f"dynamic calls a size by a Python identifier such as 'H', other than batch_symbol {batch_symbol!r}; found "
+                    f"{symbol!r}"
+                )
+    return {name: dict(dims) for name, dims in given.items()}
+
+
+def _range(symbol: str, given: Any) -> range:
+    low, high, step = [*given, 1][:3] if isinstance(given, (tuple, list)) and len(given) in (2, 3) else (0, 0, 0)
+    if not (all(type(n) is int for n in (low, high, step)) and 1 <= low <= high < MOST and step >= 1):
+        raise SpecError(
+            f"sizes[{symbol!r}] must be (smallest, largest) or (smallest, largest, step), with 1 <= smallest <= largest; found "
+            f"{given!r}"
+        )
+    return range(low, high + 1, step)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ order::
     functions     which Python functions are reached from what forward reads
     kept          what a guard holds of things that can change by themselves
     opened        what things hold that are no plain containers
+    facts         dtypes, devices and shapes of tensors, compared in one call
     marks         what stands on tensors beside their values: attributes, strides
     outside       one thing outside of the model, as it was
     switches      settings of torch that forward asks for
@@ -20,7 +21,6 @@ order::
     given         inputs that are no tensors, and what they held
     recording     what was seen of one forward
     baseline      the model's structure, flags, hooks and Python state at capture
-    facts         dtypes, devices and shapes of tensors, compared in one call
     tensors       which of them a plan rests on; which are tied
     watched       what stands in dicts, compared again only after one was written
     calls         what is checked at each call

@@ -35,9 +35,9 @@ from ariadne.guards.attributes import (
 from ariadne.guards.attributes import shown as shown_step
 from ariadne.guards.classes import Hiding, Lookup, changeable
 from ariadne.guards.kept import Bytes, Contents, Defaults, Kept, Length, Same
-from ariadne.guards.marks import ASKING_FOR_CLASSES, Marks, Strides, marks_on, state_of
-from ariadne.guards.opened import State, counts_by_which
-from ariadne.guards.outside import Outside
+from ariadne.guards.marks import ASKING_FOR_CLASSES, Marks, Registered, Strides, marks_on, state_of
+from ariadne.guards.opened import State, asks_itself, counts_by_which
+from ariadne.guards.outside import Outside, with_contents
 from ariadne.guards.recording import Recording
 from ariadne.plan import storage_of
 
@@ -181,7 +181,9 @@ class Baseline:
         tensors = [n for n, t in state_of(model) if marks_on(t, self.mark_names) or (at and storage_of(t) in at)]
         if tensors:
             self.attributes.append(("", ("what stands on its tensors",), Marks(model, tensors, self.mark_names)))
-        if any("strides of state" in recorded.looked for recorded in recordings):
+        if any("members" in recorded.looked for recorded in recordings):
+            self.attributes.append(("", ("which parameters and buffers there are",), Registered(model)))
+        if any("layout" in recorded.looked for recorded in recordings):
             self.attributes.append(("", ("the strides of its tensors",), Strides(model)))
 
     def keeps_its_tables(self, path: str) -> bool:
@@ -272,11 +274,14 @@ def of_classes(
     for cls in {type(module) for module, _, _ in read.values()}:
         for name in _SPECIAL:  # which Python looks for in the class alone
             yield Outside(Lookup(cls), name, Lookup(cls)[name], f"{cls.__qualname__}.{name}")
-        for base in changeable(cls):  # `type(self).scale`
-            if base.__module__.partition(".")[0] != "torch":
-                for name in names.names.intersection(vars(base)) - names.assigned:
-                    if lasts(Lookup(cls)[name]):
-                        yield Outside(Lookup(cls), name, Lookup(cls)[name], f"{cls.__qualname__}.{name}")
+        for kind in (cls, type(cls)):  # `type(self).scale`, which the class's own class may give
+            found = Lookup(kind)
+            for base in changeable(kind):
+                if base.__module__.partition(".")[0] != "torch":
+                    for name in names.names.intersection(vars(base)) - names.assigned:
+                        value = found[name]
+                        if not (hasattr(type(value), "__get__") or is_a(value, type) or names.moves(value)):
+                            yield from with_contents(Outside(found, name, value, f"{kind.__qualname__}.{name}"))
     for cls, name in registered:
         yield Outside(Lookup(cls), name, MISSING, f"{cls.__qualname__}.{name}")
 
@@ -366,7 +371,11 @@ class Names:
         """
         if self.any or not isinstance(step, Attribute) or step in self.names or id(value) in self.whole:
             return True
-        return isinstance(value, partial) or isinstance(type(value).__getattribute__, types.FunctionType)
+        return (
+            isinstance(value, partial)
+            or asks_itself(value)
+            or isinstance(type(value).__getattribute__, types.FunctionType)
+        )
 
     def moves(self, value: Any) -> bool:
         """Whether forward changes a plain container, or one inside of it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -22,8 +22,8 @@ from ariadne.guards.kept import Kept, Same
 from ariadne.guards.marks import marks_on, same_marks
 from ariadne.guards.outside import Outside
 from ariadne.guards.tensors import facts_of_state, tied
-from ariadne.guards.watched import Surrounded, Watched, version
-from ariadne.plan import Expr, TracePlan, layout, short_dtype
+from ariadne.guards.watched import Surrounded, Watched, is_known, same_hooks, version
+from ariadne.plan import Expr, TracePlan, layout, short_dtype, sizes_in
 
 
 def entrance(
@@ -64,6 +64,7 @@ def entrance(
             f"    {', '.join(leaf)}, = leaves",
         ]
     first = True
+    sizes: dict[str, str] = {}  # symbols, and the variables that hold them
     classes = iter(plan.assumption.classes or [None] * count)
     for i in range(count):
         if i in literals:
@@ -92,6 +93,9 @@ def entrance(
         for name, dim in zip(dims, value.shape, strict=True):
             if isinstance(dim, int):
                 checks.append(f"{name} != {dim}")
+            elif dim.source in plan.over:
+                known = sizes.setdefault(dim.source, name)
+                checks += [f"{name} != {known}"] if known != name else []
             elif first:
                 lines.append(f"    B = {name}")
                 first = False
@@ -111,6 +115,8 @@ def entrance(
             lines.append(f"    if leaf{i} {sign} leaf{j}: return None")
     within = " or ".join(f"{lo} <= B <= {hi}" if lo != hi else f"B == {lo}" for lo, hi in plan.batches.ranges)
     lines.append(f"    if not ({within or 'False'}): return None")
+    env["fits"] = _fits(plan, (*sizes,))
+    lines += [f"    if not fits(B, {', '.join(sizes.values())}): return None"] if sizes else []
     for name, line, thing in _assumed(plan, model, baseline):
         env[name] = thing
         lines.append(f"    {line}")
@@ -120,6 +126,22 @@ def entrance(
     exec("\n".join(lines), env)
     found: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None] = env["enter"]
     return found
+
+
+def _fits(plan: TracePlan, symbols: tuple[str, ...]) -> Callable[..., bool]:
+    """Whether a plan serves a batch and sizes, in the order of `symbols`; what is known of the last calls' is kept."""
+    within = {s.symbol: s.within for s in plan.sizes}
+    holds = Expr(" and ".join(f"({condition})" for condition in plan.conditions) or "1 > 0")
+
+    @lru_cache(maxsize=1024)
+    def fits(batch: int, *sizes: int) -> bool:
+        named = {plan.batch_symbol: batch, **dict(zip(symbols, sizes, strict=True))}
+        try:
+            return all(named[s] in within[s] for s in symbols) and bool(holds.evaluate(named))
+        except (ArithmeticError, ValueError):  # a condition that has no answer at these sizes
+            return False
+
+    return fits
 
 
 def of_class(value: Any, cls: type | None) -> bool:
@@ -136,7 +158,8 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
         found.append(("autocast_now", "if autocast_now() != autocast_then: return None", autocast_state))
         found.append(("autocast_then", "pass", assumed.autocast))
     if assumed.layouts is not None:
-        found.append(("layout", f"if tuple(map(layout, ({', '.join(tensors)},))) != layouts: return None", layout))
+        now = ", ".join(f"layout({t}, {assumed.strides})" for t in tensors)
+        found.append(("layout", f"if ({now},) != layouts: return None", layout))
         found.append(("layouts", "pass", assumed.layouts))
     if assumed.requires_grad is not None:
         tables = [
@@ -186,7 +209,7 @@ def explain(
         )
     where = [p for p, _ in tree.paths((args, ordered))]
     literals = dict(plan.literals)
-    batch = None
+    batch, free = None, {(size.leaf, size.dim) for size in plan.sizes}
     for i, leaf in enumerate(leaves):
         name = where[i].removeprefix("[0]") if where[i].startswith("[0]") else where[i].removeprefix("[1]")
         if i in literals:
@@ -220,6 +243,8 @@ def explain(
                 f"input {name} must be {value.describe()}, of rank {len(value.shape)}; found {found}. Reshape it, or prepare again"
             )
         for d, dim in enumerate(value.shape):
+            if (i, d) in free:
+                continue
             if isinstance(dim, Expr):
                 if batch is None:
                     batch = leaf.shape[d]
@@ -230,30 +255,18 @@ def explain(
                     )
             elif leaf.shape[d] != dim:
                 raise InputError(
-                    f"input {name} must be {value.describe()}: dim {d} is {dim} in the plan; found {found}. Only the batch may "
-                    "change; prepare again for other sizes"
+                    f"input {name} must be {value.describe()}: dim {d} is {dim} in the plan; found {found}. What may change "
+                    "is the batch, and what SplitSpec(dynamic=...) names; prepare again for other sizes"
                 )
         if leaf.dtype is not value.dtype:
             raise InputError(f"input {name} must be {value.describe()}; found {found}. Convert it, or prepare again")
         if leaf.device.type != value.device.split(":")[0]:
             raise InputError(f"input {name} was captured on {value.device}; found {found}. Move it, or prepare again")
+    sizes_in(plan.sizes, leaves)
     if batch is not None and batch not in batches:
         raise BatchError(
             f"batch {batch} lies outside dynamic_batch ({batches.start}, {batches.stop - 1}); prepare with a range that holds it"
         )
-
-
-def _holds(hooks: dict[int, Any], expected: list[Any] | None) -> bool:
-    """Whether these are the hooks that are expected, in order."""
-    return [*hooks.values()] == expected
-
-
-def _is_known(
-    own: dict[str, Any], name: str, before: bool, now: bool, beside: list[tuple[dict[str, Any], str]]
-) -> bool:
-    """Whether a flag is as before the first call, or as after it, with what that call fills."""
-    found = own.get(name)
-    return found is before or (found is now and all(table.get(n) is not None for table, n in beside))
 
 
 class ModuleGuard:
@@ -369,9 +382,9 @@ class ModuleGuard:
             *([bool] if changed else []),  # which says False
             *watched.asked,
             *surrounded.asked,
-            *(partial(_holds, hooks, expected) for hooks, expected in loud_now),
+            *(partial(same_hooks, hooks, expected) for hooks, expected in loud_now),
             *(kept.is_same for kept in contents),
-            *(partial(_is_known, *flag) for flag in flags),
+            *(partial(is_known, *flag) for flag in flags),
             *(partial(keeps_its_weights, m) for m in modules.values() if isinstance(m, nn.RNNBase)),
         ]
 
@@ -467,7 +480,7 @@ class ModuleGuard:
         for path, name, before, now_flag, beside in base.flags:
             tables = [(base.modules[p].__dict__, n) for p, n in beside]
             own = self.modules[path].__dict__ if path in self.modules else {name: before}
-            if not _is_known(own, name, before, now_flag, tables):
+            if not is_known(own, name, before, now_flag, tables):
                 raise ModuleError(
                     f"attribute {name!r} of {named(path)} was {before!r} when forward read it, and is {own.get(name)!r} now, with "
                     f"what a first call fills beside it as no call leaves it{again}"

@@ -31,7 +31,7 @@ class Facts:
         self._tables: list[Any] = [table for table, _, _ in slots]
         self._keys: list[Any] = [key for _, key, _ in slots]
         self._wanted = [values if len(names) > 1 else values[0] for _, _, values in slots]
-        self._alike: Callable[..., bool] = _never
+        self._alike: Callable[..., bool] = never
 
     def hold(self) -> bool:
         """Whether all are there, and so."""
@@ -39,7 +39,7 @@ class Facts:
             tensors: list[Any] = [*map(getitem, self._tables, self._keys)]
             if self._alike(*tensors):  # as they were when they were last looked at one by one
                 return True
-            self._alike = _never  # which lets go of those that it knew
+            self._alike = never  # which lets go of those that it knew
             if [*map(self._ask, tensors)] != self._wanted:
                 return False
         except (LookupError, AttributeError, TypeError):  # a slot is gone, or holds no tensor
@@ -48,7 +48,8 @@ class Facts:
         return True
 
 
-def _never(*tensors: torch.Tensor) -> bool:
+def never(*tensors: torch.Tensor | None) -> bool:
+    """What `alike` gives where nothing is known."""
     return False
 
 
@@ -58,7 +59,7 @@ def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     It may say no of such tensors. torch's check ends the process where a tensor has no strides, and is only shown what it knows.
     """
     if _guards is None or any(t.layout is not torch.strided or t.is_nested for t in tensors):
-        return _never
+        return never
     known = [*tensors]
     check = _guards(*known, dynamic_dims_sizes=None, dynamic_dims_strides=None).check if known else None
 

@@ -82,6 +82,8 @@ def link_of(value: Any, kind: str, key: Any, name: str) -> Outside | None:
     if is_a(there, MemberDescriptorType):
         there = getattr(value, key, MISSING)
     table = vars(value) if is_a(value, ModuleType) else Slots(value)
+    if is_a(value, type) and there is not MISSING and Lookup(value)[key] is MISSING:
+        table = Lookup(type(value))  # a class has it from its own class
     if there is MISSING:
         finds_more = hasattr(type(value), "__getattr__")
         own = own_of(value)

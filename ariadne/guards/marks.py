@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.guards.attributes import MISSING, lasts, own_of
+from ariadne.guards.attributes import MISSING, is_a, lasts, own_of
+from ariadne.guards.facts import alike as tensors_alike
+from ariadne.guards.facts import never
 from ariadne.guards.kept import Kept
 from ariadne.guards.opened import alike, unfolded
 
@@ -42,6 +44,14 @@ def state_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_buffers()
 
 
+def _tables(model: nn.Module, names: Sequence[str]) -> list[tuple[str, Any, str]]:
+    """Where parameters and buffers of these names stand: (name, the module's table, the key in it)."""
+    there = dict(model.named_modules(remove_duplicate=False))
+    parts = [(name, there.get(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names]
+    # A module that is gone is for the guards of the model's structure to say.
+    return [(n, m._parameters if k in m._parameters else m._buffers, k) for n, m, k in parts if m is not None]
+
+
 class Marks(Kept):
     """The attributes, of those that forward asks for, that stand on some of a model's parameters and buffers."""
 
@@ -49,12 +59,7 @@ class Marks(Kept):
 
     def __init__(self, thing: nn.Module, tensors: Sequence[str], names: frozenset[str]) -> None:
         self.tensors, self.names = tensors, names
-        there = dict(thing.named_modules(remove_duplicate=False))
-        parts = [(name, there.get(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in tensors]
-        # A module that is gone is for the guards of the model's structure to say.
-        self.tables = [
-            (n, m._parameters if k in m._parameters else m._buffers, k) for n, m, k in parts if m is not None
-        ]
+        self.tables = _tables(thing, tensors)
         super().__init__(thing)
 
     def anew(self, thing: Any) -> Marks:
@@ -78,15 +83,59 @@ class Marks(Kept):
 
 
 class Strides(Kept):
-    """The strides of a model's parameters and buffers."""
+    """The strides of a model's tensors, which those of what ops make of them follow."""
 
-    __slots__ = ()
+    __slots__ = ("same", "tables")
+
+    def __init__(self, thing: nn.Module) -> None:
+        self.tables = _tables(thing, [name for name, _ in state_of(thing)])
+        for path, module in thing.named_modules():
+            own = module.__dict__
+            self.tables += [(f"{path}.{k}".lstrip("."), own, k) for k, v in own.items() if type(v) is torch.Tensor]
+        self.same = never
+        super().__init__(thing)
 
     def look(self, thing: Any) -> tuple[Any, ...]:
         """The name and strides of each that has any, of which `t.data = ...` may give it others."""
-        return tuple((n, t.stride()) for n, t in state_of(thing) if t.layout is torch.strided and not t.is_nested)
+        found = ((n, table.get(key)) for n, table, key in self.tables)
+        return tuple(
+            (n, t.stride()) for n, t in found if is_a(t, torch.Tensor) and t.layout is torch.strided and not t.is_nested
+        )
 
     def words(self, held: tuple[Any, ...]) -> str:
         """Those that are not alike in the two."""
         other = self.look(self.thing) if held is self.held else self.held
         return ", ".join(f"{name} = {list(strides)}" for name, strides in held if (name, strides) not in other)
+
+    def is_same(self) -> bool:
+        """Whether they have the same strides."""
+        tensors = [table.get(key) for _, table, key in self.tables]
+        if self.same(*tensors):  # as they were when they were last looked at one by one
+            return True
+        self.same = never  # which lets go of those that it knew
+        if self.look(self.thing) != self.held:
+            return False
+        self.same = tensors_alike(tensors) if all(is_a(t, torch.Tensor) for t in tensors) else never
+        return True
+
+
+class Registered(Kept):
+    """Which parameters and buffers a model's modules have, of which forward looked through all."""
+
+    __slots__ = ("tables",)
+
+    def __init__(self, thing: nn.Module) -> None:
+        own = [(path, m.__dict__) for path, m in thing.named_modules()]
+        self.tables = [(path, table[kind]) for path, table in own for kind in ("_parameters", "_buffers")]
+        super().__init__(thing)
+
+    def look(self, thing: Any) -> list[list[tuple[str, bool]]]:
+        """The names of each module's own, and whether a tensor stands there."""
+        return [[(name, t is None) for name, t in table.items()] for _, table in self.tables]
+
+    def words(self, held: list[list[tuple[str, bool]]]) -> str:
+        """Those that are not alike in the two."""
+        other = self.look(self.thing) if held is self.held else self.held
+        every = zip(self.tables, held, other, strict=True)
+        found = [f"{path}.{name}".lstrip(".") for (path, _), a, b in every for name, _ in a if a != b]
+        return ", ".join(found[:8]) or "none besides"

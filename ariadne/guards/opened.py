@@ -59,6 +59,14 @@ _WHICH = (
     torch.dtype, torch.device,
 )  # fmt: skip  # what counts by which it is: others look into these
 _SPECIAL: tuple[Any, ...] = (weakref.ref, *weakref.ProxyTypes, logging.Logger, threading.local)
+_OPENED = (
+    "torch.optim.",
+    "torch.distributions.",
+)  # objects of torch's that users change, and whose attributes steer forward
+_BY_METHODS = (
+    "torch.optim.lr_scheduler",
+    "torch.distributions.",
+)  # of which torch's own methods read what no code of forward's names
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _ASKING_BY_NAME = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
 
@@ -77,7 +85,15 @@ def counts_by_which(value: Any) -> bool:
     if is_a(value, _WHICH):
         return True
     kind: Any = type(value)
-    return str(kind.__module__).partition(".")[0] == "torch" and not is_a(value, (*_CONTAINERS, *weakref.ProxyTypes))
+    home = str(kind.__module__)
+    if home.startswith(_OPENED) and home_of(value) is object:
+        return False
+    return home.partition(".")[0] == "torch" and not is_a(value, (*_CONTAINERS, *weakref.ProxyTypes))
+
+
+def asks_itself(value: Any) -> bool:
+    """Whether methods of torch's own read attributes of an object, under names that stand in no code of forward's."""
+    return str(type(value).__module__).startswith(_BY_METHODS)
 
 
 def home_of(value: Any) -> type:
@@ -239,6 +255,8 @@ def _inside(thing: Any, names: Collection[str] | None, assigned: Collection[str]
         return
     else:
         yield from _of_c(thing)
+    if asks_itself(thing):
+        names = None
     for name in slots_of(thing):
         if (names is None or name in names) and name not in assigned:
             yield from (name, slot_of(thing, name))

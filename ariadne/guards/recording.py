@@ -17,7 +17,10 @@ from ariadne.plan import Region
 
 @dataclass(slots=True)
 class Event:
-    """One op as it ran: `target` an OpOverload, or a Python callable kept whole; tensors in `args` are live objects."""
+    """One op as it ran: `target` an OpOverload, or a Python callable kept whole; tensors in `args` are live objects.
+
+    `within`: the model's own tensors that ops in a callable read, besides its arguments.
+    """
 
     target: Any
     args: tuple[Any, ...]
@@ -26,6 +29,7 @@ class Event:
     call: int
     region: Region
     effect: Effect | None = None
+    within: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,3 +170,14 @@ class Surrounded:
 
 
 version: Callable[[dict[Any, Any]], int] = VERSION or len  # where there are no versions, there are no dicts to ask
+
+
+def same_hooks(hooks: dict[int, Any], expected: list[Any] | None) -> bool:
+    """Whether these are the hooks that are expected, in order."""
+    return [*hooks.values()] == expected
+
+
+def is_known(own: dict[str, Any], name: str, before: bool, now: bool, beside: list[tuple[dict[str, Any], str]]) -> bool:
+    """Whether a flag is as before the first call, or as after it, with what that call fills."""
+    found = own.get(name)
+    return found is before or (found is now and all(table.get(n) is not None for table, n in beside))

@@ -169,6 +169,12 @@ def _refuse(plan: TracePlan, part: Part) -> None:
             raise HalfError(f"{where} draws random numbers, which another runtime draws otherwise; cut elsewhere")
         if node.target.startswith("python."):
             raise HalfError(f"{where} is a function of Python, which an exported program can't call; cut elsewhere")
+    symbols = {s.symbol for s in plan.sizes}
+    if any(isinstance(d, Expr) and d.names & symbols for name in part.takes for d in plan.values[name].shape):
+        raise HalfError(
+            f"this half serves several sizes of {', '.join(sorted(symbols))}, and a program is exported for one: prepare the split "
+            "without dynamic, at the size that is to be exported"
+        )
     stores = part.stores(plan)
     if stores:
         raise HalfError(

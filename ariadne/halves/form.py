@@ -30,8 +30,22 @@ from ariadne.halves.atoms import (
     told,
     told_spec,
 )
+from ariadne.halves.sized import need_sizes_of_inputs, told_sizes, with_sizes
 from ariadne.halves.weights import Row, row
-from ariadne.plan import WHOLE, Apart, Assumption, Batches, Ref, Region, Store, TraceNode, TracePlan, Value, check, uses
+from ariadne.plan import (
+    WHOLE,
+    Apart,
+    Assumption,
+    Batches,
+    Ref,
+    Region,
+    Store,
+    TraceNode,
+    TracePlan,
+    Value,
+    check,
+    uses,
+)
 
 KINDS = ("input", "parameter", "buffer", "constant", "tensor", "sequence", "scalar", "object")
 _SIZES = frozenset(("aten.sym_size.int", WHOLE))  # targets that stand for no op of their own
@@ -82,6 +96,7 @@ def told_side(side: Side, constants: Mapping[str, Row]) -> dict[str, Any]:
         "constants": {n: [*constants[n].told(), str(t.device)] for n, t in plan.constants.items()},
         "objects": {n: _told_object(o) for n, o in plan.objects.items()},
         "assumption": {f.name: told(getattr(assumed, f.name)) for f in fields(assumed)},
+        **({"sizes": told_sizes(plan)} if plan.sizes else {}),
     }
 
 
@@ -99,6 +114,11 @@ def _told_object(thing: Any) -> list[str]:
 def _told_node(node: TraceNode) -> dict[str, Any]:
     found: dict[str, Any] = {"op": node.target, "args": told(node.args), "out": list(node.outputs)}
     region = node.region
+    if node.within:
+        raise HalfError(
+            f"a function that forward calls ({node.target.removeprefix('python.')}) reads parameters by itself "
+            f"({node.within[0]!r}), which a file can't hold; pass them to it as arguments, or write it in torch's ops"
+        )
     if node.kwargs:
         found["kwargs"] = [[k, told(v)] for k, v in node.kwargs]
     if node.module:
@@ -149,7 +169,8 @@ class SideReader:
 
     def read(self, data: Any, file_rows: dict[str, tuple[Row, str]], index: int) -> Side:
         """One side; where its constants lie is noted in `file_rows`, under names that start with the number of the plan."""
-        d = table(data, "a plan", _PLAN_KEYS)
+        has_sizes = type(data) is dict and "sizes" in data
+        d = table(data, "a plan", [*_PLAN_KEYS, *(["sizes"] if has_sizes else [])])
         reader = Reader()
         symbol = name(d["batch"], "the batch's symbol")
         rows = [items(v, "a value") for v in items(d["values"], "the values")]
@@ -217,6 +238,8 @@ class SideReader:
             ),
             apart=apart,
         )
+        if has_sizes:
+            plan = with_sizes(plan, d["sizes"])
         return Side(self._held_together(plan, candidate), candidate)
 
     def _held_together(self, plan: TracePlan, candidate: SplitCandidate) -> TracePlan:
@@ -262,6 +285,7 @@ class SideReader:
             need(all(values[n].kind == "input" for _, n in plan.inputs), "an input is none")
             tensors = {i for i, _ in plan.inputs}
             need(all({*pair} <= tensors for pair in plan.tied_inputs), "inputs are tied that are not there")
+            need_sizes_of_inputs(plan)
         else:
             need(not leaves, "a suffix takes inputs")
         try:
@@ -452,6 +476,7 @@ class SideReader:
             wanting,
             autocast,
             layouts,
+            flag(d["strides"], "strides"),
             flag(d["dtypes"], "dtypes"),
             flag(d["shapes"], "shapes"),
             given,

@@ -13,7 +13,7 @@ from torch import nn
 
 from ariadne.cut import SIDES
 from ariadne.errors import HalfError
-from ariadne.halves.atoms import Classes, flag, items, mapped, need, text
+from ariadne.halves.atoms import Classes, count, flag, items, mapped, need, text
 from ariadne.halves.form import Side, SideReader
 from ariadne.halves.given import Weights, given, refuse_unfit
 from ariadne.halves.given import replace as replace_by
@@ -37,7 +37,12 @@ def read(
             f"this half has format {str(data['format'])[:20]}, and this Ariadne ({VERSION}) reads format {FORMAT}. Save it "
             "with this version, or load it with the one that saved it"
         )
-    need(data.keys() - {"pipeline"} == _KEYS, "its data have other parts than expected")
+    need(data.keys() - {"pipeline", "order"} == _KEYS, "its data have other parts than expected")
+    order = {
+        text(n, "a parameter"): count(i, "a place", 0, 2**31)
+        for n, i in mapped(data.get("order", {}), "the order").items()
+    }
+    need(len({*order.values()}) == len(order), "two parameters have one place")
     part = text(data["part"], "the part")
     need(part in SIDES, f"its part is {part!r}")
     for key in ("ariadne", "torch", "model", "digest"):

@@ -33,6 +33,7 @@ _NAMES = {
 }  # fmt: skip
 
 
+_SMALL = 1 << 16  # bytes
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -232,7 +233,9 @@ class File:
             found: torch.Tensor = self._file.get_tensor(key)
         except (SafetensorError, RuntimeError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise HalfError(f"the tensor {key[:80]!r} of {self.path!r} can't be read: {str(error)[:200]}") from None
-        return found.clone() if found.data_ptr() % ALIGN or found.storage_offset() else found
+        # A small one may be an observer's, which its op resizes when it runs first: mapped memory can't be.
+        copied = found.nbytes <= _SMALL or found.data_ptr() % ALIGN or found.storage_offset()
+        return found.clone() if copied else found
 
     def tensors(self, rows: Mapping[str, Row]) -> Iterator[tuple[str, torch.Tensor]]:
         """Each tensor by name, one object for names that are one tensor in the file."""

@@ -327,8 +327,10 @@ def save(
         for n in s.plan.nodes
         if n.target not in _UNNAMED and not n.target.startswith("python.")
     }
+    places = {id(p): i for i, p in enumerate(model.parameters())}
     half = {
         **about,
+        "order": {_key(slot): places[id(slot.tensor)] for slot in kept if id(slot.tensor) in places},
         "format": FORMAT,
         "ariadne": VERSION,
         "torch": torch.__version__,

@@ -22,16 +22,19 @@ A model and where to cut it flow in; parts and stages flow out. The schedules, t
 
 from ariadne.pipeline.balance import Costs, Layout, layouts
 from ariadne.pipeline.choice import usable
+from ariadne.pipeline.flight import Flight, back
 from ariadne.pipeline.loaded import LoadedPart, finish, load_part, schedule
 from ariadne.pipeline.part import Part
 from ariadne.pipeline.pipeline import Pipeline, prepare_pipeline
 
 __all__ = [
     "Costs",
+    "Flight",
     "Layout",
     "LoadedPart",
     "Part",
     "Pipeline",
+    "back",
     "finish",
     "layouts",
     "load_part",

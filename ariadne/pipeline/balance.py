@@ -94,7 +94,7 @@ class Costs:
             return cls(found, {c: n / bytes_per_second for c, n in crossing.items()}, "s")
         if by == "boundary_bytes":
             return cls((0.0,) * len(plan.nodes), crossing, "bytes")
-        env = {plan.batch_symbol: batch}
+        env = plan.traced | {plan.batch_symbol: batch}
         seen: set[tuple[Any, ...]] = set()
         ops = []
         for node in plan.nodes:

@@ -84,7 +84,7 @@ def behind_first(plan: TracePlan, cuts: Sequence[Any]) -> tuple[TraceNode, ...]:
 
 def foresee(plan: TracePlan, nodes: Sequence[TraceNode], batch: int) -> bool:
     """Draw what some ops of a plan will draw at a batch, and throw it away; False where that follows from data."""
-    env = {plan.batch_symbol: batch}
+    env = plan.traced | {plan.batch_symbol: batch}
 
     def stand_in(atom: Ref | Expr) -> Any:
         if isinstance(atom, Expr):

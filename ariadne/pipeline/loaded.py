@@ -50,10 +50,15 @@ class LoadedPart(Part):
         self.__dict__.update(_half=half, _onward=onward, draws="seeded" if flag(told["draws"], "draws") else "whole")
 
     @property
+    def half(self) -> Half:
+        """What `ariadne.load` makes of its file."""
+        found: Half = self.__dict__["_half"]
+        return found
+
+    @property
     def runtime(self) -> SplitRuntime:
         """What runs it."""
-        half: Half = self.__dict__["_half"]
-        return half.runtime
+        return self.half.runtime
 
     @property
     def onward(self) -> Mapping[str, Onward]:

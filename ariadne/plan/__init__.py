@@ -8,6 +8,7 @@ in import order::
     expr       sizes as expressions in the batch
     names      the one owner of names
     batches    batch sizes as closed ranges
+    sized      sizes beside the batch, as they were declared
     atoms      arguments of ops: walked, replaced, shown, told as data
     trace      values, ops, output; `check(plan)`; how a plan prints
     solve      at which batches a question about sizes has a given answer
@@ -20,6 +21,7 @@ from ariadne.plan.expr import FUNCTIONS, Expr
 from ariadne.plan.names import HELPERS, Namespace, one_line
 from ariadne.plan.pruning import Groups, prune, reached, without
 from ariadne.plan.schema import WHOLE, bind, tensors_in, written_arguments
+from ariadne.plan.sized import MOST, Size, sizes_in
 from ariadne.plan.solve import where
 from ariadne.plan.strided import own, storage_of
 from ariadne.plan.trace import (

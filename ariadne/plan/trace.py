@@ -17,6 +17,7 @@ from ariadne.plan.atoms import as_data, digest, show, show_tree, uses
 from ariadne.plan.batches import Batches
 from ariadne.plan.expr import Expr
 from ariadne.plan.names import one_line
+from ariadne.plan.sized import Size
 
 Dim = int | Expr
 
@@ -109,7 +110,8 @@ class TraceNode:
     `args` and `kwargs` are trees of tuples over `Ref`, `Expr` and constants. Where `unpack` is false the op has one
     output; else it returns a sequence of known length, unpacked into `outputs`.
     `writes`: values whose memory it writes. `witness`: what it returned at capture, where Python looked at that.
-    `reads`: the names of the values and symbols that it uses, each once, in order.
+    `within`: parameters that the Python of its callable reads by itself. `reads`: the names of the values and symbols that it
+    uses, each once, in order.
     """
 
     target: str
@@ -125,11 +127,12 @@ class TraceNode:
     seeded: bool = False
     witness: Any = None
     is_witness: bool = False
+    within: tuple[str, ...] = ()
     reads: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         found = dict.fromkeys(uses((self.args, tuple(v for _, v in self.kwargs))))
-        object.__setattr__(self, "reads", tuple(found))
+        object.__setattr__(self, "reads", tuple(found | dict.fromkeys(self.within)))
 
     @property
     def name(self) -> str:
@@ -196,8 +199,9 @@ class Assumption:
 
     A field is None where Python did not look. `grad`: gradients enabled; `requires_grad`: flags of the parameters, by
     path, and `inputs_require_grad` those of the inputs; `autocast`: (device type, enabled, dtype) per device; `layouts`: memory
-    formats of the inputs. `dtypes` is true where Python read a dtype, or a dtype or device is written in the plan, and `shapes`
-    where it read the shape of a parameter or buffer: then `model.to(...)`, or another tensor there, calls for a new capture.
+    formats of the inputs, and with `strides` whether their strides follow from their sizes. `dtypes` is true where Python read a
+    dtype, or a dtype or device is written in the plan, and `shapes` where it read the shape of a parameter or buffer: then
+    `model.to(...)`, or another tensor there, calls for a new capture.
     `classes`: those of the tensor inputs, where any was of a subclass of torch's; inputs of another call for a new capture.
     `switches`: settings of torch that it asked for, and how they stood; with the default dtype and device, which always count.
     """
@@ -206,6 +210,7 @@ class Assumption:
     requires_grad: tuple[tuple[str, bool], ...] | None = None
     autocast: tuple[tuple[str, bool, torch.dtype], ...] | None = None
     layouts: tuple[tuple[bool, ...], ...] | None = None
+    strides: bool = False
     dtypes: bool = False
     shapes: bool = False
     inputs_require_grad: tuple[bool, ...] | None = None
@@ -241,7 +246,9 @@ class TracePlan:
     forward assigns to buffers and attributes, and that outlives the call. `given`: the inputs that are neither tensors nor
     plain values, which calls must repeat. `tied_inputs`: pairs of input leaves that were one and the same tensor. `captured_by`
     is symbolic, observed or observed-per-batch; `not_captured_by` says why the earlier ways did not serve. `apart`: where it
-    holds one part of another plan's ops alone, what it has to know of that plan.
+    holds one part of another plan's ops alone, what it has to know of that plan. `sizes`: the dims of inputs that were declared to
+    change, `traced_sizes` what they were when it was captured, by symbol. A shape has the symbol where the plan serves other sizes,
+    too: those at which all `conditions`, which read the batch and the symbols, are true.
     """
 
     batch_symbol: str
@@ -267,6 +274,14 @@ class TracePlan:
     given: Mapping[str, Any] = field(default_factory=dict, repr=False)
     tied_inputs: tuple[tuple[int, int], ...] = ()
     apart: Apart | None = None
+    sizes: tuple[Size, ...] = ()
+    traced_sizes: tuple[tuple[str, int], ...] = ()
+    conditions: tuple[Expr, ...] = ()
+
+    @cached_property
+    def traced(self) -> dict[str, int]:
+        """The batch and the other sizes that it was captured with, by symbol."""
+        return {self.batch_symbol: self.traced_batch, **dict(self.traced_sizes)}
 
     @property
     def first(self) -> int:
@@ -391,18 +406,52 @@ class TracePlan:
             "output": told(self.output),
             "constants": {k: digest(v) for k, v in self.constants.items()},
             "grad": self.assumption.grad,
+            **self._told_sizes(),
         }
+
+    def unmet(self, sizes: Mapping[str, int]) -> str:
+        """The first condition that does not hold where the batch and the other sizes, by symbol, are these; empty if all do."""
+        for condition in self.conditions:
+            try:
+                if condition.evaluate(sizes):
+                    continue
+            except (ArithmeticError, ValueError):  # it has no answer there
+                pass
+            return condition.source
+        return ""
+
+    @cached_property
+    def over(self) -> tuple[str, ...]:
+        """The symbols, beside the batch's, in which its shapes are written: it serves other sizes, too."""
+        named = {s for _, n in self.inputs for d in self.values[n].shape if isinstance(d, Expr) for s in d.names}
+        return tuple(dict.fromkeys(s.symbol for s in self.sizes if s.symbol in named))
+
+    def _told_sizes(self) -> dict[str, Any]:
+        if not self.sizes:
+            return {}
+        told = [[s.leaf, s.dim, s.symbol, s.within.start, s.within.stop, s.within.step] for s in self.sizes]
+        return {"sizes": told, "conditions": [str(c) for c in self.conditions]}
 
     def __str__(self) -> str:
         args = ", ".join(f"{n}: {self.values[n].describe()}" for _, n in self.inputs)
         lines = [f"# captured by {self.captured_by}; batch {self.batch_symbol} in {self.batches}"]
         lines += [f"# not {way}: {why}" for way, why in self.not_captured_by]
         lines += [f"# not at {reason}" for reason in self.excluded]
+        lines += [f"# size {line}" for line in self.served]
         lines += [f"def forward({args}):"]
         for i, node in enumerate(self.nodes):
             lines.append(f"    {self.show(node)}  # {i}: {one_line(node.module) or 'the model itself'}")
         lines.append(f"    return {show_tree(self.output_spec, [show(o) for o in self.output])}")
         return "\n".join(lines)
+
+    @property
+    def served(self) -> list[str]:
+        """The sizes beside the batch that it serves, of those that were declared, and under what conditions, in words."""
+        found = []
+        for symbol, size in {s.symbol: s for s in self.sizes}.items():
+            one = size.range if symbol in self.over else f"{self.traced[symbol]} in this plan, of {size.range}"
+            found.append(f"{symbol} in {one}")
+        return [*found, *([f"where {' and '.join(map(str, self.conditions))}"] if self.conditions else [])]
 
     def show(self, node: TraceNode) -> str:
         """One op as a line of Python, with the types of its results."""
@@ -420,10 +469,10 @@ class TracePlan:
         return replace(self, nodes=nodes, **{"values": kept, "constants": constants, **changes})
 
 
-def layout(t: torch.Tensor) -> tuple[bool, ...]:
-    """Which memory formats a tensor is contiguous in; the plain one only with the very strides that torch gives it."""
+def layout(t: torch.Tensor, strides: bool) -> tuple[bool, ...]:
+    """Which memory formats a tensor is contiguous in; where `strides` count, the plain one only with those that torch gives it."""
     formats = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}.get(t.dim(), ())
-    return (t.is_contiguous() and _usual(t), *(t.is_contiguous(memory_format=f) for f in formats))
+    return (t.is_contiguous() and not (strides and not _usual(t)), *(t.is_contiguous(memory_format=f) for f in formats))
 
 
 def _usual(t: torch.Tensor) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,26 +19,34 @@ from ariadne.half import Half
 from ariadne.halves import File, Row, parsed, row
 from ariadne.halves import weights as files
 
-_FORMAT = 1
+_FORMAT = 2
 Generators = Mapping[str, torch.Tensor]
+Beside = Mapping[str, Any]  # schedulers and scalers, by name
 
 
 def write(
-    path: Path, half: Half, optimizer: torch.optim.Optimizer | None, about: Mapping[str, Any], states: Generators
+    path: Path,
+    half: Half,
+    optimizer: torch.optim.Optimizer | None,
+    about: Mapping[str, Any],
+    states: Generators,
+    beside: Beside | None = None,
 ) -> None:
     """Write the file, to one beside it first, which then takes its place; `CheckpointError` where that fails.
 
-    `about`: plain data that are given back.
+    `about`: plain data that are given back. `beside`: what else has a `state_dict()`, by name, as a scheduler.
     """
     tensors = {f"half {name}": t for name, t in _held(half).items()}
     tensors |= {f"generator {name}": t for name, t in states.items()}
     told = None if optimizer is None else _told(optimizer.state_dict(), "optimizer", tensors)
+    also = {n: _told(thing.state_dict(), n, tensors) for n, thing in (beside or {}).items()}
     try:
         kept, rows = files.gather(tensors)
         data = {
             "checkpoint": _FORMAT,
             "about": dict(about),
             "optimizer": told,
+            "beside": also,
             "rows": {name: at.told() for name, at in rows.items()},
         }
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +66,7 @@ def about(path: Path) -> dict[str, Any] | None:
 
 
 def restore(
-    path: Path, half: Half, optimizer: torch.optim.Optimizer | None
+    path: Path, half: Half, optimizer: torch.optim.Optimizer | None, beside: Beside | None = None
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Put a half and its optimizer where they were; returns the plain data and the states of the generators.
 
@@ -78,8 +87,16 @@ def restore(
             )
         if (optimizer is None) != (data["optimizer"] is None):
             raise CheckpointError(f"{path} was written {'with' if optimizer is None else 'without'} an optimizer")
+        things = beside or {}
+        if things.keys() != data["beside"].keys():
+            raise CheckpointError(
+                f"{path} has the states of {sorted(data['beside']) or 'nothing'} beside the optimizer's, and here there is "
+                f"{sorted(things) or 'nothing'}: go on with what the run began with"
+            )
         if optimizer is not None:
             optimizer.load_state_dict(_read(data["optimizer"], found))
+        for name, thing in things.items():
+            thing.load_state_dict(_read(data["beside"][name], found))
     except (AriadneError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -101,7 +118,7 @@ def _data(path: Path) -> tuple[File, dict[str, Any]]:
         if isinstance(error, FileNotFoundError):
             raise
         raise CheckpointError(f"{path} can't be read: {error}") from error
-    if data.get("checkpoint") != _FORMAT or not all(type(data.get(k)) is dict for k in ("about", "rows")):
+    if data.get("checkpoint") != _FORMAT or not all(type(data.get(k)) is dict for k in ("about", "rows", "beside")):
         raise CheckpointError(f"{path} is no checkpoint of this version of Ariadne")
     return file, data
 
@@ -124,12 +141,12 @@ def _told(value: Any, at: str, tensors: dict[str, torch.Tensor]) -> Any:
         return {"float": value.hex()}
     if isinstance(value, dict):
         pairs = [[_told(k, f"{at} key", tensors), _told(v, f"{at} {k}", tensors)] for k, v in value.items()]
-        return {"dict": pairs}
+        return {"Counter" if type(value) is Counter else "dict": pairs}
     if isinstance(value, (list, tuple)):
         return {type(value).__name__: [_told(v, f"{at} {i}", tensors) for i, v in enumerate(value)]}
     if value is None or type(value) in (bool, int, str):
         return value
-    raise CheckpointError(f"the optimizer keeps a {type(value).__name__} ({at}), which a checkpoint can't hold")
+    raise CheckpointError(f"what is trained with keeps a {type(value).__name__} ({at}), which a checkpoint can't hold")
 
 
 def _read(told: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -140,8 +157,9 @@ def _read(told: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return tensors[value].clone()
     if kind == "float":
         return float.fromhex(value)
-    if kind == "dict":
-        return {_read(k, tensors): _read(v, tensors) for k, v in value}
+    if kind in ("dict", "Counter"):
+        pairs = {_read(k, tensors): _read(v, tensors) for k, v in value}
+        return Counter(pairs) if kind == "Counter" else pairs
     return {"list": list, "tuple": tuple}[kind](_read(v, tensors) for v in value)
 
 

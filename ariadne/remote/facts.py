@@ -12,15 +12,40 @@ from ariadne.boundary import BoundaryPayload
 from ariadne.errors import BoundaryError, HandshakeError, PayloadError
 from ariadne.half import Half
 from ariadne.halves import VERSION
+from ariadne.pipeline import LoadedPart
 from ariadne.plan import Groups, TraceNode, TracePlan, bind, short_dtype
 from ariadne.remote.message import PROTOCOL
 
 Facts = dict[str, Any]
 
 
+def part_of(half: Half) -> LoadedPart | None:
+    """The part that a half is of a model in more than two; None for one side of a split."""
+    if "pipeline" not in half.__dict__["_data"]:
+        return None
+    part = LoadedPart(half)
+    return part if part.count > 2 else None
+
+
+def middle_of(half: Half) -> LoadedPart | None:
+    """The part that a half is where it is one between two cuts; None for the last part of a model."""
+    part = part_of(half)
+    return part if part is not None and part.onward else None
+
+
 def facts_of(half: Half) -> Facts:
-    """What a half is: versions, its part, its splits with what crosses them, its weights, and where it runs."""
+    """What a half is: versions, its part, its splits with what crosses them, its weights, and where it runs.
+
+    `place` and `gives` are of a part of several: which it is, of how many, and what goes on from one between two cuts.
+    """
+    part = part_of(half)
+    between = part is not None and part.index > 0
+    shared: Any = (
+        shared_names(half) if part is None else [[name, *users] for name, users in sorted(part.shared.items())]
+    )
     return {
+        "place": None if part is None else [part.index, part.count],
+        "gives": {k: [o.split_id, [*o.live]] for k, o in part.onward.items()} if part is not None and between else {},
         "protocol": PROTOCOL,
         "ariadne": VERSION,
         "torch": torch.__version__,
@@ -31,7 +56,7 @@ def facts_of(half: Half) -> Facts:
         "origin": half.origin,
         "device": device_of(half),
         "threads": torch.get_num_threads(),
-        "shared": shared_names(half),
+        "shared": shared,
     }
 
 
@@ -90,6 +115,12 @@ def hold_together(mine: Facts, theirs: Facts, address: str) -> None:
     def refuse(what: str, here: Any, there: Any, todo: str) -> None:
         raise HandshakeError(f"{what} differs: here {here}, at {address} {there}. {todo}")
 
+    behind = None if mine["place"] is None else [mine["place"][0] + 1, mine["place"][1]]
+    if theirs["place"] != behind:
+        here, there = (
+            f"part {p[0]} of {p[1]}" if p else f"the {w}" for p, w in ((f["place"], f["part"]) for f in (mine, theirs))
+        )
+        refuse("what is run", here, there, "Serve the part behind the one here, of the same model")
     if mine["part"] == theirs["part"]:
         refuse("the part must differ and", mine["part"], theirs["part"], "Serve the suffix, and run the prefix here")
     if mine["mode"] != theirs["mode"]:

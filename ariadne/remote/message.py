@@ -15,7 +15,7 @@ from ariadne import errors, tree
 from ariadne.boundary import TensorRef, decode, encode, shown
 from ariadne.errors import AriadneError, PayloadError, RemoteError
 
-PROTOCOL = 1
+PROTOCOL = 2
 MOST_HEADER = 1 << 16
 MOST_PARTS = 4
 Header = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Optimizers and losses as they are typed: `sgd:lr=0.1,momentum=0.9`, `cross_entropy:label_smoothing=0.1`."""
+"""Optimizers, schedulers and losses as they are typed: `sgd:lr=0.1,momentum=0.9`, `cross_entropy:label_smoothing=0.1`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ OPTIMIZERS = {
     name.lower(): kind
     for name, kind in vars(torch.optim).items()
     if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+}
+SCHEDULERS = {
+    name.lower(): kind
+    for name, kind in vars(torch.optim.lr_scheduler).items()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.lr_scheduler.LRScheduler)
 }
 Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -52,6 +57,23 @@ def optimizer(text: str, parameters: Iterable[torch.nn.Parameter]) -> torch.opti
         return kind(trained, **options) if trained else None
     except (TypeError, ValueError) as error:
         raise SpecError(f"the optimizer {text!r} can't be made: {error}") from None
+
+
+def scheduler(text: str, optimizer: torch.optim.Optimizer | None) -> torch.optim.lr_scheduler.LRScheduler | None:
+    """The learning-rate scheduler that a text names, over an optimizer; None where there is nothing to train.
+
+    >>> scheduler("cosineannealinglr:T_max=100", optimizer)
+    """
+    name, options = _parsed(text, "scheduler")
+    kind = SCHEDULERS.get(name)
+    if kind is None:
+        raise SpecError(
+            f"there is no scheduler {name!r} in torch.optim.lr_scheduler; near: {nearest(name, SCHEDULERS, 3) or 'none'}"
+        )
+    try:
+        return None if optimizer is None else kind(optimizer, **options)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"the scheduler {text!r} can't be made: {error}") from None
 
 
 def loss(text: str) -> Loss:

@@ -23,7 +23,7 @@ from ariadne.errors import AriadneError, BusyError, DeadlineError, PayloadError,
 from ariadne.half import Half, load
 from ariadne.remote import keys, plain
 from ariadne.remote.counters import Counters, Log, Page
-from ariadne.remote.facts import autocast_as, device_of, facts_of
+from ariadne.remote.facts import autocast_as, device_of, facts_of, middle_of
 from ariadne.remote.link import Listener
 from ariadne.remote.merged import Merger
 from ariadne.remote.message import (
@@ -42,10 +42,11 @@ from ariadne.remote.message import (
 from ariadne.remote.trained import Answer, Trained, now
 
 Path_ = str | os.PathLike[str]
+Scheduler = Callable[[torch.optim.Optimizer], Any]
 SLACK = 1 << 20  # bytes of a message beside its boundary
 GRACE = 0.5  # seconds after it was told to stop, in which what is on its way is still taken
-OPS = ("hello", "ping", "run", "train", "step", "begin", "end", "save", "cancel")
-NUMBERED = ("train", "step")
+NUMBERED = ("train", "forward", "back", "measure", "step", "schedule")
+OPS = ("hello", "ping", "run", "begin", "end", "save", "cancel", *NUMBERED)
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class Server:
         *,
         listen: str = "127.0.0.1:7077",
         optimizer: torch.optim.Optimizer | str | None = None,
+        scheduler: Scheduler | str | None = None,
         loss_fn: plain.Loss | str | None = None,
         labels: Callable[[Any], Any] | None = None,
         checkpoints: Path_ | None = None,
@@ -100,7 +102,12 @@ class Server:
         half = half if isinstance(half, Half) else load(half, plain=True)
         if half.part != "suffix":
             raise SpecError(f"a server runs a suffix; this file is a {half.part}. It runs where the inputs are")
+        self._part = middle_of(half)
         optimizer = plain.optimizer(optimizer, half.parameters()) if isinstance(optimizer, str) else optimizer
+        if isinstance(scheduler, str):
+            rates = plain.scheduler(scheduler, optimizer)
+        else:
+            rates = None if scheduler is None or optimizer is None else scheduler(optimizer)
         loss_fn = plain.loss(loss_fn) if isinstance(loss_fn, str) else loss_fn
         self.half, self.limits, self.batch = half, limits or Limits(), batch
         self.counters, self._log = Counters(), Log(log)
@@ -108,7 +115,8 @@ class Server:
         self._device = device_of(half)
         self._instance = uuid.uuid4().hex
         folder = None if checkpoints is None else Path(checkpoints)
-        self._run = Trained(half, optimizer, loss_fn, labels, folder, lease)
+        window = self.limits.inflight + 2
+        self._run = Trained(half, self._part, optimizer, rates, loss_fn, labels, folder, lease, window)
         self._merger = Merger(half, batch)
         self._queue: deque[Request] = deque()
         self._queued: Counter[bytes] = Counter()
@@ -293,10 +301,13 @@ class Server:
         return {"at": self._run.at}, []
 
     def _numbered(self, op: str, header: Header, bodies: Bodies) -> Answer:
-        if op == "train":
-            return self._run.train(header, bodies, self._device, self.limits.bytes)
+        if op in ("train", "forward", "back"):
+            do = {"train": self._run.train, "forward": self._run.forward, "back": self._run.back}[op]
+            return do(header, bodies, self._device, self.limits.bytes)
         if op == "step":
-            return self._run.step(bodies, self.limits.bytes)
+            return self._run.step(header, bodies, self.limits.bytes)
+        if op in ("measure", "schedule"):
+            return {"measure": self._run.measure, "schedule": self._run.schedule}[op](bodies, self.limits.bytes)
         return self._run.run_once(header, bodies, self._forward)
 
     def _hello(self) -> Header:
@@ -305,6 +316,8 @@ class Server:
         optimizer = None if self._run.optimizer is None else type(self._run.optimizer).__name__
         trains = {
             "optimizer": optimizer,
+            "scheduler": None if self._run.scheduler is None else type(self._run.scheduler).__name__,
+            "fused": bool(getattr(self._run.optimizer, "_step_supports_amp_scaling", False)),
             "loss": self._run.loss_fn is not None,
             "run": self._run.run,
             "at": self._run.at,
@@ -312,7 +325,7 @@ class Server:
         return {"facts": facts, "limits": limits, "trains": trains, "batch": self.batch, "pid": os.getpid()}
 
     def _may_merge(self, request: Request) -> bool:
-        plain = not any(s["writes"] or s["draws"] for s in self._facts["splits"].values())
+        plain = self._part is None and not any(s["writes"] or s["draws"] for s in self._facts["splits"].values())
         return self._merger.most > 1 and request.header["op"] == "run" and "number" not in request.header and plain
 
     def _forward(self, header: Header, bodies: Bodies) -> Answer:
@@ -330,8 +343,10 @@ class Server:
         if states is not None:
             set_generators(states)
         with autocast_as(header.get("autocast", [])):
-            output = self.half.run_suffix(boundary)
-        found = [pack(output)]
+            if self._part is None:
+                found = [pack(self.half.run_suffix(boundary))]
+            else:
+                found = [self._part(boundary).to_bytes()]
         if states is not None:
             found.append(pack(generators([*states])))
         return {}, found
@@ -341,12 +356,13 @@ def serve(half: Half | Path_, **options: Any) -> None:
     """Serve a suffix to clients that have its prefix, until SIGTERM or SIGINT; what waits then is still done.
 
     `half`: a suffix, or its file. The options are those of `Server`: `listen`, host and port; without keys, loopback alone.
-    `optimizer` and `loss_fn`, for training: objects, or text as "sgd:lr=0.1,momentum=0.9" and "cross_entropy". `labels`: a function
-    from what clients send as targets to the targets, where labels stay here. `checkpoints`: a folder for those of training runs.
-    `key`: the file of this server's key, `clients`: the public keys of its clients, files or a folder. `limits`: a
-    `Limits`. `batch`:
-    how many waiting boundaries are merged into one run, which rounds otherwise than each alone. `log`: "text", "json" or None;
-    `metrics`: where counters are shown for Prometheus; `lease`: after how many seconds of silence another run may begin.
+    `optimizer` and `loss_fn`, for training: objects, or text as "sgd:lr=0.1,momentum=0.9" and "cross_entropy". `scheduler`: a
+    function that makes one of the optimizer, or text as "steplr:step_size=30". `labels`: a
+    function from what clients send as targets to the targets, where labels stay here. `checkpoints`: a folder for those of
+    training runs. `key`: the file of this server's key, `clients`: the public keys of its clients, files or a folder.
+    `limits`: a `Limits`. `batch`: how many waiting boundaries are merged into one run, which rounds otherwise than each
+    alone. `log`: "text", "json" or None; `metrics`: where counters are shown for Prometheus; `lease`: after how many seconds
+    of silence another run may begin.
 
     >>> ariadne.serve("suffix.safetensors", listen="127.0.0.1:7077")
     """

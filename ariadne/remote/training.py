@@ -25,7 +25,8 @@ class Training:
     `optimizer`: that of the prefix, or None where it has nothing to train. `checkpoints`: a folder; `every`: after how many steps
     one is written, on the server first and then here. Made again over the same folder, in another process perhaps, it goes
     on from the last one that both have, to the same bits: if `batch` gives the same for the same step, and torch alone draws.
-    The server needs a folder of its own. Without, a run is not resumed.
+    The server needs a folder of its own. Without, a run is not resumed. `scaler`, `scheduler`, `max_norm` and `norm_type` are
+    those of `Remote.step`, for each step.
 
     >>> training = ariadne.remote.Training(edge, remote, torch.optim.SGD(edge.parameters(), lr=0.1), checkpoints="run")
     >>> losses = dict(training.run(1000, lambda step: (images[step], labels[step])))
@@ -39,8 +40,16 @@ class Training:
         *,
         checkpoints: str | os.PathLike[str] | None = None,
         every: int = 100,
+        scaler: Any = None,
+        scheduler: Any = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
     ) -> None:
         remote.half = half
+        self._how: dict[str, Any] = {
+            "optimizer": optimizer, "scaler": scaler, "scheduler": scheduler, "max_norm": max_norm, "norm_type": norm_type,
+        }  # fmt: skip
+        self._beside = {n: self._how[n] for n in ("scaler", "scheduler") if self._how[n] is not None}
         self.half, self.remote, self.optimizer, self.every = half, remote, optimizer, every
         self.step = 0  # how many steps were done
         self._folder = None if checkpoints is None else Path(checkpoints)
@@ -63,7 +72,7 @@ class Training:
             self._clean = False
             try:
                 args = inputs if isinstance(inputs, tuple) else (inputs,)
-                loss = self.remote.train_step(*args, targets=targets, optimizer=self.optimizer)
+                loss = self.remote.train_step(*args, targets=targets, **self._how)
             except StepError:
                 self._take_up()
                 continue
@@ -90,7 +99,9 @@ class Training:
             "origin": self.half.origin,
         }
         states = generators([self.remote.device])
-        checkpoint.write(folder / f"{self.step:012d}.safetensors", self.half, self.optimizer, about, states)
+        checkpoint.write(
+            folder / f"{self.step:012d}.safetensors", self.half, self.optimizer, about, states, self._beside
+        )
         for path in sorted(folder.glob("*.safetensors"))[:-1]:
             path.unlink()
 
@@ -99,7 +110,9 @@ class Training:
         self._begun = False
         found = sorted(self._folder.glob("*.safetensors")) if self._folder is not None else []
         if found:
-            about, states = checkpoint.restore(found[-1], self.half, self.optimizer)
+            about, states = checkpoint.restore(found[-1], self.half, self.optimizer, self._beside)
+            if "scaler" in self._beside:
+                self._beside["scaler"]._per_optimizer_states.clear()  # of a step that was begun
             self.step = int(about["step"])
             self.remote.begin(about["run"], about["at"])
             set_generators(states)
@@ -113,6 +126,8 @@ class Training:
             run = uuid.uuid4().hex
             about = {"run": run, "at": 0, "step": 0, "side": "prefix", "origin": self.half.origin}
             states = generators([self.remote.device])
-            checkpoint.write(self._folder / f"{0:012d}.safetensors", self.half, self.optimizer, about, states)
+            checkpoint.write(
+                self._folder / f"{0:012d}.safetensors", self.half, self.optimizer, about, states, self._beside
+            )
             self.remote.begin(run)
         self._begun = self._clean = True

@@ -5,9 +5,12 @@ order::
 
     waiting     gradients that wait for the other side's share
     training    the two functions that train across a cut
+    moved       what the ops of a side move, kept so that a call can be taken back
+    shared      what two plans share up to a question
     variant     a plan, cut, with its guards and segments
     proof       a variant held against the model before it serves
     plans       the plans of a split, and which of them serves a call
+    paths       which path a call takes, where Python branches on data
     split       what a user calls
 """
 

@@ -12,10 +12,10 @@ from ariadne import tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.capture import Captured, Example
 from ariadne.compiled import SegmentReport
-from ariadne.cut import Boundary, SplitCandidate, frontiers, select
+from ariadne.cut import SIDES, Boundary, SplitCandidate, frontiers, select
 from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError
 from ariadne.guards import Baseline, explain, state_types
-from ariadne.plan import Expr, TracePlan
+from ariadne.plan import Expr, TracePlan, sizes_in
 from ariadne.runtime.proof import prove
 from ariadne.runtime.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device
 
@@ -42,6 +42,8 @@ class Plans:
         self._plans = dict(plans)
         self._variants: list[Variant] = []
         self._dropped: set[tuple[str, str]] = set()  # the keys of variants that made way for others
+        self._rests: dict[Any, Any] = {}  # how a call goes on from a question of one plan in another
+        self._placed: dict[str, dict[tuple[str, str], None]] | None = None  # parameters that no plan has read, by side
         self._reports: list[SegmentReport] = []  # of all plans that there ever were
         self._by_key: dict[tuple[str, str], list[Variant]] = {}  # they differ in what they rest on
         for plan, (candidates, baseline) in self._plans.items():
@@ -93,7 +95,7 @@ class Plans:
         for report in variant.reports:
             report.earlier = next((r for r in reversed(self._reports) if r.side == report.side), None)
         self._reports += variant.reports
-        if len(self._variants) > MOST_PLANS:
+        if len(self._variants) > max(MOST_PLANS, 2 * self.settings.spec.max_paths):
             oldest = next(v for v in self._variants if v not in self._prepared and v not in self._now.values())
             self._variants.remove(oldest)
             self._by_key[oldest.key].remove(oldest)
@@ -108,7 +110,8 @@ class Plans:
             return select(plan, candidates, asked, trainable=trainable, objective=objective)
         main = self._variants[0]
         share = main.candidate.cut / len(main.plan.nodes)
-        alike = [c for c in candidates if c.safe and keeps_sides(plan, c, main.reads)]
+        sides = self.sides()
+        alike = [c for c in candidates if c.safe and keeps_sides(plan, c, sides)]
         if asked.kind == "after":
             try:
                 named = select(plan, candidates, asked, trainable=trainable, objective=objective)
@@ -126,6 +129,25 @@ class Plans:
             )
         near = Boundary("percent", percent=100 * share)
         return select(plan, candidates, near, trainable=trainable, objective=objective)
+
+    def sides(self, *, complete: bool = False) -> dict[str, dict[tuple[str, str], None]]:
+        """The parameters that each side reads in any plan, as (module path, name).
+
+        Where Python's answers decide what runs, a path that no call has taken may read more. Once the sides are asked to be
+        `complete`, since an optimizer is made for each, they stay: what no plan reads goes where the one before it stands.
+        """
+        found = {side: {p: None for v in self._variants for p in v.reads.get(side, ())} for side in SIDES}
+        if complete and self._placed is None and any(v.prefix_moves is not None for v in self._variants):
+            self._placed, side = {s: {} for s in SIDES}, SIDES[0]
+            for name, _ in self.model.named_parameters():
+                path, _, key = name.rpartition(".")
+                read = next((s for s in reversed(SIDES) if (path, key) in found[s]), None)
+                side = side if read is None else read
+                if read is None:
+                    self._placed[side][path, key] = None
+        for side, more in (self._placed or {}).items():
+            found[side].update((p, None) for p in more if not any(p in found[s] for s in SIDES))
+        return found
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> tuple[Variant, tuple[Any, ...]]:
         """The plan that serves this call, that of the last call if it does, and the inputs of its prefix."""
@@ -147,20 +169,37 @@ class Plans:
                 if entered is not None:
                     if not variant.prefix_guard():
                         variant.prefix_guard.explain()
-                    if variant not in self._prepared:  # of the others, the one used last goes last
-                        self._variants.remove(variant)
-                        self._variants.append(variant)
-                    self._now[training] = variant
+                    self._use(variant, training)
                     return variant, entered
-            base = self._now[training]
-            for guard in base.guards:
+            for guard in self._now[training].guards:
                 if not guard():
                     guard.explain()
+            return self._captured(args, kwargs, training)
+
+    def _use(self, variant: Variant, training: bool) -> None:
+        """Take a plan for the next call, too; of those that may make way for others, the one used last goes last."""
+        with self._lock:
+            if variant not in self._prepared and variant in self._variants:
+                self._variants.remove(variant)
+                self._variants.append(variant)
+            self._now[training] = variant
+
+    def _captured(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
+    ) -> tuple[Variant, tuple[Any, ...]]:
+        """A plan that is captured from this call, held against the model, and kept."""
+        with self._lock:
+            base = self._now[training]
             lo, hi = self.settings.spec.batch_range
             if state_types(self.model) == base.moved:
                 explain(base.plan, self.model, args, kwargs, range(lo, hi + 1))
-            mine = (v.plan for v in self._variants if v.serves(training) and v.plan.captured_by == "observed")
             example = self._example(args, kwargs, base.plan, range(lo, hi + 1))
+            sizes = sizes_in(example.sizes, example.leaves)
+            mine = (
+                v.plan
+                for v in self._variants
+                if v.serves(training) and v.plan.captured_by == "observed" and sizes == dict(v.plan.traced_sizes)
+            )
             captured = self._recapture(example, training, next(mine, None))
             plan, candidates = captured.plan, frontiers(captured.plan)
             variant = self._cut(plan, candidates, captured.baseline)
@@ -183,11 +222,12 @@ class Plans:
         leaves, spec = tree.flatten((args, kwargs))
         if spec != plan.input_spec:
             explain(plan, nn.Module(), args, kwargs, batches)
-        batched = tuple(i for i, name in plan.inputs if any(isinstance(d, Expr) for d in plan.values[name].shape))
+        batched = tuple(i for i, name in plan.inputs if Expr(plan.batch_symbol) in plan.values[name].shape[:1])
+        sizes_in(plan.sizes, leaves)
         batch = leaves[batched[0]].shape[0]
         if batch not in batches:
             raise BatchError(f"batch {batch} lies outside dynamic_batch ({batches.start}, {batches.stop - 1})")
-        return Example(tuple(leaves), spec, batched, batch)
+        return Example(tuple(leaves), spec, batched, batch, plan.sizes)
 
     def accept(self, boundary: BoundaryPayload) -> Variant:
         """The variant whose suffix takes this boundary; `BoundaryError` for one of another split, or of other types or sizes."""

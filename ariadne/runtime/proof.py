@@ -41,7 +41,7 @@ def prove(model: nn.Module, variant: Variant, captured: Captured, example: Examp
         variant = Variant(plan, candidates, variant.candidate, model, baseline, plain)
     for seen in captured.evidence:
         if seen.batch in captured.plan.batches:
-            _prove_output(model, variant, example, seen.batch, seen.output)
+            _prove_output(model, variant, seen.example or example, seen.batch, seen.output)
     if trains:
         _prove_gradients(model, variant, example)
 
@@ -187,4 +187,6 @@ def _gradients(output: Any, parameters: list[nn.Parameter]) -> tuple[dict[str, b
 def _trained_at(plan: TracePlan, example: Example) -> int:
     """The batch at which gradients are compared: the example's, but above 1 where the plan serves more."""
     served = plan.batches
+    if any(node.is_witness for node in plan.nodes) and example.batch in served:
+        return example.batch  # at another, Python might read other numbers
     return next(b for b in (max(2, example.batch), example.batch, *reversed(served.ranges[-1])) if b in served)

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from ariadne import visualization
+from ariadne import tree, visualization
 from ariadne.boundary import BoundaryPayload
-from ariadne.capture import left_as_found
+from ariadne.capture import Example, Snapshot, left_as_found
 from ariadne.compiled import CompileReport, cuda_graphs
 from ariadne.cut import SIDES, CompileOptions, ExecutionMode, SplitCandidate, parse_boundary, select, with_trainable
-from ariadne.errors import BoundaryError, SpecError, TrainingError
+from ariadne.errors import BoundaryError, SpecError, TrainingError, WitnessError
 from ariadne.halves import Cut, save, side_of, slots
 from ariadne.plan import Value, short_dtype
 from ariadne.runtime import training
-from ariadne.runtime.plans import Plans
-from ariadne.runtime.variant import told_apart
+from ariadne.runtime.paths import Paths
+from ariadne.runtime.variant import Variant, told_apart
 from ariadne.segment import Source
 from ariadne.visualization import Depth, Detail, View
 
@@ -46,7 +46,7 @@ class RuntimeCacheKey:
     dtypes: tuple[str, ...]
 
 
-class SplitRuntime(Plans):
+class SplitRuntime(Paths):
     """A model split in two: run it, or train it, as prefix, boundary and suffix.
 
     Made by `prepare_split`. `run_prefix` and `run_suffix` give what the model gives under `torch.no_grad()`;
@@ -60,7 +60,7 @@ class SplitRuntime(Plans):
     SplitRuntime(ResNet, cut:50 after layer3, 50 + 19 ops, 1 value(s) across, 200704 bytes per sample)
     """
 
-    trace_plan = Plans.plan
+    trace_plan = Paths.plan
 
     # --- what it is -----------------------------------------------------------------------------------------------
 
@@ -95,16 +95,27 @@ class SplitRuntime(Plans):
         )
 
     def prefix_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the prefix reads, each once: for the optimizer that `backward_prefix` steps."""
-        return [*self._now[True].owned().prefix]
+        """The parameters that the prefix reads, each once: for the optimizer that `backward_prefix` steps.
+
+        Where Python branches on data, those of all paths: what no known path reads is counted to one side now, and stays there.
+        """
+        return [*self._owned().prefix]
 
     def suffix_parameters(self) -> list[nn.Parameter]:
         """The parameters that the suffix reads, each once: for the optimizer that `train_suffix` steps, save the shared ones."""
-        return [*self._now[True].owned().suffix]
+        return [*self._owned().suffix]
 
     def shared_parameters(self) -> list[nn.Parameter]:
         """The parameters that both sides read, such as tied embeddings; `backward_prefix` completes their gradients."""
-        return [*self._now[True].owned().shared]
+        return [*self._owned().shared]
+
+    def _owned(self) -> training.Owned:
+        now = self._now[True]
+        if now.prefix_moves is None:
+            return now.owned()
+        sides = self.sides(complete=True)
+        slots = ([self.model.get_submodule(path)._parameters.get(key) for path, key in sides[side]] for side in SIDES)
+        return training.Owned.of(*([p for p in side if p is not None] for side in slots))
 
     def __repr__(self) -> str:
         c = self.candidate
@@ -176,6 +187,8 @@ class SplitRuntime(Plans):
         entered = variant.enter(args, kwargs)
         if entered is None or not variant.prefix_guard():
             variant, entered = self._enter_anew(args, kwargs, False)
+        if variant.prefix_moves is not None:
+            return self._asking_prefix(variant, entered, (args, kwargs), False)
         enabled = _is_grad_enabled()
         if enabled:
             _set_grad_enabled(False)
@@ -204,6 +217,8 @@ class SplitRuntime(Plans):
         variant = self.accept(boundary)
         if variant.reachable:
             boundary.refuse_if_written()
+        if variant.suffix_moves is not None:
+            return self._asking_suffix(variant, boundary)
         variant.check_suffix(boundary)
         enabled = _is_grad_enabled()
         if enabled:
@@ -217,10 +232,57 @@ class SplitRuntime(Plans):
             if enabled:
                 _set_grad_enabled(True)
 
+    def _asking_prefix(
+        self, variant: Variant, entered: tuple[Any, ...], call: tuple[Any, Any], trains: bool
+    ) -> BoundaryPayload:
+        if trains and variant.candidate.inexact:
+            raise TrainingError(
+                f"a training step across {self.split_id} may differ from the whole model's in the last bits: "
+                f"{variant.candidate.inexact}. Cut elsewhere; SplitSpec(trainable=True) takes only cuts that train exactly"
+            )
+        variant, entered, raw, before = self._run_prefix(variant, entered, call, trains)
+        boundary = self._boundary(variant, entered, raw, trains)
+        boundary._before = before
+        return boundary
+
+    def _boundary(
+        self, variant: Variant, entered: tuple[Any, ...], raw: tuple[Any, ...], trains: bool
+    ) -> BoundaryPayload:
+        live = variant.candidate.live
+        if not trains:
+            boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], live, raw)
+        else:
+            if variant.copied:
+                variant.refuse_views(raw)
+            carried, wanting = training.carried(live, raw)
+            boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], live, carried, wanting, raw)
+        if variant.reachable:
+            boundary.hold(variant.reachable)
+        return boundary
+
+    def _asking_suffix(self, variant: Variant, boundary: BoundaryPayload) -> Any:
+        before = boundary._before
+        if before is not None and before.instead is not None:
+            return self.run_suffix(before.instead)
+
+        def run(variant: Variant, boundary: BoundaryPayload) -> Any:
+            variant.check_suffix(boundary)
+            with torch.no_grad():
+                return variant.run(variant.suffix, boundary.batch, *boundary.raw)
+
+        output, taken = self._run_suffix(variant, boundary, False, run)
+        if before is not None and taken is not boundary:
+            before.instead = taken
+        return output
+
     def joined(self, *args: Any, **kwargs: Any) -> Any:
         """Prefix and suffix in one go, in the grad mode of the caller, with one graph through both: as the model would run."""
-        variant, entered = self.enter(args, kwargs, _is_grad_enabled())
-        return variant.run(variant.suffix, entered[0], *variant.run(variant.prefix, *entered))
+        grad = _is_grad_enabled()
+        variant, entered = self.enter(args, kwargs, grad)
+        variant, entered, raw, before = self._run_prefix(variant, entered, (args, kwargs), grad)
+        boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], variant.candidate.live, raw)
+        boundary._before = before
+        return self._run_suffix(variant, boundary, grad, lambda v, b: v.run(v.suffix, b.batch, *b.raw))[0]
 
     def warmup(self, *args: Any, **kwargs: Any) -> None:
         """Run both sides, so that whatever is compiled or cached on first use is there; the model stays as it is.
@@ -259,22 +321,11 @@ class SplitRuntime(Plans):
         _set_grad_enabled(True)
         try:
             variant, entered = self.enter(args, kwargs, True)
-            if variant.candidate.inexact:
-                raise TrainingError(
-                    f"a training step across {self.split_id} may differ from the whole model's in the last bits: "
-                    f"{variant.candidate.inexact}. Cut elsewhere; SplitSpec(trainable=True) takes only cuts that train exactly"
-                )
-            raw = variant.run(variant.prefix, *entered)
-            if variant.copied:
-                variant.refuse_views(raw)
+            if variant.prefix_moves is not None or variant.candidate.inexact:
+                return self._asking_prefix(variant, entered, (args, kwargs), True)
+            return self._boundary(variant, entered, variant.run(variant.prefix, *entered), True)
         finally:
             _set_grad_enabled(enabled)
-        live = variant.candidate.live
-        carried, requires_grad = training.carried(live, raw)
-        boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], live, carried, requires_grad, raw)
-        if variant.reachable:
-            boundary.hold(variant.reachable)
-        return boundary
 
     def train_suffix(
         self,
@@ -304,14 +355,28 @@ class SplitRuntime(Plans):
         variant = self.accept(boundary)
         if variant.reachable:
             boundary.refuse_if_written()
-        variant.check_suffix(boundary)
-        try:
-            return training.train_suffix(
-                variant.suffix, boundary, targets, loss_fn, optimizer, scaler, variant.owned(), variant.cast
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            variant.refuse_if_gone(error)
-            raise
+
+        def run(variant: Variant, boundary: BoundaryPayload) -> Any:
+            variant.check_suffix(boundary)
+            try:
+                return training.train_suffix(
+                    variant.suffix, boundary, targets, loss_fn, optimizer, scaler, variant.owned(), variant.cast
+                )
+            except WitnessError:  # raised before anything was walked back
+                boundary.release("train_suffix")
+                raise
+            except (KeyError, TypeError, AttributeError) as error:
+                variant.refuse_if_gone(error)
+                raise
+
+        if variant.suffix_moves is None:
+            loss, gradients = run(variant, boundary)
+            return loss, gradients
+        (loss, gradients), taken = self._run_suffix(variant, boundary, True, run)
+        if taken is not boundary:
+            boundary.become(taken)
+        boundary._before = None
+        return loss, gradients
 
     def backward_prefix(
         self,
@@ -364,7 +429,7 @@ class SplitRuntime(Plans):
         if side not in SIDES:
             raise SpecError(f"side is 'prefix' or 'suffix'; found {side!r}")
         for example in examples:
-            self._cover(example)
+            self.learn(example)
         spec = self.settings.spec
         save(
             path,
@@ -413,13 +478,26 @@ class SplitRuntime(Plans):
             for v in holding
         ]
 
-    def _cover(self, example: Any) -> None:
-        """Capture what plans a call with these inputs needs, with and without gradients, as this runtime has them."""
+    def learn(self, example: Any) -> None:
+        """Capture what plans a call with these inputs needs, with and without gradients, as this runtime has them.
+
+        `example`: a tuple of positional inputs, or a pair of such a tuple and a dict of keywords. The model is left as found.
+        Raises what such a call raises.
+
+        >>> runtime.learn((tokens, torch.zeros_like(mask)))
+        """
         args, kwargs = example if len(example) == 2 and isinstance(example[1], dict) else (example, {})
-        for training_now in {v.plan.grad_enabled and v.serves(True) for v in self._variants} | {False}:
-            with torch.set_grad_enabled(training_now):
-                if self._now[training_now].enter(args, kwargs) is None:
-                    self._enter_anew(args, kwargs, training_now)
+        modes = {v.plan.grad_enabled and v.serves(True) for v in self._variants} | {False}
+        for training_now in sorted(modes, reverse=True):  # a plan of training may serve both
+            given = Example.of(args, kwargs)
+            args, kwargs = tree.unflatten(given.resized(given.batch), given.spec)
+            snapshot = Snapshot(self.model)
+            snapshot.save_all()
+            try:
+                with torch.set_grad_enabled(training_now):
+                    self.joined(*args, **kwargs)
+            finally:
+                snapshot.restore()
 
     # --- cutting elsewhere ----------------------------------------------------------------------------------------
 

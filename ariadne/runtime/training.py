@@ -252,17 +252,20 @@ def walks() -> int:
 
 def held_gradients(parameters: Sequence[torch.Tensor]) -> Held:
     """The gradients of some parameters, and how often they were written into."""
-    gradients = list(map(_grad_of, parameters))
+    gradients: list[torch.Tensor | None] = list(map(_grad_of, parameters))
     return parameters, gradients, [-1 if g is None else g._version for g in gradients]
 
 
 def disturbed(before: Held) -> bool:
     """Whether something was added to gradients since."""
     parameters, old, versions = before
-    now = list(map(_grad_of, parameters))
+    now: list[torch.Tensor | None] = list(map(_grad_of, parameters))
     if not any(map(is_not, now, old)) and versions == [-1 if g is None else g._version for g in now]:
         return False
-    return any(g is not None and (g is not o or g._version != v) for g, o, v in zip(now, old, versions, strict=True))
+    return any(
+        g is not None and (o is None or g is not o or g._version != v)
+        for g, o, v in zip(now, old, versions, strict=True)
+    )
 
 
 def _reached(

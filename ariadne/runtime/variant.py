@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import is_not
@@ -28,6 +28,8 @@ from ariadne.cut import (
 from ariadne.errors import AriadneError, BoundaryError, GuardError, ModuleError, SpecError, TrainingError, named
 from ariadne.guards import Baseline, ModuleGuard, StateGuard, entrance, switches
 from ariadne.plan import Apart, Expr, Groups, TraceNode, TracePlan, Value, short_dtype, uses
+from ariadne.runtime.moved import Moves
+from ariadne.runtime.shared import rest
 from ariadne.runtime.training import NOTHING_OWNED, Owned
 from ariadne.segment import Interpreter, Source, emit, load
 
@@ -130,8 +132,35 @@ class Variant:
                 return compiled(source, plan, part.nodes(plan), label, settings.compile_options, self.reports[-1])
             return load(source, label)
 
+        self.prefix_moves, self.suffix_moves = self._moves(model)
+        self._load: Callable[[Source], Callable[..., Any]] = lambda source: load(source, label)
+        self.kept: dict[str, set[str]] = {}  # by side, the values that other paths need of this one
         segments = {name: segment(source) for name, source in sources.items()}
         self.prefix, self.suffix = (segments.get(name, nobody) for name in SIDES)
+
+    def keep(self, side: str, names: Collection[str]) -> None:
+        """Write a side anew, so that these values, which another path needs, are there to its end."""
+        self.kept.setdefault(side, set()).update(names)
+        setattr(self, side, self._load(emit(self.plan, self.parts[side], self.model, self.kept[side])))
+
+    def rest(self, at: int, other: Variant, side: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
+        """How this side goes on on the path of another plan after op `at`, and the values that it takes; None where it can't."""
+        (a, b), (c, d) = ((v.parts["prefix"], v.parts["suffix"]) for v in (self, other))
+        found = rest(self.plan, (a, b), at, other.plan, (c, d), SIDES.index(side))
+        if found is None:
+            return None
+        return other._load(emit(other.plan, found, other.model, other.kept.get(side, ()))), found.takes
+
+    def _moves(self, model: nn.Module) -> tuple[Moves | None, Moves | None]:
+        """What each side moves, where Python's answers may call for another path and it has to be put back; else None."""
+        asked = [i for i, node in enumerate(self.plan.nodes) if node.is_witness]
+        if not asked or self.plan.apart is not None:
+            return None, None
+        prefix, suffix, last = self.parts["prefix"], self.parts["suffix"], asked[-1] + 1
+        if last <= prefix.stop:  # a question in the prefix comes before all that is stored
+            return Moves(self.plan, 0, last, (), model), None
+        whole = Moves(self.plan, 0, prefix.stop, prefix.stores(self.plan), model)
+        return whole, Moves(self.plan, suffix.start, last, (), model)
 
     @property
     def guards(self) -> list[ModuleGuard]:
@@ -291,6 +320,7 @@ def check_values(boundary: BoundaryPayload, variant: Variant) -> None:
         expected = variant.plan.values[label]
         if expected.kind == "scalar" and isinstance(value, (bool, int, float)):
             env[label] = value
+    _refuse_sizes(boundary, variant, env)
     # A plan says the types that it saw; captured inside autocast it runs outside too, and the other way round.
     floats = {torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)}
     floats |= {p.dtype for p in variant.model.parameters() if p.is_floating_point()}
@@ -302,6 +332,24 @@ def check_values(boundary: BoundaryPayload, variant: Variant) -> None:
     wrong = other_device(boundary, variant)
     if wrong:
         raise BoundaryError(wrong)
+
+
+def _refuse_sizes(boundary: BoundaryPayload, variant: Variant, env: dict[str, Any]) -> None:
+    """Raise `BoundaryError` for sizes beside the batch that the plan does not serve; they are added to `env`, where they show."""
+    plan = variant.plan
+    within = {size.symbol: size for size in plan.sizes}
+    for label, value in zip(variant.candidate.live, boundary.raw, strict=True):
+        if isinstance(value, torch.Tensor) and not value.is_nested:
+            for dim, now in zip(plan.values[label].shape, value.shape, strict=False):
+                if isinstance(dim, Expr) and dim.source in within:
+                    env.setdefault(dim.source, now)
+    for symbol, size in within.items():
+        if symbol in env and env[symbol] not in size.within:
+            raise BoundaryError(f"the boundary's size {symbol} is {env[symbol]}; the suffix serves {size.range}")
+    if within.keys() <= env.keys() and (unmet := plan.unmet(env)):
+        raise BoundaryError(
+            f"the suffix holds where {unmet}, which is not so at this boundary's sizes; run prefix and suffix of the same split"
+        )
 
 
 def other_device(boundary: BoundaryPayload, variant: Variant) -> str:

@@ -73,7 +73,7 @@ class Binder:
     def __init__(self, plan: TracePlan) -> None:
         self.plan = plan
         self.dummies: dict[str, Any] = {}
-        self.env = {plan.batch_symbol: plan.traced_batch}
+        self.env = plan.traced
 
     def find(self, node: TraceNode) -> Binding:
         """The binding to call `node` by; the overload itself where torch has none that means the same."""

@@ -6,7 +6,7 @@ import functools
 import keyword
 import math
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,18 +52,22 @@ class Source:
     returns: tuple[str, ...]
 
 
-def emit(plan: TracePlan, part: Part, model: nn.Module) -> Source:
-    """The source of one part of a plan."""
-    return _Writer(plan, model).write(part)
+def emit(plan: TracePlan, part: Part, model: nn.Module, keep: Collection[str] = ()) -> Source:
+    """The source of one part of a plan; the values to `keep` are there to its end."""
+    return _Writer(plan, model).write(part, keep)
 
 
-def broken_witness(found: Any, expected: Any, target: str, module: str) -> WitnessError:
-    """The error for a number that Python read out of a tensor at capture and that has changed."""
-    return WitnessError(
+def broken_witness(
+    found: Any, expected: Any, target: str, module: str, at: int = -1, plan: TracePlan | None = None
+) -> WitnessError:
+    """The error for a number that Python read out of a tensor at capture, by op `at` of `plan`, and that has changed."""
+    error = WitnessError(
         f"the model's Python reads a value out of a tensor ({target} in {module or 'the model itself'}) and goes on from "
         f"there: at capture it was {expected!r}, now it is {found!r}. What was captured holds only for {expected!r}; "
         "call prepare_split again with inputs that take the new path"
     )
+    error.plan, error.at, error.found = plan, at, found
+    return error
 
 
 def same_data(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -100,14 +104,14 @@ class _Writer:
             self.namespace[self.bound[key]] = thing
         return self.bound[key]
 
-    def write(self, part: Part) -> Source:
+    def write(self, part: Part, keep: Collection[str] = ()) -> Source:
         nodes, parameters, final, stores = (
             part.nodes(self.plan),
             part.takes,
             part.final(self.plan),
             part.stores(self.plan),
         )
-        kept = set(final) | {name for store in stores for name in uses(store.atoms)}
+        kept = {*final, *keep} | {name for store in stores for name in uses(store.atoms)}
         made_here = set(parameters) | {n for node in nodes for n in node.outputs}
         last: dict[str, int] = {}
         for i, node in enumerate(nodes):
@@ -126,7 +130,7 @@ class _Writer:
         if dead and nodes:
             body.append((PLAIN, f"del {', '.join(dead)}"))
         for i, node in enumerate(nodes):
-            for line in self._node(node):
+            for line in self._node(node, part.stop - len(nodes) + i):
                 body.append((node.region, line))
             gone = [n for n in dict.fromkeys((*node.reads, *node.outputs)) if last.get(n) == i and n not in kept]
             if gone:
@@ -144,7 +148,8 @@ class _Writer:
         else:
             body.append((PLAIN, f"return {self._nested(self.plan.output_spec, self.plan.output)}"))
         lines = [head, *self._regions(body)]
-        self.namespace.update(broken_witness=broken_witness, identical=tree.identical, same_data=same_data, own=own)
+        broken = functools.partial(broken_witness, plan=self.plan)
+        self.namespace.update(broken_witness=broken, identical=tree.identical, same_data=same_data, own=own)
         self.namespace.update(FUNCTIONS)
         return Source(part.name, "\n".join(lines) + "\n", self.namespace, parameters, part.gives or ())
 
@@ -191,10 +196,10 @@ class _Writer:
             lines.append(f"    {'    ' if current != PLAIN else ''}{line}")
         return lines
 
-    def _node(self, node: TraceNode) -> list[str]:
+    def _node(self, node: TraceNode, at: int) -> list[str]:
         if node.target == WHOLE:
             taken, known = (self._atom(a) for a in node.args)
-            broken = f"broken_witness('other data', 'the same data', 'tolist or numpy', {node.module!r})"
+            broken = f"broken_witness('other data', 'the same data', 'tolist or numpy', {node.module!r}, {at})"
             return [f"if not same_data({taken}, {known}): raise {broken}"]
         call = self._call(node)
         comment = f"  # {one_line(node.module)}" if node.module else ""
@@ -212,7 +217,7 @@ class _Writer:
             if asked == "aten.sym_size.int":
                 maker = self.plan.definitions.get(node.args[0].name)
                 asked = f"size {node.args[1]} of {self.plan.node(node.args[0].name).target if maker is not None else 'an input'}"
-            lines.append(f"if {differs}: raise broken_witness({name}, {expected}, {asked!r}, {node.module!r})")
+            lines.append(f"if {differs}: raise broken_witness({name}, {expected}, {asked!r}, {node.module!r}, {at})")
         return lines
 
     def _call(self, node: TraceNode) -> str:

@@ -29,15 +29,17 @@ class Interpreter:
         *given, kept = (*given, None) if not (part.start == 0 and plan.keeps_inputs) else given  # type: ignore[assignment]
         env: dict[str, Any] = {plan.batch_symbol: batch, **dict(zip(part.takes, given, strict=True))}
         env.update({n: own(env[n]) for n in part.written})
-        for node in part.nodes(plan):
+        for at, node in enumerate(part.nodes(plan), part.start):
             args = substitute(node.args, lambda a: self._value(a, env))
             kwargs = {k: substitute(v, lambda a: self._value(a, env)) for k, v in node.kwargs}
             with ExitStack() as stack:
                 _enter(node.region, stack)
                 if node.target == WHOLE:
                     if not torch.equal(args[0].detach().to(args[1].device), args[1]):
-                        raise WitnessError(
-                            "Python took a tensor's data at capture, and now they are others; prepare again"
+                        raise self._asked(
+                            at,
+                            "other data",
+                            "Python took a tensor's data at capture, and now they are others; prepare again",
                         )
                     continue
                 out = self.run(node, args, kwargs)
@@ -46,15 +48,19 @@ class Interpreter:
             if node.is_witness and node.outputs:
                 expected = substitute(node.witness, lambda a: self._value(a, env))
                 if not tree.identical(out, expected):
-                    raise WitnessError(
-                        f"{node.target} gave {expected!r} at capture, now it gives {out!r}; prepare again"
-                    )
+                    said = f"{node.target} gave {expected!r} at capture, now it gives {out!r}; prepare again"
+                    raise self._asked(at, out, said)
         for store in part.stores(plan):
             leaves = [substitute(a, lambda r: self._value(r, env)) for a in store.atoms]
             self._store(store, tree.unflatten(leaves, store.spec), kept)
         if part.gives is not None:
             return tuple(env[n] for n in part.gives)
         return tree.unflatten([substitute(a, lambda r: self._value(r, env)) for a in plan.output], plan.output_spec)
+
+    def _asked(self, at: int, found: Any, said: str) -> WitnessError:
+        error = WitnessError(said)
+        error.plan, error.at, error.found = self.plan, at, found
+        return error
 
     def run(self, node: TraceNode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What one op gives."""

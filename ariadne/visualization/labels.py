@@ -37,7 +37,7 @@ def shape(dims: Iterable[Dim]) -> str:
 
 def per_sample(plan: TracePlan, value: Value) -> float:
     """Bytes of a value: of one sample where a size follows the batch, of the whole where none does."""
-    size = value.nbytes({plan.batch_symbol: plan.traced_batch})
+    size = value.nbytes(plan.traced)
     return size / plan.traced_batch if follows_batch(value) else float(size)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from ariadne.guards import State
+from ariadne.guards.opened import State
 from ariadne.runtime.variant import Variant
 from conformance.mutants.planted import Planted
 

@@ -143,6 +143,8 @@ UNARY = ("relu", "tanh", "sigmoid", "neg", "sin", "abs")
 WINDOW = {"dim": (1, 0, -1), "start": (0, 1), "stop": (None, 2, 1, 0)}
 SHAPES = (["B", -1], [-1], ["B", 1, -1], ["B", -1, 1], [-1, "B"], [-1, 2], ["B", 2, -1])
 
+_PATHS = "each path that data take has a plan: a suffix over a wire knows one, and there are so many at most"
+
 STEPS: dict[str, Step] = {
     "call": Step("a", _called),
     # elementwise
@@ -252,8 +254,8 @@ STEPS: dict[str, Step] = {
     "append": Step("f", _appended, shaped=lambda f, x: x * 1),
     "note": Step("f", _put, {"at": ("a", "b")}, shaped=lambda f, x, at: x * 1),
     # the answer hangs on data
-    "if_positive": Step("f", _branch(lambda f, x: x.sum() > 0), {}, "Python branches on data", lambda f, x: x * 2),
-    "times_item": Step("f", lambda f, x: x * x.sum().item(), {}, "Python reads a number from data", lambda f, x: x * 2),
+    "if_positive": Step("f", _branch(lambda f, x: x.sum() > 0), {}, _PATHS, lambda f, x: x * 2),
+    "times_item": Step("f", lambda f, x: x * x.sum().item(), {}, _PATHS, lambda f, x: x * 2),
     "compress": Step("b", lambda f, x: x.nonzero(), {}, "a size follows data", lambda f, x: x.long().view(-1, 1)),
     "packed": Step("f", _packed, {"total": (True, False), "sort": (True, False)}, "", lambda f, x, **_: _steps(f, x)),
     "count_kept": Step("f", _counted(lambda x: x[x > 0]), {}, "a size follows data", lambda f, x: x * 2),

@@ -31,13 +31,13 @@ import ariadne
 from ariadne.errors import CheckpointError
 from ariadne.remote import Server, Training, checkpoint, until_told
 
-STEPS, EVERY = 40, 6
+STEPS, EVERY, MOST = 40, 6, 1.0  # of the last, the norm by which gradients are clipped
 CE = nn.functional.cross_entropy
 PATIENCE = 120.0  # seconds that a run may take
 
 
 class Small(nn.Module):
-    """A bit of everything: a tied weight, dropout on both sides, statistics."""
+    """A bit of everything: a tied weight, dropout on both sides, statistics; trained with steps that are scaled and clipped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,6 +65,14 @@ def sgd(half: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(half.parameters(), lr=0.1, momentum=0.9)
 
 
+def rate(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 15, 0.5)
+
+
+def scaling() -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=7)
+
+
 def prepare(folder: Path) -> None:
     """Both halves as files in a folder, and the state of the whole model after all steps, in one process."""
     torch.manual_seed(0)
@@ -72,13 +80,18 @@ def prepare(folder: Path) -> None:
     runtime = ariadne.prepare_split(model, (batch(0)[0],), split="after:mix")
     for side in ("prefix", "suffix"):
         runtime.save(folder / side, side=side)
-    optimizer = sgd(model)
+    optimizer, scaler = sgd(model), scaling()
+    rates = rate(optimizer)
     torch.manual_seed(1)
     for step in range(STEPS):
         tokens, targets = batch(step)
         optimizer.zero_grad()
-        CE(model(tokens), targets).backward()
-        optimizer.step()
+        scaler.scale(CE(model(tokens), targets)).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), MOST)
+        scaler.step(optimizer)
+        scaler.update()
+        rates.step()
     save_file({n: t.detach().clone() for n, t in model.state_dict().items()}, folder / "expected")
 
 
@@ -89,6 +102,7 @@ def serve(folder: Path, port: int, full: bool) -> None:
         half,
         listen=f"127.0.0.1:{port}",
         optimizer=sgd(half),
+        scheduler=rate,
         loss_fn="cross_entropy",
         checkpoints=folder / "there",
         log=None,
@@ -108,13 +122,20 @@ def train(folder: Path, port: int, full: bool) -> None:
         training = None
         while training is None or training.step < STEPS or not (folder / "here" / f"{STEPS:012d}.safetensors").exists():
             try:
-                training = training or Training(half, remote, sgd(half), checkpoints=folder / "here", every=EVERY)
+                training = training or begun(half, remote, folder)
                 for _ in training.run(STEPS, batch):
                     pass
                 if not (folder / "here" / f"{STEPS:012d}.safetensors").exists():
                     training.save()
             except CheckpointError:
                 time.sleep(0.02)  # somebody makes room, or kills us
+
+
+def begun(half: ariadne.Half, remote: ariadne.Remote, folder: Path) -> Training:
+    """A run whose steps are scaled and clipped, at a rate that moves."""
+    optimizer = sgd(half)
+    how: dict[str, Any] = {"scaler": scaling(), "scheduler": rate(optimizer), "max_norm": MOST}
+    return Training(half, remote, optimizer, checkpoints=folder / "here", every=EVERY, **how)
 
 
 def fork(work: Callable[..., None], *given: Any) -> int:
@@ -239,7 +260,11 @@ def differing(folder: Path, expected: dict[str, torch.Tensor]) -> list[str]:
     for side, place in (("prefix", "here"), ("suffix", "there")):
         half = ariadne.load(folder / side)
         paths = [p for p in (folder / place).glob("*.safetensors") if p.name != "start.safetensors"]
-        about = checkpoint.restore(max(paths), half, sgd(half))[0]
+        optimizer = sgd(half)
+        beside: dict[str, Any] = {"scheduler": rate(optimizer)}
+        if side == "prefix":
+            beside["scaler"] = scaling()
+        about = checkpoint.restore(max(paths), half, optimizer, beside)[0]
         mine = half.state_dict()
         found += [f"{side}: {n}" for n, t in mine.items() if not torch.equal(t, expected[n])]
         found += [] if about.get("step", STEPS) == STEPS else [f"{side}: it is at step {about['step']}"]

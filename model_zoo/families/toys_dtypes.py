@@ -18,12 +18,12 @@ class _Ends(nn.Module):
 
 @toy("asks_element_size")
 class AsksElementSize(_Ends):
-    """Scales by how many bytes an element has: asked by a method, as an attribute, and of the memory below."""
+    """Scales by how many bytes an element has: asked by a method, as an attribute, and by what the tensor takes."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.enter(x))
         h = h * (h.element_size() / 4) + h.itemsize
-        found: Tensor = self.leave(h) * (h.untyped_storage().nbytes() // h.numel())
+        found: Tensor = self.leave(h) * (h.nbytes // h.numel())
         return found
 
 

@@ -204,7 +204,7 @@ def test_an_alias_left_out_for_another_is_told(monkeypatch: pytest.MonkeyPatch) 
         dropped.append(len(seen.nodes) - len(bare.nodes))
         return real(plan, bare)
 
-    monkeypatch.setattr("ariadne.capture.ways.without_slices_of_all", all_of_them)
+    monkeypatch.setattr("ariadne.capture.beside.without_slices_of_all", all_of_them)
     torch.manual_seed(0)
     runtime = prepare_split(Sliced(), (torch.randn(2, 4),), split=SplitSpec("percent:50", dynamic_batch=(1, 8)))
     assert {*dropped} == {1}

@@ -263,7 +263,7 @@ def test_the_side_that_is_absent_and_calls_that_no_plan_serves_say_so(tmp_path: 
         suffix.run_prefix(torch.randn(2, 3, 8, 8))
     with pytest.raises(SpecError, match="this is the prefix alone"):
         prefix.run_suffix(prefix.run_prefix(torch.randn(2, 3, 8, 8)))
-    with pytest.raises(InputError, match="Only the batch may change"):
+    with pytest.raises(InputError, match="What may change is the batch"):
         prefix.run_prefix(torch.randn(2, 3, 9, 8))
     with pytest.raises(ModuleError, match="was captured in eval mode and is now in train mode"):
         prefix.train().run_prefix(torch.randn(2, 3, 8, 8))

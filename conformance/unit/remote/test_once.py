@@ -119,6 +119,7 @@ def test_a_planted_step_that_is_done_twice_is_noticed(files: Path, whole: Any, m
     def forgetful(self: Trained, header: Any, do: Any) -> Any:
         if header["number"] == self.at:
             self.at -= 1
+            self.answers.clear()
         return numbered(self, header, do)
 
     monkeypatch.setattr(Trained, "numbered", forgetful)

@@ -606,7 +606,9 @@ def test_the_way_out_is_named_where_it_is_not_asked_for() -> None:
 def test_a_graph_is_taken_where_one_holds_and_python_where_it_holds_for_some_inputs_only() -> None:
     plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     assert isinstance(prepare_split(plain, (X,), split="after:1", fallback="python"), SplitRuntime)
-    runtime = prepare_split(BranchOnSum(), (X,), split="after:b", fallback="python")
+    branches = prepare_split(BranchOnSum(), (X,), split="after:b", fallback="python")
+    assert isinstance(branches, SplitRuntime)
+    runtime = prepare_split(BranchOnSum(), (X,), split=SplitSpec("after:b", max_paths=1), fallback="python")
     assert isinstance(runtime, PythonSplit)
     assert "reads numbers out of a tensor" in runtime.why
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.autograd import forward_ad, graph
 from torch.utils.checkpoint import checkpoint
 
-from ariadne import BoundaryPayload, prepare_split, prepare_split_replay, tree
+from ariadne import BoundaryPayload, SplitSpec, prepare_split, prepare_split_replay, tree
 from ariadne.capture import Example
 from ariadne.capture.generalize import disagreement
 from ariadne.capture.observed import observe
@@ -258,7 +258,7 @@ def test_a_number_read_out_of_a_tensor_must_be_the_same_in_every_bit(mode: Any) 
     model = Fn(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4)).eval()
     x = numbers(2, 4)
     x[0, 0] = 0.0
-    runtime = prepare_split(model, (x,), split="50%", mode=mode)
+    runtime = prepare_split(model, (x,), split=SplitSpec("50%", max_paths=1), mode=mode)
     runtime.run_suffix(runtime.run_prefix(x))
     x[0, 0] = -0.0
     with pytest.raises(WitnessError, match=r"-0\.0"):

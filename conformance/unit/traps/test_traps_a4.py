@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ariadne import SplitSpec, prepare_split
-from ariadne.errors import CaptureError, FrontierError, GuardError, ModuleError, WitnessError
+from ariadne.errors import CaptureError, FrontierError, GuardError, ModuleError
 from conformance.unit.trap_kit import Fn, Twins, numbers, same
 
 X = numbers(2, 6)
@@ -276,12 +276,11 @@ def test_a_name_that_says_nothing_is_refused_with_the_nearest(boundary: str, wor
 # 14: branches
 
 
-def test_a_branch_on_data_holds_or_is_refused() -> None:
+def test_a_branch_on_data_is_followed() -> None:
     twins = Twins(two(lambda s, x: s.b(s.a(x) if x.sum() > 0 else -s.a(x))), X.abs())
     for runtime in twins.cuts():
         twins.replay(numbers(3, 6).abs(), runtime=runtime)
-        with pytest.raises(WitnessError, match="reads a value out of a tensor"):
-            runtime.run_suffix(runtime.run_prefix(-X.abs()))
+        twins.replay(-X.abs(), runtime=runtime)
 
 
 @pytest.mark.parametrize("example", [2, 6])
@@ -394,5 +393,4 @@ def test_loss_and_gradients_follow_a_branch_on_the_number_of_steps_kept_in_a_buf
 
     twins = Twins(build, X)
     twins.train(numbers(3, 6), steps=2, runtime=twins.runtime)
-    with pytest.raises(WitnessError, match="prepare_split again"):
-        twins.train(numbers(3, 6), steps=2, runtime=twins.runtime)
+    twins.train(numbers(3, 6), steps=2, runtime=twins.runtime)

@@ -1,0 +1,133 @@
+"""One step by gradients that lie in two processes: unscaled, measured and clipped as if they lay in one.
+
+`torch.amp.GradScaler` skips a step where any gradient is not finite, and `torch.nn.utils.clip_grad_norm_` takes one norm of all
+gradients: each side tells the other what it has, and both do what torch does with the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import OptState
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
+
+from ariadne.errors import PayloadError, SpecError, TrainingError
+from ariadne.half import Half
+
+Norms = dict[
+    int, tuple[torch.Tensor, torch.dtype, str]
+]  # by place in the whole model: of a gradient, its dtype and device
+
+
+def unscaled(scaler: Any, optimizer: torch.optim.Optimizer | None) -> torch.Tensor:
+    """Unscale the gradients of an optimizer, unless that was done; more than zero where one of them is not finite."""
+    found = torch.zeros(())
+    if scaler is None or optimizer is None:
+        return found
+    state = scaler._per_optimizer_states[id(optimizer)]
+    if state["stage"] is OptState.READY:
+        scaler.unscale_(optimizer)
+    for t in state["found_inf_per_device"].values():
+        found = found + t.cpu()
+    return found
+
+
+def step(scaler: Any, optimizer: torch.optim.Optimizer | None, found: torch.Tensor | None) -> None:
+    """Step an optimizer, or skip the step where a gradient of either side is not finite."""
+    if scaler is None:
+        if optimizer is not None:
+            optimizer.step()
+        return
+    state = scaler._per_optimizer_states[0 if optimizer is None else id(optimizer)]
+    device = scaler._scale.device
+    state["found_inf_per_device"] = {device: torch.zeros((), device=device) if found is None else found.to(device)}
+    if optimizer is not None:
+        scaler.step(optimizer)
+
+
+def refuse_fused(scaler: Any, optimizer: torch.optim.Optimizer | None, fused_there: bool) -> None:
+    """Raise `TrainingError` where torch would unscale within a fused step, and to do it before rounds otherwise."""
+    fused = fused_there or getattr(optimizer, "_step_supports_amp_scaling", False)
+    if scaler is not None and fused and math.frexp(scaler.get_scale())[0] != 0.5:
+        raise TrainingError(
+            f"a fused optimizer divides by the scale itself, and {scaler.get_scale()} is no power of two: gradients that are "
+            "unscaled before would be rounded otherwise. Use factors and a first scale that are powers of two, or fused=False"
+        )
+
+
+def refuse_unplaced(half: Half) -> None:
+    """Raise `SpecError` for a half whose file does not say where its parameters stand."""
+    places = half.places()
+    if any(p not in places for p in half.parameters()):
+        raise SpecError(
+            "this half's file does not say where its parameters stand in the whole model, in whose order norms are added up. Save "
+            "both halves again with this version"
+        )
+
+
+def norms_of(half: Half, norm_type: float) -> Norms:
+    """The norm of each gradient of a half, by where its parameter stands in the whole model."""
+    places = half.places()
+    held = [p for p in half.parameters() if p.grad is not None]
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
+    for p in sorted(held, key=lambda p: places[p]):
+        assert p.grad is not None
+        kinds.setdefault((p.grad.dtype, p.grad.device), []).append(p)
+    found: Norms = {}
+    with torch.no_grad():
+        for (dtype, device), ps in kinds.items():
+            norms = torch._foreach_norm([p.grad for p in ps if p.grad is not None], norm_type)
+            found |= {places[p]: (n, dtype, str(device)) for p, n in zip(ps, norms, strict=True)}
+    return found
+
+
+def total_norm(norms: Norms, norm_type: float) -> torch.Tensor:
+    """The norm of all gradients, added up as `torch.nn.utils.get_total_norm` does over the whole model."""
+    if not norms:
+        return torch.tensor(0.0)
+    ordered = [norms[i] for i in sorted(norms)]
+    if len({row[1:] for row in ordered}) > 1:  # torch groups them, in an order of its own
+        stand_ins: Any = [torch.empty(0, dtype=dtype, device=_here(device)) for _, dtype, device in ordered]
+        groups: Any = _group_tensors_by_device_and_dtype([stand_ins], with_indices=True)
+        first = ordered[0][0].device
+        ordered = [ordered[i] for _, places in groups.values() for i in places]
+    else:
+        first = ordered[0][0].device
+    found: torch.Tensor = torch.linalg.vector_norm(torch.stack([n.to(first) for n, _, _ in ordered]), norm_type)
+    return found
+
+
+def _here(device: str) -> str:
+    return device if device.partition(":")[0] != "cuda" or torch.cuda.is_available() else "cpu"
+
+
+def clip(parameters: list[torch.nn.Parameter], most: float, total: torch.Tensor) -> None:
+    """Scale gradients of one device down, as `torch.nn.utils.clip_grad_norm_` does."""
+    torch.nn.utils.clip_grads_with_norm_(parameters, most, total)
+
+
+def read_norms(told: Any, device: str) -> Norms:
+    """Norms that the other side sent; `PayloadError` for what is none."""
+
+    def fits(place: Any, row: Any) -> bool:
+        return (
+            type(place) is int and type(row) is tuple and [*map(type, row)] == [torch.Tensor, torch.dtype, str]
+            and row[0].dim() == 0
+        )  # fmt: skip
+
+    if type(told) is not dict or not all(fits(place, row) for place, row in told.items()):
+        raise PayloadError("the norms of gradients are malformed; refuse the sender")
+    return {place: (n.to(device), dtype, where) for place, (n, dtype, where) in told.items()}
+
+
+def refuse_overlap(mine: Mapping[int, Any], theirs: Mapping[int, Any]) -> None:
+    """Raise `TrainingError` where both sides have a gradient of one parameter."""
+    both = mine.keys() & theirs.keys()
+    if both:
+        raise TrainingError(
+            f"both sides have a gradient of parameter {min(both)} of the model, which counts once. Walk back through the prefix "
+            "with remote.backward_prefix before the step"
+        )

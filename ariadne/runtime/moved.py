@@ -1,0 +1,146 @@
+"""What the ops of one side move outside of themselves, kept before they run, so that a call can be taken back.
+
+A number that Python reads out of a tensor shows only in the middle of a side which path a call takes. On another path the model
+would have run from the inputs, once. So what ran on the wrong one is undone: tensors written into, random numbers drawn, what
+was put into buffers, attributes and containers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import CellType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne.capture import Snapshot
+from ariadne.guards import MISSING, follow, is_a
+from ariadne.plan import Groups, Store, TracePlan, Value
+
+Getter = Callable[[], Any]
+Numbers = list[tuple[Callable[[Any], Any], Any]]
+
+
+class Moves:
+    """What the ops `start` to `stop` of a plan move, and these stores of it: known once, kept at each call by `keep`."""
+
+    def __init__(self, plan: TracePlan, start: int, stop: int, stores: Sequence[Store], model: nn.Module) -> None:
+        nodes, groups = plan.between(start, stop), Groups(plan)
+        written = {groups.find(name) for node in nodes for name in node.writes if name in groups.parent}
+
+        def is_written(name: str) -> bool:
+            return name in groups.parent and groups.find(name) in written
+
+        self._plan, self._model = plan, model
+        self._given = [i for i, (_, name) in enumerate(plan.inputs) if is_written(name)]
+        self._tensors = [_getter(v, model) for v in plan.values.values() if v.is_state and is_written(v.name)]
+        self._tensors += [partial(plan.constants.__getitem__, name) for name in plan.constants if is_written(name)]
+        self._reads = [
+            _getter(plan.values[name], model)
+            for name in dict.fromkeys(r for node in nodes for r in node.reads)
+            if name in plan.values and plan.values[name].is_state
+        ]
+        self._draws = any(node.seeded for node in nodes)
+        self._generators = [thing for thing in plan.objects.values() if is_a(thing, torch.Generator)]
+        self._slots = [
+            (getattr(model.get_submodule(s.path), s.table), s.name)
+            for s in stores
+            if s.table in ("_buffers", "__dict__")
+        ]
+        self._inside = [s for s in stores if s.inside]
+
+    def keep(self, given: Sequence[Any], call: Any = None) -> Kept:
+        """What stands there now. `given`: the inputs of the side, where it has the model's; `call`: its (args, kwargs)."""
+        kept = Kept()
+        tensors = [*(get() for get in self._tensors), *(given[i] for i in self._given)]
+        kept.tensors = [(t, t.detach().clone()) for t in {id(t): t for t in tensors}.values()]
+        kept.numbers = numbers(self._generators) if self._draws or self._generators else []
+        kept.slots = [(table, key, table.get(key, MISSING)) for table, key in self._slots]
+        if self._inside:
+            kept.snapshot = Snapshot(nn.Module())
+            for store in self._inside:
+                self._note(store, kept.snapshot, call)
+        return kept
+
+    def _note(self, store: Store, snapshot: Snapshot, call: Any) -> None:
+        if store.table == "outside":
+            start: Any = self._plan.objects[store.path]
+            if not store.container and store.steps and is_a(start, (dict, type, CellType)):
+                snapshot.note_variables(start, store.steps)
+                return
+        else:
+            start = call if store.table == "input" else self._model.get_submodule(store.path).__dict__
+        steps = store.container
+        while True:  # a container that is not there yet is put there before, into one that is
+            try:
+                snapshot.note([follow(start, steps)])
+                return
+            except (LookupError, AttributeError, TypeError):
+                steps = steps[:-1]
+
+    def seen(self, given: Sequence[Any]) -> tuple[Any, ...]:
+        """By what is told later whether an input, or state that the ops read or move, has been moved since."""
+        state = [*(get() for get in self._reads), *(get() for get in self._tensors)]
+        tensors = [t for t in (*given, *state) if isinstance(t, torch.Tensor)]
+        slots = (table.get(key) for table, key in self._slots)
+        return (*((id(t), 0 if t.is_inference() else t._version) for t in tensors), *map(id, slots))
+
+
+class Kept:
+    """What stood where the ops of a side move something, before they ran."""
+
+    __slots__ = ("numbers", "older", "slots", "snapshot", "tensors")
+    tensors: list[tuple[torch.Tensor, torch.Tensor]]
+    numbers: Numbers
+    slots: list[tuple[dict[str, Any], str, Any]]
+    snapshot: Snapshot | None
+
+    def __init__(self) -> None:
+        self.tensors, self.numbers, self.slots, self.snapshot = [], [], [], None
+        self.older: Kept | None = None  # what was kept before, by the plan in which the call began
+
+    def put_back(self) -> None:
+        """Put it all back."""
+        for table, key, was in self.slots:
+            if was is MISSING:
+                table.pop(key, None)
+            else:
+                table[key] = was
+        if self.snapshot is not None:
+            self.snapshot.restore(False)
+        for t, data in self.tensors:
+            with torch.inference_mode(t.is_inference()):
+                t.data.copy_(data)
+        for put, state in self.numbers:
+            put(state)
+        if self.older is not None:
+            self.older.put_back()
+
+
+def numbers(generators: Sequence[torch.Generator] = ()) -> Numbers:
+    """The random generators of torch, and these: how each is set, and its state."""
+    found: Numbers = [(torch.set_rng_state, torch.get_rng_state())]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        found.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    return found + [(g.set_state, g.get_state()) for g in generators]
+
+
+def alike(some: Numbers, others: Numbers) -> bool:
+    """Whether generators stand at the same numbers."""
+    flat = [[t for _, s in one for t in (s if isinstance(s, list) else [s])] for one in (some, others)]
+    return len(flat[0]) == len(flat[1]) and all(map(torch.equal, *flat))
+
+
+def _getter(value: Value, model: nn.Module) -> Getter:
+    path, *keys = value.origin
+    module = model.get_submodule(path)
+
+    def get() -> Any:
+        found = getattr(module, keys[0])
+        for key in keys[1:]:
+            found = getattr(found, key[1]) if isinstance(key, tuple) and key[0] == "." else found[key]
+        return found
+
+    return get

@@ -1,0 +1,264 @@
+"""Paths: where Python branches on what it reads out of tensors, each path has a plan; a call goes on in the one that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import copy
+from typing import Any
+
+import torch
+
+from ariadne import tree
+from ariadne.boundary import BoundaryPayload
+from ariadne.errors import WitnessError
+from ariadne.plan import TraceNode, TracePlan
+from ariadne.runtime.moved import Kept, Moves, alike, numbers
+from ariadne.runtime.plans import Plans
+from ariadne.runtime.shared import Going, questions, values_at
+from ariadne.runtime.variant import Variant
+
+
+class Before:
+    """What a prefix ran from, kept by a boundary whose suffix asks: the call, what stood before, and what stood after."""
+
+    __slots__ = ("after", "call", "entered", "instead", "kept", "moves", "seen")
+
+    def __init__(self, moves: Moves, kept: Kept, call: Any, entered: tuple[Any, ...]) -> None:
+        self.moves, self.kept, self.call, self.entered = moves, kept, call, entered
+        self.after = numbers() if kept.numbers else []
+        self.seen = moves.seen(entered[1:])
+        self.instead: BoundaryPayload | None = None  # the boundary of the path that the suffix turned out to take
+
+    def moved(self) -> bool:
+        """Whether something that the prefix reads or moves has been moved since."""
+        return self.moves.seen(self.entered[1:]) != self.seen
+
+
+class Paths(Plans):
+    """Plans among which a call finds its path: by what its prefix, or its suffix, reads out of tensors."""
+
+    _rests: dict[tuple[Variant, int, Variant], Going | None]
+
+    def _run_prefix(
+        self, variant: Variant, entered: tuple[Any, ...], call: Any, training: bool
+    ) -> tuple[Variant, tuple[Any, ...], tuple[Any, ...], Before | None]:
+        """What the prefix gives, on the path that it takes: the variant, its inputs, the values and what it ran from."""
+        if variant.prefix_moves is None or self.settings.mode == "compiled":
+            return variant, entered, self._values(variant, entered, training), None
+        kept = variant.prefix_moves.keep(entered[1:], call)
+        try:
+            raw = self._values(variant, entered, training)
+        except WitnessError as error:
+            if error.plan is not variant.plan:
+                raise
+            went = None if training else self._go_on("prefix", variant, error, entered, call, kept)
+            if went is None:
+                kept.put_back()
+                went = self._prefix_of_another(variant, error, call, training)
+            variant, entered, raw, kept = went
+        if variant.suffix_moves is None or variant.prefix_moves is None:
+            return variant, entered, raw, None
+        return variant, entered, raw, Before(variant.prefix_moves, kept, call, entered)
+
+    def _prefix_of_another(
+        self, variant: Variant, question: WitnessError, call: Any, training: bool
+    ) -> tuple[Variant, tuple[Any, ...], tuple[Any, ...], Kept]:
+        """What the prefix gives on another path, run from its start; and what stood before."""
+        for other, entered in self._others(call, training, variant, question):
+            assert other.prefix_moves is not None
+            kept = other.prefix_moves.keep(entered[1:], call)
+            try:
+                return other, entered, self._values(other, entered, training), kept
+            except WitnessError as error:
+                if error.plan is not other.plan:
+                    raise
+                question = error
+                kept.put_back()
+        raise question
+
+    def _go_on(
+        self, side: str, variant: Variant, question: WitnessError, entered: tuple[Any, ...], call: Any, kept: Kept
+    ) -> tuple[Variant, tuple[Any, ...], Any, Kept] | None:
+        """What a side gives without gradients, from its question on, on known paths; None where it must run from its start.
+
+        `kept` is what to put back then, and holds more and more.
+        """
+        while self.settings.mode == "generated_eager":
+            others = (v for v in reversed(self._variants) if v is not variant and v.serves(False))
+            other = next((v for v in others if _answers(variant.plan, question, v.plan) == 1), None)
+            if other is None:
+                return None
+            entered_there = other.enter(*call)
+            guard, moves = (
+                (other.prefix_guard, other.prefix_moves)
+                if side == "prefix"
+                else (other.suffix_guard, other.suffix_moves)
+            )
+            if entered_there is None or not guard() or not (side == "prefix" or other.suffix_state(True)):
+                return None
+            key = (variant, question.at, other)
+            if key not in self._rests:
+                self._rests[key] = variant.rest(question.at, other, side)
+            go = self._rests[key]
+            if go is None or moves is None:
+                return None
+            there = values_at(question)
+            missing = [name for name in go[1] if name not in there]
+            if missing:
+                variant.keep(side, missing)
+                self._rests = {k: found for k, found in self._rests.items() if k[2] is not variant}
+                return None
+            older, kept.older = copy(kept), None
+            now = moves.keep(entered_there[1:], call)
+            for name in Kept.__slots__:
+                setattr(kept, name, getattr(now, name))
+            kept.older = older
+            self._use(other, False)
+            variant, entered = other, entered_there
+            try:
+                with torch.no_grad():
+                    return variant, entered, variant.run(go[0], entered[0], *(there[name] for name in go[1])), kept
+            except WitnessError as error:
+                if error.plan is not variant.plan:
+                    raise
+                question = error
+        return None
+
+    @staticmethod
+    def _values(variant: Variant, entered: tuple[Any, ...], training: bool) -> tuple[Any, ...]:
+        with torch.set_grad_enabled(training):
+            found: tuple[Any, ...] = variant.run(variant.prefix, *entered)
+            return found
+
+    def _run_suffix(
+        self,
+        variant: Variant,
+        boundary: BoundaryPayload,
+        training: bool,
+        run: Callable[[Variant, BoundaryPayload], Any],
+    ) -> tuple[Any, BoundaryPayload]:
+        """What `run` makes of the suffix of this boundary, or of that of the path which its call takes; and that one."""
+        if variant.suffix_moves is None or self.settings.mode == "compiled":
+            return run(variant, boundary), boundary
+        kept = variant.suffix_moves.keep(())
+        try:
+            return run(variant, boundary), boundary
+        except WitnessError as error:
+            if error.plan is not variant.plan:
+                raise
+            question = error
+        before = boundary._before
+        if not training and before is not None:
+            went = self._go_on("suffix", variant, question, before.entered, before.call, kept)
+            if went is not None:
+                return went[2], boundary
+        kept.put_back()
+        for other, again in self._boundaries(variant, boundary, training, question):
+            kept = other.suffix_moves.keep(()) if other.suffix_moves is not None else Kept()
+            try:
+                return run(other, again), again
+            except WitnessError as error:
+                if error.plan is not other.plan:
+                    raise
+                question = error
+                kept.put_back()
+        raise question
+
+    def _boundaries(
+        self, variant: Variant, boundary: BoundaryPayload, training: bool, question: WitnessError
+    ) -> Iterator[tuple[Variant, BoundaryPayload]]:
+        """The boundaries that this call has on other paths; what its prefix moved is moved by one of them instead."""
+        before: Before | None = boundary._before
+        if before is None:
+            raise WitnessError(
+                f"{question}. The suffix asks, and what its prefix ran from is not here: the boundary came over a wire, or this "
+                "is half of a model. Run the prefix where the model is with more_examples that show this path, and send both "
+                "sides anew"
+            ) from question
+        if before.moved():
+            raise WitnessError(
+                f"{question}. The prefix must run again on the other path, and its inputs, or state that it reads, were written "
+                "into since. Run each suffix before that; or show the path beforehand, prepare_split(..., more_examples=[...])"
+            ) from question
+        now = numbers() if before.kept.numbers else []
+        drawn = bool(now) and not alike(now, before.after)  # by something else, since the prefix ran
+        assert variant.prefix_moves is not None
+        undone = variant.prefix_moves.keep(before.entered[1:], before.call)
+        kept = before.kept
+        try:
+            kept.put_back()
+            for other, entered in self._others(before.call, training, variant, question):
+                assert other.prefix_moves is not None
+                kept = other.prefix_moves.keep(entered[1:], before.call)
+                try:
+                    raw = self._values(other, entered, training)
+                except WitnessError as error:
+                    if error.plan is not other.plan:
+                        raise
+                    kept.put_back()
+                    continue
+                again = self._boundary(other, entered, raw, training)
+                again._before = Before(other.prefix_moves, kept, before.call, entered)
+                for put, state in now if drawn else ():
+                    put(state)
+                yield other, again
+                kept.put_back()
+        except BaseException as error:
+            if not isinstance(error, GeneratorExit):
+                undone.put_back()
+            raise
+        undone.put_back()
+
+    def _boundary(
+        self, variant: Variant, entered: tuple[Any, ...], raw: tuple[Any, ...], training: bool
+    ) -> BoundaryPayload:
+        raise NotImplementedError
+
+    def _others(
+        self, call: tuple[tuple[Any, ...], dict[str, Any]], training: bool, variant: Variant, question: WitnessError
+    ) -> Iterator[tuple[Variant, tuple[Any, ...]]]:
+        """The known plans of other paths that may be that of this call, likely ones first; then one that is captured for it."""
+        asked, paths, likely = variant, 1, list[tuple[int, Variant, tuple[Any, ...]]]()
+        with self._lock:
+            for other in reversed(self._variants):
+                if other is variant or not other.serves(training):
+                    continue
+                entered = other.enter(*call)
+                if entered is None or not other.prefix_guard():
+                    continue
+                paths += 1
+                likely.append((_answers(asked.plan, question, other.plan), other, entered))
+        for fits, other, entered in sorted(likely, key=lambda found: -found[0]):
+            if fits >= 0:
+                self._use(other, training)
+                yield other, entered
+        if paths >= self.settings.spec.max_paths:
+            raise WitnessError(
+                f"{question}. {paths} path(s) of such inputs have a plan, and that is max_paths: raise it in SplitSpec, or, where "
+                'each call takes a path of its own, run the model\'s own Python, prepare_split(..., fallback="python") with '
+                "max_paths=1"
+            ) from question
+        yield self._captured(*call, training)
+
+
+def _questions(plan: TracePlan) -> list[tuple[int, TraceNode]]:
+    return [(i, plan.nodes[i - plan.first]) for i in questions(plan)]
+
+
+def _answers(asked: TracePlan, question: WitnessError, other: TracePlan) -> int:
+    """1 if a plan has the answer that a question found, 0 if nothing tells, and -1 if it has another.
+
+    The same answers lead Python to the same question. So where all before it are alike, so is it, and its answer decides.
+    """
+    mine = [node for i, node in _questions(asked) if i <= question.at]
+    theirs = [node for _, node in _questions(other)][: len(mine)]
+    same = [(a.target, a.module, a.call) == (b.target, b.module, b.call) for a, b in zip(mine, theirs, strict=False)]
+    if len(theirs) < len(mine) or not all(same) or not mine:
+        return 0
+    plain = [isinstance(n.witness, (bool, int, float)) for n in (*mine, *theirs)]
+    if not all(plain):
+        return 0
+    *before, last = zip(mine, theirs, strict=True)
+    if not all(tree.identical(a.witness, b.witness) for a, b in before):
+        return -1
+    return 1 if tree.identical(last[1].witness, question.found) else -1

@@ -1,0 +1,135 @@
+"""What two plans share up to a question: a call whose answer is that of the other plan goes on there, and nothing runs twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ariadne.cut import Part
+from ariadne.plan import Store, TraceNode, TracePlan, uses
+
+
+@dataclass(frozen=True, slots=True)
+class Rest(Part):
+    """What is left of the part `whole` of a plan after a question, and first the ops `late` which another plan does not need."""
+
+    whole: Part | None = None
+    late: tuple[int, ...] = ()
+
+    def nodes(self, plan: TracePlan) -> tuple[TraceNode, ...]:
+        """Its ops."""
+        return (*(plan.nodes[i] for i in self.late), *plan.between(self.start, self.stop))
+
+    def stores(self, plan: TracePlan) -> list[Store]:
+        """All that the whole part stores: that is done last."""
+        assert self.whole is not None
+        return self.whole.stores(plan)
+
+
+def questions(plan: TracePlan) -> tuple[int, ...]:
+    """The ops by which Python reads numbers out of tensors."""
+    return tuple(i for i, node in enumerate(plan.nodes, plan.first) if node.is_witness)
+
+
+def rest(
+    one: TracePlan, mine: tuple[Part, Part], at: int, other: TracePlan, theirs: tuple[Part, Part], side: int
+) -> Rest | None:
+    """How a side of the plan `one` goes on in `other` after its op `at`; None where they don't do the same up to there.
+
+    `mine` and `theirs`: prefix and suffix of each. Values have the same names in both, since forward's Python is the same up to
+    the question. Ops that write, draw or ask must be the same in order; one without effects may be missing in `one`, if it can run
+    late.
+    """
+    asked, answered = [i for i in questions(one) if i <= at], questions(other)
+    if len(answered) < len(asked) or one.inputs != other.inputs or one.keeps_inputs or other.keeps_inputs:
+        return None
+    there, part = answered[len(asked) - 1], theirs[side]
+    if not part.start <= there < part.stop or other.nodes[there].region.autocast:
+        return None
+    if side == 1 and not _same_prefix(one, mine, other, theirs):
+        return None
+    known, effects = _done(one, at)
+    theirs_known, theirs_effects = _done(other, there)
+    if len(effects) != len(theirs_effects) or not all(map(_alike, effects, theirs_effects)):
+        return None
+    late, made = [], {name for _, name in other.inputs}
+    for i, node in enumerate(other.nodes[: there + 1]):
+        if not _is_pure(node) or known.get(node.outputs) == theirs_known[node.outputs]:
+            if not all(_same_value(one, other, name) for name in node.reads):
+                return None
+            made.update(node.outputs)
+        elif theirs_known[node.outputs][1] != sum(bool(n.writes) for n in effects):
+            return None
+        else:
+            late.append(i)
+    found = Rest(part.name, there + 1, part.stop, (), part.gives, (), part, tuple(late))
+    nodes, here = found.nodes(other), {n for node in found.nodes(other) for n in node.outputs}
+    names = [*(r for node in nodes for r in node.reads), *found.final(other)]
+    names += [n for store in found.stores(other) for n in uses((store.atoms, store.needs))]
+    needed = [
+        n for n in dict.fromkeys(names) if n in other.values and n not in here and (n in made or n in other.definitions)
+    ]
+    if not made.issuperset(needed):
+        return None
+    return Rest(part.name, there + 1, part.stop, tuple(needed), part.gives, (), part, tuple(late))
+
+
+def _is_pure(node: TraceNode) -> bool:
+    return not (node.writes or node.seeded or node.is_witness or node.target.startswith("python.")) and bool(
+        node.outputs
+    )
+
+
+def _done(plan: TracePlan, at: int) -> tuple[dict[tuple[str, ...], tuple[TraceNode, int]], list[TraceNode]]:
+    """The ops up to one: those without effects, by what they make, each with the number of writes before it; and the others."""
+    pure: dict[tuple[str, ...], tuple[TraceNode, int]] = {}
+    effects: list[TraceNode] = []
+    writes = 0
+    for node in plan.nodes[: at + 1]:
+        if _is_pure(node):
+            pure[node.outputs] = node, writes
+        else:
+            effects.append(node)
+            writes += bool(node.writes)
+    return pure, effects
+
+
+def _alike(a: TraceNode, b: TraceNode) -> bool:
+    fields = ("target", "args", "kwargs", "outputs", "unpack", "module", "call", "region", "writes", "seeded")
+    return all(getattr(a, name) == getattr(b, name) for name in fields)
+
+
+def _same_value(one: TracePlan, other: TracePlan, name: str) -> bool:
+    """Whether a name stands for the same in both, where no op makes it."""
+    if name in other.objects:
+        return one.objects.get(name) is other.objects[name]
+    if name not in other.values:
+        return one.batch_symbol == other.batch_symbol
+    a, b = one.values.get(name), other.values[name]
+    if a is None or (a.kind, a.origin) != (b.kind, b.origin):
+        return False
+    if b.kind == "constant":
+        x, y = one.constants[name], other.constants[name]
+        return x.dtype == y.dtype and x.stride() == y.stride() and torch.equal(x, y)
+    return True
+
+
+def _same_prefix(one: TracePlan, mine: tuple[Part, Part], other: TracePlan, theirs: tuple[Part, Part]) -> bool:
+    """Whether the prefixes of two plans move the same, so that either suffix may follow."""
+    some, others = ([n for n in p.nodes[: s[0].stop] if not _is_pure(n)] for p, s in ((one, mine), (other, theirs)))
+    stores = mine[0].stores(one) == theirs[0].stores(other)
+    return stores and some == others and {*mine[1].written} == {*theirs[1].written}
+
+
+def values_at(error: BaseException) -> dict[str, Any]:
+    """The values that generated code held where it raised an error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return dict(trace.tb_frame.f_locals) if trace is not None else {}
+
+
+Going = tuple[Callable[..., Any], tuple[str, ...]]
