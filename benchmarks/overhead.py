@@ -315,7 +315,7 @@ def guards(count: int, seconds: float) -> None:
         total += statistics.median(times)
         rows.append([name, f"{statistics.median(times) * 1e6:.1f}"])
     rows.append([f"all, of {len(list(model.modules()))} modules (to reach: 20 for 100)", f"{total * 1e6:.1f}"])
-    table("Guards, µs per call", ["check", "µs"], (row[0] for row in rows), rows)
+    table("Guards", ["check", "µs per call"], (row[0] for row in rows), rows)
 
 
 # With the share of the minutes that each gets. What comes before the pairs, a model built and prepared, is not counted.
