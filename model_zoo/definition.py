@@ -1,6 +1,6 @@
 """What the zoo knows about a model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,8 @@ class Entry:
       About what is tried: "compiled" (its training step is compiled by inductor, too, which takes a minute).
       Toys are tagged with what they isolate, too: "inplace", "views", "complex".
 
-    `nondeterministic`, the field, is the reason for the last of these.
+    `nondeterministic`, the field, is the reason for the last of these. `dynamic`: the sizes beside the batch that its
+    samples change, as {input: {dim: symbol}}.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Entry:
     make: Callable[[], nn.Module] = field(repr=False)
     sample: Sampler = field(repr=False)
     nondeterministic: str | None = None
+    dynamic: Mapping[str, Mapping[int, str]] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.tags & COSTS) != 1:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 
 from benchmarks.break_even import BETWEEN, NEVER
 from benchmarks.findings import Mean, Speed, Start
-from benchmarks.variants import AHEAD
+from benchmarks.variants import AHEAD, COMPILE
 from reports.document import Answer
 from reports.equality import Judged, counts
 from reports.outcomes import EXPECTED, FAIL, MISSING, PASS, UNEXPECTED
@@ -43,9 +44,10 @@ def _right(run: Run, found: list[Judged]) -> Iterator[str]:
     models = {j.case.model for j in found if not j.case.model.startswith(TOYS)}
     wrong = n[FAIL] + n[UNEXPECTED] + n[MISSING]
     start = "Yes, in all that was compared" if not wrong else "No" if n[FAIL] else "Not shown everywhere"
+    differed = f"in {n[FAIL]:,} it did not" if n[FAIL] else "none differed"
     yield (
-        f"{start}: in {n[PASS]:,} of {plural(len(found), 'check')} the split gave what the whole model gives, bit for bit, and in "
-        f"{n[FAIL]:,} it did not."
+        f"{start}: in {n[PASS]:,} of {plural(len(found), 'check')} the split gave what the whole model gives, bit for bit, and "
+        f"{differed}."
     )
     if n[EXPECTED]:
         yield f"{n[EXPECTED]:,} could not be compared or were refused with a reason, as was known before."
@@ -71,10 +73,23 @@ def _faster(speeds: list[Speed], means: list[Mean]) -> Iterator[str]:
         place = here[0].place
         told = [_compared(m, speeds) for m in here]
         many = plural(max(m.geomean.total for m in here), "model")
-        yield f"On {place.device}, batch {place.batch}, in the geometric mean of {many}: {'; '.join(told)}."
-        known = [(m.geomean.ratio.estimate, m.variant) for m in here if m.geomean.ratio is not None and not m.off]
+        start = _whether([mean_tone(m, floor_of(speeds, m.place)) for m in here if not m.off])
+        yield f"{start} On {place.device}, batch {place.batch}, in the geometric mean of {many}: {'; '.join(told)}."
+        known = [(m.geomean.ratio, m.variant) for m in here if m.geomean.ratio is not None and not m.off]
         if len(known) > 1:
-            yield f"Of these, {SPLITS[min(known)[1]]} is the fastest here."
+            yield f"Of these, {SPLITS[min((r.estimate, name) for r, name in known)[1]]} is the fastest here."
+        plain = next((r for r, name in known if name == "generated"), None)
+        worse = [SPLITS[name] for r, name in known if plain is not None and r.low > plain.high]
+        if worse:
+            yield f"{' and '.join(worse).capitalize()} {'is' if len(worse) == 1 else 'are'} slower than as plain Python."
+
+
+def _whether(tones: list[str]) -> str:
+    """The answer in a word, of how each kind of split compares with the model."""
+    faster = sum(tone in ("good", "warn") for tone in tones)
+    if faster:
+        return "Yes." if faster == len(tones) else "Partly."
+    return "No." if "bad" in tones else "No difference is shown."
 
 
 def _compared(m: Mean, speeds: list[Speed]) -> str:
@@ -86,10 +101,10 @@ def _compared(m: Mean, speeds: list[Speed]) -> str:
         return f"{name} gave other numbers than the model on {', '.join(m.off)}"
     tone = mean_tone(m, floor_of(speeds, m.place))
     if tone in ("good", "warn") and r.estimate < 1:
-        return f"{name} takes {r.estimate:.2f} of the model's own time{models}"
+        return f"{name} takes {r.estimate:.2f}x the model's time, {1 - r.estimate:.0%} less{models}"
     if tone == "bad":
-        return f"{name} is slower, {r.estimate:.2f} of the model's own time{models}"
-    return f"{name} is about as fast as the model ({r.estimate:.2f}, within the noise)"
+        return f"{name} is slower, {r.estimate:.2f}x the model's time{models}"
+    return f"{name} is about as fast as the model ({r.estimate:.2f}x, within the noise)"
 
 
 def _pays(starts: list[Start]) -> Iterator[str]:
@@ -102,30 +117,61 @@ def _pays(starts: list[Start]) -> Iterator[str]:
     if not known:
         yield "Not judged: too few processes were started for a verdict."
         return
+    compiled = [s for s in known if s.variant not in PLAIN]
+    if compiled:
+        paid = len(_paying(compiled))
+        start = "Not shown" if not paid else "Yes" if paid == len(compiled) else f"In {paid} of {len(compiled)} cases"
+        yield f"{start}{', in a process that makes enough calls' if paid else ''}."
     for variant in dict.fromkeys(s.variant for s in known):
         told = [
             _paid([s for s in known if s.variant == variant and s.cache == c], words) for c, words in CACHES.items()
         ]
-        if any(told):
-            name = SPLITS.get(variant, variant)
-            yield f"{name[0].upper()}{name[1:]}: {'; '.join(filter(None, told))}."
+        yield f"{NAMES.get(variant, variant)}: {'; '.join(filter(None, told))}."
 
 
+PLAIN = ("generated",)
+NAMES = {
+    "generated": "The split as plain Python",
+    "compiled": "The split compiled by torch.compile",
+    AHEAD: "The split compiled ahead of time",
+    COMPILE: "torch.compile of the whole model",
+}
 CACHES = {
-    "cold": "when everything has to be compiled first",
-    "warm": "when an earlier process left its cache",
+    "cold": "compiled from nothing",
+    "warm": "with what an earlier process kept",
     "none": "counting its preparation",
 }
 
 
+def _paying(some: list[Start]) -> list[Start]:
+    return [s for s in some if s.calls is not None and s.calls.verdict == BETWEEN]
+
+
 def _paid(some: list[Start], when: str) -> str:
+    """On how many models it has paid, and in the middle one of them after how many calls and how long."""
     if not some:
         return ""
-    paid = [s for s in some if s.calls is not None and s.calls.verdict == BETWEEN]
+    paid = _paying(some)
     never = sum(s.calls is not None and s.calls.verdict == NEVER for s in some)
     if not paid:
-        return f"{when}, {'never' if never == len(some) else 'not shown to'} on {plural(len(some), 'model')}"
-    low = min(s.calls.low for s in paid if s.calls is not None)
-    high = max(s.calls.high for s in paid if s.calls is not None)
-    calls = "from the first call on" if high <= 1 else f"after {max(1, round(low)):,} to {round(high):,} calls"
-    return f"{when}, it has paid {calls}, on {len(paid)} of {plural(len(some), 'model')}"
+        return f"{when}, {'never' if never == len(some) else 'not shown to have paid'} on {plural(len(some), 'model')}"
+    found = [(s.cost.estimate / s.saving.estimate, s.pace.estimate) for s in paid if s.cost and s.saving and s.pace]
+    calls = max(0.0, statistics.median(n for n, _ in found))
+    seconds = max(0.0, statistics.median(n * pace for n, pace in found))
+    after = "from the first call on" if calls <= 1 else f"after about {_rounded(calls)} calls ({_duration(seconds)})"
+    middle = ", in the middle one" if len(paid) > 1 else ""
+    return f"{when}, it has paid on {len(paid)} of {plural(len(some), 'model')}{middle} {after}"
+
+
+def _rounded(value: float) -> str:
+    return f"{float(f'{value:.2g}'):,.0f}"
+
+
+def _duration(seconds: float) -> str:
+    """Seconds in words that can be pictured.
+
+    >>> _duration(4.21), _duration(500), _duration(9000)
+    ('4.2 s', '8.3 minutes', '2.5 hours')
+    """
+    unit, scale = ("s", 1) if seconds < 120 else ("minutes", 60) if seconds < 7200 else ("hours", 3600)
+    return f"{float(f'{seconds / scale:.2g}'):g} {unit}"

@@ -50,7 +50,7 @@ def counted(starts: list[Start], cache: str) -> str:
     mine = [s for s in judged(starts) if s.cache == cache]
     verdicts = [UNJUDGED if unjudged(s) else s.calls.verdict if s.calls else FAILED for s in mine]
     shown = (BETWEEN, NOT_SHOWN, NEVER, *(extra for extra in (UNJUDGED, FAILED) if extra in verdicts))
-    return ", ".join(f"{verdicts.count(v)} {v}" for v in shown)
+    return ", ".join(f"{verdicts.count(v)} {'paid' if v == BETWEEN else v}" for v in shown)
 
 
 def _blocks(starts: list[Start]) -> Iterator[Block]:

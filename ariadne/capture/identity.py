@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import inspect
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ import torch
 from ariadne.guards import MISSING, is_a, own_of
 
 _SILENT = ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL", "RESUME", "NOP", "COPY_FREE_VARS")
-_VARIABLES = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_CLASSDEREF")
+_VARIABLES = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_CLASSDEREF")
 _TELLS_NO_NUMBER = frozenset({"type", "__class__", "dtype", "device", "layout", "__name__", "__func__", "__self__"})
 _SOMETHING = object()  # that can't be told
 _NOTHING = object()  # that is no number, whatever it is
@@ -29,10 +30,9 @@ _NOTHING = object()  # that is no number, whatever it is
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """An `is` in a function's code: at which byte, in which line, and the steps that make its sides."""
+    """An `is` in a function's code: at which byte, and the steps that make its sides."""
 
     offset: int
-    line: int
     sides: tuple[tuple[dis.Instruction, ...], tuple[dis.Instruction, ...]]
 
     def may_be_of_numbers(self, frame: FrameType) -> bool:
@@ -45,10 +45,9 @@ def comparisons(code: CodeType) -> tuple[Comparison, ...]:
     """The comparisons by `is` in a function that may be of two whole numbers."""
     if not any(step.opname == "IS_OP" for step in dis.get_instructions(code)):
         return ()
-    steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
-    found, line = [], code.co_firstlineno
+    steps = [one for step in dis.get_instructions(code) if step.opname not in _SILENT for one in _apart(step)]
+    found = []
     for i, step in enumerate(steps):
-        line = step.starts_line or line if isinstance(step.starts_line, int) else line
         if step.opname != "IS_OP":
             continue
         right, at = _side(steps, i)
@@ -60,8 +59,18 @@ def comparisons(code: CodeType) -> tuple[Comparison, ...]:
         sides = (left or (), right or ())
         constants = [side[0].argval for side in sides if len(side) == 1 and side[0].opname == "LOAD_CONST"]
         if all(type(value) is int for value in constants):
-            found.append(Comparison(step.offset, line, sides))
+            found.append(Comparison(step.offset, sides))
     return tuple(found)
+
+
+def _apart(step: dis.Instruction) -> Iterator[dis.Instruction]:
+    """Python 3.13 loads or stores two variables in one step: each as a step of its own."""
+    names = step.opname.replace("_LOAD", " LOAD").replace("_STORE", " STORE").split()
+    if len(names) < 2 or not isinstance(step.argval, tuple):
+        yield step
+        return
+    for name, variable in zip(names, step.argval, strict=True):
+        yield step._replace(opname=name, opcode=dis.opmap[name], arg=0, argval=variable)
 
 
 def _side(steps: Sequence[dis.Instruction], end: int) -> tuple[tuple[dis.Instruction, ...] | None, int]:
@@ -133,24 +142,25 @@ def _may_be_number(value: Any) -> bool:
 class Watching:
     """The comparisons of whole numbers that were seen, in words."""
 
+    known: dict[CodeType, dict[int, Comparison]]
     seen: list[str] = field(default_factory=list)
-    _known: dict[CodeType, dict[int, Comparison]] = field(default_factory=dict)
+
+    def step(self, frame: FrameType, offset: int) -> None:
+        """Look at what is compared, if anything is, as the step at this byte of a function begins."""
+        here = self.known[frame.f_code]
+        if offset in here and here[offset].may_be_of_numbers(frame):
+            self.seen.append(frame.f_code.co_name)
+            del here[offset]
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         """What `sys.settrace` calls as functions start, and as each of their steps begins."""
-        here = self._known.get(frame.f_code)
-        if here is None:
+        if frame.f_code not in self.known:
             return None
         if event == "call":
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        elif event == "opcode" and frame.f_lasti in here and here[frame.f_lasti].may_be_of_numbers(frame):
-            self.seen.append(frame.f_code.co_name)
-            del here[frame.f_lasti]
+        elif event == "opcode":
+            self.step(frame, frame.f_lasti)
         return self.trace
-
-    def of(self, codes: Iterable[CodeType]) -> None:
-        """Watch these functions."""
-        self._known = {code: {c.offset: c for c in comparisons(code)} for code in codes}
 
 
 @contextmanager
@@ -158,13 +168,57 @@ def watching(codes: Iterable[CodeType]) -> Iterator[list[str]]:
     """Look at what these functions compare by `is` as they run in the block, in this thread; gives the names of those that may
     compare whole numbers.
     """
-    found, codes, before = Watching(), list(codes), sys.gettrace()
-    if not codes:
+    found = Watching({code: {c.offset: c for c in comparisons(code)} for code in codes})
+    found.known = {code: here for code, here in found.known.items() if here}
+    if not found.known:
         yield found.seen
         return
-    found.of(codes)
+    with _monitored(found) if sys.version_info >= (3, 12) else _traced(found):
+        yield found.seen
+
+
+@contextmanager
+def _traced(found: Watching) -> Iterator[None]:
+    before = sys.gettrace()
     sys.settrace(found.trace)
     try:
-        yield found.seen
+        yield
     finally:
         sys.settrace(before)
+
+
+@contextmanager
+def _monitored(found: Watching) -> Iterator[None]:
+    """From Python 3.12 on `sys.settrace` leaves out the steps of a function's first call, and of later ones too in 3.12."""
+    tools: Any = vars(sys)["monitoring"]
+    tool, this, event = _tool(tools), threading.get_ident(), tools.events.INSTRUCTION
+    if tool is None:
+        found.seen += [code.co_name for code in found.known]
+        yield
+        return
+
+    def step(code: CodeType, offset: int) -> None:
+        if threading.get_ident() == this:
+            found.step(sys._getframe(1), offset)
+
+    tools.register_callback(tool, event, step)
+    try:
+        for code in found.known:
+            tools.set_local_events(tool, code, event)
+        yield
+    finally:
+        for code in found.known:
+            tools.set_local_events(tool, code, 0)
+        tools.register_callback(tool, event, None)
+        tools.free_tool_id(tool)
+
+
+def _tool(tools: Any) -> int | None:
+    """A number under which nobody watches yet; None if there is none, so that all comparisons count as seen."""
+    for number in range(5, -1, -1):
+        try:
+            tools.use_tool_id(number, "ariadne")
+        except ValueError:
+            continue
+        return number
+    return None

@@ -91,10 +91,14 @@ class Lowering:
     def sizes(self, over: Sequence[Size]) -> None:
         """Make plain values of the plan of the sizes that are symbols, each read off the first input that has it."""
         inputs = dict(self.values.inputs)
-        for symbol, size in {s.symbol: s for s in over[::-1]}.items():
-            self.values.by_name[symbol] = Value(symbol, "scalar")
-            args = (Ref(inputs[size.leaf]), size.dim)
-            self.values.nodes.append(TraceNode("aten.sym_size.int", args, (), (symbol,)))
+        for size in over:  # by its own name, even where forward found that it is twice another
+            value = self.values.by_name[inputs[size.leaf]]
+            shape = (*value.shape[: size.dim], Expr(size.symbol), *value.shape[size.dim + 1 :])
+            self.values.by_name[value.name] = replace(value, shape=shape)
+            if size.symbol not in self.values.by_name:
+                self.values.by_name[size.symbol] = Value(size.symbol, "scalar")
+                args = (Ref(value.name), size.dim)
+                self.values.nodes.append(TraceNode("aten.sym_size.int", args, (), (size.symbol,)))
 
     def _result_name(self, event: Event, op: str) -> str:
         alone = self.crowd[event.module, event.call] == 1

@@ -39,11 +39,13 @@ class Outcome:
             )
         atom = self.values.atom(leaf)
         if isinstance(atom, Ref) and atom.name in self.values.objects:
-            is_cache = "Cache" in type(leaf).__name__
+            cache = (
+                ". Where it is a cache of keys and values, pass use_cache=False (to a command, --input use_cache=False)"
+            )
             raise UnsupportedError(
                 f"forward returns an object of type {type(leaf).__name__}, which is neither a tensor, a number, a string, "
                 "a known container nor one of the inputs; return its parts, or register the type with torch.utils._pytree"
-                + (". Where it is a cache of keys and values, pass use_cache=False" if is_cache else "")
+                + (cache if "Cache" in type(leaf).__name__ else "")
             )
         return atom
 

@@ -8,6 +8,8 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -65,7 +67,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
 
     def read(self: nn.Module, name: str) -> Any:
         value = original_read(self, name)
-        if name == "__dict__" and id(self) in paths and mine() and not called_by_torch() and not _is_of_functools():
+        if name == "__dict__" and id(self) in paths and mine() and not _minds_its_own():
             for key in [k for k in value if k not in BOOKKEEPING]:  # what is looked up in there, nobody sees
                 read(self, key)
         if name not in BOOKKEEPING and id(self) in paths and mine():
@@ -383,9 +385,16 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     patches.set(torch, "get_autocast_dtype", watched_call("dtype", torch.get_autocast_dtype))
 
 
-def _is_of_functools() -> bool:
-    """Whether it is `functools.cached_property` that looks into a dict, for its own name."""
-    return sys._getframe(2).f_globals.get("__name__") == "functools"
+@cache
+def _asks_object(cls: Any) -> bool:
+    """Whether a method of a module's class asks `object.__getattribute__` for attributes, of which torch's own does not hear."""
+    methods = (f for c in cls.__mro__ if c.__module__.partition(".")[0] != "torch" for f in vars(c).values())
+    return any("__getattribute__" in f.__code__.co_names for f in methods if isinstance(f, FunctionType))
+
+
+def _minds_its_own() -> bool:
+    """Whether it is `functools.cached_property` that looks into a dict, for its own name; or torch, or what records."""
+    return str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0] in ("functools", "ariadne", "torch")
 
 
 def _is_made_here(t: torch.Tensor, recording: Recording) -> bool:
@@ -453,9 +462,10 @@ def recording(
         found.drew_python, found.codes, found.compared = read.drew, read.codes, read.compared
         found.drew = found.drew or read.drew
         found.assigned, found.filled = read.assigned, read.filled
-    if "__getattribute__" in found.names:  # that of `object`, or one of a class's own, which asks it
-        for path in found.used & snapshot.modules.keys():
-            module = snapshot.modules[path]
+    for path in found.used & snapshot.modules.keys():
+        module = snapshot.modules[path]
+        kind: Any = type(module)
+        if _asks_object(kind):
             for name, value in module.__dict__.items():
                 if name not in BOOKKEEPING and (path, name) not in found.written:
                     found.read_attributes.setdefault((path, name), (module, value, id(value)))

@@ -157,13 +157,8 @@ def _throughout(condition: Expr, ranges: Mapping[str, Batches | range]) -> bool:
     names = [*condition.names]
     if math.prod(len(ranges[name]) for name in names) > _MOST_POINTS:
         return False
-    try:
-        return all(
-            condition.evaluate(dict(zip(names, sizes, strict=True)))
-            for sizes in itertools.product(*(ranges[n] for n in names))
-        )
-    except (ArithmeticError, ValueError):
-        return False
+    points = itertools.product(*(ranges[name] for name in names))
+    return all(condition.holds(dict(zip(names, sizes, strict=True))) for sizes in points)
 
 
 def within_shapes(plan: TracePlan, known: Batches, answers: Mapping[str, bool] | None = None) -> TracePlan:

@@ -88,8 +88,8 @@ def capture(
             raise  # the model's own
         raise CaptureError(
             f"the example's batch, {example.batch}, lies outside of dynamic_batch {batches.start, batches.stop - 1}, and on its "
-            f"inputs cut or repeated to batch {size} forward raises {type(error).__name__}: {str(error)[:200].rstrip('.')}. Give an "
-            "example whose batch lies in the range. The batch is dim 0 of the first tensor, and of each other of that size there"
+            f"inputs cut or repeated to batch {size} forward raises {type(error).__name__}: {str(error)[:200].rstrip('.')}. Give "
+            "an example whose batch lies in the range. The batch is dim 0 of the first tensor, and of each other of that size there"
         ) from error
     if real.primed:
         modules = dict(model.named_modules())

@@ -6,6 +6,7 @@ inputs, losses, gradients, parameters, buffers, the optimizers' state and the ra
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ class CheckResult:
     equals it, on two inputs), "replay" (the suffix, run twice on one boundary with another in flight between), "train" (`steps`
     training steps equal those of a copy). `split_id` and `after` say where it was cut, `batch` on how many samples.
     `status`: "fail" where a difference showed; "refused" where the split raised an error of its own; "nondeterministic" where
-    the model differs from itself, so that nothing can be shown; "skipped" where the model itself can't run or train so.
+    the model differs from itself, so that nothing can be shown; "skipped" where the model itself can't run or train so; "left out"
+    where the time was up.
     `detail` says why it is not "pass".
     """
 
@@ -60,7 +62,9 @@ def passed(results: Sequence[CheckResult]) -> bool:
     True
     """
     compared = [r for r in results if r.check in SPLIT_CHECKS] or [r for r in results if r.check == "left"] or results
-    return any(r.status == "pass" for r in compared) and all(r.status in ("pass", "skipped") for r in results)
+    return any(r.status == "pass" for r in compared) and all(
+        r.status in ("pass", "skipped", "left out") for r in results
+    )
 
 
 def check(
@@ -77,6 +81,7 @@ def check(
     sizes: Mapping[str, tuple[int, ...]] | None = None,
     mode: ExecutionMode = "generated_eager",
     seed: int = 0,
+    seconds: float | None = None,
     loss_fn: Loss | None = None,
     inputs: Inputs | None = None,
     on_result: Callable[[CheckResult, int], None] | None = None,
@@ -87,8 +92,9 @@ def check(
     for every safe cut. `inputs(batch, seed)` makes other inputs, a function of the two numbers; without it they are made from
     the samples of the example. `dynamic` and `sizes` are those of `SplitSpec`: each seed then gives other sizes, repeated or cut.
     `loss_fn(output)`; without it, a loss that depends on every element of every floating tensor.
-    `on_result` is called with each result, and how many are still to come (0 until that is known). Model and random generators are
-    left as found.
+    `seconds`: after so long no further check is begun, save the first of each kind; the others are "left out". Batches that
+    preparing has not seen come first, at every cut. `on_result` is called with each result, and how many are still to come (0
+    until that is known). Model and random generators are left as found.
 
     Raises what `prepare_split` raises, save that a split which differs from the model is a failed check; `SpecError` for
     invalid arguments; and what the model itself raises on the example.
@@ -108,6 +114,7 @@ def check(
         raise SpecError(
             f"a check takes at least one cut, one batch of 1 or more, and 1 step; found {cuts=}, {batches=}, {steps=}"
         )
+    end = math.inf if seconds is None else time.perf_counter() + seconds
     named = [QUANTILES.get(cut, cut) for cut in cuts]
     for cut in named:
         if cut != "every":
@@ -122,7 +129,7 @@ def check(
         return prepare_split(model, args, split=spec, mode=mode, example_kwargs=kwargs)
 
     with left_as_found(model, buffers=True):
-        for result, left in _results(run, example.batch, prepare, named, batches, only):
+        for result, left in _results(run, example.batch, prepare, named, batches, only, end):
             results.append(result)
             if on_result is not None:
                 on_result(result, left)
@@ -136,6 +143,7 @@ def _results(
     cuts: Sequence[str],
     batches: Sequence[int],
     only: Sequence[Kind],
+    end: float,
 ) -> Iterator[tuple[CheckResult, int]]:
     """Each result, and how many are still to come."""
     start, training = time.perf_counter(), run.model.training
@@ -158,14 +166,16 @@ def _results(
     chosen += [c for c in runtime.candidates if c.safe and "every" in cuts]
     kinds = [kind for kind in CHECKS[2:] if kind in only]
     splits = list(dict.fromkeys(chosen))
-    left = len(splits) * len(kinds) * len(batches)
-    for c in splits:
-        split = runtime.resplit(c.split_id)
-        for kind, size in product(kinds, batches):
-            start, left = time.perf_counter(), left - 1
-            status, detail = run.of(split, kind, size)
-            steps, took = run.steps if kind == "train" else 0, time.perf_counter() - start
-            yield CheckResult(kind, status, training, size, c.split_id, c.after, steps, detail, took), left
+    cut = {c: runtime.resplit(c.split_id) for c in splits}
+    asked = [*product(sorted(batches, key=lambda size: size in (1, batch)), splits, kinds)]
+    for number, (size, c, kind) in enumerate(asked):
+        start, detail = time.perf_counter(), ""
+        status = "left out"
+        if start < end or number < len(kinds):
+            status, detail = run.of(cut[c], kind, size)
+        steps, took = run.steps if kind == "train" else 0, time.perf_counter() - start
+        found = CheckResult(kind, status, training, size, c.split_id, c.after, steps, detail, took)
+        yield found, len(asked) - number - 1
 
 
 def _prepared(model: nn.Module, prepare: Callable[[], SplitRuntime]) -> tuple[SplitRuntime | None, str | None]:

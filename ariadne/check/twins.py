@@ -27,7 +27,7 @@ from ariadne.errors import AriadneError
 from ariadne.plan import TracePlan
 from ariadne.runtime import SplitRuntime
 
-Status = Literal["pass", "fail", "refused", "nondeterministic", "skipped"]
+Status = Literal["pass", "fail", "refused", "nondeterministic", "skipped", "left out"]
 Optimizers = Sequence[torch.optim.Optimizer | None]
 RATE, MOMENTUM = 1e-3, 0.9
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ from ariadne.cli.subject import Subject, load
 from ariadne.errors import SpecError
 
 MOST = 10  # of what went wrong, in words
+CUTS, BATCHES, SECONDS = ("q25", "q50", "q75"), (1, 2, 3, 5), 30  # where the options do not say
 
 
 def run(options: Namespace) -> Answer:
@@ -23,10 +26,13 @@ def run(options: Namespace) -> Answer:
         raise SpecError(f"there is no check {unknown!r}; there are {', '.join(CHECKS)}")
     subject = load(options)
     results: list[CheckResult] = []
+    end = time.perf_counter() + _seconds(options)
     with progress(f"checking {subject.name} ...") as line:
-        for training, kinds in _passes(options):
+        passes = _passes(options)
+        for number, (training, kinds) in enumerate(passes):
             subject.model.train(training)
-            results += _check(subject, options, kinds, line)
+            share = (end - time.perf_counter()) / (len(passes) - number)
+            results += _check(subject, options, kinds, share, line)
     good = passed(results)
     counts = Counter(r.status for r in results)
     data = {
@@ -49,17 +55,26 @@ def _passes(options: Namespace) -> list[tuple[bool, list[Kind]]]:
     return [found for found in passes if found[1]]
 
 
-def _check(subject: Subject, options: Namespace, kinds: Sequence[Kind], line: Progress) -> list[CheckResult]:
+def _seconds(options: Namespace) -> float:
+    """How long to check: as asked; else all that was named; else half a minute."""
+    if options.seconds:
+        return float(options.seconds)
+    return math.inf if options.cuts or options.every or options.batches else SECONDS
+
+
+def _check(
+    subject: Subject, options: Namespace, kinds: Sequence[Kind], seconds: float, line: Progress
+) -> list[CheckResult]:
     def note(result: CheckResult, left: int) -> None:
         rest = f"; {left} to come" if left else ""
         line(f"{subject.name}: {result.check} {result.split_id}, batch {result.batch}: {result.status}{rest}")
 
-    cuts = ["every"] if options.every else [boundary(cut) for cut in options.cuts]
+    cuts = ["every"] if options.every else [boundary(cut) for cut in options.cuts or CUTS]
     return subject.owning(
         lambda: check(
-            subject.model, subject.args, subject.kwargs, cuts=cuts, batches=options.batches, steps=options.steps,
-            only=kinds, dynamic_batch=options.dynamic_batch, mode=options.mode, seed=options.seed, loss_fn=subject.loss,
-            inputs=subject.inputs, on_result=note, **sizes(options.dynamic),
+            subject.model, subject.args, subject.kwargs, cuts=cuts, batches=options.batches or BATCHES, steps=options.steps,
+            only=kinds, dynamic_batch=options.dynamic_batch, mode=options.mode, seed=options.seed, seconds=seconds,
+            loss_fn=subject.loss, inputs=subject.inputs, on_result=note, **sizes(options.dynamic),
         )
     )  # fmt: skip
 
@@ -109,7 +124,8 @@ def _verdict(results: Sequence[CheckResult], good: bool) -> str:
         return f"{' and '.join(words[check] for check in shown)}; that split and model are equal was not asked"
     if good:
         skipped = ", in all that could be compared; what was skipped is not shown" if "skipped" in found else ""
-        return f"the split equals the model, bit for bit{skipped}"
+        late = "; time was up for what is left out, --seconds N gives it more" if "left out" in found else ""
+        return f"the split equals the model, bit for bit{skipped}{late}"
     if "fail" in found:
         return "split and model differ"
     if "nondeterministic" in found:

@@ -90,7 +90,7 @@ def _text(
 def _beside(ends: Ends, safe: Sequence[SplitCandidate]) -> str:
     """What the cuts stand beside: sending the input itself, and the answer."""
     less = sum(c.boundary_bytes < ends.input_bytes for c in safe)
-    found = f"{less} of the safe cuts send less" if less else "no safe cut sends less"
+    found = f"{less} of the safe cuts {'sends' if less == 1 else 'send'} less" if less else "no safe cut sends less"
     return f"The input is {size(ends.input_bytes)} per sample, the output {size(ends.output_bytes)}: {found} than the input."
 
 

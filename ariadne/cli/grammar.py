@@ -119,12 +119,16 @@ def _check(commands: Commands) -> None:
         "check",
         "check that the split equals the model, bit for bit, over cuts, batch sizes and training steps",
     )
-    made.add_argument(
-        "--cuts", type=words, default=["q25", "q50", "q75"], metavar="CUT,...", help="where to cut (q25,q50,q75)"
-    )
+    made.add_argument("--cuts", type=words, metavar="CUT,...", help="where to cut (q25,q50,q75)")
     made.add_argument("--every", action="store_true", help="at every safe cut")
-    made.add_argument("--batches", type=batches, default=[1, 2, 3, 5], metavar="N,...", help="batch sizes (1,2,3,5)")
+    made.add_argument("--batches", type=batches, metavar="N,...", help="batch sizes (1,2,3,5)")
     made.add_argument("--steps", type=positive, default=3, metavar="N", help="training steps (3)")
+    made.add_argument(
+        "--seconds",
+        type=positive,
+        metavar="N",
+        help="begin no further check after so long, save the first of each kind (30; all, where cuts or batches are named)",
+    )
     made.add_argument(
         "--only", type=words, default=list(MEANINGS), metavar="CHECK,...",
         help="; ".join(f"{name}: {meaning}" for name, meaning in MEANINGS.items()),
@@ -214,7 +218,7 @@ def _serve(commands: Commands) -> None:
     group.add_argument(
         "--client", action="append", default=[], metavar="FILE", help="a client's public key, or a folder of them"
     )
-    group.add_argument("--max-bytes", type=positive, default=256 << 20, metavar="N", help="of one message (268435456)")
+    group.add_argument("--max-bytes", type=positive, default=256 << 20, metavar="N", help="of one message (268 MB)")
     group.add_argument("--inflight", type=positive, default=8, metavar="N", help="of one client (8)")
     group.add_argument("--waiting", type=positive, default=256, metavar="N", help="requests that wait (256)")
     group.add_argument(
@@ -238,7 +242,7 @@ def _ping(commands: Commands) -> None:
     made.add_argument("address", metavar="HOST:PORT", help="where a suffix is served")
     made.add_argument("--count", type=positive, default=20, metavar="N", help="round trips (20)")
     made.add_argument(
-        "--bytes", type=positive, default=1 << 22, metavar="N", help="sent there and back for the speed (4 MiB)"
+        "--bytes", type=positive, default=4_000_000, metavar="N", help="sent there and back for the speed (4 MB)"
     )
     _client(made)
 

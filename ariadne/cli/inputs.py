@@ -1,8 +1,9 @@
-"""Example inputs as they are typed: `3x224x224`, `16:int64:0..1000`, `mask=16:bool`, `4x4:fixed`."""
+"""Example inputs as they are typed: `3x224x224`, `16:int64:0..1000`, `mask=16:bool`, `4x4:fixed`, `use_cache=False`."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from ariadne.cli.options import FORM
 from ariadne.cli.output import UsageError
 
 _FORM = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<sizes>(?:\d+(?:x\d+)*)?)(?P<rest>(?::[^:]+)*)")
+_WORD = re.compile(r"([A-Za-z_]\w*)=(True|False|None)")
+_WORDS = {"True": True, "False": False, "None": None}
 _NUMBER = r"-?\d+(?:\.\d*)?(?:e-?\d+)?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
 
@@ -42,15 +45,31 @@ class Input:
         return (self.low + (self.high - self.low) * torch.rand(shape, generator=generator)).to(self.dtype)
 
 
-def parse(text: str) -> Input:
+@dataclass(frozen=True)
+class Word:
+    """A keyword whose value is no tensor: True, False or None."""
+
+    name: str
+    value: bool | None
+
+
+def parse(text: str) -> Input | Word:
     """The meaning of one `--input`; `UsageError` where it has none.
 
     >>> parse("mask=16:bool")
     Input(name='mask', sizes=(16,), dtype=torch.bool, low=None, high=None, fixed=False)
+    >>> parse("use_cache=False")
+    Word(name='use_cache', value=False)
     """
+    word = _WORD.fullmatch(text.strip())
+    if word is not None:
+        return Word(word[1], _WORDS[word[2]])
     found = _FORM.fullmatch(text.strip())
     if found is None:
-        raise UsageError(f"no input reads {text!r}; write {FORM}, such as 3x224x224, 16:int64:0..1000 or mask=16:bool")
+        raise UsageError(
+            f"no input reads {text!r}; write {FORM}, such as 3x224x224, 16:int64:0..1000, "
+            "mask=16:bool or use_cache=False"
+        )
     sizes = tuple(int(n) for n in found["sizes"].split("x") if n)
     given: dict[str, Any] = {}
     for part in found["rest"].split(":")[1:]:
@@ -75,8 +94,11 @@ def parse(text: str) -> Input:
     return made
 
 
-def make(inputs: list[Input], batch: int, seed: int, device: torch.device) -> Given:
+def make(inputs: Sequence[Input | Word], batch: int, seed: int, device: torch.device) -> Given:
     """All inputs for one call, a function of batch and seed."""
     generator = torch.Generator().manual_seed(seed)
-    made = [(given.name, given.make(batch, generator).to(device)) for given in inputs]
+    made = [
+        (given.name, given.value if isinstance(given, Word) else given.make(batch, generator).to(device))
+        for given in inputs
+    ]
     return tuple(t for name, t in made if not name), {name: t for name, t in made if name}

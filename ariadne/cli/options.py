@@ -26,7 +26,7 @@ HELP = (
     f"an input of forward, {FORM}: sizes of one sample, the batch is put in front (3x224x224; none for one number "
     "per sample); dtype float32 unless another is given (16:int64:0..1000); floats are drawn from a normal distribution, or "
     "evenly from LOW to HIGH; integers from LOW up to HIGH, which is left out (0..2 if not said); NAME= passes it as a keyword; "
-    "fixed: without the batch. Repeat for more inputs, in forward's order"
+    "fixed: without the batch; NAME=True, False or None passes that. Repeat for more inputs, in forward's order"
 )
 MODES = ("debug_interpreter", "generated_eager", "compiled")
 _DYNAMIC = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from argparse import Namespace
@@ -86,6 +87,13 @@ class Subject:
         named += [(f"{name}: ", t) for name, value in self.kwargs.items() for t in tree.leaves(value)]
         return ", ".join(f"{name}{_shown(t)}" for name, t in named)
 
+    def _misspelt(self) -> str:
+        """Which keyword forward has no parameter for, and may have taken by its **kwargs."""
+        known = [*inspect.signature(self.model.forward).parameters]
+        name = next((name for name in self.kwargs if name not in known), None)
+        near = "" if name is None else nearest(name, known)
+        return "" if name is None else f"forward has no parameter {name!r}{f', nearest: {near}' if near else ''}; "
+
     def owning(self, run: Callable[[], T]) -> T:
         """Run what runs the model; what the model itself raises in it is told apart from what Ariadne says of it."""
         try:
@@ -93,7 +101,7 @@ class Subject:
         except AriadneError:
             raise
         except Exception as error:
-            hint = f". It got {self.given}; {_HINT}" if self.options.input else ""
+            hint = f". It got {self.given}; {self._misspelt()}{_HINT}" if self.options.input else ""
             raise ModelError(f"the model can't run on these inputs: {_words(error)}{hint}") from error
 
 
@@ -188,7 +196,8 @@ def _from_code(name: str) -> _Found:
         try:
             thing = thing()
         except Exception as error:
-            raise ModelError(f"{name}() failed: {_words(error)}; it is called without arguments") from error
+            hint = "; it is called without arguments" if isinstance(error, TypeError) else ""
+            raise ModelError(f"{name}() failed: {_words(error)}{hint}") from error
     model, *rest = thing if isinstance(thing, (tuple, list)) and thing else (thing,)
     if not isinstance(model, nn.Module) or len(rest) > 2:
         raise UsageError(

@@ -11,6 +11,7 @@ from ariadne.errors import FrontierError, SpecError, nearest
 from ariadne.plan import TracePlan
 
 SMALLEST_SHARE = 0.1
+WINDOW = 0.05  # of all ops, to either side of a percentage
 
 
 class Weighed(Protocol):
@@ -18,6 +19,8 @@ class Weighed(Protocol):
 
     @property
     def cut(self) -> int: ...
+    @property
+    def after(self) -> str: ...
     @property
     def prefix_ops(self) -> int: ...
     @property
@@ -41,7 +44,9 @@ def select(
     """The candidate that `boundary` means.
 
     Percentages and "auto" choose among safe cuts, with something to train in the suffix if `trainable`; a cut that is
-    named must itself be safe. Raises `FrontierError` with the reason and the nearest safe splits.
+    named must itself be safe. A percentage means the cut with the fewest bytes within 5 % of the ops to either side, and the
+    nearest where none lies so near. Of equal ones both take the end of a whole module, the outermost first. Raises
+    `FrontierError` with the reason and the nearest safe splits.
     """
     if not candidates:
         raise FrontierError(f"the plan has {len(plan.nodes)} op(s), so there is nothing to cut; split a larger model")
@@ -73,9 +78,22 @@ def select(
             "split elsewhere, or of trainable=False, gives the reason for each"
         )
     if boundary.kind == "percent":
-        target = boundary.percent / 100 * len(plan.nodes)
-        return min(pool, key=lambda c: (abs(c.cut - target), c.cut))
+        return around(len(plan.nodes), pool, boundary.percent)
     return best(len(plan.nodes), pool, objective)
+
+
+def around(ops: int, pool: Sequence[Cut], percent: float) -> Cut:
+    """The candidate of a pool that a percentage means, for a forward of so many `ops`."""
+    target = percent / 100 * ops
+    near = [c for c in pool if abs(c.cut - target) <= WINDOW * ops]
+    if not near:
+        return min(pool, key=lambda c: (abs(c.cut - target), _depth(c), c.cut))
+    return min(near, key=lambda c: (c.boundary_bytes, _depth(c), abs(c.cut - target), c.cut))
+
+
+def _depth(c: Weighed) -> float:
+    """How deep the module lies that ends at a cut; infinitely where none does."""
+    return c.after.count(".") if c.after else float("inf")
 
 
 def best(ops: int, pool: Sequence[Cut], objective: Objective | None) -> Cut:
@@ -105,7 +123,7 @@ def best(ops: int, pool: Sequence[Cut], objective: Objective | None) -> Cut:
                 "lower min_share, or raise max_boundary_bytes"
             )
         inner = list(pool)
-    return min(inner, key=lambda c: (sum(w * float(getattr(c, k)) for k, w in weights.items()), c.cut))
+    return min(inner, key=lambda c: (sum(w * float(getattr(c, k)) for k, w in weights.items()), _depth(c), c.cut))
 
 
 def _after(plan: TracePlan, candidates: Sequence[SplitCandidate], boundary: Boundary) -> int:

@@ -23,6 +23,7 @@ order::
     baseline      the model's structure, flags, hooks and Python state at capture
     tensors       which of them a plan rests on; which are tied
     watched       what stands in dicts, compared again only after one was written
+    sizes         whether the sizes of a call are those that a plan serves
     calls         what is checked at each call
 """
 

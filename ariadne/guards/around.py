@@ -54,6 +54,7 @@ from ariadne.guards.links import (
     has_itself,
     is_known,
     is_torchs,
+    is_torchs_import,
     kind_for,
     link_of,
     method_of,
@@ -106,6 +107,7 @@ class Surroundings:
     switches: set[str] = field(default_factory=set)
     codes: set[CodeType] = field(default_factory=set)  # of functions of the user's
     compared: str = ""  # one that compares things by identity in C
+    importing: FrameType | None = None  # a module that torch imports for the first time
     _reads: dict[int, Code] = field(default_factory=dict)
     _seen: set[tuple[int, ...]] = field(default_factory=set)  # two modules may hold equal code
     _others: dict[int, tuple[bool, Any]] = field(default_factory=dict)
@@ -425,8 +427,13 @@ def surroundings(
     quiet, shared = found.quiet, random.seed.__self__  # type: ignore[attr-defined]
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call":
-            if id(frame.f_code) not in quiet and mine():
+        if found.importing is not None:
+            if event == "return" and frame is found.importing:
+                found.importing = None
+        elif event == "call":
+            if frame.f_code.co_name == "<module>" and is_torchs_import(frame):
+                found.importing = frame
+            elif id(frame.f_code) not in quiet and mine():
                 with aside():
                     found.note(frame)
         elif event == "c_call":

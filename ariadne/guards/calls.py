@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +21,7 @@ from ariadne.guards.classes import Lookup
 from ariadne.guards.kept import Kept, Same
 from ariadne.guards.marks import marks_on, same_marks
 from ariadne.guards.outside import Outside
+from ariadne.guards.sizes import fits
 from ariadne.guards.tensors import facts_of_state, tied
 from ariadne.guards.watched import Surrounded, Watched, is_known, same_hooks, version
 from ariadne.plan import Expr, TracePlan, layout, short_dtype, sizes_in
@@ -115,7 +116,7 @@ def entrance(
             lines.append(f"    if leaf{i} {sign} leaf{j}: return None")
     within = " or ".join(f"{lo} <= B <= {hi}" if lo != hi else f"B == {lo}" for lo, hi in plan.batches.ranges)
     lines.append(f"    if not ({within or 'False'}): return None")
-    env["fits"] = _fits(plan, (*sizes,))
+    env["fits"] = fits(plan, (*sizes,))
     lines += [f"    if not fits(B, {', '.join(sizes.values())}): return None"] if sizes else []
     for name, line, thing in _assumed(plan, model, baseline):
         env[name] = thing
@@ -126,22 +127,6 @@ def entrance(
     exec("\n".join(lines), env)
     found: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None] = env["enter"]
     return found
-
-
-def _fits(plan: TracePlan, symbols: tuple[str, ...]) -> Callable[..., bool]:
-    """Whether a plan serves a batch and sizes, in the order of `symbols`; what is known of the last calls' is kept."""
-    within = {s.symbol: s.within for s in plan.sizes}
-    holds = Expr(" and ".join(f"({condition})" for condition in plan.conditions) or "1 > 0")
-
-    @lru_cache(maxsize=1024)
-    def fits(batch: int, *sizes: int) -> bool:
-        named = {plan.batch_symbol: batch, **dict(zip(symbols, sizes, strict=True))}
-        try:
-            return all(named[s] in within[s] for s in symbols) and bool(holds.evaluate(named))
-        except (ArithmeticError, ValueError):  # a condition that has no answer at these sizes
-            return False
-
-    return fits
 
 
 def of_class(value: Any, cls: type | None) -> bool:

@@ -7,7 +7,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
-from types import CodeType, MemberDescriptorType, ModuleType
+from types import CodeType, FrameType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import torch
@@ -30,6 +30,16 @@ def is_known(table: Mapping[str, Any]) -> bool:
         return False
     module = sys.modules.get(name)
     return is_pythons(module) if module is not None and vars(module) is table else "__file__" not in table
+
+
+def is_torchs_import(frame: FrameType) -> bool:
+    """Whether what begins to run is a module that torch imports where it needs it first: no later call runs it again."""
+    functions, caller = set(), frame.f_back
+    while caller is not None and str(caller.f_globals.get("__name__")).startswith("importlib."):
+        functions.add(caller.f_code.co_name)
+        caller = caller.f_back
+    name = "" if caller is None else str(caller.f_globals.get("__name__"))
+    return "_load_unlocked" in functions and name.partition(".")[0] == "torch"
 
 
 def absolute(name: str, table: Mapping[str, Any]) -> str:

@@ -32,20 +32,7 @@ from ariadne.halves.atoms import (
 )
 from ariadne.halves.sized import need_sizes_of_inputs, told_sizes, with_sizes
 from ariadne.halves.weights import Row, row
-from ariadne.plan import (
-    WHOLE,
-    Apart,
-    Assumption,
-    Batches,
-    Ref,
-    Region,
-    Store,
-    TraceNode,
-    TracePlan,
-    Value,
-    check,
-    uses,
-)
+from ariadne.plan import WHOLE, Apart, Assumption, Batches, Ref, Region, Store, TraceNode, TracePlan, Value, check, uses
 
 KINDS = ("input", "parameter", "buffer", "constant", "tensor", "sequence", "scalar", "object")
 _SIZES = frozenset(("aten.sym_size.int", WHOLE))  # targets that stand for no op of their own
@@ -169,8 +156,7 @@ class SideReader:
 
     def read(self, data: Any, file_rows: dict[str, tuple[Row, str]], index: int) -> Side:
         """One side; where its constants lie is noted in `file_rows`, under names that start with the number of the plan."""
-        has_sizes = type(data) is dict and "sizes" in data
-        d = table(data, "a plan", [*_PLAN_KEYS, *(["sizes"] if has_sizes else [])])
+        d = table(data, "a plan", [*_PLAN_KEYS, *(["sizes"] if type(data) is dict and "sizes" in data else [])])
         reader = Reader()
         symbol = name(d["batch"], "the batch's symbol")
         rows = [items(v, "a value") for v in items(d["values"], "the values")]
@@ -238,7 +224,7 @@ class SideReader:
             ),
             apart=apart,
         )
-        if has_sizes:
+        if "sizes" in d:
             plan = with_sizes(plan, d["sizes"])
         return Side(self._held_together(plan, candidate), candidate)
 

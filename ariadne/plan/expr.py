@@ -57,5 +57,12 @@ class Expr:
         """
         return eval(_compiled(self.source)[0], {"__builtins__": {}, **FUNCTIONS}, dict(env))
 
+    def holds(self, env: Mapping[str, Any]) -> bool:
+        """Whether it is true there; not so where it has no answer, as by a division by zero."""
+        try:
+            return bool(self.evaluate(env))
+        except (ArithmeticError, ValueError):
+            return False
+
     def __str__(self) -> str:
         return self.source

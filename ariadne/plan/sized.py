@@ -27,6 +27,11 @@ class Size:
     input: str
 
     @property
+    def told(self) -> list[Any]:
+        """It as JSON-able data; forward's name for the input decides nothing."""
+        return [self.leaf, self.dim, self.symbol, self.within.start, self.within.stop, self.within.step]
+
+    @property
     def range(self) -> str:
         """The sizes that it may have, in words.
 

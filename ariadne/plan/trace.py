@@ -406,31 +406,22 @@ class TracePlan:
             "output": told(self.output),
             "constants": {k: digest(v) for k, v in self.constants.items()},
             "grad": self.assumption.grad,
-            **self._told_sizes(),
+            **(
+                {"sizes": [s.told for s in self.sizes], "conditions": [c.source for c in self.conditions]}
+                if self.sizes
+                else {}
+            ),
         }
 
     def unmet(self, sizes: Mapping[str, int]) -> str:
         """The first condition that does not hold where the batch and the other sizes, by symbol, are these; empty if all do."""
-        for condition in self.conditions:
-            try:
-                if condition.evaluate(sizes):
-                    continue
-            except (ArithmeticError, ValueError):  # it has no answer there
-                pass
-            return condition.source
-        return ""
+        return next((condition.source for condition in self.conditions if not condition.holds(sizes)), "")
 
     @cached_property
     def over(self) -> tuple[str, ...]:
         """The symbols, beside the batch's, in which its shapes are written: it serves other sizes, too."""
         named = {s for _, n in self.inputs for d in self.values[n].shape if isinstance(d, Expr) for s in d.names}
         return tuple(dict.fromkeys(s.symbol for s in self.sizes if s.symbol in named))
-
-    def _told_sizes(self) -> dict[str, Any]:
-        if not self.sizes:
-            return {}
-        told = [[s.leaf, s.dim, s.symbol, s.within.start, s.within.stop, s.within.step] for s in self.sizes]
-        return {"sizes": told, "conditions": [str(c) for c in self.conditions]}
 
     def __str__(self) -> str:
         args = ", ".join(f"{n}: {self.values[n].describe()}" for _, n in self.inputs)

@@ -17,7 +17,16 @@ from ariadne import tree, visualization
 from ariadne.boundary import BoundaryPayload
 from ariadne.capture import Example, Snapshot, left_as_found
 from ariadne.compiled import CompileReport, cuda_graphs
-from ariadne.cut import SIDES, CompileOptions, ExecutionMode, SplitCandidate, parse_boundary, select, with_trainable
+from ariadne.cut import (
+    SIDES,
+    CompileOptions,
+    ExecutionMode,
+    SplitCandidate,
+    ends_of,
+    parse_boundary,
+    select,
+    with_trainable,
+)
 from ariadne.errors import BoundaryError, SpecError, TrainingError, WitnessError
 from ariadne.halves import Cut, save, side_of, slots
 from ariadne.plan import Value, short_dtype
@@ -25,6 +34,7 @@ from ariadne.runtime import training
 from ariadne.runtime.paths import Paths
 from ariadne.runtime.variant import Variant, told_apart
 from ariadne.segment import Source
+from ariadne.units import size
 from ariadne.visualization import Depth, Detail, View
 
 _is_grad_enabled = torch._C.is_grad_enabled
@@ -57,7 +67,7 @@ class SplitRuntime(Paths):
 
     >>> runtime = prepare_split(model, (torch.randn(2, 3, 224, 224),), split="after:layer3")
     >>> runtime
-    SplitRuntime(ResNet, cut:50 after layer3, 50 + 19 ops, 1 value(s) across, 200704 bytes per sample)
+    SplitRuntime(ResNet, cut:50 after layer3, 50 + 19 ops, 1 value(s) across, 201 kB per sample, where the input has 602 kB)
     """
 
     trace_plan = Paths.plan
@@ -118,10 +128,11 @@ class SplitRuntime(Paths):
         return training.Owned.of(*([p for p in side if p is not None] for side in slots))
 
     def __repr__(self) -> str:
-        c = self.candidate
+        c, ends = self.candidate, ends_of(self.plan)
         return (
             f"SplitRuntime({type(self.model).__name__}, {c.split_id}{f' after {c.after}' if c.after else ''}, "
-            f"{c.prefix_ops} + {c.suffix_ops} ops, {len(c.live)} value(s) across, {c.boundary_bytes:.0f} bytes per sample)"
+            f"{c.prefix_ops} + {c.suffix_ops} ops, {len(c.live)} value(s) across, {size(c.boundary_bytes)} per sample, "
+            f"where the input has {size(ends.input_bytes)})"
         )
 
     def visualize(

@@ -25,7 +25,16 @@ from ariadne.cut import (
     parameters_read,
     parts,
 )
-from ariadne.errors import AriadneError, BoundaryError, GuardError, ModuleError, SpecError, TrainingError, named
+from ariadne.errors import (
+    AriadneError,
+    BoundaryError,
+    GuardError,
+    InputError,
+    ModuleError,
+    SpecError,
+    TrainingError,
+    named,
+)
 from ariadne.guards import Baseline, ModuleGuard, StateGuard, entrance, switches
 from ariadne.plan import Apart, Expr, Groups, TraceNode, TracePlan, Value, short_dtype, uses
 from ariadne.runtime.moved import Moves
@@ -181,6 +190,11 @@ class Variant:
         entered = self.enter(args, kwargs)
         if entered is None or not self.prefix_guard():
             self.prefix_guard.explain()
+            if self.plan.assumption.layouts is not None:  # at batch 1 every tensor is contiguous
+                raise InputError(
+                    "forward asks how tensors lie in memory, and these inputs lie otherwise at one batch than at another: they "
+                    "were cut from larger tensors, or transposed. Pass input.contiguous()"
+                )
             raise AriadneError(
                 "a plan does not accept the inputs that it was captured from; please report this as a bug"
             )

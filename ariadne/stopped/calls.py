@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ariadne import tree
 from ariadne.capture import PATCHING, Patches
-from ariadne.cut import Boundary, Objective, best
+from ariadne.cut import Boundary, Objective, around, best
 from ariadne.errors import FrontierError, named, nearest
 from ariadne.stopped.ambient import switched, switches
 
@@ -183,9 +183,8 @@ def choose(
             + ". Split a larger model, or pass trainable=False"
         )
     if boundary.kind == "percent":
-        target = boundary.percent / 100 * ops
-        return min(pool, key=lambda c: (abs(c.cut - target), c.after.count("."), c.cut))
-    return best(ops, sorted(pool, key=lambda c: c.after.count(".")), objective)
+        return around(ops, pool, boundary.percent)
+    return best(ops, pool, objective)
 
 
 def _named(

@@ -38,6 +38,7 @@ from ariadne.stopped.calls import CallCandidate, Measured, choose, measure
 from ariadne.stopped.crossing import Crossing
 from ariadne.stopped.forward import Forward
 from ariadne.stopped.proof import hold, isolated, weighed
+from ariadne.units import size
 
 _OF_A_PLAN = frozenset(
     "plan trace_plan prefix_source suffix_source cache_key visualize save prefix_state_dict suffix_state_dict".split()
@@ -113,7 +114,7 @@ class PythonSplit:
         c = self.candidate
         return (
             f"PythonSplit({type(self.model).__name__}, {c.split_id}, {c.prefix_ops} + {c.suffix_ops} ops, "
-            f"{c.boundary_bytes:.0f} bytes in the example)"
+            f"{size(c.boundary_bytes)} in the example)"
         )
 
     def __getattr__(self, name: str) -> Never:

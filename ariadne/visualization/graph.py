@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ariadne.cut import SplitCandidate, crosses
+from ariadne.cut import SplitCandidate, crosses, ends_of
 from ariadne.plan import TracePlan, uses
 from ariadne.units import size
 from ariadne.visualization import labels
@@ -288,13 +288,14 @@ class _Builder:
 
     def legend(self, items: Iterable[Box | Group]) -> Iterator[str]:
         """What the drawing shows, and how it is to be read."""
-        plan, c = self.plan, self.candidate
+        plan, c, ends = self.plan, self.candidate, ends_of(self.plan)
         boxes = sum(1 for i in items for b in ([i] if isinstance(i, Box) else i.boxes()) if b.end > b.start)
         state = [v for v in plan.values.values() if v.kind == "parameter"]
         numbers = sum(map(labels.elements, state))
         if c is not None:
             yield f"split: {c.split_id}{f' (after {c.after})' if c.after else ''}"
-            yield f"boundary_bytes: {c.boundary_bytes:,.0f} per sample, {labels.counted(len(c.live), 'value')}"
+            yield f"boundary_bytes: {size(c.boundary_bytes)} per sample, {labels.counted(len(c.live), 'value')}"
+            yield f"input: {size(ends.input_bytes)}, output: {size(ends.output_bytes)} per sample"
             yield f"prefix: {labels.counted(c.prefix_ops, 'op')}, suffix: {labels.counted(c.suffix_ops, 'op')}"
             yield f"suffix trainable: {'yes' if c.trainable else 'no'}, prefix trainable: {'yes' if c.trainable_prefix else 'no'}"
             if not c.safe:

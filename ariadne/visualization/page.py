@@ -54,7 +54,7 @@ def _best(profile: Profile, number: int, point: Point) -> str:
 
 def _row(point: Point) -> str:
     c = point.candidate
-    cells = [c.split_id, point.where, f"{c.boundary_bytes:,.0f}", str(len(c.live)), c.reason or "safe"]
+    cells = [c.split_id, point.where, size(c.boundary_bytes), str(len(c.live)), c.reason or "safe"]
     return f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
 
 
@@ -88,7 +88,7 @@ def _cut(point: Point, names: Mapping[str, int]) -> dict[str, Any]:
         "boundary": point.boundary,
         "where": point.where,
         "kind": point.kind,
-        "bytes": f"{c.boundary_bytes:,.0f}",
+        "bytes": size(c.boundary_bytes),
         "size": c.boundary_bytes,
         "live": [names[n] for n in c.live],
         "reason": c.reason,
@@ -171,7 +171,7 @@ sides.</p>
 </section>
 <h2>All cuts</h2>
 <details><summary>As a table</summary><div class="scroll"><table>
-<thead><tr><th>cut</th><th>after</th><th>bytes per sample</th><th>values</th><th>safe?</th></tr></thead>
+<thead><tr><th>cut</th><th>after</th><th>per sample</th><th>values</th><th>safe?</th></tr></thead>
 <tbody>
 @@ROWS@@
 </tbody></table></div></details>
@@ -198,7 +198,7 @@ function show(index) {
     element("h2", "after " + c.where + (c.kind ? " (" + c.kind + ")" : "") + ": cut " + c.cut + " of " + data.cuts.length));
   if (c.reason) detail.append(element("p", "Not safe: " + c.reason, "unsafe"));
   else detail.append(element("p", "Safe" + c.marks.map((m) => ", " + m).join("")));
-  detail.append(element("p", c.bytes + " bytes per sample in " + c.live.length + (c.live.length === 1 ? " value:" : " values:")));
+  detail.append(element("p", c.bytes + " per sample in " + c.live.length + (c.live.length === 1 ? " value:" : " values:")));
   const list = element("ul");
   for (const i of c.live.slice(0, 8)) {
     const [name, type, where, size] = data.values[i];

@@ -235,6 +235,22 @@ def _other_parameter(model: nn.Module) -> bool:
     return False
 
 
+def _turned_weight(model: nn.Module) -> bool:
+    """Let the numbers of the first weight of two dims lie in another order."""
+    weight = next(
+        (p for p in model.parameters() if p.dim() == 2 and p.layout is torch.strided and 1 not in p.shape), None
+    )
+    if weight is None:
+        return False
+    weight.data = weight.data.t().contiguous().t()
+    return True
+
+
+def _one_buffer_more(model: nn.Module) -> bool:
+    model.register_buffer("one_more", torch.full((2,), 3.0))
+    return True
+
+
 @contextmanager
 def _other_forward(model: nn.Module) -> Iterator[None]:
     """In the class of the whole model stands another forward, which gives the half."""
@@ -298,6 +314,8 @@ PROBES = (
     Probe("a new hook", _MODULE, change=_hook),
     Probe("another order of memory", _ANY, lambda given: _first(given, _turned)),
     Probe("another parameter in the place of one", _ANY, change=_other_parameter),
+    Probe("another order of a weight's memory", _ANY, change=_turned_weight),
+    Probe("a buffer more", _ANY, change=_one_buffer_more),
     Probe("other numbers in objects", _ANY, within=_in_objects),
     Probe("another forward of the class", _MODULE, within=_other_forward),
     Probe("another setting of the fast path", _ANY, within=_other_fast_path),

@@ -82,6 +82,8 @@ def _functions(split: Split) -> list[str]:
     for plan in split.runtime._plans:
         for thing in plan.objects.values():
             owner = getattr(thing, "__self__", thing)
+            if not callable(owner):  # a container that the plan stores in
+                continue
             found.add(f"{owner.__module__}:{owner.__qualname__}")
     return sorted(found)
 

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ariadne import SplitSpec
 from conformance.checks.base import PASSED, Check, hold_moved, no_grad, outcome
-from conformance.suite.bench import CAPTURED, LARGEST, Bench, Split
+from conformance.suite.bench import CAPTURED, Bench, Split
 from conformance.suite.cases import Case
 from conformance.suite.compare import difference, leaves, model_difference, sharing
 from conformance.suite.state import rng_moved, rng_state, seed_all
@@ -31,7 +30,7 @@ def run(bench: Bench, case: Case) -> Finding:
     seed_all(SEED)
     stood = rng_state()
     runtime = bench.target(
-        model, theirs[0], split=SplitSpec("percent:50", dynamic_batch=(1, LARGEST)), mode="generated_eager",
+        model, theirs[0], split=bench.spec(), mode="generated_eager",
         compile_options=None, example_kwargs=theirs[1],
     )  # fmt: skip
     moved = rng_moved(stood, rng_state())

@@ -57,6 +57,8 @@ class Trained:
         self.bench, self.model, self.runtime, self.rate = bench, model, runtime, bench.rate(model.training)
         self.compiled = compiled  # then there is but one step
         self.prefix, self.suffix, self.rest = self._optimizers(sides)
+        read = {id(p) for side in ("prefix", "suffix") for p in getattr(runtime, f"{side}_parameters", list)()}
+        self.of_neither = [p for p in model.parameters() if sides and id(p) not in read]
         self.output: Any = None
         self.inputs: Any = None
 
@@ -120,6 +122,10 @@ def _hold(bench: Bench, case: Case, split: Split) -> None:
             reason = f"{type(expected.error).__name__} in step {step}, over what it keeps of the calls before: {expected.error}"
             raise Stop(Status.ERROR_EAGER, f"the whole model raises {reason}"[:1000])
         hold_outcomes(expected, found)
+        if any(p.grad is not None for p in mine.of_neither):
+            raise Stop(
+                Status.FAIL_STRUCTURE, f"a parameter has a gradient, and is of neither side's parameters: {where}"
+            )
         if not bool(torch.isfinite(expected.value)):
             raise Stop(Status.DEGENERATE, f"the whole model's loss is {expected.value.item()} at step {step}")
         if compiled:

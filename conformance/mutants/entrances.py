@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,9 @@ import torch
 from ariadne import tree
 from ariadne.guards import ModuleGuard, simple
 from ariadne.guards.baseline import HOOKS
-from ariadne.plan import Expr, Value
+from ariadne.guards.facts import never
+from ariadne.guards.marks import Registered, Strides
+from ariadne.plan import Expr, TracePlan, Value
 from ariadne.runtime.variant import Variant
 from conformance.mutants.planted import Planted
 
@@ -266,3 +269,41 @@ class BlindToModules(Planted):
                 return True
 
         _blinded(variant, Sees)
+
+
+class BlindToConditions(Planted):
+    """Questions about sizes beside the batch are not asked again."""
+
+    piece = "guards.sizes"
+
+    @classmethod
+    def in_plan(cls, plan: TracePlan) -> TracePlan:
+        return replace(plan, conditions=())
+
+
+def _blind_to(variant: Variant, kind: type[Strides | Registered]) -> None:
+    for guard in variant.guards:
+        for _, _, kept in guard.attributes:
+            if isinstance(kept, kind):
+                kept.tables = []
+                kept.held = kept.look(variant.model)
+                if isinstance(kept, Strides):
+                    kept.same = never
+
+
+class BlindToStrides(Planted):
+    """Weights that lie in memory in another order go unnoticed where forward asks how a tensor lies."""
+
+    piece = "guards.marks"
+
+    def in_variant(self, variant: Variant) -> None:
+        _blind_to(variant, Strides)
+
+
+class BlindToMembers(Planted):
+    """A buffer that was added goes unnoticed where forward looks through all of them."""
+
+    piece = "guards.marks"
+
+    def in_variant(self, variant: Variant) -> None:
+        _blind_to(variant, Registered)

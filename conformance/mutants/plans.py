@@ -49,6 +49,23 @@ class BakedBatch(Planted):
         )
 
 
+class SwappedSizes(Planted):
+    """Of two sizes beside the batch each is read off the dim of the other."""
+
+    piece = "capture.lower"
+
+    @classmethod
+    def in_plan(cls, plan: TracePlan) -> TracePlan:
+        dims = {size.symbol: size.dim for size in plan.sizes}
+        other = dict(zip(dims, reversed(dims.values()), strict=True))
+
+        def edit(node: TraceNode, values: dict[str, Value]) -> Iterator[TraceNode]:
+            read = node.outputs and node.outputs[0] in other
+            yield replace(node, args=(node.args[0], other[node.outputs[0]])) if read else node
+
+        return edited(plan, edit)
+
+
 class MisfittedBatch(Planted):
     """A size that follows the batch is fitted by an expression that is right at the traced batch alone."""
 

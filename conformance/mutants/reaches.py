@@ -29,3 +29,23 @@ class UnseenText(Planted):
     def in_plan(cls, plan: TracePlan) -> TracePlan:
         ranges = plan.batches.ranges
         return replace(plan, batches=Batches(((ranges[0][0], max(8, ranges[-1][1])),)))
+
+
+class UnseenLayout(Planted):
+    """Forward's question how an input lies in memory is not seen: a plan serves inputs that lie otherwise."""
+
+    piece = "guards.calls"
+
+    @classmethod
+    def in_plan(cls, plan: TracePlan) -> TracePlan:
+        return replace(plan, assumption=replace(plan.assumption, layouts=None))
+
+
+class UnseenAutocast(Planted):
+    """Forward's question for dtypes is not seen to follow autocast: a plan serves calls under another."""
+
+    piece = "guards.calls"
+
+    @classmethod
+    def in_plan(cls, plan: TracePlan) -> TracePlan:
+        return replace(plan, assumption=replace(plan.assumption, autocast=None))

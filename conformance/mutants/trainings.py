@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ariadne.boundary import BoundaryPayload
+from ariadne.plan import TracePlan
 from ariadne.runtime.training import Gradients
 from conformance.mutants.planted import Planted, on_tensors
 
@@ -22,6 +24,16 @@ class DetachedCut(Planted):
     def in_payload(self, boundary: BoundaryPayload) -> BoundaryPayload:
         boundary.requires_grad = ()
         return boundary
+
+
+class HiddenParameters(Planted):
+    """Parameters that a function reads inside are those of neither side, and no optimizer steps them."""
+
+    piece = "capture.applied"
+
+    @classmethod
+    def in_plan(cls, plan: TracePlan) -> TracePlan:
+        return replace(plan, nodes=tuple(replace(node, within=()) for node in plan.nodes))
 
 
 class ZeroForNone(Planted):

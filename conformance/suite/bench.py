@@ -296,6 +296,10 @@ class Bench:
         side.before.restore()
         return side
 
+    def spec(self) -> SplitSpec:
+        """What every split of the suite is prepared for, cut in the middle."""
+        return SplitSpec("percent:50", dynamic_batch=(1, LARGEST), dynamic=self.entry.dynamic)
+
     def runtime(self, training: bool, backend: str = "generated") -> Any:
         """What the target prepared on the split's model, cut in the middle; it is there to be resplit, and is not run.
 
@@ -305,9 +309,7 @@ class Bench:
         if not side.prepared:
             args, kwargs = self.inputs(CAPTURED)
             seed_all(0)
-            side.prepared["generated"] = self.target(
-                side.model, args, split=SplitSpec("percent:50", dynamic_batch=(1, LARGEST)), example_kwargs=kwargs
-            )
+            side.prepared["generated"] = self.target(side.model, args, split=self.spec(), example_kwargs=kwargs)
             side.before.restore()
         if backend not in side.prepared:
             side.prepared[backend] = side.prepared["generated"].resplit(

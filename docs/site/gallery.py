@@ -17,7 +17,7 @@ from ariadne.cut import SplitSpec, frontiers
 from ariadne.plan import TracePlan
 from ariadne.prepare import captured
 from ariadne.units import size
-from ariadne.visualization import profile, visualize
+from ariadne.visualization import labels, profile, visualize
 from ariadne.visualization.chart import standalone
 from ariadne.visualization.curve import Point, Profile
 
@@ -101,7 +101,7 @@ def _words(name: str, short: str, title: str, depth: int, plan: TracePlan, found
     chosen = rows[len(rows) // 2]
     listed = rows if len(rows) <= MOST_CUTS else [*rows[: MOST_CUTS - 1], rows[-1]]
     table = [
-        f"| after `{p.where}` | {size(_bytes(p))} | {_bytes(p) / entry_bytes:.2g} | {p.candidate.cut} of {len(plan.nodes)} |"
+        f"| `{p.boundary}` | {size(_bytes(p))} | {_bytes(p) / entry_bytes:.2g} | {p.candidate.cut} of {len(plan.nodes)} |"
         for p in listed
     ]
     return "\n".join(
@@ -116,9 +116,11 @@ def _words(name: str, short: str, title: str, depth: int, plan: TracePlan, found
             "|---|---|---|---|",
             *table,
             "",
+            f"In Python: `prepare_split(model, inputs, split={chosen.boundary!r})`.".replace("'", '"'),
+            "",
             f"![Bytes per sample across each cut of {title}](images/gallery/{short}-profile.svg)",
             "",
-            f"![{title}, {len(plan.nodes)} ops, drawn {depth} modules deep](images/gallery/{short}.svg)",
+            f"![{title}, {len(plan.nodes)} ops, drawn {labels.counted(depth, 'module')} deep](images/gallery/{short}.svg)",
             "",
         ]
     )

@@ -1,6 +1,6 @@
 """How a toy enters the table."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from torch import nn
@@ -21,12 +21,18 @@ class Toys:
     def __init__(self) -> None:
         self.entries: list[Entry] = []
 
-    def __call__(self, name: str, tags: str = "", sample: Sampler | None = None) -> Callable[[_Make], _Make]:
+    def __call__(
+        self,
+        name: str,
+        tags: str = "",
+        sample: Sampler | None = None,
+        dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    ) -> Callable[[_Make], _Make]:
         """Decorate what makes the model; the tags "toy" and "cheap" are added."""
 
         def enter(make: _Make) -> _Make:
             found = frozenset({"toy", "cheap", *tags.split()})
-            self.entries.append(Entry(f"toys/{name}", found, make, sample or dense(8)))
+            self.entries.append(Entry(f"toys/{name}", found, make, sample or dense(8), dynamic=dynamic))
             return make
 
         return enter

@@ -1,6 +1,6 @@
 """Toys that learn of their batch without an op or a comparison: in C, by a float on its left, as text, by its type.
 
-All of them go one way at small batches and another from batch 6 on.
+All of them go one way at small batches and another from batch 6 on. The last ones have other sizes that change, with the batch.
 """
 
 import bisect
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from model_zoo.families.toys_kit import Toys
+from model_zoo.sampling import Inputs
 
 toy = Toys()
 TABLE = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, *(2.0 + step for step in range(64)))
@@ -98,6 +99,27 @@ class BatchByType(_Weighed):
 
     def weight(self, batch: int) -> float:
         return 2.0 if isinstance(batch, int) and type(batch) is int and batch > 5 else 1.0
+
+
+def _images(batch: int, generator: torch.Generator) -> Inputs:
+    """Of other heights and widths at each batch: 6 to 12 by 7 to 9, and at batch 8 20 by 13."""
+    height, width = (20, 13) if batch == 8 else (6 + 2 * batch % 8, 9 - batch % 3)
+    return (torch.randn(batch, 2, height, width, generator=generator),), {}
+
+
+@toy("height_and_width", sample=_images, dynamic={"x": {2: "H", 3: "W"}})
+class HeightAndWidth(nn.Module):
+    """What is computed follows a height and a width, each in its own way, and images that are high take another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.enter(x) * (x.shape[2] - 2 * x.shape[3])
+        h = torch.tanh(h) if x.shape[2] > 16 else torch.relu(h)
+        found: Tensor = self.leave(h).transpose(2, 3).reshape(x.shape[0], 2 * x.shape[3], x.shape[2])
+        return found
 
 
 ENTRIES = tuple(toy.entries)

@@ -222,7 +222,7 @@ def test_a_single_process_is_no_word_against_compiling(tmp_path: Path) -> None:
     samples = kit.starts(MODEL, {("compiled", "cold"): (10.0, 0.5)}, processes=1)
     value, detail, tone = card(page(tmp_path, samples), "Has it paid?")
     assert (value, tone) == ("not judged", "quiet")
-    assert detail == "cold cache: 0 between, 0 not shown, 0 never, 1 not judged; a verdict takes 5 processes of each"
+    assert detail == "cold cache: 0 paid, 0 not shown, 0 never, 1 not judged; a verdict takes 5 processes of each"
     (row,) = table(page(tmp_path, samples), "break-even", "Verdicts")
     assert row["paid back after"] == row["in eager seconds"] == "not judged (1 of at least 5 processes)"
 

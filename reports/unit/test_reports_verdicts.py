@@ -78,7 +78,7 @@ def test_failures_count_among_those_that_might_have_paid(tmp_path: Path) -> None
     write_samples(run, [failed, absent], "benchmarks-2.jsonl")
     value, detail, _ = card(build([run], None, tmp_path / "out"), "Has it paid?")
     assert value == "1 of 4 shown to"
-    assert "cold cache: 1 between, 0 not shown, 0 never, 1 failed" in detail
+    assert "cold cache: 1 paid, 0 not shown, 0 never, 1 failed" in detail
 
 
 def test_cuda_is_measured_where_a_sample_came_from_it(tmp_path: Path) -> None:

@@ -160,6 +160,18 @@ def test_squares_that_go_another_way() -> None:
     assert len(runtime.plans) == 3, "a plan for each square, one for all others"
 
 
+class TwiceAsWide(Conv):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.c(x)
+        return y.relu() * x.shape[3] if 2 * x.shape[2] == x.shape[3] else y.tanh()
+
+
+def test_one_size_that_is_twice_another() -> None:
+    runtime = prepared(TwiceAsWide(), images(2, 3, 7, 14), sizes={"H": (2, 64), "W": (2, 64, 4)})
+    for sizes in ((7, 14), (9, 18), (7, 18), (11, 22), (8, 14)):
+        assert same(runtime, images(2, 3, *sizes)), sizes
+
+
 def test_a_size_as_large_as_the_batch() -> None:
     runtime = prepared(AsLargeAsTheBatch(), images(2, 3, 8, 8))
     for sizes in ((8, 3, 8, 8), (4, 3, 4, 9), (9, 3, 8, 8), (2, 3, 2, 2)):

@@ -282,7 +282,7 @@ def test_nothing_is_shown_by_answers_that_are_no_numbers_nor_by_a_model_without_
 
 def test_a_call_that_the_split_refuses_is_no_pass() -> None:
     results = check(Two(), (torch.randn(2, 3),), batches=(2, 5), only=("forward",), dynamic_batch=(1, 4), cuts=("q50",))
-    assert [r.status for r in results] == ["pass", "refused"]
+    assert {r.batch: r.status for r in results} == {2: "pass", 5: "refused"}
     assert "batch 5 lies outside dynamic_batch (1, 4)" in results[1].detail
     assert not passed(results)
 
@@ -336,6 +336,29 @@ def test_the_command_checks_eval_and_training_and_prints_a_table(file: str, caps
     assert out.splitlines()[-1].startswith("small.py:net: 16 pass in ")
     assert out.endswith("the split equals the model, bit for bit\n")
     assert err == ""
+
+
+def test_when_the_time_is_up_one_of_each_is_checked_and_the_others_are_left_out(
+    file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ariadne.cli.check.SECONDS", 1e-9)
+    assert main(["check", f"{file}:net", "--input", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    ran = {(r["check"], r["batch"]) for r in found["results"] if r["status"] == "pass"}
+    assert ran == {
+        ("twice", 2),
+        ("left", 2),
+        ("forward", 3),
+        ("replay", 3),
+        ("train", 3),
+    }  # 3: preparing has not seen it
+    assert found["counts"] == {"pass": 7, "left out": 21}
+    assert main(["check", f"{file}:net", "--input", "3"]) == 0
+    assert "the split equals the model, bit for bit; time was up for what is left out" in capsys.readouterr().out
+    assert main(["check", f"{file}:net", "--input", "3", "--cuts", "q50", "--json"]) == 0  # what is named is checked
+    assert "left out" not in json.loads(capsys.readouterr().out)["counts"]
+    monkeypatch.setattr("ariadne.check.model.prepare_split", MUTANTS["scaled_loss"].kind.prepare)
+    assert main(["check", f"{file}:net", "--input", "3"]) == 1
 
 
 def test_a_failure_is_status_1_and_its_line_repeats_that_one_check(

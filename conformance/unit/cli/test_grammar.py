@@ -6,7 +6,7 @@ import argparse
 import importlib
 import subprocess
 import sys
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -14,6 +14,8 @@ from ariadne.check import CHECKS
 from ariadne.check.model import Kind
 from ariadne.check.profile import FORMATS
 from ariadne.cli import completion, cuts, grammar, options
+from ariadne.cli.options import dynamic, sizes
+from ariadne.cli.output import UsageError
 from ariadne.cut import MODES
 from ariadne.pipeline.balance import BALANCES
 from ariadne.remote import Limits
@@ -54,3 +56,26 @@ def test_limits_of_a_server_are_those_of_its_room() -> None:
     given = grammar.parser().parse_args(["serve", "half.safetensors"])
     most = Limits()
     assert (given.max_bytes, given.inflight, given.waiting) == (most.bytes, most.inflight, most.waiting)
+
+
+@pytest.mark.parametrize(
+    ("typed", "dims", "ranges"),
+    [
+        (["x:2"], {"x": {2: "x_2"}}, None),
+        (["x:2=64..512/32", "x:3=8..9"], {"x": {2: "x_2", 3: "x_3"}}, {"x_2": (64, 512, 32), "x_3": (8, 9)}),
+        (["ids:1=L:1..512", "mask:1=L"], {"ids": {1: "L"}, "mask": {1: "L"}}, {"L": (1, 512)}),
+    ],
+)
+def test_sizes_beside_the_batch(typed: list[str], dims: dict[str, dict[int, str]], ranges: Any) -> None:
+    assert sizes([dynamic(text) for text in typed]) == {"dynamic": dims, "sizes": ranges}
+
+
+@pytest.mark.parametrize("typed", ["x", "x:", "x:2=", "x:2=5", "x:2=L:", "x:2=64..", "x:-1=2..3", "x:2=1..2/"])
+def test_sizes_that_mean_nothing(typed: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="must be INPUT:DIM, INPUT:DIM="):
+        dynamic(typed)
+
+
+def test_a_size_has_one_range() -> None:
+    with pytest.raises(UsageError, match="L has another range already"):
+        sizes([dynamic("ids:1=L:1..512"), dynamic("mask:1=L:1..64")])

@@ -1,4 +1,4 @@
-"""What forward reads past `nn.Module`'s own ways: a module's `__dict__`, its class's class, objects of torch's, what is registered."""
+"""What forward reads past `nn.Module`'s own ways: a module's `__dict__`, its class's class, objects of torch's, registries."""
 
 from __future__ import annotations
 

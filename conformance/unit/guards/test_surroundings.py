@@ -8,6 +8,7 @@ import dis
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,6 +189,27 @@ def test_an_equal_value_in_its_place_is_no_change(monkeypatch: pytest.MonkeyPatc
     runtime = split_of(helper)
     monkeypatch.setitem(globals(), "SCALE", float("2.0"))
     agree(runtime)
+
+
+def test_what_a_module_reads_that_torch_imports_where_it_needs_it_first_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `torch.cond` imports a library that counts as it is imported, and whose counter no guard can see."""
+    counts = "from itertools import count\n_NUMBERS = count()\ndef number(): return next(_NUMBERS)\nFIRST = number()\n"
+    (tmp_path / "needed_by_torch.py").write_text(counts)
+    monkeypatch.syspath_prepend(tmp_path)
+    lazy: dict[str, Any] = {"__name__": "torch._lazy"}
+    exec("def lazily(x):\n    import needed_by_torch\n    return x * 2.0", lazy)
+
+    class Lazy(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = lazy["lazily"](super().forward(x))
+            return found
+
+    runtime = prepare_split(Lazy(4, 4), (torch.randn(2, 4),), split="50%")
+    assert "needed_by_torch" in sys.modules
+    x = torch.randn(3, 4)
+    assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), runtime.model(x))
 
 
 def test_what_prepares_can_be_profiled_by_cprofile() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from torch import nn
 
 from ariadne import prepare_split
 from ariadne.cli import main
+from ariadne.cli.inputs import Word, parse
+from ariadne.cli.output import UsageError
 from ariadne.errors import SpecError, UnsupportedError
 
 X = torch.randn(2, 4)
@@ -101,3 +104,62 @@ def test_a_wrapper_whose_train_is_a_training_run_is_refused_before_anything_of_i
 def test_a_cache_in_the_output_is_refused_with_the_switch_that_leaves_it_out() -> None:
     with pytest.raises(UnsupportedError, match="pass use_cache=False"):
         prepare_split(Caches(), (X,), split="50%")
+
+
+FILE = """
+import torch
+from torch import nn
+from conformance.unit.project.test_first_minutes import Cache, Named
+
+
+class Model(Named):
+    def forward(self, hidden, use_cache=True):
+        out = super().forward(hidden)
+        return (out, Cache()) if use_cache else out
+
+
+class Tolerant(Named):
+    def forward(self, hidden=None, **kwargs):
+        return super().forward(hidden)
+
+
+def broken():
+    raise ValueError("no weights here")
+
+
+def narrow():
+    return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2), nn.Linear(2, 8))
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "mine.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    return "mine.py"
+
+
+def test_a_command_passes_the_switch_on(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cuts", f"{file}:Model", "--input", "4"]) == 3
+    assert "to a command, --input use_cache=False" in capsys.readouterr().err
+    assert main(["cuts", f"{file}:Model", "--input", "4", "--input", "use_cache=False"]) == 0
+    assert parse("flag=True") == Word("flag", True)
+    assert parse("mask=None") == Word("mask", None)
+    with pytest.raises(UsageError, match="mask=16:bool or use_cache=False"):
+        parse("use_cache=no")
+
+
+def test_what_a_factory_raises_is_told_and_nothing_else(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cuts", f"{file}:broken", "--input", "4"]) == 3
+    assert capsys.readouterr().err == "ariadne: mine.py:broken() failed: ValueError: no weights here\n"
+
+
+def test_a_misspelt_input_is_named(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cuts", f"{file}:Tolerant", "--input", "hiden=4"]) == 3
+    assert "forward has no parameter 'hiden', nearest: 'hidden'; " in capsys.readouterr().err
+
+
+def test_the_cuts_stand_beside_input_and_output(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cuts", f"{file}:narrow", "--input", "4"]) == 0
+    words = "The input is 16 B per sample, the output 32 B: 1 of the safe cuts sends less than the input."
+    assert words in capsys.readouterr().out

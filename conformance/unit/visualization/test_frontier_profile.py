@@ -324,7 +324,7 @@ def test_hover_shows_a_cut_and_a_click_its_source(
     for words in (
         "after norm (BatchNorm1d): cut 2 of 7",
         "Safe",
-        "128 bytes per sample in 1 value:",
+        "128 B per sample in 1 value:",
         "norm: f32[B, 32]",
     ):
         assert words in said

@@ -154,9 +154,10 @@ def test_a_split_shows_sides_crossing_values_and_their_cost(runtime: SplitRuntim
     roles = {b.role: b.rows[0] for b in boxes(found)}
     assert roles["boundary"] == "boundary: blocks_0_relu_call2"
     assert roles["passthrough"] == "passthrough: input scale"
-    assert found.legend[:4] == (
+    assert found.legend[:5] == (
         "split: cut:8 (after blocks.0)",
-        "boundary_bytes: 584 per sample, 2 values",
+        "boundary_bytes: 584 B per sample, 2 values",
+        "input: 776 B, output: 8 B per sample",
         f"prefix: {c.prefix_ops} ops, suffix: {c.suffix_ops} ops",
         "suffix trainable: yes, prefix trainable: yes",
     )
