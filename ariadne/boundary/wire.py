@@ -67,7 +67,7 @@ def encode(header: Mapping[str, Any], tensors: Mapping[str, Tensor], values: Any
     written = Writer(tensors)
     written.node(values, "values")
     chunks: list[bytes | bytearray | memoryview] = [
-        *(_header_bytes(dict(header)), _TABLES.get(table) or _TABLES.put(table, _written(table, "table"))),
+        *(_header_bytes(dict(header)), _table_bytes(table)),
         *(U64.pack(len(written.out)), written.out, U64.pack(sum(pad + raw.numel() for pad, raw in storages))),
     ]
     for pad, raw in storages:
@@ -120,6 +120,12 @@ def _written(tree: Any, section: str) -> bytes:
     return U64.pack(len(writer.out)) + writer.out
 
 
+def _table_bytes(table: tuple[Any, ...]) -> bytes:
+    if len(table[1]) > _MOST_KEYS:
+        return _written(table, "table")
+    return _TABLES.get(table) or _TABLES.put(table, _written(table, "table"))  # type: ignore[no-any-return]
+
+
 def _header_bytes(header: dict[str, Any]) -> bytes:
     if not _is_flat(header):
         found = _written(header, "header")
@@ -151,8 +157,8 @@ def _is_small(value: Any) -> bool:
     if kind is str:
         return len(value) <= _SMALL
     if kind is int:
-        return -WORD <= value < WORD
-    return kind is bool or value is None
+        return bool(-WORD <= value < WORD)
+    return value is None or kind is bool
 
 
 def decode(
@@ -205,13 +211,13 @@ def _read_header(section: bytes) -> dict[str, Any]:
     header = Reader("header", section)
     plain: dict[str, Any] = header.tree()
     header.need(is_header(plain), "it is not a flat dict from str to plain values")
-    return _READ_HEADERS.put(section, plain) if len(section) <= _SMALL and _is_flat(plain) else plain  # type: ignore[no-any-return]
+    return _READ_HEADERS.put(section, plain) if len(section) <= _SMALL and _is_flat(plain) else plain
 
 
 def _read_table(key: tuple[bytes, int, int]) -> tuple[list[tuple[int, int]], dict[str, _Row]]:
     section, room, max_bytes = key
     found = _layout(Reader("table", section), room, max_bytes)
-    return _READ_TABLES.put(key, found) if len(section) <= _SMALL else found  # type: ignore[no-any-return]
+    return _READ_TABLES.put(key, found) if len(section) <= _SMALL else found
 
 
 def _tensors(

@@ -213,8 +213,12 @@ def _captured(
     plan, more = _at_batch_1(model, inputs, plan, batches, grad, others, effects)
     here = sizes_in(example.sizes, example.leaves)
     unmet = plan.unmet({batch_symbol: example.batch, **here})
-    if needed and (example.batch not in plan.batches or unmet):
-        reasons.append((plan.captured_by, unmet or "; ".join(plan.excluded)))
+    reads = plan.captured_by == "observed" and size == example.batch and size in plan.batches and real.plan.questions
+    strays = (
+        differs_from(plan, real) if reads else None
+    )  # runs at other batches agree, and draw or read what leads elsewhere
+    if strays or (needed and (example.batch not in plan.batches or unmet)):
+        reasons.append((plan.captured_by, strays or unmet or "; ".join(plan.excluded)))
         plan, more, others, shown = at_batch(real.plan, example.batch), [], [], [real.evidence]
     plan, recordings = replace(plan, not_captured_by=tuple(reasons)), [real.recorded, *others]
     asks_grad = grad and plan.assumption.grad is None

@@ -50,7 +50,7 @@ class LoadedPart(Part):
         self.__dict__.update(_half=half, _onward=onward, draws="seeded" if flag(told["draws"], "draws") else "whole")
 
     @property
-    def half(self) -> Half:
+    def side(self) -> Half:
         """What `ariadne.load` makes of its file."""
         found: Half = self.__dict__["_half"]
         return found
@@ -58,7 +58,7 @@ class LoadedPart(Part):
     @property
     def runtime(self) -> SplitRuntime:
         """What runs it."""
-        return self.half.runtime
+        return self.side.runtime
 
     @property
     def onward(self) -> Mapping[str, Onward]:

@@ -297,6 +297,11 @@ class TracePlan:
         """For each value that an op makes, the index of that op."""
         return {name: i for i, node in enumerate(self.nodes, self.first) for name in node.outputs}
 
+    @cached_property
+    def questions(self) -> tuple[tuple[int, TraceNode], ...]:
+        """The ops by which Python reads numbers out of tensors, with their indices."""
+        return tuple((i, node) for i, node in enumerate(self.nodes, self.first) if node.is_witness)
+
     def node(self, name: str) -> TraceNode:
         """The op that makes the value `name`."""
         return self.nodes[self.definitions[name] - self.first]

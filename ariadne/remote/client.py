@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ariadne.boundary import BoundaryPayload
-from ariadne.errors import BoundaryError, RemoteError, SpecError, StepError
+from ariadne.errors import AriadneError, BoundaryError, DeadlineError, RemoteError, SpecError, StepError
 from ariadne.half import Half, load
 from ariadne.remote.calls import MOST_REPLY, Path_, Pending
 from ariadne.remote.facts import Facts, facts_of, named_shared, split_of
@@ -30,7 +30,13 @@ class PendingTraining:
         """The loss and the boundary's gradients; `DeadlineError` where they have not come, and then it may be called again."""
         remote = self._remote
         with remote._lock:
-            return remote._trained(self._boundary, self._number, True, False, remote._until(timeout), self._draws)
+            try:
+                return remote._trained(self._boundary, self._number, True, False, remote._until(timeout), self._draws)
+            except DeadlineError:
+                raise
+            except AriadneError:  # it has no gradients to walk back with
+                remote._behind = [b for b in remote._behind if b is not self._boundary]
+                raise
 
 
 class Remote(Steps):
@@ -160,11 +166,11 @@ class Remote(Steps):
     def submit_training(
         self, boundary: BoundaryPayload, targets: Any = None, *, scaler: Any = None, timeout: float | None = None
     ) -> PendingTraining:
-        """Send a boundary whose gradients are added up, and go on; `.result()` of what is returned waits for loss and gradients.
+        """Send a boundary whose gradients add up, and go on; `.result()` of what is returned waits for loss and gradients.
 
         The prefix may run on the next micro-batch meanwhile. As with `train_suffix(..., accumulate=True)`,
-        weights stay as they are until `step()`. Walk back by `remote.backward_prefix` in the order in which boundaries were sent, as
-        one process would. Raises `StepError` where both sides draw random numbers: these go one after the other.
+        weights stay as they are until `step()`. Walk back by `remote.backward_prefix` in the order in which boundaries were
+        sent, as one process would. Raises `StepError` where both sides draw random numbers: these go one after the other.
 
         >>> waiting = [
         ...     (b, remote.submit_training(b, y)) for b, y in ((edge.run_training_prefix(x), y) for x, y in parts)

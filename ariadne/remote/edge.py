@@ -22,9 +22,9 @@ from ariadne.remote.steps import enabled
 class Edge:
     """A model in three parts: `first` and `last` here, or their files, and the part between them at a `Remote`.
 
-    The parts are those of a pipeline with two cuts, as `pipeline.save_part` writes them. Called, it gives what the model gives,
-    without gradients. `train_step` equals a step of the whole model, bit for bit. Raises `HandshakeError` where the three are not of one
-    model, `SpecError` for other parts than these.
+    The parts are those of a pipeline with two cuts, as `pipeline.save_part` writes them. Called, it gives what the model
+    gives, without gradients. `train_step` equals a step of the whole model, bit for bit. Raises `HandshakeError` where the three
+    are not of one model, `SpecError` for other parts than these.
 
     >>> edge = Edge("part0.safetensors", ariadne.connect("127.0.0.1:7077"), "part2.safetensors")
     >>> edge(torch.randn(8, 3, 224, 224)).shape
@@ -42,25 +42,25 @@ class Edge:
             )
         self._hold()
         self._tie()
-        halves = [p.half for p in (self.first, self.last)]
+        halves = [p.side for p in (self.first, self.last)]
         there = {n: p for n, p in sorted(self.first.tied.items()) if 1 in self.first.shared[n] and p.requires_grad}
         remote.bind(halves, there)
         self._scaler: Any = None  # of the gradients that were added up
 
     def _hold(self) -> None:
         """Hold the three parts against each other."""
-        mine, theirs, remote = facts_of(self.first.half), self.remote.facts, self.remote
+        mine, theirs, remote = facts_of(self.first.side), self.remote.facts, self.remote
         hold_together(mine, theirs, remote.address)
-        behind = facts_of(self.last.half)["splits"]
+        behind = facts_of(self.last.side)["splits"]
         gives = [f"{split} of plan {signature}" for signature, (split, _) in theirs["gives"].items()]
         if not all(g in behind for g in gives):
             raise HandshakeError(
                 f"the part at {remote.address} gives {', '.join(gives)}; the last part here takes {', '.join(behind)}. Save all "
                 "parts of one pipeline"
             )
-        if self.last.half.digest != mine["digest"]:
+        if self.last.side.digest != mine["digest"]:
             raise HandshakeError(
-                f"the digest of the weights differs: {mine['digest']} of the first part, {self.last.half.digest} of the last. "
+                f"the digest of the weights differs: {mine['digest']} of the first part, {self.last.side.digest} of the last. "
                 "Save all parts of one model"
             )
         apart = [n for n, users in self.first.shared.items() if users == (1, 2)]
@@ -80,7 +80,7 @@ class Edge:
                 raise HandshakeError(
                     f"{name!r} is one parameter of both parts here, and has two values: save them again"
                 )
-            for module in self.last.half.modules():
+            for module in self.last.side.modules():
                 for key, held in module._parameters.items():
                     if held is p:
                         module._parameters[key] = ours[name]

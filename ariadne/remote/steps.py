@@ -54,7 +54,7 @@ class Steps(Calls):
         self._scheduled = False  # whether the step that it waits with moves the rate
         self._accumulated = False
         self._behind: list[Any] = []  # training boundaries in flight, until they are walked back from
-        self._ready: tuple[Any, Bodies] | None = None  # a step that was measured: both sides clip and step by this
+        self._ready: tuple[Any, Any, Bodies] | None = None  # a step that was measured: both sides clip and step by this
 
     # --- requests with numbers --------------------------------------------------------------------------------------
 
@@ -189,9 +189,15 @@ class Steps(Calls):
                 raise StepError(
                     "no gradients were added up since the last step: call train_suffix(..., accumulate=True) first"
                 )
+            how = None if scaler is None else id(scaler), max_norm, norm_type
             if self._ready is None:
-                self._ready = self._measured(optimizer, scaler, max_norm, norm_type, self._until(timeout))
-            (found, total), bodies = self._ready
+                self._ready = how, *self._measured(optimizer, scaler, max_norm, norm_type, self._until(timeout))
+            before, (found, total), bodies = self._ready
+            if before != how:
+                raise StepError(
+                    "this step was begun with another scaler or norm, by which gradients were unscaled and clipped: call it again "
+                    "with the same"
+                )
             header = {"op": "step", "schedule": scheduler is not None}
             try:
                 self._numbered(_STEP, header, bodies, self._until(timeout))

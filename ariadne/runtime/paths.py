@@ -11,10 +11,10 @@ import torch
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.errors import WitnessError
-from ariadne.plan import TraceNode, TracePlan
+from ariadne.plan import TracePlan
 from ariadne.runtime.moved import Kept, Moves, alike, numbers
 from ariadne.runtime.plans import Plans
-from ariadne.runtime.shared import Going, questions, values_at
+from ariadne.runtime.shared import Going, values_at
 from ariadne.runtime.variant import Variant
 
 
@@ -38,6 +38,7 @@ class Paths(Plans):
     """Plans among which a call finds its path: by what its prefix, or its suffix, reads out of tensors."""
 
     _rests: dict[tuple[Variant, int, Variant], Going | None]
+    _answered: dict[tuple[Variant, int, str, int], Variant]
 
     def _run_prefix(
         self, variant: Variant, entered: tuple[Any, ...], call: Any, training: bool
@@ -84,10 +85,15 @@ class Paths(Plans):
         `kept` is what to put back then, and holds more and more.
         """
         while self.settings.mode == "generated_eager":
-            others = (v for v in reversed(self._variants) if v is not variant and v.serves(False))
-            other = next((v for v in others if _answers(variant.plan, question, v.plan) == 1), None)
-            if other is None:
-                return None
+            asked = variant, question.at, repr(question.found), entered[0]
+            other = self._answered.get(asked)
+            if other is None or other.plan not in self._plans:
+                others = (v for v in reversed(self._variants) if v is not variant and v.serves(False))
+                likely = (v for v in others if _answers(variant.plan, question, v.plan) == 1)
+                other = next((v for v in likely if v.enter(*call) is not None), None)
+                if other is None:
+                    return None
+                self._answered[asked] = other
             entered_there = other.enter(*call)
             guard, moves = (
                 (other.prefix_guard, other.prefix_moves)
@@ -241,17 +247,13 @@ class Paths(Plans):
         yield self._captured(*call, training)
 
 
-def _questions(plan: TracePlan) -> list[tuple[int, TraceNode]]:
-    return [(i, plan.nodes[i - plan.first]) for i in questions(plan)]
-
-
 def _answers(asked: TracePlan, question: WitnessError, other: TracePlan) -> int:
     """1 if a plan has the answer that a question found, 0 if nothing tells, and -1 if it has another.
 
     The same answers lead Python to the same question. So where all before it are alike, so is it, and its answer decides.
     """
-    mine = [node for i, node in _questions(asked) if i <= question.at]
-    theirs = [node for _, node in _questions(other)][: len(mine)]
+    mine = [node for i, node in asked.questions if i <= question.at]
+    theirs = [node for _, node in other.questions[: len(mine)]]
     same = [(a.target, a.module, a.call) == (b.target, b.module, b.call) for a, b in zip(mine, theirs, strict=False)]
     if len(theirs) < len(mine) or not all(same) or not mine:
         return 0

@@ -43,6 +43,7 @@ class Plans:
         self._variants: list[Variant] = []
         self._dropped: set[tuple[str, str]] = set()  # the keys of variants that made way for others
         self._rests: dict[Any, Any] = {}  # how a call goes on from a question of one plan in another
+        self._answered: dict[Any, Variant] = {}  # the plan of a question's answer, looked for once
         self._placed: dict[str, dict[tuple[str, str], None]] | None = None  # parameters that no plan has read, by side
         self._reports: list[SegmentReport] = []  # of all plans that there ever were
         self._by_key: dict[tuple[str, str], list[Variant]] = {}  # they differ in what they rest on
@@ -100,6 +101,8 @@ class Plans:
             self._variants.remove(oldest)
             self._by_key[oldest.key].remove(oldest)
             self._plans.pop(oldest.plan, None)
+            self._rests = {key: found for key, found in self._rests.items() if oldest not in key}
+            self._answered = {key: v for key, v in self._answered.items() if oldest not in (key[0], v)}
             self._dropped.add(oldest.key)
 
     def _choose(self, plan: TracePlan, candidates: tuple[SplitCandidate, ...]) -> SplitCandidate:

@@ -29,11 +29,6 @@ class Rest(Part):
         return self.whole.stores(plan)
 
 
-def questions(plan: TracePlan) -> tuple[int, ...]:
-    """The ops by which Python reads numbers out of tensors."""
-    return tuple(i for i, node in enumerate(plan.nodes, plan.first) if node.is_witness)
-
-
 def rest(
     one: TracePlan, mine: tuple[Part, Part], at: int, other: TracePlan, theirs: tuple[Part, Part], side: int
 ) -> Rest | None:
@@ -43,7 +38,7 @@ def rest(
     the question. Ops that write, draw or ask must be the same in order; one without effects may be missing in `one`, if it can run
     late.
     """
-    asked, answered = [i for i in questions(one) if i <= at], questions(other)
+    asked, answered = [i for i, _ in one.questions if i <= at], [i for i, _ in other.questions]
     if len(answered) < len(asked) or one.inputs != other.inputs or one.keeps_inputs or other.keeps_inputs:
         return None
     there, part = answered[len(asked) - 1], theirs[side]
@@ -61,8 +56,8 @@ def rest(
             if not all(_same_value(one, other, name) for name in node.reads):
                 return None
             made.update(node.outputs)
-        elif theirs_known[node.outputs][1] != sum(bool(n.writes) for n in effects):
-            return None
+        elif i < part.start or theirs_known[node.outputs][1] != sum(bool(n.writes) for n in effects):
+            return None  # what it reads may be another by now
         else:
             late.append(i)
     found = Rest(part.name, there + 1, part.stop, (), part.gives, (), part, tuple(late))

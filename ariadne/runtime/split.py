@@ -127,6 +127,18 @@ class SplitRuntime(Paths):
         slots = ([self.model.get_submodule(path)._parameters.get(key) for path, key in sides[side]] for side in SIDES)
         return training.Owned.of(*([p for p in side if p is not None] for side in slots))
 
+    def _owned_by(self, variant: Variant, known: bool = False) -> training.Owned:
+        """What the sides own in a round of one plan; the prefix, where Python branches, the parameters of all paths.
+
+        `known`: both sides are said to share what they share on any path.
+        """
+        mine = variant.owned()
+        if variant.prefix_moves is None:
+            return mine
+        every = self._owned()
+        owned = training.Owned.of(every.prefix, mine.suffix)
+        return replace(owned, shared=every.shared) if known else owned
+
     def __repr__(self) -> str:
         c, ends = self.candidate, ends_of(self.plan)
         return (
@@ -371,7 +383,7 @@ class SplitRuntime(Paths):
             variant.check_suffix(boundary)
             try:
                 return training.train_suffix(
-                    variant.suffix, boundary, targets, loss_fn, optimizer, scaler, variant.owned(), variant.cast
+                    variant.suffix, boundary, targets, loss_fn, optimizer, scaler, self._owned_by(variant), variant.cast
                 )
             except WitnessError:  # raised before anything was walked back
                 boundary.release("train_suffix")
@@ -417,7 +429,7 @@ class SplitRuntime(Paths):
             boundary_grads,
             optimizer=optimizer,
             scaler=scaler,
-            owned=variant.owned() if optimizer is not None else training.NOTHING_OWNED,
+            owned=self._owned_by(variant, known=True) if optimizer is not None else training.NOTHING_OWNED,
         )
 
     # --- files ----------------------------------------------------------------------------------------------------

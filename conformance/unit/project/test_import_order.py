@@ -148,7 +148,7 @@ SHOWN = {  # what users, and the API pages, come for
     "boundary": {"gradients_from_bytes", "gradients_to_bytes"},
     "check": {"CheckResult", "check", "frontier_profile", "passed"},
     "cli": {"main", "parser"},
-    "remote": {"Limits", "Pending", "Remote", "Server", "Training", "serve"},
+    "remote": {"Edge", "Limits", "Pending", "Remote", "Server", "Training", "serve"},
     "runtime": {"RuntimeCacheKey", "SplitRuntime"},
     "visualization": {"CandidatesTable", "export_split_candidates_table", "export_split_dot", "export_trace_dot"},
 }

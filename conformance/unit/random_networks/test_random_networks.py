@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import ariadne.runtime.split
 import ariadne.runtime.training
 import ariadne.runtime.variant
 import ariadne.segment.codegen
+from ariadne import SplitSpec
 from conformance.random_networks import corpus
 from conformance.random_networks.__main__ import main
 from conformance.random_networks.compare import Different, copied, same
@@ -108,6 +110,8 @@ def test_the_whole_model_that_raises_is_no_failure_of_the_split() -> None:
 
 def test_a_refusal_counts_only_where_a_step_declares_it(monkeypatch: pytest.MonkeyPatch) -> None:
     program = corpus.load(corpus.FOLDER / "branch_on_data.json")
+    assert not trial(program).refused  # a plan for each path
+    monkeypatch.setattr("conformance.random_networks.twins.SplitSpec", partial(SplitSpec, max_paths=1))
     assert trial(program).refused
     quiet = {name: dataclasses.replace(step, refusable="") for name, step in STEPS.items()}
     monkeypatch.setattr("conformance.random_networks.program.STEPS", quiet)

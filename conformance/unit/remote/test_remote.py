@@ -146,8 +146,8 @@ def test_another_mode_and_the_wrong_part_are_refused(tmp_path: Path, pair: Pair,
 
 
 def test_another_protocol_is_refused_with_both(pair: Pair, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ariadne.remote.calls.PROTOCOL", 2)
-    with pytest.raises(HandshakeError, match="speaks protocol 1, this client 2"):
+    monkeypatch.setattr("ariadne.remote.calls.PROTOCOL", 3)
+    with pytest.raises(HandshakeError, match="speaks protocol 2, this client 3"):
         ariadne.connect(server.address, timeout=60)
 
 

@@ -178,7 +178,7 @@ def test_parts_that_don_t_go_together_are_refused(tmp_path: Path) -> None:
             edge = Edge(files[0], remote, files[2])
             with pytest.raises(SpecError, match="step takes the scaler that accumulate had"):
                 edge.step(scaler=torch.amp.GradScaler("cpu"))
-        with pytest.raises(HandshakeError, match="what is run differs: here the prefix, at .* part 1 of 3"):
+        with pytest.raises(HandshakeError, match=r"what is run differs: here the prefix, at .* part 1 of 3"):
             ariadne.connect(server.address, tmp_path / "prefix", timeout=30)
 
 

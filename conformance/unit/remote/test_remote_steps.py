@@ -14,8 +14,9 @@ from torch import nn
 
 import ariadne
 from ariadne.errors import DeadlineError, SpecError, StepError, TrainingError
-from ariadne.remote import Server, Training, checkpoint
+from ariadne.remote import Server, Training, checkpoint, together
 from ariadne.remote.plain import scheduler as named_scheduler
+from ariadne.remote.trained import Trained
 from conformance.unit.remote.test_remote_training import Recurrent, TiedThrice, same, saved, sequences, tokens
 from conformance.unit.remote_kit import CE, beside, served
 
@@ -151,8 +152,14 @@ NAMES = ("two_dtypes", "lstm", "tied_thrice")
 
 @pytest.mark.parametrize(
     ("make", "batches", "split", "scaled", "most"),
-    [*((*case, True, 0.5) for case in CASES), (*CASES[0], True, None), (*CASES[0], False, 0.5)],
-    ids=[*NAMES, "scaled_alone", "clipped_alone"],
+    [
+        *((*case, True, 0.5) for case in CASES),
+        (*CASES[0], True, None),
+        (*CASES[0], False, 0.5),
+        (*CASES[0], False, None),
+        (*CASES[2], False, None),
+    ],
+    ids=[*NAMES, "scaled_alone", "clipped_alone", "scheduled_alone", "tied_and_scheduled"],
 )
 def test_scaled_and_clipped_steps_are_those_of_the_whole_model(
     tmp_path: Path, make: Any, batches: Batches, split: str, scaled: bool, most: float | None
@@ -198,11 +205,13 @@ def test_other_norms_clip_as_over_the_whole_model(tmp_path: Path, norm_type: flo
 
 
 class Overflows(nn.Module):
-    """Some batches overflow on one side alone: a gradient of the prefix, or of the suffix, is not finite."""
+    """In one batch a gradient of the prefix alone is not finite: the weights that a large number meets are zero, and stay so."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(5, 8), nn.Linear(8, 3)
+        with torch.no_grad():
+            self.first.weight[:, 0] = 0.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(torch.relu(self.first(x)))
@@ -210,28 +219,63 @@ class Overflows(nn.Module):
 
 def overflowing(i: int) -> tuple[Any, Any]:
     x, y = rows(i)
-    if i in (2, 5):
-        x = x.clone()
-        x[0, 0] = 3e38 if i == 2 else float("inf")  # the weights' gradients: of the first layer, and of all
+    x[:, 0] = 0.0
+    if i == 2:
+        x[0, 0] = 3e38
+    if i == 5:
+        x[:, 1] = 1e37  # and of both sides
     return x, y
 
 
-def test_both_sides_skip_where_either_is_not_finite_and_the_scale_moves_once(tmp_path: Path) -> None:
+def skipping(folder: Path) -> Both:
+    """Eight steps on both sides and in one process, two of which are to be skipped."""
     torch.manual_seed(0)
-    both = Both(Overflows(), tmp_path, rows, "after:first")
+    both = Both(Overflows(), folder, overflowing, "after:first")
     here, one = scaler_of(2.0**10), scaler_of(2.0**10)
-    with both.serving() as remote:
-        scales = []
+    rates, whole = rate(both.here), rate(both.one)
+    with both.serving(scheduler=LR) as remote:
         for i in range(8):
             x, y = overflowing(i)
-            loss = remote.train_step(x, targets=y, optimizer=both.here, scaler=here)
-            (expected,), _ = whole_step(both, [(x, y)], one, None)
-            assert torch.equal(loss, expected) or (loss.isnan() and expected.isnan())
+            how = {"optimizer": both.here, "scaler": here, "max_norm": 0.1, "scheduler": rates}
+            loss = remote.train_step(x, targets=y, **how)
+            (expected,), _ = whole_step(both, [(x, y)], one, 0.1)
+            whole.step()
+            assert torch.equal(loss, expected)
             assert here.state_dict() == one.state_dict()
-            scales.append(here.get_scale())
-        both.hold(*both.suffix(remote))
-    assert min(scales) < 2.0**10  # some were skipped
+        assert here.get_scale() == 2.0**8
+        both.hold(*both.suffix(remote, scheduler=rate(adamw(ariadne.load(folder / "suffix", plain=True)))))
+    return both
+
+
+def test_both_sides_skip_where_either_is_not_finite_and_the_scale_moves_once(tmp_path: Path) -> None:
+    both = skipping(tmp_path)
     assert [int(s["step"]) for s in both.here.state.values()] == [6, 6]
+
+
+def _all_finite(scaler: Any, optimizer: Any, found: Any) -> None:
+    together.step(scaler, optimizer, None)
+
+
+def _own_alone(norms: Any, norm_type: float) -> torch.Tensor:
+    return together.total_norm({i: row for i, row in norms.items() if i < 2}, norm_type)
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize(
+    ("where", "planted"),
+    [
+        ("ariadne.remote.trained.step_by", _all_finite),
+        ("ariadne.remote.steps.total_norm", _own_alone),
+        ("ariadne.remote.trained.clip", lambda *_: None),
+    ],
+    ids=["a_step_that_is_skipped_here_alone", "the_norm_of_one_side", "clipped_here_alone"],
+)
+def test_a_planted_step_that_is_not_one_step_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, planted: Any
+) -> None:
+    monkeypatch.setattr(where, planted)
+    with pytest.raises(AssertionError):
+        skipping(tmp_path)
 
 
 @pytest.mark.parametrize(("make", "batches", "split"), CASES, ids=NAMES)
@@ -380,8 +424,15 @@ def test_a_scale_that_changes_within_a_step_and_half_scaled_sums_are_refused(tmp
         odd = scaler_of(3.0)
         with pytest.raises(TrainingError, match=r"a fused optimizer divides by the scale itself, and 3\.0"):
             remote.step(fused, scaler=odd)
+        order = both.edge.__dict__["_data"].pop("order")
+        with pytest.raises(SpecError, match="this half's file does not say where its parameters stand"):
+            remote.step(both.here, scaler=scaler, max_norm=1.0)
+        both.edge.__dict__["_data"]["order"] = order
         with pytest.raises(SpecError, match="started without a scheduler"):
             remote.step(both.here, scaler=scaler, scheduler=rate(both.here))
+        with pytest.raises(StepError, match="this step was begun with another scaler or norm"):
+            remote.step(both.here, scaler=scaler, max_norm=1.0)
+        remote.step(both.here, scaler=scaler)
         with pytest.raises(SpecError, match=r"there is no scheduler 'stplr'.*near: 'steplr'"):
             named_scheduler("stplr", both.here)
 
@@ -445,3 +496,10 @@ def test_a_rate_that_follows_a_metric_moves_on_both_sides(tmp_path: Path) -> Non
         suffix, there = both.suffix(remote, scheduler=make(adamw(ariadne.load(tmp_path / "suffix", plain=True))))
     both.hold(suffix, there)
     assert both.one.param_groups[0]["lr"] < 0.01
+
+
+@pytest.mark.planted
+def test_a_planted_rate_that_moves_on_one_side_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trained, "schedule", lambda self, bodies, most: ({}, []))
+    with pytest.raises(AssertionError):
+        test_a_rate_that_follows_a_metric_moves_on_both_sides(tmp_path)
