@@ -1,9 +1,10 @@
 """What a split costs: the figures that the project promises, measured as interleaved pairs in one process.
 
-    python -m benchmarks.overhead [--pairs 300] [--only inference training prepare frontier memory]
+    python -m benchmarks.overhead [--minutes 4] [--pairs 300] [--only inference training prepare frontier memory guards]
 
 Every ratio is the median over pairs of (split time / whole time), each pair run back to back in random order on one
-thread; the eager-against-eager row is the noise floor. Nothing here is asserted: timing is for people to read.
+thread; the eager-against-eager column is the noise floor. A row is printed when it is measured, and takes fewer pairs where
+its share of the minutes is short. Nothing here is asserted: timing is for people to read.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import copy
 import multiprocessing
 import random
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import timm
@@ -30,24 +32,44 @@ from ariadne.cut import frontiers
 from ariadne.runtime import SplitRuntime
 from benchmarks.memory import peak
 from benchmarks.statistics import ratio_of_pairs
-from benchmarks.tables import table as markdown
 from benchmarks.timing import rounds
 
 
 def pairs(
-    whole: Callable[[], Any], split: Callable[[], Any], count: int, warmup: int = 10
+    whole: Callable[[], Any], split: Callable[[], Any], count: int, seconds: float, least: int = 20
 ) -> tuple[float, float, float]:
-    """Median seconds of `whole`, median seconds of `split`, median of the ratios of `count` pairs in random order."""
-    for _ in range(warmup):
+    """Median seconds of `whole`, median seconds of `split`, median of the ratios of up to `count` pairs in random order.
+
+    There are as many as fit into `seconds`, but `least` of them; a tenth as many run before.
+    """
+    start = time.perf_counter()
+    whole(), split()
+    count = max(least, min(count, int(seconds / (time.perf_counter() - start))))
+    for _ in range(count // 10):
         whole(), split()
     times = rounds({"whole": whole, "split": split}, count, random.Random(0))
     ratio = ratio_of_pairs(times["split"], times["whole"])
     return statistics.median(times["whole"]), statistics.median(times["split"]), ratio
 
 
-def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows as a Markdown table."""
-    print(markdown(title, head, rows), flush=True)
+def table(title: str, head: Sequence[str], first: Iterable[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows as a Markdown table, each when it is there; `first`: what will stand in the first column."""
+    widths = [max(map(len, (head[0], *first))), *(len(h) for h in head[1:])]
+
+    def line(row: Sequence[str], fill: str = " ") -> None:
+        print("| " + " | ".join(c.ljust(w, fill) for c, w in zip(row, widths, strict=True)) + " |", flush=True)
+
+    print(f"\n## {title}\n")
+    line(head)
+    line([""] * len(head), "-")
+    for row in rows:
+        line(row)
+
+
+def _now(what: str) -> None:
+    """Say what is being measured, where somebody watches."""
+    if sys.stderr.isatty():
+        print(f"  {what} ...".ljust(78), end="\r", file=sys.stderr, flush=True)
 
 
 def _resized(name: str, pixels: int) -> tuple[nn.Module, tuple[Any, ...]]:
@@ -73,13 +95,14 @@ INFERENCE: dict[str, tuple[Callable[[], tuple[nn.Module, tuple[Any, ...]]], floa
 }
 
 
-TRAINING = (
-    "torchvision/resnet18",
-    "torchvision/mobilenet_v3_large",
-    "torchvision/densenet121",
-    "timm/vit_tiny_patch16_224",
-    "ultralytics/yolov8n",
-)
+TRAINING = {  # with the ratio to reach, and the batch
+    "nn/mlp10x64": (1.08, 2),
+    "torchvision/resnet18": (1.03, 4),
+    "torchvision/mobilenet_v3_large": (1.03, 4),
+    "torchvision/densenet121": (1.03, 4),
+    "timm/vit_tiny_patch16_224": (1.03, 4),
+    "ultralytics/yolov8n": (1.03, 4),
+}
 PREPARE = (
     "torchvision/resnet18",
     "torchvision/mobilenet_v3_large",
@@ -89,7 +112,8 @@ PREPARE = (
 )
 
 
-def _inference_row(name: str, count: int) -> list[str]:
+def _inference_row(name: str, count: int, seconds: float) -> list[str]:
+    _now(name)
     build, goal, more = INFERENCE[name]
     model, inputs = build()
     runtime = prepare_split(model, tuple(torch.cat([x, x]) for x in inputs), split="percent:50")
@@ -101,20 +125,22 @@ def _inference_row(name: str, count: int) -> list[str]:
         return runtime.run_suffix(runtime.run_prefix(*inputs))
 
     with torch.no_grad():
-        floor = pairs(whole, whole, count)
-        a, b, ratio = pairs(whole, split, count * more)
+        floor = pairs(whole, whole, count, seconds / 3)
+        a, b, ratio = pairs(whole, split, count * more, seconds / 3)
     return [name, f"{a * 1e3:.3f}", f"{b * 1e3:.3f}", f"{ratio:.3f}", f"{goal}", f"{floor[2]:.3f}"]
 
 
-def inference(count: int) -> None:
+def inference(count: int, seconds: float) -> None:
     """Generated eager, prefix + payload + suffix, over `model(x)`."""
     head = ["model, batch 1", "whole ms", "split ms", "split / whole", "to reach", "whole / whole"]
-    rows = [_inference_row(name, count) for name in INFERENCE]
-    table("Inference: prefix + payload + suffix over the model, no_grad", head, rows)
+    rows = (_inference_row(name, count, seconds / len(INFERENCE)) for name in INFERENCE)
+    table("Inference: prefix + payload + suffix over the model, no_grad", head, INFERENCE, rows)
 
 
-def _training_ratios(name: str, count: int, split_first: bool) -> tuple[float, float, float, float]:
+def _training_ratios(name: str, count: int, seconds: float, split_first: bool) -> tuple[float, float, float, float]:
     """Median seconds of a whole step and of a split round, split / whole, and a second whole model / whole.
+
+    The second model has pairs of its own: two wholes and one split in a round keep the code of the whole in the caches.
 
     What is built last lies at the end of the heap, where freed memory may go back to the system and must be faulted in again
     at each step: 2 ms of resnet18's 54. So processes take turns in what they build first.
@@ -122,7 +148,7 @@ def _training_ratios(name: str, count: int, split_first: bool) -> tuple[float, f
     torch.set_num_threads(1)
     entry = model_zoo.entry(name)
     model = entry.build().train()
-    args, kwargs = entry.inputs(4)
+    args, kwargs = entry.inputs(TRAINING[name][1])
 
     def stepping(model: nn.Module) -> Callable[[], None]:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
@@ -150,33 +176,45 @@ def _training_ratios(name: str, count: int, split_first: bool) -> tuple[float, f
     for run in sorted(runs, key="split".__eq__, reverse=split_first):
         for _ in range(3):
             runs[run]()
-    times = rounds(runs, count, random.Random(int(split_first)))
-    return (
-        statistics.median(times["whole"]),
-        statistics.median(times["split"]),
-        ratio_of_pairs(times["split"], times["whole"]),
-        ratio_of_pairs(times["copy"], times["whole"]),
-    )
+    whole, split_time, ratio = pairs(runs["whole"], split, count, seconds * 2 / 3)
+    return whole, split_time, ratio, pairs(runs["whole"], runs["copy"], count, seconds / 3)[2]
 
 
-def _training_row(name: str, count: int, processes: int = 6) -> list[str]:
+def _training_row(name: str, count: int, seconds: float, processes: int = 6) -> list[str]:
+    """Two processes at least, and more while the row's seconds last."""
+    found: list[tuple[float, float, float, float]] = []
+    start = time.perf_counter()
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        found = [pool.apply(_training_ratios, (name, count, bool(k % 2))) for k in range(processes)]
+        while len(found) < processes:
+            _now(f"{name}, process {len(found) + 1}")
+            found.append(pool.apply(_training_ratios, (name, count, seconds / 4, bool(len(found) % 2))))
+            spent = time.perf_counter() - start
+            if len(found) >= 2 and spent * (len(found) + 1) / len(found) > seconds:
+                break
     whole, split, ratios, floor = zip(*found, strict=True)
     row = [name, f"{statistics.median(whole) * 1e3:.2f}", f"{statistics.median(split) * 1e3:.2f}"]
     for some in (ratios, floor):
         row.append(f"{statistics.median(some):.3f} ({min(some):.3f} to {max(some):.3f})")
-    return [*row[:4], "1.03", row[4]]
+    return [*row[:4], str(TRAINING[name][0]), row[4], str(len(found))]
 
 
-def training(count: int) -> None:
+def training(count: int, seconds: float) -> None:
     """A split training round over a whole training step: medians over processes of medians of pairs."""
-    rows = [_training_row(name, max(20, count // 6)) for name in TRAINING]
-    head = ["model", "whole ms", "split ms", "split / whole (processes)", "to reach", "copy / whole (processes)"]
-    table("Training: split round over whole step, batch 4, six processes", head, rows)
+    rows = (_training_row(name, count, seconds / len(TRAINING)) for name in TRAINING)
+    head = [
+        "model",
+        "whole ms",
+        "split ms",
+        "split / whole (processes)",
+        "to reach",
+        "copy / whole (processes)",
+        "processes",
+    ]
+    table("Training: split round over whole step, batch 4 (MLP: 2)", head, TRAINING, rows)
 
 
-def _prepare_row(name: str, count: int) -> list[str]:
+def _prepare_row(name: str, count: int, seconds: float) -> list[str]:
+    _now(name)
     entry = model_zoo.entry(name)
     model = _OnlyX(entry.build().eval())
     args, _ = entry.inputs(2)
@@ -188,15 +226,15 @@ def _prepare_row(name: str, count: int) -> list[str]:
     def split() -> None:
         prepare_split(model, args, split="percent:50")
 
-    a, b, ratio = pairs(export, split, max(3, count // 60), warmup=1)
+    a, b, ratio = pairs(export, split, max(3, count // 60), seconds / 2, least=1)
     return [name, f"{a:.2f}", f"{b:.2f}", f"{ratio:.2f}", "1.6"]
 
 
-def prepare(count: int) -> None:
+def prepare(count: int, seconds: float) -> None:
     """`prepare_split` at percent:50 over `torch.export.export` of the same model, same process."""
-    rows = [_prepare_row(name, count) for name in PREPARE]
+    rows = (_prepare_row(name, count, seconds / len(PREPARE)) for name in PREPARE)
     head = ["model", "export s", "prepare s", "prepare / export", "to reach"]
-    table("Prepare: prepare_split over torch.export", head, rows)
+    table("Prepare: prepare_split over torch.export", head, PREPARE, rows)
 
 
 class _OnlyX(nn.Module):
@@ -210,45 +248,51 @@ class _OnlyX(nn.Module):
         return self.model(x)
 
 
-def frontier(count: int) -> None:
+class _Chain(nn.Module):
+    """As many ops, one after the other."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.length):
+            x = torch.sin(x)
+        return x
+
+
+def _frontier_row(length: int) -> list[str]:
+    _now(f"a chain of {length}")
+    plan = symbolic(_Chain(length), Example.of((torch.randn(2, 4),), {}), "B", range(1, 65), False)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        found = frontiers(plan)
+        times.append(time.perf_counter() - start)
+    return [str(length), str(len(found)), f"{statistics.median(times):.3f}", f"{3 * length / 10_000:.1f}"]
+
+
+def frontier(count: int, seconds: float) -> None:
     """All frontiers of a chain of ops, structure checked."""
-
-    class Chain(nn.Module):
-        def __init__(self, length: int) -> None:
-            super().__init__()
-            self.length = length
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for _ in range(self.length):
-                x = torch.sin(x)
-            return x
-
-    rows = []
-    for length in (2500, 5000, 10000):
-        plan = symbolic(Chain(length), Example.of((torch.randn(2, 4),), {}), "B", range(1, 65), False)
-        times = []
-        for _ in range(5):
-            start = time.perf_counter()
-            found = frontiers(plan)
-            times.append(time.perf_counter() - start)
-        rows.append([str(length), str(len(found)), f"{statistics.median(times):.3f}", "3 at 10,000"])
-    table("Frontiers of a chain", ["ops", "cuts", "seconds", "to reach"], rows)
+    lengths = (500, 1000, 2000)
+    head = ["ops", "cuts", "seconds", "to reach"]
+    table("Frontiers of a chain", head, map(str, lengths), map(_frontier_row, lengths))
 
 
-def memory(count: int) -> None:
+def _memory_row(name: str) -> list[str]:
+    _now(name)
+    whole, split = peak(name)
+    return [name, f"{whole / 2**20:.2f}", f"{split / 2**20:.2f}", f"{split / whole:.3f}", "1.05"]
+
+
+def memory(count: int, seconds: float) -> None:
     """Peak memory of a split forward over the model's own, from the allocator's record."""
-    rows = []
-    for name in ("torchvision/resnet18", "torchvision/densenet121", "ultralytics/yolov8n"):
-        whole, split = peak(name)
-        rows.append([name, f"{whole / 2**20:.2f}", f"{split / 2**20:.2f}", f"{split / whole:.3f}", "1.05"])
-    table(
-        "Peak memory of tensors in a forward",
-        ["model, batch 8", "whole MiB", "split MiB", "split / whole", "to reach"],
-        rows,
-    )
+    names = ("torchvision/resnet18", "torchvision/densenet121", "ultralytics/yolov8n")
+    head = ["model, batch 8", "whole MiB", "split MiB", "split / whole", "to reach"]
+    table("Peak memory of tensors in a forward", head, names, map(_memory_row, names))
 
 
-def guards(count: int) -> None:
+def guards(count: int, seconds: float) -> None:
     """What checking the guards costs per call."""
     model = model_zoo.entry("torchvision/resnet18").build().eval()
     runtime: SplitRuntime = prepare_split(model, (torch.randn(2, 3, 64, 64),), split="percent:50")
@@ -271,22 +315,28 @@ def guards(count: int) -> None:
         total += statistics.median(times)
         rows.append([name, f"{statistics.median(times) * 1e6:.1f}"])
     rows.append([f"all, of {len(list(model.modules()))} modules (to reach: 20 for 100)", f"{total * 1e6:.1f}"])
-    table("Guards, µs per call", ["check", "µs"], rows)
+    table("Guards", ["check", "µs per call"], (row[0] for row in rows), rows)
 
 
-SUITES = {f.__name__: f for f in (inference, training, prepare, frontier, memory, guards)}
+# With the share of the minutes that each gets. What comes before the pairs, a model built and prepared, is not counted.
+SUITES = {"guards": (guards, 0.02), "inference": (inference, 0.15), "training": (training, 0.5), "memory": (memory, 0.05),
+          "frontier": (frontier, 0.08), "prepare": (prepare, 0.2)}  # fmt: skip
 
 
 def main() -> None:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=300, help="pairs per row (training and prepare take fewer)")
+    parser.add_argument(
+        "--pairs", type=int, default=300, help="pairs per row, where there is time (prepare takes fewer)"
+    )
+    parser.add_argument("--minutes", type=float, default=4, help="how long all of it is to take, on a quiet machine")
     parser.add_argument("--only", nargs="+", choices=sorted(SUITES), default=list(SUITES))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"torch {torch.__version__}, one thread, {args.pairs} pairs")
+    print(f"torch {torch.__version__}, one thread, up to {args.pairs} pairs", flush=True)
     for name in args.only:
-        SUITES[name](args.pairs)
+        suite, share = SUITES[name]
+        suite(args.pairs, args.minutes * 60 * share)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from ariadne.boundary.wire import decode, encode
 from ariadne.errors import BoundaryError, ConsumedError, PayloadError
 
 PROTOCOL_VERSION = 2
+Shares = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 class BoundaryPayload:
@@ -52,11 +52,9 @@ class BoundaryPayload:
         self._graph, self._held = graph, _NOTHING
         self._before: Any = None  # what the prefix ran from, where the suffix may need it on another path
         self.weights = ""  # a digest of the weights of the model that the prefix is of, where it was loaded from a file
-        self._consumed: tuple[str, ...] = ()
-        self._shared: list[tuple[torch.Tensor, torch.Tensor]] = []  # leaves, with what waits for the prefix's part
-        self._noted: list[
-            tuple[torch.Tensor, torch.Tensor]
-        ] = []  # leaves of neither side, with what the loss gave them
+        self._consumed: dict[str, object] = {}  # by whom it was taken
+        self._shared: Shares = ()  # leaves, with what waits for the prefix's part
+        self._noted: Shares = ()  # leaves of neither side, with what the loss gave them
         self._disturbed = False  # whether loss_fn itself put gradients on parameters of the prefix
 
     @property
@@ -132,13 +130,13 @@ class BoundaryPayload:
 
     def consume(self, by: str) -> None:
         """Mark it as taken by `train_suffix` or `backward_prefix`; the second time by the same one raises."""
-        with _CONSUMING:
+        mine = object()
+        if self._consumed.setdefault(by, mine) is not mine:  # one step, also where two threads come at once
             self.refuse_if_taken(by)
-            self._consumed = (*self._consumed, by)
 
     def release(self, by: str) -> None:
         """Take `consume` back."""
-        self._consumed = tuple(name for name in self._consumed if name != by)
+        self._consumed.pop(by, None)
 
     def become(self, other: BoundaryPayload) -> None:
         """Be another boundary from now on: that of the path which its call turned out to take."""
@@ -256,7 +254,6 @@ class BoundaryPayload:
 
 ReplayBoundary = BoundaryPayload
 register_boundary_serializer(Ragged, Ragged.told, Ragged.read, "label, sizes, strides, offsets")
-_CONSUMING = threading.Lock()
 _NOTHING: tuple[tuple[int, ...], list[int]] = ((), [])
 
 

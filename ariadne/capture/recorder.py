@@ -148,10 +148,10 @@ class Recorder(ProxyTorchDispatchMode):
                 self.depth -= 1
         else:
             lifted = func is torch.ops.aten.lift_fresh.default
-            run_args, run_kwargs = (args, kwargs) if lifted else self._faked((args, kwargs))
-            self.depth += 1
-            self.running = func, run_args
+            self.depth += 1  # what torch asks of a tensor that it makes a fake of, forward did not ask
             try:
+                run_args, run_kwargs = (args, kwargs) if lifted else self._faked((args, kwargs))
+                self.running = func, run_args
                 out = on_fake(func)(*run_args, **run_kwargs)
             except Exception:
                 self.recording.raised = True

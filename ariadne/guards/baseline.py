@@ -316,10 +316,15 @@ def _words(thing: Any) -> set[str]:
 
 def keeps_its_weights(rnn: nn.RNNBase) -> bool:
     """Whether an RNN's forward uses its parameters: those that it lists are these, or it will list them anew."""
+    table = rnn.__dict__
     try:
-        listed, own = rnn._flat_weights, [getattr(rnn, name, None) for name in rnn._flat_weights_names]
+        names, listed = table["_flat_weights_names"], table["_flat_weights"]
+        registered = map(table["_parameters"].get, names)
+        if len(names) == len(listed) and table.keys().isdisjoint(names) and all(map(is_, listed, registered)):
+            return True  # as is usual; to ask as torch does takes 1 µs for each name
+        own = [getattr(rnn, name, None) for name in names]
         return (len(listed) == len(own) and all(map(is_, listed, own))) or rnn._weights_have_changed()
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +23,7 @@ from ariadne.guards.marks import marks_on, same_marks
 from ariadne.guards.outside import Outside
 from ariadne.guards.sizes import fits
 from ariadne.guards.tensors import facts_of_state, tied
-from ariadne.guards.watched import Surrounded, Watched
+from ariadne.guards.watched import Surrounded, Watched, is_known, same_hooks, version
 from ariadne.plan import Expr, TracePlan, layout, short_dtype, sizes_in
 
 
@@ -253,14 +254,6 @@ def explain(
         )
 
 
-def _is_known(
-    own: dict[str, Any], name: str, before: bool, now: bool, beside: list[tuple[dict[str, Any], str]]
-) -> bool:
-    """Whether a flag is as before the first call, or as after it, with what that call fills."""
-    found = own.get(name)
-    return found is before or (found is now and all(table.get(n) is not None for table, n in beside))
-
-
 class ModuleGuard:
     """Whether the modules that some ops came from are as they were: class, flags, attributes read, children, hooks.
 
@@ -291,8 +284,8 @@ class ModuleGuard:
         attributes: dict[str, list[tuple[tuple[Any, ...], Any]]] = {}
         for path, keys, value in self.attributes:
             attributes.setdefault(path, []).append((keys, value))
-        self._changed = any(p in modules and hasattr(modules[p], name) for p, name in base.missing)
-        self._contents: list[Kept] = []
+        changed = any(p in modules and hasattr(modules[p], name) for p, name in base.missing)
+        contents: list[Kept] = []
         inner: set[int] = set()  # the dicts that attributes hold
         identical: dict[Any, tuple[Any, Any, Any]] = {}
         slots: dict[Any, tuple[Any, Any, Any]] = {}
@@ -313,18 +306,18 @@ class ModuleGuard:
                     slots[id(table), name] = table, name, None
             for keys, value in attributes.get(path, ()):
                 if isinstance(value, Kept):
-                    self._contents.append(value)
+                    contents.append(value)
                     continue
                 try:
                     table = table_of(m, keys)
                 except (LookupError, AttributeError, TypeError):  # it is gone, which `explain` says
-                    self._changed = True
+                    changed = True
                     continue
                 if len(keys) > 1 and not isinstance(keys[-1], Attribute):  # writes into an object's dict are not told
                     inner.add(id(table))
                 if isinstance(table, MappingProxyType) and lasts(value):
                     if (there := table[keys[-1]]) is not value and not tree.identical(there, value):
-                        self._changed = True
+                        changed = True
                     of_classes.append(Outside(Lookup(type(m)), keys[0], there, keys[0]))
                 elif isinstance(value, Same):
                     identical[id(table), keys[-1]] = table, keys[-1], value.thing
@@ -333,12 +326,12 @@ class ModuleGuard:
                         table if isinstance(table, dict) else owner_of(m, keys[0])
                     )  # a class makes a new view each time
                     slots.setdefault((id(home), keys[-1]), (table, keys[-1], value))
-        self._surrounded = Surrounded([*base.outside, *of_classes])
+        surrounded = Surrounded([*base.outside, *of_classes])
         parents = [(m, base.children[p]) for p, m in modules.items() if base.children[p] or p not in self.called]
         families = [(m._modules, children) for m, children in parents]
         hooks = [(m, h, base.hooks[p, h]) for p, m in modules.items() for h in HOOKS]
         loud = [(m.__dict__[h], base.hooks_now(m, h) == was) for m, h, was in hooks if was or m.__dict__[h]]
-        self._loud = [(live, [*live.values()] if same else None) for live, same in loud]
+        loud_now = [(live, [*live.values()] if same else None) for live, same in loud]
         self._hookless = [(m, h) for m, h, was in hooks if not was and not m.__dict__[h]]
         self._handles = RemovableHandle.next_id
         own = {id(t) for m in modules.values() for t in (m.__dict__, m._modules, m._parameters)} | inner
@@ -358,35 +351,45 @@ class ModuleGuard:
         absent += [(modules[p].__dict__, n) for p, n in base.inherited if p in modules]
         # Buffers may be written at each call, by the plan itself.
         dicts = [d for d in (*sized, *(s[0] for s in (*slots.values(), *identical.values()))) if id(d) in own]
-        self._watched = Watched(
+        watched = Watched(
             dicts, list(slots.values()), list(identical.values()), [(t, len(t)) for t in sized], families, absent
         )
-        self._flags = [
+        flags = [
             (modules[path].__dict__, name, before, now, [(base.modules[p].__dict__, n) for p, n in beside])
             for path, name, before, now, beside in base.flags
             if path in modules
         ]
-        self._recurrent = [m for m in modules.values() if isinstance(m, nn.RNNBase)]
         self._modules = list(modules.values())
         self._classes = [base.classes[p] for p in modules]
+        self._dicts, self._total = [*watched.dicts, *surrounded.dicts], -1
+        self._stills = watched.still, surrounded.still
+        self._asked: list[Callable[[], bool]] = [
+            *([bool] if changed else []),  # which says False
+            *watched.asked,
+            *surrounded.asked,
+            *(partial(same_hooks, hooks, expected) for hooks, expected in loud_now),
+            *(kept.is_same for kept in contents),
+            *(partial(is_known, *flag) for flag in flags),
+            *(partial(keeps_its_weights, m) for m in modules.values() if isinstance(m, nn.RNNBase)),
+        ]
 
     def __call__(self) -> bool:
-        if self._changed or not self._watched.holds() or not self._surrounded.holds():
+        if sum(map(version, self._dicts)) != self._total and not self._still():
             return False
-        for hooks, expected_hooks in self._loud:
-            if [*hooks.values()] != expected_hooks:
+        for ask in self._asked:
+            if not ask():
                 return False
-        for kept in self._contents:
-            if not kept.is_same():
-                return False
-        for flag in self._flags:
-            if not _is_known(*flag):
-                return False
-        if not all(map(keeps_its_weights, self._recurrent)):
-            return False
         return (self._handles == RemovableHandle.next_id or self._still_hookless()) and list(
             map(type, self._modules)
         ) == self._classes
+
+    def _still(self) -> bool:
+        """Whether what rests on the dicts, one of which was written, is as it was."""
+        total = sum(map(version, self._dicts))
+        if not all(still() for still in self._stills):
+            return False
+        self._total = total
+        return True
 
     def _still_hookless(self) -> bool:
         """Whether nothing hooks what had no hook. Asked only after torch gave out a handle, as every registration does.
@@ -462,7 +465,7 @@ class ModuleGuard:
         for path, name, before, now_flag, beside in base.flags:
             tables = [(base.modules[p].__dict__, n) for p, n in beside]
             own = self.modules[path].__dict__ if path in self.modules else {name: before}
-            if not _is_known(own, name, before, now_flag, tables):
+            if not is_known(own, name, before, now_flag, tables):
                 raise ModuleError(
                     f"attribute {name!r} of {named(path)} was {before!r} when forward read it, and is {own.get(name)!r} now, with "
                     f"what a first call fills beside it as no call leaves it{again}"

@@ -116,6 +116,7 @@ class StateGuard:
             if (origins[one.path, one.steps] or other.path in paths) and not before & {one.place, other.place}
         ]
         self._facts = Facts(("shape",), [(slot.table, slot.key, (shape,)) for slot, shape in self._sizes])
+        self.asks = bool(self._pairs or self._sizes or self._own)
 
     def __call__(self, here: bool) -> bool:
         """Whether all of it holds, for a boundary whose prefix ran `here`, or elsewhere."""

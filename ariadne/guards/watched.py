@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from operator import getitem, is_not, methodcaller
+from operator import getitem, is_not
 from typing import Any
 
 from ariadne import tree
@@ -20,9 +20,6 @@ from ariadne.guards.outside import PARTS, Outside, is_cell, is_function
 from ariadne.guards.versions import VERSION
 
 Slot = tuple[Any, Any, Any]  # a table, a key, and what stands there
-
-
-_is_same = methodcaller("is_same")
 
 
 class Comparison:
@@ -94,7 +91,10 @@ def _box(slot: Slot) -> Contents | None:
 
 
 class Watched:
-    """A comparison, part of which rests on `dicts` alone and is made again only after one of them was written."""
+    """A comparison, part of which rests on `dicts` alone and is made again, by `still`, only after one of them was written.
+
+    What is `asked` has to hold at each call beside.
+    """
 
     def __init__(
         self,
@@ -106,78 +106,78 @@ class Watched:
         absent: Sequence[tuple[Any, str]],
     ) -> None:
         watched = {id(d): d for d in dicts if VERSION is not None and type(d) is dict}
-        self._all = Comparison(plain, identical, sized, families, absent)
-        self._rest = Comparison(
+        rest = Comparison(
             [s for s in plain if id(s[0]) not in watched or not lasts(s[2])],
             [s for s in identical if id(s[0]) not in watched],
             [s for s in sized if id(s[0]) not in watched],
             [f for f in families if id(f[0]) not in watched],
             [a for a in absent if id(a[0]) not in watched],
         )
-        self._dicts = list(watched.values())
-        self._total = -1
-
-    def holds(self) -> bool:
-        """Whether all is as it was."""
-        if VERSION is None:
-            return self._all.holds()
-        total = sum(map(VERSION, self._dicts))
-        if total == self._total:
-            return self._rest.is_empty or self._rest.holds()
-        if not self._all.holds():
-            return False
-        self._total = total
-        return True
+        self.dicts = list(watched.values())
+        self.still = Comparison(plain, identical, sized, families, absent).holds
+        self.asked: list[Callable[[], bool]] = [] if rest.is_empty else [rest.holds]
 
 
 class Surrounded:
-    """What stands outside of a model: for each dict, what rests on it, and what is compared at each call."""
+    """What stands outside of a model: for each of some `dicts`, what rests on it, and what is `asked` at each call."""
 
     def __init__(self, outside: Iterable[Outside]) -> None:
         groups: dict[int, tuple[dict[Any, Any], list[Outside]]] = {}
         cells: list[Outside] = []
         parts: dict[str, list[Outside]] = {part: [] for part in PARTS}
-        self._rest: list[Outside] = []
-        self._kept: list[Kept] = []
+        rest: list[Kept | Outside] = []
         for one in {o.place: o for o in outside}.values():
             dicts = one.dicts if VERSION is not None else []
             inside = [one.value] if VERSION is not None and one.kept is not None and type(one.value) is dict else []
             if one.kept is not None and not inside:
-                self._kept.append(one.kept)
+                rest.append(one.kept)
             for table in (*dicts, *inside):
                 groups.setdefault(id(table), (table, []))[1].append(one)
             if dicts:
                 continue
             if is_function(one.table) and one.key in parts:
                 parts[one.key].append(one)
+            elif is_cell(one.table):
+                cells.append(one)
             else:
-                (cells if is_cell(one.table) else self._rest).append(one)
+                rest.append(one)
         self._groups = list(groups.values())
-        self._dicts = [table for table, _ in self._groups]
-        self._versions: list[int | None] = [None] * len(self._dicts)
-        self._total = -1
+        self.dicts = [table for table, _ in self._groups]
+        self._versions: list[int | None] = [None] * len(self.dicts)
         found = [(o, part) for part, group in [*parts.items(), ("cell_contents", cells)] for o in group]
         self._parts = [o for o, _ in found]
         self._things, self._names = [o.table.thing for o, _ in found], [part for _, part in found]
         self._values = [o.value for o, _ in found]
+        self.asked: list[Callable[[], bool]] = [*([self._keeps_its_parts] if found else []), *(o.is_same for o in rest)]
 
-    def holds(self) -> bool:
-        """Whether all is as it was."""
-        if VERSION is not None and sum(map(VERSION, self._dicts)) != self._total and not self._still(VERSION):
-            return False
+    def _keeps_its_parts(self) -> bool:
+        """Whether functions and cells hold what they held."""
         try:
-            moved = any(map(is_not, map(getattr, self._things, self._names), self._values))
+            if not any(map(is_not, map(getattr, self._things, self._names), self._values)):
+                return True
         except ValueError:  # an empty cell
             return False
-        if moved and not all(map(_is_same, self._parts)):
-            return False
-        return all(map(_is_same, self._rest)) and all(map(_is_same, self._kept))
+        return all(o.is_same() for o in self._parts)
 
-    def _still(self, version: Callable[[dict[Any, Any]], int]) -> bool:
+    def still(self) -> bool:
         """Whether what rests on the dicts that were written is as it was."""
-        versions: list[int] = list(map(version, self._dicts))
+        versions: list[int | None] = [VERSION(table) for table in self.dicts if VERSION is not None]
         for now, then, (_, found) in zip(versions, self._versions, self._groups, strict=True):
             if now != then and not all(o.is_same() for o in found):
                 return False
-        self._versions, self._total = [*versions], sum(versions)
+        self._versions = versions
         return True
+
+
+version: Callable[[dict[Any, Any]], int] = VERSION or len  # where there are no versions, there are no dicts to ask
+
+
+def same_hooks(hooks: dict[int, Any], expected: list[Any] | None) -> bool:
+    """Whether these are the hooks that are expected, in order."""
+    return [*hooks.values()] == expected
+
+
+def is_known(own: dict[str, Any], name: str, before: bool, now: bool, beside: list[tuple[dict[str, Any], str]]) -> bool:
+    """Whether a flag is as before the first call, or as after it, with what that call fills."""
+    found = own.get(name)
+    return found is before or (found is now and all(table.get(n) is not None for table, n in beside))

@@ -18,6 +18,7 @@ from ariadne.runtime.proof import AT_FAULT, prove
 from ariadne.runtime.split import RuntimeCacheKey, SplitRuntime
 from ariadne.runtime.training import (
     Gradients,
+    Owned,
     Tap,
     backward_prefix,
     carried,

@@ -109,25 +109,35 @@ class SplitRuntime(Paths):
 
         Where Python branches on data, those of all paths: what no known path reads is counted to one side now, and stays there.
         """
-        return self._parameters("prefix")
+        return [*self._owned().prefix]
 
     def suffix_parameters(self) -> list[nn.Parameter]:
         """The parameters that the suffix reads, each once: for the optimizer that `train_suffix` steps, save the shared ones."""
-        return self._parameters("suffix")
-
-    def _parameters(self, side: str) -> list[nn.Parameter]:
-        now = self._now[True]
-        if now.prefix_moves is None:
-            return now.parameters(side)
-        slots = (self.model.get_submodule(path)._parameters.get(key) for path, key in self.sides(complete=True)[side])
-        return list({id(p): p for p in slots if p is not None}.values())
+        return [*self._owned().suffix]
 
     def shared_parameters(self) -> list[nn.Parameter]:
         """The parameters that both sides read, such as tied embeddings; `backward_prefix` completes their gradients."""
-        if self._now[True].prefix_moves is None:
-            return self._now[True].shared()
-        mine = {id(p) for p in self._parameters("prefix")}
-        return [p for p in self._parameters("suffix") if id(p) in mine]
+        return [*self._owned().shared]
+
+    def _owned(self) -> training.Owned:
+        now = self._now[True]
+        if now.prefix_moves is None:
+            return now.owned()
+        sides = self.sides(complete=True)
+        slots = ([self.model.get_submodule(path)._parameters.get(key) for path, key in sides[side]] for side in SIDES)
+        return training.Owned.of(*([p for p in side if p is not None] for side in slots))
+
+    def _owned_by(self, variant: Variant, known: bool = False) -> training.Owned:
+        """What the sides own in a round of one plan; the prefix, where Python branches, the parameters of all paths.
+
+        `known`: both sides are said to share what they share on any path.
+        """
+        mine = variant.owned()
+        if variant.prefix_moves is None:
+            return mine
+        every = self._owned()
+        owned = training.Owned.of(every.prefix, mine.suffix)
+        return replace(owned, shared=every.shared) if known else owned
 
     def __repr__(self) -> str:
         c, ends = self.candidate, ends_of(self.plan)
@@ -196,18 +206,23 @@ class SplitRuntime(Paths):
         >>> runtime.run_prefix(torch.randn(8, 3, 224, 224))
         BoundaryPayload(cut:50, batch 8, layer3_1_relu_call2: [8, 256, 14, 14])
         """
-        variant, entered = self.enter(args, kwargs, False)
+        variant = self._now[False]  # here and below, what `enter` and `variant.run` do, without the price of a call
+        entered = variant.enter(args, kwargs)
+        if entered is None or not variant.prefix_guard():
+            variant, entered = self._enter_anew(args, kwargs, False)
         if variant.prefix_moves is not None:
             return self._asking_prefix(variant, entered, (args, kwargs), False)
         enabled = _is_grad_enabled()
-        _set_grad_enabled(False)
+        if enabled:
+            _set_grad_enabled(False)
         try:
-            raw = variant.prefix(*entered)  # what `variant.run` does, without the price of another call
+            raw = variant.prefix(*entered)
         except (KeyError, TypeError, AttributeError) as error:
             variant.refuse_if_gone(error)
             raise
         finally:
-            _set_grad_enabled(enabled)
+            if enabled:
+                _set_grad_enabled(True)
         boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], variant.candidate.live, raw)
         if variant.reachable:
             boundary.hold(variant.reachable)
@@ -229,14 +244,16 @@ class SplitRuntime(Paths):
             return self._asking_suffix(variant, boundary)
         variant.check_suffix(boundary)
         enabled = _is_grad_enabled()
-        _set_grad_enabled(False)
+        if enabled:
+            _set_grad_enabled(False)
         try:
             return variant.suffix(boundary.batch, *boundary.raw)
         except (KeyError, TypeError, AttributeError) as error:
             variant.refuse_if_gone(error)
             raise
         finally:
-            _set_grad_enabled(enabled)
+            if enabled:
+                _set_grad_enabled(True)
 
     def _asking_prefix(
         self, variant: Variant, entered: tuple[Any, ...], call: tuple[Any, Any], trains: bool
@@ -262,7 +279,7 @@ class SplitRuntime(Paths):
                 variant.refuse_views(raw)
             carried, wanting = training.carried(live, raw)
             boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], live, carried, wanting, raw)
-        if trains or variant.reachable:
+        if variant.reachable:
             boundary.hold(variant.reachable)
         return boundary
 
@@ -323,9 +340,15 @@ class SplitRuntime(Paths):
             raise TrainingError(
                 "run_training_prefix was called under torch.inference_mode(), where nothing can be trained; call it outside"
             )
-        with torch.enable_grad():
+        enabled = _is_grad_enabled()
+        _set_grad_enabled(True)
+        try:
             variant, entered = self.enter(args, kwargs, True)
-            return self._asking_prefix(variant, entered, (args, kwargs), True)
+            if variant.prefix_moves is not None or variant.candidate.inexact:
+                return self._asking_prefix(variant, entered, (args, kwargs), True)
+            return self._boundary(variant, entered, variant.run(variant.prefix, *entered), True)
+        finally:
+            _set_grad_enabled(enabled)
 
     def train_suffix(
         self,
@@ -353,20 +376,25 @@ class SplitRuntime(Paths):
         >>> runtime.backward_prefix(boundary, gradients, optimizer=prefix_optimizer)
         """
         variant = self.accept(boundary)
-        boundary.refuse_if_written()
+        if variant.reachable:
+            boundary.refuse_if_written()
 
         def run(variant: Variant, boundary: BoundaryPayload) -> Any:
             variant.check_suffix(boundary)
             try:
-                return variant.run(
-                    training.train_suffix, variant.suffix, boundary, targets, loss_fn=loss_fn, optimizer=optimizer,
-                    scaler=scaler, prefix=self.prefix_parameters(), suffix_parameters=variant.parameters("suffix"),
-                    cast=variant.cast,
-                )  # fmt: skip
+                return training.train_suffix(
+                    variant.suffix, boundary, targets, loss_fn, optimizer, scaler, self._owned_by(variant), variant.cast
+                )
             except WitnessError:  # raised before anything was walked back
                 boundary.release("train_suffix")
                 raise
+            except (KeyError, TypeError, AttributeError) as error:
+                variant.refuse_if_gone(error)
+                raise
 
+        if variant.suffix_moves is None:
+            loss, gradients = run(variant, boundary)
+            return loss, gradients
         (loss, gradients), taken = self._run_suffix(variant, boundary, True, run)
         if taken is not boundary:
             boundary.become(taken)
@@ -401,8 +429,7 @@ class SplitRuntime(Paths):
             boundary_grads,
             optimizer=optimizer,
             scaler=scaler,
-            suffix_parameters=variant.parameters("suffix") if optimizer is not None else (),
-            shared=[p for p in self.shared_parameters() if p.requires_grad] if optimizer is not None else (),
+            owned=self._owned_by(variant, known=True) if optimizer is not None else training.NOTHING_OWNED,
         )
 
     # --- files ----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import is_not
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from ariadne.guards import Baseline, ModuleGuard, StateGuard, entrance, switches
 from ariadne.plan import Apart, Expr, Groups, TraceNode, TracePlan, Value, short_dtype, uses
 from ariadne.runtime.moved import Moves
 from ariadne.runtime.shared import rest
+from ariadne.runtime.training import NOTHING_OWNED, Owned
 from ariadne.segment import Interpreter, Source, emit, load
 
 
@@ -63,6 +65,9 @@ class Settings:
             CompileOptions.parse(self.compile_options)
         if self.compile_options is not None:
             object.__setattr__(self, "compile_options", dict(self.compile_options))
+
+
+_get: Callable[[dict[str, Any], str], Any] = dict.get
 
 
 class Absent:
@@ -106,7 +111,7 @@ class Variant:
             self.prefix_source, self.suffix_source = (sources.get(name, nobody) for name in SIDES)
             self.reads = {p.name: parameters_read(plan, p) for p in self.parts.values()}
             module = cache(model.get_submodule)
-            self._slots = {
+            slots = {
                 side: [(module(path)._parameters, key) for path, key in found] for side, found in self.reads.items()
             }
         except (AttributeError, LookupError, TypeError):  # a module or a tensor of the plan is gone: say which
@@ -118,7 +123,11 @@ class Variant:
         self.copied = tuple((candidate.live.index(name), name) for name in copied if plan.values[name].differentiable)
         known = plan.apart or told_apart(plan, candidate)
         self.cast, self.reachable, self.sized_by_data = known.cast, known.reachable, known.sized_by_data
-        self._shared = [(module(path)._parameters, key) for path, key in known.shared] if plan.apart else None
+        apart = [(module(path)._parameters, key) for path, key in known.shared] if plan.apart else []
+        self._slots = [slots.get(side, apart) for side in SIDES]  # of a side that is not here, those that it shares
+        self._tables = [table for found in self._slots for table, _ in found]
+        self._keys = [key for found in self._slots for _, key in found]
+        self._owned: tuple[list[Any], Owned] = [], NOTHING_OWNED
         self._switches = switches.readers(plan.assumption.switches)
         label = f"{candidate.split_id} of {type(model).__name__}"
         self.reports: list[SegmentReport] = []
@@ -201,8 +210,7 @@ class Variant:
                 )
         if not self.suffix_guard():
             self.suffix_guard.explain()
-        here = self.made(boundary)
-        if not self.suffix_state(here):
+        if self.suffix_state.asks and not self.suffix_state(here := self.made(boundary)):
             self.suffix_state.explain(here)
 
     def run(self, segment: Callable[..., Any], *given: Any, **options: Any) -> Any:
@@ -247,18 +255,15 @@ class Variant:
                     "the suffix writes into it. Cut elsewhere. The prefix has run: what it moves in the model has moved"
                 )
 
-    def parameters(self, side: str) -> list[nn.Parameter]:
-        """The parameters that the ops of one side read now, each once; of a side that is not here, those that it shares."""
-        if side not in self._slots:
-            return self.shared()
-        return _present(self._slots[side])
-
-    def shared(self) -> list[nn.Parameter]:
-        """The parameters that both sides read now, each once, wherever they are kept."""
-        if self._shared is not None:
-            return _present(self._shared)
-        mine = {id(p) for p in self.parameters("prefix")}
-        return [p for p in self.parameters("suffix") if id(p) in mine]
+    def owned(self) -> Owned:
+        """The parameters that the ops of each side read now; laid out again only where one was replaced."""
+        now = list(map(_get, self._tables, self._keys))
+        then, owned = self._owned
+        if len(now) != len(then) or any(map(is_not, now, then)):
+            count = len(self._slots[0])
+            owned = Owned.of(*([p for p in side if p is not None] for side in (now[:count], now[count:])))
+            self._owned = now, owned
+        return owned
 
 
 def told_apart(plan: TracePlan, candidate: SplitCandidate, part: str = "", first: int = 0) -> Apart:
@@ -309,10 +314,6 @@ def _reachable(plan: TracePlan, candidate: SplitCandidate) -> Iterator[int]:
     for i, name in enumerate(candidate.live):
         if groups.find(name) in ends and plan.values[name].dtype is not None:
             yield i
-
-
-def _present(slots: list[tuple[dict[str, Any], str]]) -> list[nn.Parameter]:
-    return list({id(p): p for table, key in slots if (p := table.get(key)) is not None}.values())
 
 
 def check_values(boundary: BoundaryPayload, variant: Variant) -> None:

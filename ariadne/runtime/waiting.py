@@ -44,17 +44,22 @@ def led_to(values: Iterable[Any], wanted: Iterable[torch.Tensor]) -> set[int]:
     return {id(node.variable) for node in _behind(roots, ())} & ids if ids else set()
 
 
-def _behind(roots: Iterable[torch.Tensor], stops: Collection[Node]) -> Iterator[Any]:
+def _behind(roots: Iterable[torch.Tensor], stops: Collection[Node]) -> list[Any]:
+    """The nodes that accumulate gradients to which the graph of any root leads otherwise than through `stops`."""
     seen: set[Any] = set(stops)
-    ahead: list[Any] = [get_gradient_edge(t).node if t.grad_fn is None else t.grad_fn for t in roots]
+    ahead: list[Any] = [t.grad_fn or get_gradient_edge(t).node for t in roots]
+    found = []
     while ahead:
         node = ahead.pop()
-        if node in seen:
+        if node is None or node in seen:
             continue
         seen.add(node)
-        if isinstance(node, _AccumulateGrad):
-            yield node
-        ahead += [n for n, _ in node.next_functions if n is not None]
+        if type(node) is _AccumulateGrad:
+            found.append(node)
+        else:
+            for onward, _ in node.next_functions:
+                ahead.append(onward)
+    return found
 
 
 @contextmanager

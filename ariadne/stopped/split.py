@@ -20,6 +20,7 @@ from ariadne.cut import ExecutionMode, parse_boundary
 from ariadne.errors import BoundaryError, SpecError, TrainingError
 from ariadne.runtime import (
     Gradients,
+    Owned,
     Settings,
     backward_prefix,
     carried,
@@ -269,10 +270,8 @@ class PythonSplit:
             )
         mine = self._accept(boundary)
         shares: list[Any] = [p for p, _ in mine._shared]
-        suffix: Any = {id(p): p for p in (*self.suffix_parameters(), *mine.used)}.values()
-        backward_prefix(
-            mine, boundary_grads, optimizer=optimizer, scaler=scaler, suffix_parameters=suffix, shared=shares
-        )
+        owned = Owned.of(shares, (*self.suffix_parameters(), *mine.used))
+        backward_prefix(mine, boundary_grads, optimizer=optimizer, scaler=scaler, owned=owned)
 
     # --- elsewhere ------------------------------------------------------------------------------------------------
 

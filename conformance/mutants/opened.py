@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+
 from ariadne.guards.opened import State
-from ariadne.guards.watched import Surrounded
 from ariadne.runtime.variant import Variant
 from conformance.mutants.planted import Planted
 
@@ -15,4 +16,6 @@ class BlindToObjects(Planted):
 
     def in_variant(self, variant: Variant) -> None:
         for guard in variant.guards:
-            guard._surrounded = Surrounded(o for o in guard.baseline.outside if not isinstance(o.kept, State))
+            guard.baseline = copy.copy(guard.baseline)
+            guard.baseline.outside = [o for o in guard.baseline.outside if not isinstance(o.kept, State)]
+            guard._arm()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
@@ -26,7 +26,9 @@ class BlindToFunctions(Planted):
 
     def in_variant(self, variant: Variant) -> None:
         for guard in variant.guards:
-            guard._surrounded = SimpleNamespace(holds=lambda: True)  # type: ignore[assignment]
+            guard.baseline = copy.copy(guard.baseline)
+            guard.baseline.outside = []
+            guard._arm()
 
 
 class BlindToSwitches(Planted):

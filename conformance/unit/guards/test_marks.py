@@ -110,3 +110,9 @@ def test_strides_that_follow_from_no_sizes_are_refused_and_others_followed() -> 
             runtime.run_prefix(cut)
     assert layout(numbers(3, 8)[:1, :4]) == (False,)
     assert layout(numbers(1, 4)) == (True,)
+
+
+def test_what_torch_asks_of_a_tensor_that_it_makes_a_fake_of_is_not_asked_at_each_call() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    runtime = prepare_split(model, (numbers(2, 3, 8, 8),), split="after:1")
+    assert not [keys for _, keys, _ in runtime._now[False].prefix_guard.attributes if "tensors" in str(keys[0])]

@@ -366,7 +366,7 @@ def takes_any_boundary(runtime: Any, boundary: Any) -> Any:
 
 
 def trains_twice(runtime: Any, boundary: Any, targets: Any = None, *, loss_fn: Any, **options: Any) -> Any:
-    boundary._consumed = ()
+    boundary._consumed = {}
     return runtime.train_suffix(boundary, targets, loss_fn=loss_fn, **options)
 
 

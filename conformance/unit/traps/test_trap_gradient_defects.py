@@ -96,6 +96,20 @@ def test_a_parameter_tied_after_the_capture_is_shared_as_one_that_always_was() -
         )
 
 
+def test_what_each_side_reads_is_known_anew_once_a_parameter_is_replaced() -> None:
+    model, runtime = prepared(lambda m, x: m.b(m.a(x)))
+    kept = runtime.prefix_parameters()
+    assert kept == runtime.prefix_parameters()
+    assert runtime.shared_parameters() == []
+    kept.clear()  # a list of the caller's own
+    model.a.weight = nn.Parameter(model.a.weight.detach().clone())
+    assert {id(p) for p in runtime.prefix_parameters()} == {id(p) for p in model.a.parameters()}
+    model.b.weight = model.a.weight
+    assert runtime.shared_parameters() == [model.a.weight]
+    model.b.bias = None
+    assert {id(p) for p in runtime.suffix_parameters()} == {id(model.a.weight)}
+
+
 def under_two_names(m: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     y = (m.a(x) * m.b.bias).tanh()
     z = y.to(torch.float32).contiguous()
