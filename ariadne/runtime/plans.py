@@ -248,8 +248,8 @@ class Plans:
         if not variants and key in self._dropped:
             raise BoundaryError(
                 f"this boundary (batch {boundary.batch}) was made by this split, whose plan for it ({boundary.plan_signature}) was "
-                f"dropped since: inputs came that need more than {self._room()} plans in all, and the one used longest ago made way. "
-                "Run the prefix again, and the suffix soon after; or prepare a split of its own for each kind of input"
+                f"dropped since: inputs came that need more than {self._room()} plans in all, and the one used longest ago made "
+                "way. Run the prefix again, and the suffix soon after; or prepare a split of its own for each kind of input"
             )
         if not variants:
             raise BoundaryError(
