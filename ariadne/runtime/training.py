@@ -28,7 +28,7 @@ Held = tuple[
 ]  # parameters, their gradients, their versions
 _run_engine = torch.autograd.Variable._execution_engine.run_backward
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
-_grad_of = attrgetter("grad")
+_grad_of, _is_leaf = attrgetter("grad"), attrgetter("is_leaf")
 _is_grad_enabled, _set_grad_enabled = torch._C.is_grad_enabled, torch._C._set_grad_enabled
 with torch.inference_mode(False):
     # A tap is in the graph only if something that it takes requires a gradient; this never gets one.
@@ -57,6 +57,8 @@ class Owned:
 
         `torch.func` and its kin put such tensors in the place of parameters. Two backward passes would add to the leaf twice.
         """
+        if all(map(_is_leaf, self.prefix)) and all(map(_is_leaf, self.suffix)):
+            return
         for mine, others in ((self.prefix, self.suffix), (self.suffix, self.prefix)):
             computed = [p for p in mine if p.grad_fn is not None]
             both = led_to(computed, None) & led_to(others, None) if computed else ()
@@ -280,6 +282,8 @@ def walks() -> int | None:
 
 def held_gradients(parameters: Sequence[torch.Tensor]) -> Held:
     """The gradients of some parameters, and how often they were written into."""
+    if not all(map(_is_leaf, parameters)):  # what is computed holds none
+        parameters = [p for p in parameters if p.is_leaf]
     gradients: list[torch.Tensor | None] = list(map(_grad_of, parameters))
     return parameters, gradients, [-1 if g is None else g._version for g in gradients]
 
@@ -378,8 +382,8 @@ def backward_prefix(
     if optimizer is not None and boundary._disturbed:
         raise TrainingError(
             "loss_fn ran a backward pass of its own, as a reentrant checkpoint does too, which put gradients on parameters of the "
-            "prefix; backward_prefix with an optimizer would clear them. Return the sum of the losses from loss_fn; or pass optimizer=None, and step and clear "
-            "the gradients yourself"
+            "prefix; backward_prefix with an optimizer would clear them. Return the sum of the losses from loss_fn; or pass "
+            "optimizer=None, and step and clear the gradients yourself"
         )
     boundary.consume("backward_prefix")
     waiting, noted = boundary._shared, boundary._noted

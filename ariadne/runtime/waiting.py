@@ -114,7 +114,7 @@ def caught(
 
 @contextmanager
 def kept_whole(shared: Iterable[torch.Tensor], stops: Iterable[Node]) -> Iterator[None]:
-    """Raises `TrainingError` after a block in which a pass through `stops` took the gradient of a `shared` leaf: one share of two."""
+    """Raises `TrainingError` after a block in which a pass through `stops` took the gradient of a `shared` leaf: one share."""
     through: set[int] = set()
     taken: list[int] = []
     handles = [leaf.register_hook(lambda _: taken.append(_task())) for leaf in shared]
