@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import attrgetter, is_not
 from types import MappingProxyType
 from typing import Any
 
@@ -254,6 +255,9 @@ def explain(
         )
 
 
+_own_of = attrgetter("__dict__")
+
+
 class ModuleGuard:
     """Whether the modules that some ops came from are as they were: class, flags, attributes read, children, hooks.
 
@@ -275,6 +279,7 @@ class ModuleGuard:
         if gone:
             raise ModuleError(f"{named(gone[0])}, whose ops the plan holds, is gone; call prepare_split again")
         self.modules = {p: baseline.modules[p] for p in sorted(paths)}
+        self._own = [m.__dict__ for m in self.modules.values()]
         self.attributes = [a for a in baseline.attributes if a[0] in self.modules]
         self._arm()
 
@@ -379,6 +384,8 @@ class ModuleGuard:
         for ask in self._asked:
             if not ask():
                 return False
+        if any(map(is_not, map(_own_of, self._modules), self._own)):  # what was written into the new one is not told
+            return False
         return (self._handles == RemovableHandle.next_id or self._still_hookless()) and list(
             map(type, self._modules)
         ) == self._classes
@@ -405,8 +412,10 @@ class ModuleGuard:
         """Raise `ModuleError` with the first difference; where there is none that matters, take note of the new state."""
         again = "; undo that, or call prepare_split again"
         base = self.baseline
-        for path, module in self.modules.items():
+        for (path, module), own_dict in zip(self.modules.items(), self._own, strict=True):
             where = named(path)
+            if module.__dict__ is not own_dict:
+                raise ModuleError(f"the __dict__ of {where} was replaced, and the new one is not followed{again}")
             kind: type = type(module)
             if kind is not base.classes[path]:
                 raise ModuleError(

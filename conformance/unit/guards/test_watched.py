@@ -56,6 +56,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "an attribute more": lambda m: setattr(m, "extra", 2.0),
     "an attribute more for one less": lambda m: (vars(m).pop("unread"), setattr(m, "extra", 2.0)),
     "members in each other's places": lambda m: m.rest._modules.update({"0": m.rest[1], "1": m.rest[0]}),
+    "the dict of a module replaced": lambda m: setattr(m.norm, "__dict__", {**vars(m.norm), "eps": 0.5}),
     "members in another order": lambda m: setattr(m.rest, "_modules", dict(reversed(list(m.rest._modules.items())))),
 }
 
