@@ -104,7 +104,7 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Things, how often tensors among them were written into, and containers. The things are held, so none takes another's place."""
+    """Things, how often tensors among them were written into, and containers. They are held, so none takes another's place."""
 
     things: list[Any]
     versions: list[int]
@@ -160,10 +160,10 @@ def _copied(t: torch.Tensor) -> torch.Tensor:
 def _put_back_graph(t: torch.Tensor, before: torch.Tensor) -> None:
     """Let the graph of a tensor that was written into go on from a copy made before, which leads where it did."""
     if t._is_view() or t.retains_grad:
+        what = "is a view" if t._is_view() else "retains its grad"
         raise WitnessError(
-            f"forward writes into a tensor {list(t.shape)} that has a graph and {'is a view' if t._is_view() else 'retains its grad'}, and "
-            "then reads out of a tensor that this call takes another path, so that it would have to begin again; such a graph "
-            "can't be put back. Pass a clone() of it"
+            f"forward writes into a tensor {list(t.shape)} that has a graph and {what}, and then reads out of a tensor that this "
+            "call takes another path, for which it would have to begin again; such a graph can't be put back. Pass a clone() of it"
         )
     t.detach_()
     if before.requires_grad:

@@ -305,7 +305,10 @@ class SplitRuntime(Paths):
         variant, entered, raw, before = self._run_prefix(variant, entered, (args, kwargs), grad)
         boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], variant.candidate.live, raw)
         boundary._before = before
-        def run(v: Variant, b: BoundaryPayload) -> Any:  # on another path than the prefix took, a boundary is one of training
+
+        def run(
+            v: Variant, b: BoundaryPayload
+        ) -> Any:  # on another path than the prefix took, a boundary is one of training
             return v.run(v.suffix, b.batch, *(b.raw if b._graph is None else b._graph))
 
         return self._run_suffix(variant, boundary, grad, run)[0]
