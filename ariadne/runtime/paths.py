@@ -201,6 +201,10 @@ class Paths(Plans):
             kept.put_back()
             for other, entered in self._others(before.call, training, variant, question):
                 assert other.prefix_moves is not None
+                if not {*boundary.labels} & {*other.candidate.live}:  # so that there is something to compare
+                    raw = self._values(variant, before.entered, training)
+                    self._refuse_another(variant, boundary, variant, raw, question, before.kept)
+                    before.kept.put_back()
                 kept = other.prefix_moves.keep(entered[1:], before.call)
                 try:
                     raw = self._values(other, entered, training)
@@ -209,13 +213,7 @@ class Paths(Plans):
                         raise
                     kept.put_back()
                     continue
-                if differs := _disagreement(variant, boundary, other, raw):
-                    kept.put_back()
-                    raise WitnessError(
-                        f"{question}. The prefix had to run again on the other path, and gives another {differs!r}: its inputs, or "
-                        "state that it reads, were written into since. Run each suffix before that; or show the path "
-                        "beforehand, prepare_split(..., more_examples=[...])"
-                    ) from question
+                self._refuse_another(variant, boundary, other, raw, question, kept)
                 again = self._boundary(other, entered, raw, training)
                 again._before = Before(other.prefix_moves, kept, before.call, entered)
                 for put, state in now if drawn else ():
@@ -227,6 +225,28 @@ class Paths(Plans):
                 undone.put_back()
             raise
         undone.put_back()
+
+    @staticmethod
+    def _refuse_another(
+        variant: Variant,
+        boundary: BoundaryPayload,
+        other: Variant,
+        raw: tuple[Any, ...],
+        question: WitnessError,
+        kept: Kept,
+    ) -> None:
+        """Raise `WitnessError` where a prefix that ran again made another value than what crossed, by the same op."""
+        ops, others = ({name: node for node in v.plan.nodes for name in node.outputs} for v in (variant, other))
+        now = dict(zip(other.candidate.live, raw, strict=True))
+        for label, was in zip(boundary.labels, boundary.raw, strict=True):
+            same_op = label in now and label in ops and ops[label] == others.get(label)
+            if same_op and label not in variant.candidate.written and difference(was, now[label]):
+                kept.put_back()
+                raise WitnessError(
+                    f"{question}. The prefix had to run again, and gives another {label!r}: its inputs, or state that it reads, "
+                    "were written into since. Run each suffix before that; or show the path beforehand, prepare_split(..., "
+                    "more_examples=[...])"
+                ) from question
 
     def _boundary(
         self, variant: Variant, entered: tuple[Any, ...], raw: tuple[Any, ...], training: bool
@@ -258,17 +278,6 @@ class Paths(Plans):
                 "max_paths=1"
             ) from question
         yield self._captured(*call, training)
-
-
-def _disagreement(variant: Variant, boundary: BoundaryPayload, other: Variant, raw: tuple[Any, ...]) -> str | None:
-    """A value that crosses in both plans, made by the same op, and is another now: what was written where no version tells."""
-    ops, others = ({name: node for node in v.plan.nodes for name in node.outputs} for v in (variant, other))
-    now = dict(zip(other.candidate.live, raw, strict=True))
-    for label, was in zip(boundary.labels, boundary.raw, strict=True):
-        same_op = label in now and label in ops and ops[label] == others.get(label)
-        if same_op and label not in variant.candidate.written and difference(was, now[label]):
-            return label
-    return None
 
 
 def _answers(asked: TracePlan, question: WitnessError, other: TracePlan) -> int:
