@@ -122,6 +122,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.symbols: set[str] = set()
+        self.batch = ""
 
     def atom(self, value: Any, depth: int = 0) -> Any:
         """The argument that `told` wrote."""
@@ -138,6 +139,7 @@ class Reader:
         ((kind, inner),) = value.items()
         if kind == "ref":
             label, item = self._pair(inner, "a reference")
+            need(label != self.batch, "a reference is to the batch, which is a size and no value")
             return Ref(name(label, "a reference"), None if item is None else count(item, "an item", most=2**31))
         if kind == "expr":
             return self.size(inner)

@@ -161,6 +161,7 @@ class SideReader:
         symbol = name(d["batch"], "the batch's symbol")
         rows = [items(v, "a value") for v in items(d["values"], "the values")]
         need(all(len(v) == 9 for v in rows), "a value is malformed")
+        reader.batch = symbol
         reader.symbols = {symbol} | {name(v[0], "a value") for v in rows if v[1] == "scalar"}
         values = {v.name: v for v in (self._value(v) for v in rows)}
         need(len(values) == len(rows) and symbol not in values, "a value appears twice")

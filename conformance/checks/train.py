@@ -57,8 +57,9 @@ class Trained:
         self.bench, self.model, self.runtime, self.rate = bench, model, runtime, bench.rate(model.training)
         self.compiled = compiled  # then there is but one step
         self.prefix, self.suffix, self.rest = self._optimizers(sides)
-        read = {id(p) for side in ("prefix", "suffix") for p in getattr(runtime, f"{side}_parameters", list)()}
-        self.of_neither = [p for p in model.parameters() if sides and id(p) not in read]
+        owned = sides and hasattr(runtime, "prefix_parameters")  # the identity target has no sides
+        read = {id(p) for p in (*runtime.prefix_parameters(), *runtime.suffix_parameters())} if owned else set()
+        self.of_neither = [p for p in model.parameters() if owned and id(p) not in read]
         self.output: Any = None
         self.inputs: Any = None
 

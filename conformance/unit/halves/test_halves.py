@@ -360,6 +360,7 @@ def test_python_of_the_model_is_named_and_called_only_with_leave(tmp_path: Path)
         (lambda h: h["plans"][0]["values"][0].__setitem__(2, [{"expr": "9**9**9"}]), "power"),
         (lambda h: h["plans"][0].update(output_spec={"kind": "fields", "class": "os:x", "children": [], "keys": []}), "uses 'os"),
         (lambda h: h["state"][0][5].__setitem__(0, 2**40), "does not hold what lies in it"),
+        (lambda h: h["plans"][0]["nodes"][0]["args"].__setitem__(0, {"ref": ["B", None]}), "a reference is to the batch"),
         (lambda h: h["state"][0][0][0].__setitem__(2, "forward.x"), "taken|kept nowhere|not in the file"),
         (lambda h: h.update(format=2), "has format 2, and this Ariadne"),
     ],

@@ -42,7 +42,7 @@ def test_ten_models_have_a_drawing_a_profile_cuts_and_a_line_and_none_is_left_ov
     assert len(sections) == len(gallery.MODELS) == 10
     for section in sections:
         assert len(re.findall(r"^    ariadne draw \S+ \S+ --out \S+\.svg$", section, re.MULTILINE)) == 1
-        assert len(re.findall(r"^\| after `", section, re.MULTILINE)) >= 1
+        assert len(re.findall(r"^\| `after:", section, re.MULTILINE)) >= 1
         assert len(re.findall(r"!\[", section)) == 2
     named = set(re.findall(r"\(images/gallery/([^)]+)\)", text))
     assert named == {p.name for p in gallery.PICTURES.iterdir()}
