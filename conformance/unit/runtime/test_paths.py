@@ -429,3 +429,19 @@ def test_a_buffer_whose_graph_leads_past_the_boundary_is_told() -> None:
             twins.train(seeded((3, 6), seed), steps=1, cuts=[runtime])
     with pytest.raises(TrainingError, match=r"gets a graph before the cut.*past the boundary"):
         beside[0].run_training_prefix(X)
+
+
+def draws_on_one_path(m: Net, h: Tensor) -> Tensor:
+    return m.right(h) if h[0].sum() > h[-1].sum() else torch.dropout(m.left(h), 0.3, True)
+
+
+def test_a_path_without_draws_is_captured_without_any() -> None:
+    model = build(draws_on_one_path)
+    runtime = prepare_split(model, (X,), split="50%")
+    for seed in range(6):
+        for batch in (2, 3):
+            seed_torch(seed)
+            with torch.no_grad():
+                want = model(seeded((batch, 6), seed)), torch.get_rng_state()
+            seed_torch(seed)
+            same(want, (runtime.run_suffix(runtime.run_prefix(seeded((batch, 6), seed))), torch.get_rng_state()))
