@@ -263,9 +263,11 @@ class Paths(Plans):
                 if other is variant or not other.serves(training):
                     continue
                 entered = other.enter(*call)
-                if entered is None or not other.prefix_guard():
+                if entered is None:
                     continue
                 paths += 1
+                if not other.prefix_guard():
+                    continue
                 likely.append((_answers(asked.plan, question, other.plan), other, entered))
         for fits, other, entered in sorted(likely, key=lambda found: -found[0]):
             if fits >= 0:
