@@ -31,8 +31,18 @@ def tells(version: Callable[[dict[Any, Any]], int]) -> bool:
         lambda: module._modules.update(part=nn.ReLU()),
         lambda: delattr(module, "part"),
     ]
+    plain: dict[str, int] = {}
+    plain_changes: list[Callable[[], Any]] = [
+        lambda: plain.update({"a": 1, "b": 2}),  # into an empty one, which an interpreter may do as a clone
+        lambda: plain.setdefault("c", 3),
+        lambda: plain.__ior__({"a": 4}),
+        lambda: plain.pop("a"),
+        plain.popitem,
+        plain.clear,
+    ]
     changes = [(own, change) for change in own_changes]
     changes += [(module._modules, change) for change in member_changes]
+    changes += [(plain, change) for change in plain_changes]
     changes += [(module._parameters, lambda: module.register_parameter("watched", None))]
     for _ in range(20):  # an interpreter may go other ways once it has seen something often
         for table, change in changes:

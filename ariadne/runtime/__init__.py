@@ -11,11 +11,13 @@ order::
     proof       a variant held against the model before it serves
     plans       the plans of a split, and which of them serves a call
     paths       which path a call takes, where Python branches on data
+    told        what a split tells of itself, and how it is drawn
     split       what a user calls
 """
 
 from ariadne.runtime.proof import AT_FAULT, prove
-from ariadne.runtime.split import RuntimeCacheKey, SplitRuntime
+from ariadne.runtime.split import SplitRuntime
+from ariadne.runtime.told import RuntimeCacheKey
 from ariadne.runtime.training import (
     Gradients,
     Owned,

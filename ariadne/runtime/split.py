@@ -5,15 +5,14 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ariadne import tree, visualization
+from ariadne import tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.capture import Example, Snapshot, left_as_found
 from ariadne.compiled import CompileReport, cuda_graphs
@@ -22,41 +21,22 @@ from ariadne.cut import (
     CompileOptions,
     ExecutionMode,
     SplitCandidate,
-    ends_of,
     parse_boundary,
     select,
     with_trainable,
 )
 from ariadne.errors import BoundaryError, SpecError, TrainingError, WitnessError
 from ariadne.halves import Cut, save, side_of, slots
-from ariadne.plan import Value, short_dtype
+from ariadne.plan import Value
 from ariadne.runtime import training
-from ariadne.runtime.paths import Paths
+from ariadne.runtime.told import Told
 from ariadne.runtime.variant import Variant, told_apart
-from ariadne.segment import Source
-from ariadne.units import size
-from ariadne.visualization import Depth, Detail, View
 
 _is_grad_enabled = torch._C.is_grad_enabled
 _set_grad_enabled = torch._C._set_grad_enabled
 
 
-@dataclass(frozen=True)
-class RuntimeCacheKey:
-    """What a prepared split depends on, the concrete batch left out.
-
-    `non_batch_shapes` and `dtypes` are those of the tensor inputs, in order, the batch by its symbol: `(("B", 3, 224, 224),)`
-    and `("f32",)`. `mode` is the execution mode.
-    """
-
-    plan_signature: str
-    split_id: str
-    mode: str
-    non_batch_shapes: tuple[tuple[int | str, ...], ...]
-    dtypes: tuple[str, ...]
-
-
-class SplitRuntime(Paths):
+class SplitRuntime(Told):
     """A model split in two: run it, or train it, as prefix, boundary and suffix.
 
     Made by `prepare_split`. `run_prefix` and `run_suffix` give what the model gives under `torch.no_grad()`;
@@ -69,130 +49,6 @@ class SplitRuntime(Paths):
     >>> runtime
     SplitRuntime(ResNet, cut:50 after layer3, 50 + 19 ops, 1 value(s) across, 201 kB per sample, where the input has 602 kB)
     """
-
-    trace_plan = Paths.plan
-
-    # --- what it is -----------------------------------------------------------------------------------------------
-
-    @property
-    def split_id(self) -> str:
-        """The string that names the cut in use."""
-        return self._main.candidate.split_id
-
-    @property
-    def prefix_source(self) -> str:
-        """The prefix as Python source."""
-        source: Source = self._now[self.settings.spec.trainable].prefix_source
-        return source.text
-
-    @property
-    def suffix_source(self) -> str:
-        """The suffix as Python source."""
-        source: Source = self._now[self.settings.spec.trainable].suffix_source
-        return source.text
-
-    @property
-    def cache_key(self) -> RuntimeCacheKey:
-        """What this split depends on; runtimes with equal keys compute the same."""
-        plan = self.plan
-        inputs = [plan.values[name] for _, name in plan.inputs]
-        return RuntimeCacheKey(
-            plan.signature,
-            self.split_id,
-            self.settings.mode,
-            tuple(tuple(d if isinstance(d, int) else d.source for d in v.shape) for v in inputs),
-            tuple(short_dtype(v.dtype) for v in inputs if v.dtype is not None),
-        )
-
-    def prefix_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the prefix reads, each once: for the optimizer that `backward_prefix` steps.
-
-        Where Python branches on data, those of all paths: what no known path reads is counted to one side now, and stays there.
-        """
-        return [*self._owned().prefix]
-
-    def suffix_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the suffix reads, each once: for the optimizer that `train_suffix` steps, save the shared ones."""
-        return [*self._owned().suffix]
-
-    def shared_parameters(self) -> list[nn.Parameter]:
-        """The parameters that both sides read, such as tied embeddings; `backward_prefix` completes their gradients."""
-        return [*self._owned().shared]
-
-    def _owned(self) -> training.Owned:
-        now = self._now[True]
-        if now.prefix_moves is None:
-            return now.owned()
-        sides = self.sides(complete=True)
-        slots = ([self.model.get_submodule(path)._parameters.get(key) for path, key in sides[side]] for side in SIDES)
-        return training.Owned.of(*([p for p in side if p is not None] for side in slots))
-
-    def _owned_by(self, variant: Variant, known: bool = False) -> training.Owned:
-        """What the sides own in a round of one plan; the prefix, where Python branches, the parameters of all paths.
-
-        `known`: both sides are said to share what they share on any path.
-        """
-        mine = variant.owned()
-        if variant.prefix_moves is None:
-            return mine
-        every = self._owned()
-        owned = training.Owned.of(every.prefix, mine.suffix)
-        return replace(owned, shared=every.shared) if known else owned
-
-    def __repr__(self) -> str:
-        c, ends = self.candidate, ends_of(self.plan)
-        return (
-            f"SplitRuntime({type(self.model).__name__}, {c.split_id}{f' after {c.after}' if c.after else ''}, "
-            f"{c.prefix_ops} + {c.suffix_ops} ops, {len(c.live)} value(s) across, {size(c.boundary_bytes)} per sample, "
-            f"where the input has {size(ends.input_bytes)})"
-        )
-
-    def visualize(
-        self,
-        view: View = "trace",
-        outpath: str | os.PathLike[str] | None = None,
-        *,
-        fileformat: str = "svg",
-        return_dot: bool = False,
-        view_detail: Detail = "module",
-        max_module_depth: Depth = "auto",
-        show_operation_targets: bool = False,
-        show_debug_markers: bool = False,
-        show_node_indices: bool = False,
-        fold_repeats: bool = True,
-    ) -> str | Path:
-        """Draw the plan ("trace"), or the plan with the cut in use ("split"), and return the path of the picture.
-
-        With `return_dot` the DOT text is returned instead, which needs no Graphviz; a picture is then drawn only if `outpath`
-        is given. `outpath`: without the ending; None means "trace_graph" or "split_graph" here. `fileformat`: svg, pdf or
-        png, by the Graphviz program; dot, the text itself; or html, a page whose modules open and close, all ops in it.
-
-        `view_detail`: "module" draws each module as one box or, where it is open, as its parts with a line around them;
-        "operation" draws every op. `max_module_depth`: modules that lie that many deep in others are drawn closed; None
-        opens all; "auto" opens, from the largest, as many as fit on two screens. `fold_repeats`: blocks that follow one another
-        and are alike are drawn once, as "× 12", save one that the cut falls into; False draws each. The `show_…` options add ATen
-        targets; what is written, drawn, aliased and switched, with dtypes, bytes and buffers; and the numbers of the ops.
-
-        Nothing is run or captured for it. Raises `SpecError` for options that have no meaning, and `VisualizationError` where
-        Graphviz is missing or fails; the DOT text is then beside where the picture would be.
-
-        >>> runtime.visualize(view="split", outpath="split_graph", fileformat="svg")
-        PosixPath('split_graph.svg')
-        """
-        return visualization.visualize(
-            self.plan,
-            self.candidate,
-            view=view,
-            outpath=outpath,
-            fileformat=fileformat,
-            return_dot=return_dot,
-            view_detail=view_detail,
-            max_module_depth=max_module_depth,
-            show_operation_targets=show_operation_targets,
-            show_debug_markers=show_debug_markers,
-            show_node_indices=show_node_indices,
-            fold_repeats=fold_repeats,
-        )
 
     # --- inference ------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ prefix's graph, which is still alive. Nothing is computed twice.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from ariadne import tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.errors import BoundaryError, TrainingError
 from ariadne.plan import short_dtype
-from ariadne.runtime.waiting import caught, ends, leaves_of, led_to, without_hooks
+from ariadne.runtime.waiting import caught, ends, kept_whole, leaves_of, led_to, without_hooks
 
 Gradients = dict[str, torch.Tensor | None]
 Held = tuple[
@@ -27,7 +28,7 @@ Held = tuple[
 ]  # parameters, their gradients, their versions
 _run_engine = torch.autograd.Variable._execution_engine.run_backward
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
-_grad_of = attrgetter("grad")
+_grad_of, _is_leaf = attrgetter("grad"), attrgetter("is_leaf")
 _is_grad_enabled, _set_grad_enabled = torch._C.is_grad_enabled, torch._C._set_grad_enabled
 with torch.inference_mode(False):
     # A tap is in the graph only if something that it takes requires a gradient; this never gets one.
@@ -50,6 +51,23 @@ class Owned:
         before, after = {id(p): p for p in prefix}, {id(p): p for p in suffix}
         both = [p for i, p in after.items() if i in before]
         return cls([*before.values()], [*after.values()], both, frozenset(before), frozenset(after))
+
+    def refuse_common_source(self) -> None:
+        """Raise `TrainingError` where what one side reads is computed from a leaf to which the other side leads as well.
+
+        `torch.func` and its kin put such tensors in the place of parameters. Two backward passes would add to the leaf twice.
+        """
+        if all(map(_is_leaf, self.prefix)) and all(map(_is_leaf, self.suffix)):
+            return
+        for mine, others in ((self.prefix, self.suffix), (self.suffix, self.prefix)):
+            computed = [p for p in mine if p.grad_fn is not None]
+            both = led_to(computed, None) & led_to(others, None) if computed else ()
+            if both:
+                raise TrainingError(
+                    f"a tensor that stands in for a parameter (shape {tuple(computed[0].shape)}) is computed from a leaf whose "
+                    "gradient the other side of the cut adds to as well: the whole model adds all up before it accumulates, and "
+                    "two halves can't. Put leaves in the place of parameters, and take their gradients further yourself"
+                )
 
 
 NOTHING_OWNED = Owned.of((), ())
@@ -155,8 +173,11 @@ def train_suffix(
     """
     here = boundary._graph is not None
     shared = [p for p in owned.shared if p.requires_grad]
-    if shared:
-        refuse_shared(shared, optimizer, "suffix", here)
+    if optimizer is not None:
+        early = [p for p in owned.prefix if p.requires_grad] if here and boundary.requires_grad else shared
+        refuse_shared(early, optimizer, "suffix", here)
+    if here:
+        owned.refuse_common_source()
     autocast = cast and shared and any(torch.is_autocast_enabled(d) for d in ("cpu", "cuda"))
     if autocast and torch.is_autocast_cache_enabled():
         raise TrainingError(
@@ -173,13 +194,19 @@ def train_suffix(
         values, kept = tapped(boundary, walking)
         output = suffix(boundary.batch, *values)
         stops, before, walked = ends(output), held_gradients(owned.prefix), walks()
-        loss = loss_of(loss_fn, output, targets)
-        boundary._disturbed = walked == walks() and disturbed(before)
-        waiting, noted = _reached(leaves_of(loss, stops), boundary, optimizer, owned)
-        del output, values, stops, before
-        waiting += [p for p in shared if here and not any(p is w for w in waiting)]
+        with kept_whole(shared if here and boundary.requires_grad else (), stops):
+            loss = loss_of(loss_fn, output, targets)
+        leaves = [leaf for leaf in leaves_of(loss, stops) if leaf.requires_grad]  # loss_fn may freeze
+        waiting, noted = _reached(leaves, boundary, optimizer, owned)
+        del output, values, stops, leaves
+        waiting += [p for p in shared if here and p.requires_grad and not any(p is w for w in waiting)]
+        by_itself = bool(waiting) and disturbed(before)
         walking.append(True)
         walk_back(loss, boundary, scaler, waiting, noted)
+        # A reentrant checkpoint in loss_fn walks back within this walk, to leaves that the loss's graph does not show.
+        by_itself = by_itself or disturbed(before, {id(p) for p in waiting})
+        boundary._disturbed = by_itself and walked is not None and walked == walks()
+        del before
     finally:
         _set_grad_enabled(enabled)
     if optimizer is not None:
@@ -242,29 +269,34 @@ def loss_of(loss_fn: Callable[[Any, Any], torch.Tensor], output: Any, targets: A
     return loss
 
 
-_walks = [0]  # how many walks back through a prefix have begun or ended, in any thread
+_walks = [0, 0]  # how many walks back through a prefix have begun, and how many have ended, in any thread
+_COUNTING = threading.Lock()
 
 
-def walks() -> int:
-    """How many walks back through a prefix have begun or ended, in any thread: what moves gradients that is no loss_fn's doing."""
-    return _walks[0]
+def walks() -> int | None:
+    """How many walks back through a prefix there have been in all threads, which move gradients that are no loss_fn's doing;
+    None while there is one."""
+    begun, ended = _walks
+    return begun if begun == ended else None
 
 
 def held_gradients(parameters: Sequence[torch.Tensor]) -> Held:
     """The gradients of some parameters, and how often they were written into."""
+    if not all(map(_is_leaf, parameters)):  # what is computed holds none
+        parameters = [p for p in parameters if p.is_leaf]
     gradients: list[torch.Tensor | None] = list(map(_grad_of, parameters))
     return parameters, gradients, [-1 if g is None else g._version for g in gradients]
 
 
-def disturbed(before: Held) -> bool:
-    """Whether something was added to gradients since."""
+def disturbed(before: Held, waiting: Collection[int] = ()) -> bool:
+    """Whether something was added to gradients since, other than those of leaves that are `waiting`, by id."""
     parameters, old, versions = before
     now: list[torch.Tensor | None] = list(map(_grad_of, parameters))
     if not any(map(is_not, now, old)) and versions == [-1 if g is None else g._version for g in now]:
         return False
     return any(
-        g is not None and (o is None or g is not o or g._version != v)
-        for g, o, v in zip(now, old, versions, strict=True)
+        g is not None and (o is None or g is not o or g._version != v) and id(p) not in waiting
+        for p, g, o, v in zip(parameters, now, old, versions, strict=True)
     )
 
 
@@ -349,24 +381,26 @@ def backward_prefix(
         refuse_shared(shared, optimizer, "prefix", False)
     if optimizer is not None and boundary._disturbed:
         raise TrainingError(
-            "loss_fn ran a backward pass of its own, which put gradients on parameters of the prefix; backward_prefix with an "
-            "optimizer would clear them. Return the sum of the losses from loss_fn; or pass optimizer=None, and step and clear "
-            "the gradients yourself"
+            "loss_fn ran a backward pass of its own, as a reentrant checkpoint does too, which put gradients on parameters of the "
+            "prefix; backward_prefix with an optimizer would clear them. Return the sum of the losses from loss_fn; or pass "
+            "optimizer=None, and step and clear the gradients yourself"
         )
     boundary.consume("backward_prefix")
     waiting, noted = boundary._shared, boundary._noted
     boundary._graph, boundary._shared, boundary._noted = (), (), ()
     if optimizer is not None:
-        _clear(optimizer, owned.of_suffix.difference(map(id, shared)), noted)
+        _clear(optimizer, owned.of_suffix.difference(map(id, owned.shared)), noted)
     if waiting:
         roots += [p for p, _ in waiting]
         given += [g for _, g in waiting]
-    _walks[0] += 1
+    with _COUNTING:
+        _walks[0] += 1
     try:
         if roots:
             walk(roots, given)
     finally:
-        _walks[0] += 1
+        with _COUNTING:
+            _walks[1] += 1
     if optimizer is not None:
         step(optimizer, scaler)
     if scaler is not None and optimizer is not None:

@@ -17,6 +17,7 @@ import torch
 from torch.autograd.graph import Node, get_gradient_edge
 
 from ariadne import tree
+from ariadne.errors import TrainingError
 
 Shares = list[tuple[torch.Tensor, torch.Tensor]]
 _AccumulateGrad = torch._C._functions.AccumulateGrad
@@ -37,11 +38,14 @@ def leaves_of(loss: torch.Tensor, stops: Collection[Node]) -> list[torch.Tensor]
     return [node.variable for node in _behind([loss], stops)]
 
 
-def led_to(values: Iterable[Any], wanted: Iterable[torch.Tensor]) -> set[int]:
-    """Those of some leaves, by id, to which the graph of any of the values leads."""
-    ids = {id(leaf) for leaf in wanted}
+def led_to(values: Iterable[Any], wanted: Iterable[torch.Tensor] | None) -> set[int]:
+    """Those of some leaves, or of all where that is None, by id, to which the graph of any of the values leads."""
+    ids = {id(leaf) for leaf in wanted} if wanted is not None else None
+    if ids is not None and not ids:
+        return set()
     roots = [t for t in tree.leaves(tuple(values)) if isinstance(t, torch.Tensor) and t.requires_grad]
-    return {id(node.variable) for node in _behind(roots, ())} & ids if ids else set()
+    found = {id(node.variable) for node in _behind(roots, ())}
+    return found if ids is None else found & ids
 
 
 def _behind(roots: Iterable[torch.Tensor], stops: Collection[Node]) -> list[Any]:
@@ -69,7 +73,8 @@ def caught(
     """While in the block, a backward pass from `root`, or from several, puts what it has for some leaves into two lists.
 
     For those `waiting` nothing is accumulated, and none of their hooks runs; for those `noted` all goes on as it would.
-    Passes of other threads go on as they would, save that they don't see the hooks of leaves that wait either.
+    Passes of other threads go on as they would, save that they don't see the hooks of leaves that wait either. So do passes within
+    this one, as a reentrant checkpoint starts them: what they give is accumulated at once in the whole model too, and is noted.
     """
     found: tuple[Shares, Shares] = [], []
     mine: list[int] = []
@@ -79,16 +84,23 @@ def caught(
 
     def catch(leaf: torch.Tensor, into: Shares, instead: tuple[None] | None) -> Callable[..., Any]:
         def hook(gradients: tuple[torch.Tensor | None, ...]) -> tuple[None] | None:
-            # A pass within this one, as a reentrant checkpoint starts it, has another number and this thread.
-            if _task() not in mine and threading.get_ident() != here:
+            inner = _task() not in mine
+            if inner and threading.get_ident() != here:
                 return None
+            if inner and id(leaf) in hooked:
+                raise TrainingError(
+                    f"a backward pass within that of the loss, as a reentrant checkpoint starts it, reaches a parameter (shape "
+                    f"{tuple(leaf.shape)}) that waits for the prefix's part of its gradient and has hooks, which would have to run "
+                    "twice. Use torch.utils.checkpoint with use_reentrant=False, or remove the hooks"
+                )
             if gradients[0] is not None:
-                into.append((leaf, gradients[0]))
-            return instead
+                (found[1] if inner else into).append((leaf, gradients[0]))
+            return None if inner else instead
 
         return hook
 
     waiting = list(waiting)
+    hooked = {id(leaf) for leaf in waiting if leaf._backward_hooks or leaf._post_accumulate_grad_hooks}
     with without_hooks(waiting):
         try:
             for leaves, into, instead in ((waiting, found[0], (None,)), (noted, found[1], None)):
@@ -98,6 +110,26 @@ def caught(
         finally:
             for handle in handles:
                 handle.remove()
+
+
+@contextmanager
+def kept_whole(shared: Iterable[torch.Tensor], stops: Iterable[Node]) -> Iterator[None]:
+    """Raises `TrainingError` after a block in which a pass through `stops` took the gradient of a `shared` leaf: one share."""
+    through: set[int] = set()
+    taken: list[int] = []
+    handles = [leaf.register_hook(lambda _: taken.append(_task())) for leaf in shared]
+    handles += [node.register_prehook(lambda _: through.add(_task())) for node in (stops if handles else ())]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    if through.intersection(taken):
+        raise TrainingError(
+            "loss_fn asks torch.autograd.grad for the gradient of a parameter that both sides use, and would get the suffix's "
+            "share alone. Take gradients with respect to the output, or to parameters of the suffix alone, or train the whole "
+            "model with such a loss"
+        )
 
 
 @contextmanager

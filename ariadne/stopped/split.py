@@ -225,7 +225,7 @@ class PythonSplit:
         def lost(output: Any) -> torch.Tensor:
             before, walked = held_gradients(prefix), walks()
             loss: torch.Tensor = loss_of(lambda out, t: crossing.take(loss_fn(out, t)), output, targets)
-            mine._disturbed = walked == walks() and disturbed(before)
+            mine._disturbed = walked is not None and walked == walks() and disturbed(before)
             return loss
 
         loss = mine.forward.go_on(crossing, lost)

@@ -113,6 +113,11 @@ def _compared(
         hold_moved(
             ours, theirs, f"{name}: {at(split)}"
         )  # not all that modules hold: LSTMs put their own lists right as they run
+    sides = [getattr(split.runtime, f"{side}_parameters", list)() for side in ("prefix", "suffix")]
+    if not {id(p) for side in sides for p in side} <= {id(p) for p in split.model.parameters()}:
+        raise Stop(
+            Status.FAIL_STATE, f"{name}: no guard fired, and a side tells of a parameter that the model has no more"
+        )
     return "followed"
 
 

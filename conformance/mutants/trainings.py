@@ -11,6 +11,7 @@ import torch
 from ariadne.boundary import BoundaryPayload
 from ariadne.plan import TracePlan
 from ariadne.runtime.training import Gradients
+from ariadne.runtime.variant import Variant
 from conformance.mutants.planted import Planted, on_tensors
 
 Trained = tuple[torch.Tensor, Gradients]
@@ -148,6 +149,16 @@ class SwappedGradients(Planted):
                 gradients[label], gradients[other] = gradients[other], g
                 break
         return loss, gradients
+
+
+class StaleSides(Planted):
+    """Which parameters the sides own is laid out once: one put in another's place is of neither, and no optimizer steps it."""
+
+    piece = "runtime.variant"
+
+    def in_variant(self, variant: Variant) -> None:
+        then: Any = variant.owned()
+        variant.owned = lambda: then  # type: ignore[method-assign]
 
 
 class SharedGradientTwice(Planted):

@@ -108,8 +108,9 @@ def test_strides_that_follow_from_no_sizes_are_refused_and_others_followed() -> 
         cut = numbers(6, 9)[1:, 1:5]
         with pytest.raises(UnsupportedError, match="strides"):
             runtime.run_prefix(cut)
-    assert layout(numbers(3, 8)[:1, :4]) == (False,)
-    assert layout(numbers(1, 4)) == (True,)
+    assert layout(numbers(3, 8)[:1, :4], True) == (False,)
+    assert layout(numbers(3, 8)[:1, :4], False) == (True,)
+    assert layout(numbers(1, 4), True) == (True,)
 
 
 def test_what_torch_asks_of_a_tensor_that_it_makes_a_fake_of_is_not_asked_at_each_call() -> None:

@@ -104,7 +104,11 @@ def test_what_is_put_back_is_welcome(versions: bool) -> None:
 
 def test_versions_are_told_where_the_interpreter_keeps_attributes_in_dicts() -> None:
     # CPython 3.13 writes attributes past the dict, whose version stays: there all is compared at each call, which takes longer.
-    assert (watched.VERSION is not None) == (sys.version_info < (3, 13))
+    # On 3.12 torch may not tell that an empty dict was filled from another.
+    if sys.version_info < (3, 12):
+        assert watched.VERSION is not None
+    elif sys.version_info >= (3, 13):
+        assert watched.VERSION is None
 
 
 def test_a_dict_that_nobody_wrote_is_not_looked_at_again() -> None:
@@ -125,9 +129,24 @@ def blind(d: Any) -> int:
     return len(d)
 
 
+class BlindToClones:
+    """What torch's watcher of dicts gives where one that fills an empty dict with another's items is passed over."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, tuple[int, int]] = {}
+
+    def __call__(self, d: Any) -> int:
+        true = watched.version(d)
+        size, given = self.seen.get(id(d), (len(d), true))
+        if size or len(d) < 2:
+            given = true
+        self.seen[id(d)] = len(d), given
+        return given
+
+
 TICKS = itertools.count()
 
 
-@pytest.mark.parametrize("version", [frozen, blind, lambda d: next(TICKS)])
+@pytest.mark.parametrize("version", [frozen, blind, lambda d: next(TICKS), BlindToClones()])
 def test_a_version_that_misses_a_write_or_changes_without_one_is_not_trusted(version: Callable[[Any], int]) -> None:
     assert not tells(version)

@@ -1,0 +1,160 @@
+"""What a split tells of itself: its name, its sources, the parameters that its sides own; and how it is drawn."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import nn
+
+from ariadne import visualization
+from ariadne.cut import SIDES, ends_of
+from ariadne.plan import short_dtype
+from ariadne.runtime.paths import Paths
+from ariadne.runtime.training import Owned
+from ariadne.runtime.variant import Variant
+from ariadne.segment import Source
+from ariadne.units import size
+from ariadne.visualization import Depth, Detail, View
+
+
+@dataclass(frozen=True)
+class RuntimeCacheKey:
+    """What a prepared split depends on, the concrete batch left out.
+
+    `non_batch_shapes` and `dtypes` are those of the tensor inputs, in order, the batch by its symbol: `(("B", 3, 224, 224),)`
+    and `("f32",)`. `mode` is the execution mode.
+    """
+
+    plan_signature: str
+    split_id: str
+    mode: str
+    non_batch_shapes: tuple[tuple[int | str, ...], ...]
+    dtypes: tuple[str, ...]
+
+
+class Told(Paths):
+    """The plans of a split, and what there is to tell of them."""
+
+    trace_plan = Paths.plan
+
+    @property
+    def split_id(self) -> str:
+        """The string that names the cut in use."""
+        return self._main.candidate.split_id
+
+    @property
+    def prefix_source(self) -> str:
+        """The prefix as Python source."""
+        source: Source = self._now[self.settings.spec.trainable].prefix_source
+        return source.text
+
+    @property
+    def suffix_source(self) -> str:
+        """The suffix as Python source."""
+        source: Source = self._now[self.settings.spec.trainable].suffix_source
+        return source.text
+
+    @property
+    def cache_key(self) -> RuntimeCacheKey:
+        """What this split depends on; runtimes with equal keys compute the same."""
+        plan = self.plan
+        inputs = [plan.values[name] for _, name in plan.inputs]
+        return RuntimeCacheKey(
+            plan.signature,
+            self.split_id,
+            self.settings.mode,
+            tuple(tuple(d if isinstance(d, int) else d.source for d in v.shape) for v in inputs),
+            tuple(short_dtype(v.dtype) for v in inputs if v.dtype is not None),
+        )
+
+    def prefix_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the prefix reads, each once: for the optimizer that `backward_prefix` steps.
+
+        Where Python branches on data, those of all paths: what no known path reads is counted to one side now, and stays there.
+        """
+        return [*self._owned().prefix]
+
+    def suffix_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the suffix reads, each once: for the optimizer that `train_suffix` steps, save the shared ones."""
+        return [*self._owned().suffix]
+
+    def shared_parameters(self) -> list[nn.Parameter]:
+        """The parameters that both sides read, such as tied embeddings; `backward_prefix` completes their gradients."""
+        return [*self._owned().shared]
+
+    def _owned(self) -> Owned:
+        now = self._now[True]
+        if now.prefix_moves is None:
+            return now.owned()
+        sides = self.sides(complete=True)
+        slots = ([self.model.get_submodule(path)._parameters.get(key) for path, key in sides[side]] for side in SIDES)
+        return Owned.of(*([p for p in side if p is not None] for side in slots))
+
+    def _owned_by(self, variant: Variant, known: bool = False) -> Owned:
+        """What the sides own in a round of one plan; the prefix, where Python branches, the parameters of all paths.
+
+        `known`: both sides are said to share what they share on any path.
+        """
+        mine = variant.owned()
+        if variant.prefix_moves is None:
+            return mine
+        every = self._owned()
+        owned = Owned.of(every.prefix, mine.suffix)
+        return replace(owned, shared=every.shared) if known else owned
+
+    def __repr__(self) -> str:
+        c, ends = self.candidate, ends_of(self.plan)
+        return (
+            f"SplitRuntime({type(self.model).__name__}, {c.split_id}{f' after {c.after}' if c.after else ''}, "
+            f"{c.prefix_ops} + {c.suffix_ops} ops, {len(c.live)} value(s) across, {size(c.boundary_bytes)} per sample, "
+            f"where the input has {size(ends.input_bytes)})"
+        )
+
+    def visualize(
+        self,
+        view: View = "trace",
+        outpath: str | os.PathLike[str] | None = None,
+        *,
+        fileformat: str = "svg",
+        return_dot: bool = False,
+        view_detail: Detail = "module",
+        max_module_depth: Depth = "auto",
+        show_operation_targets: bool = False,
+        show_debug_markers: bool = False,
+        show_node_indices: bool = False,
+        fold_repeats: bool = True,
+    ) -> str | Path:
+        """Draw the plan ("trace"), or the plan with the cut in use ("split"), and return the path of the picture.
+
+        With `return_dot` the DOT text is returned instead, which needs no Graphviz; a picture is then drawn only if `outpath`
+        is given. `outpath`: without the ending; None means "trace_graph" or "split_graph" here. `fileformat`: svg, pdf or
+        png, by the Graphviz program; dot, the text itself; or html, a page whose modules open and close, all ops in it.
+
+        `view_detail`: "module" draws each module as one box or, where it is open, as its parts with a line around them;
+        "operation" draws every op. `max_module_depth`: modules that lie that many deep in others are drawn closed; None
+        opens all; "auto" opens, from the largest, as many as fit on two screens. `fold_repeats`: blocks that follow one another
+        and are alike are drawn once, as "× 12", save one that the cut falls into; False draws each. The `show_…` options add ATen
+        targets; what is written, drawn, aliased and switched, with dtypes, bytes and buffers; and the numbers of the ops.
+
+        Nothing is run or captured for it. Raises `SpecError` for options that have no meaning, and `VisualizationError` where
+        Graphviz is missing or fails; the DOT text is then beside where the picture would be.
+
+        >>> runtime.visualize(view="split", outpath="split_graph", fileformat="svg")
+        PosixPath('split_graph.svg')
+        """
+        return visualization.visualize(
+            self.plan,
+            self.candidate,
+            view=view,
+            outpath=outpath,
+            fileformat=fileformat,
+            return_dot=return_dot,
+            view_detail=view_detail,
+            max_module_depth=max_module_depth,
+            show_operation_targets=show_operation_targets,
+            show_debug_markers=show_debug_markers,
+            show_node_indices=show_node_indices,
+            fold_repeats=fold_repeats,
+        )

@@ -1,0 +1,177 @@
+"""Who owns a parameter, and when: frozen, replaced, computed, owned by an optimizer of both sides, or reached behind the loss."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils.checkpoint import checkpoint
+
+from ariadne import SplitRuntime, prepare_split
+from ariadne.errors import TrainingError
+from conformance.unit.trap_kit import numbers, same
+
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+class Net(nn.Module):
+    """Layers one after the other; the first and the last may have one weight."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(6, 6) for _ in range(4))
+        if tied:
+            self.d.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.d(torch.tanh(self.c(self.b(torch.tanh(self.a(self.a(x)))))))
+
+
+def twins(tied: bool) -> tuple[Any, Any, SplitRuntime]:
+    torch.manual_seed(0)
+    whole = Net(tied)
+    split = copy.deepcopy(whole)
+    return whole, split, prepare_split(split, (numbers(4, 6),), split="after:b")
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(list(parameters), lr=0.01)
+
+
+def sides(runtime: SplitRuntime) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    front = runtime.prefix_parameters()
+    return adam(front), adam(p for p in runtime.suffix_parameters() if not any(p is q for q in front))
+
+
+def state(model: nn.Module) -> Any:
+    return [(p.detach(), p.grad) for p in model.parameters()]
+
+
+def plain(model: Any, output: torch.Tensor) -> torch.Tensor:
+    return output.pow(2).mean()
+
+
+def in_step(tied: bool, loss: Loss = plain, change: Callable[[Any, int], Any] = lambda m, i: None) -> None:
+    whole, split, runtime = twins(tied)
+    one, (front, back) = adam(whole.parameters()), sides(runtime)
+    for i in range(3):
+        x = numbers(4, 6, seed=i)
+        change(whole, i), change(split, i)
+        one.zero_grad()
+        expected = loss(whole, whole(x))
+        expected.backward()
+        one.step()
+        boundary = runtime.run_training_prefix(x)
+        found, gradients = runtime.train_suffix(boundary, loss_fn=lambda o, _: loss(split, o), optimizer=back)
+        runtime.backward_prefix(boundary, gradients, optimizer=front)
+        same(expected.detach(), found)
+        same(state(whole), state(split), f"step {i}")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", ["a.weight", "b.bias", "c.weight", "d.bias"])
+def test_a_parameter_frozen_for_a_step_is_not_stepped_by_its_old_gradient(name: str, tied: bool) -> None:
+    in_step(tied, change=lambda m, i: m.get_parameter(name).requires_grad_(i != 1))
+
+
+def test_a_shared_parameter_that_loss_fn_freezes_gets_no_gradient() -> None:
+    def loss(model: Any, output: torch.Tensor) -> torch.Tensor:
+        model.d.weight.requires_grad_(False)
+        return plain(model, output)
+
+    in_step(True, loss, lambda m, i: m.d.weight.requires_grad_())
+
+
+def test_a_parameter_replaced_after_the_sides_were_laid_out_is_owned_by_its_side() -> None:
+    _, split, runtime = twins(False)
+    old = split.c.weight
+    assert any(p is old for p in runtime.suffix_parameters())
+    split.c.weight = nn.Parameter(old.detach() * 2)
+    assert any(p is split.c.weight for p in runtime.suffix_parameters())
+    assert not any(p is old for p in runtime.suffix_parameters())
+    split.c.weight = split.b.weight
+    assert runtime.shared_parameters() == [split.b.weight]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_one_optimizer_of_both_sides_is_refused_where_it_would_step_too_early(tied: bool) -> None:
+    _, split, runtime = twins(tied)
+    boundary = runtime.run_training_prefix(numbers(4, 6))
+    everything = adam(split.parameters())
+    with pytest.raises(TrainingError, match=r"owns 4 parameter\(s\) that the prefix uses too"):
+        runtime.train_suffix(boundary, loss_fn=lambda o, _: o.mean(), optimizer=everything)
+    for p in (*split.a.parameters(), *split.b.parameters()):
+        p.requires_grad_(False)
+    runtime.train_suffix(
+        runtime.run_training_prefix(numbers(4, 6)), loss_fn=lambda o, _: o.mean(), optimizer=everything
+    )
+
+
+def test_the_gradient_of_a_shared_parameter_inside_loss_fn_is_refused_and_that_of_others_is_not() -> None:
+    def penalty(model: Any, output: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        loss = plain(model, output)
+        (found,) = torch.autograd.grad(loss, parameter, create_graph=True)
+        return loss + found.pow(2).sum()
+
+    in_step(True, lambda m, o: penalty(m, o, m.c.weight))
+    with pytest.raises(TrainingError, match="would get the suffix's share alone"):
+        in_step(True, lambda m, o: penalty(m, o, m.d.weight))
+
+
+def reentrant(model: Any, output: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = checkpoint(
+        lambda o: o.pow(2).mean() + model.a.weight.pow(2).sum(), output, use_reentrant=True
+    )
+    return found
+
+
+def test_a_reentrant_checkpoint_in_loss_fn_adds_at_once_to_what_waits() -> None:
+    in_step(True, reentrant)
+
+
+def test_a_reentrant_checkpoint_in_loss_fn_that_reaches_the_prefix_alone_is_refused_with_an_optimizer() -> None:
+    with pytest.raises(TrainingError, match="as a reentrant checkpoint does too"):
+        in_step(False, reentrant)
+    whole, split, runtime = twins(False)
+    reentrant(whole, whole(numbers(4, 6))).backward()
+    boundary = runtime.run_training_prefix(numbers(4, 6))
+    _, gradients = runtime.train_suffix(boundary, loss_fn=lambda o, _: reentrant(split, o))
+    runtime.backward_prefix(boundary, gradients)
+    same(state(whole), state(split))
+
+
+def test_a_reentrant_checkpoint_in_loss_fn_is_refused_where_hooks_would_run_twice() -> None:
+    def hooked(model: Any, i: int) -> None:
+        model.a.weight.register_hook(lambda g: g * 2)
+
+    with pytest.raises(TrainingError, match="waits for the prefix's part of its gradient and has hooks"):
+        in_step(True, reentrant, hooked)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_tensors_computed_from_one_leaf_in_the_place_of_parameters_of_both_sides_are_refused(shared: bool) -> None:
+    _, split, runtime = twins(False)
+    leaf = numbers(6).requires_grad_()
+    one = leaf.repeat(6, 1)
+    with _reparametrize_module(split, {"b.weight": one, "c.weight": one if shared else leaf.repeat(6, 1) * 2}):
+        boundary = runtime.run_training_prefix(numbers(4, 6))
+        with pytest.raises(TrainingError, match="is computed from a leaf whose gradient the other side"):
+            runtime.train_suffix(boundary, loss_fn=lambda o, _: o.mean())
+
+
+def test_tensors_computed_from_a_leaf_of_one_side_train_as_in_the_whole() -> None:
+    whole, split, runtime = twins(False)
+    leaves = [numbers(6).requires_grad_() for _ in range(2)]
+    with _reparametrize_module(whole, {"b.weight": leaves[0].repeat(6, 1)}):
+        whole(numbers(4, 6)).mean().backward()
+    with _reparametrize_module(split, {"b.weight": leaves[1].repeat(6, 1)}):
+        boundary = runtime.run_training_prefix(numbers(4, 6))
+        _, gradients = runtime.train_suffix(boundary, loss_fn=lambda o, _: o.mean())
+        runtime.backward_prefix(boundary, gradients)
+    same(leaves[0].grad, leaves[1].grad)
+    same(state(whole), state(split))
