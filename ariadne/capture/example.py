@@ -51,9 +51,7 @@ class Example:
                 t = _rows(leaf.detach(), batch) if resize else own(leaf.detach())
             if perturbed and t.is_floating_point():
                 _memory(t).mul_(0.875).add_(0.0078125)
-            t.requires_grad_(leaf.requires_grad)
-            made[id(leaf)] = t = torch.nn.Parameter(t, leaf.requires_grad) if type(leaf) is torch.nn.Parameter else t
-            vars(t).update(vars(leaf))  # what Python set on it
+            made[id(leaf)] = t = _given_as(t, leaf)
             out.append(t)
         return out
 
@@ -70,10 +68,7 @@ class Example:
                     t = leaf.detach()
                     for dim, now in changes[id(leaf)].items():
                         t = _along(t, dim, now)
-                t.requires_grad_(leaf.requires_grad)
-                t = torch.nn.Parameter(t, leaf.requires_grad) if type(leaf) is torch.nn.Parameter else t
-                vars(t).update(vars(leaf))
-                made[id(leaf)] = t
+                made[id(leaf)] = _given_as(t, leaf)
         return replace(self, leaves=tuple(made.get(id(leaf), leaf) for leaf in self.leaves))
 
     def turned(self) -> Example:
@@ -142,6 +137,19 @@ def _bound(model: torch.nn.Module, spec: tree.Spec) -> list[tuple[str, int, bool
         open_ended = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
         found += [(path, leaf, open_ended) for path, leaf in tree.paths(value, "" if open_ended else name)]
     return found
+
+
+def _given_as(t: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+    """A fresh tensor, with the graph that the caller's wants, or has: what an op made may be written into, and a leaf not."""
+    t.requires_grad_(leaf.requires_grad)
+    if type(leaf) is torch.nn.Parameter:
+        t = torch.nn.Parameter(t, leaf.requires_grad)
+    elif leaf.grad_fn is not None and t.layout is torch.strided:
+        with torch.enable_grad():
+            made = t.clone()
+        t = made if made.stride() == t.stride() else t
+    vars(t).update(vars(leaf))  # what Python set on it
+    return t
 
 
 def _memory(t: torch.Tensor) -> torch.Tensor:

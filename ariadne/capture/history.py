@@ -6,6 +6,7 @@ call puts in place of what the call before left is no cache: a plan puts it ther
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -51,12 +52,16 @@ def gives(model: nn.Module, example: Example, batch: int, grad: bool, reseeded: 
     if reseeded:
         torch.manual_seed(_OTHER_SEED)
     args, kwargs = tree.unflatten(example.resized(batch), example.spec)
+    drawn, alone = torch.get_rng_state(), threading.active_count() == 1
     try:
         with torch.set_grad_enabled(grad):
             output = model(*args, **kwargs)
         return tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, output)
     except Exception as error:  # of inputs that nobody asked it to take
         return type(error).__name__
+    finally:
+        if not reseeded and alone:  # on another path than the first run's it may have drawn; else another thread did
+            torch.set_rng_state(drawn)
 
 
 def lived(

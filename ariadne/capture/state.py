@@ -293,6 +293,11 @@ class Snapshot:
             if moved:
                 yield id(slots.thing), [was for was, _ in moved], [now for _, now in moved]
 
+    def moved(self) -> bool:
+        """Whether a container holds other things now, or a variable stands for another."""
+        variables_moved = (_moved(variables(thing, names), was) for thing, names, was in self._variables)
+        return any(variables_moved) or next(self.changed_containers(), None) is not None
+
     def filled_by_default(self) -> Iterator[tuple[int, dict[Any, Any]]]:
         """What plain values stand for keys that a dict was asked for in vain and then put there itself, by its id."""
         for d, old in self._dicts:

@@ -135,6 +135,8 @@ class GradientOrder:
 
     A view into which the suffix writes: the whole model takes the gradient of what was written to the tensor that it is a view
     of, and lays it out as that; the split takes it to the view.
+
+    State that the prefix writes into with a graph, and the suffix reads: its graph leads into the prefix beside the boundary.
     """
 
     def __init__(self, plan: TracePlan, groups: Groups) -> None:
@@ -155,6 +157,7 @@ class GradientOrder:
         self.mixed = {root for root, found in storages.items() if len(found) > 1}
         self.tensor: dict[str, str] = {}  # values that are or may be one tensor, by the first of them
         self.uses: dict[str, list[int]] = {}  # of the bases, the ops; one may take several gradients back
+        self.states = [*self._states()]
         bases = {*self.bases.values()}
         for i, node in enumerate(plan.nodes if self.writes else ()):
             for name in uses((node.args, tuple(v for _, v in node.kwargs))):
@@ -168,9 +171,37 @@ class GradientOrder:
                 source = next((r for r in known if (groups.find(r), plan.values[r].storage) == memory), name)
                 self.tensor[name] = self.tensor.get(source, source)
 
+    def _states(self) -> Iterator[tuple[str, int, int]]:
+        """State that ops write into with a graph: its name, the first of these ops, and the last op that reads it with one."""
+        values, root_of = self.plan.values, self.groups.find
+        for name, value in values.items():
+            root = root_of(name) if value.is_state and name in self.groups.parent else None
+            for i in self.writes.get(root, ()) if root is not None and value.kind != "parameter" else ():
+                node = self.plan.nodes[i]
+                taken = [r for r in node.reads if r in self.groups.parent and root_of(r) != root]
+                given = any(o in self.groups.parent and root_of(o) == root for o in node.outputs)
+                if given and node.region.grad is not False and any(values[r].differentiable for r in taken):
+                    yield name, i, max(k for k, n in enumerate(self.plan.nodes) if self._reads(n, root))
+                    break
+
+    def _reads(self, node: TraceNode, root: str | None) -> bool:
+        known = (r for r in node.reads if r in self.groups.parent)
+        return node.target != "aten.detach_.default" and any(self.groups.find(r) == root for r in known)
+
     def at(self, cut: int, live: Iterable[str]) -> str:
         """Why gradients across a cut may differ from the whole model's in the last bits; empty where they don't."""
-        return (self._written_before(cut, live) or self._written_after(cut, live)) if self.writes else ""
+        if not self.writes:
+            return ""
+        return self._written_before(cut, live) or self._written_after(cut, live) or self._written_state(cut)
+
+    def _written_state(self, cut: int) -> str:
+        for name, at, last in self.states:
+            if at < cut <= last:
+                return (
+                    f"{name!r}, which the model holds, gets a graph before the cut, by {self.plan.nodes[at].name!r}, and is read "
+                    "after it: a walk back from there goes into the prefix, past the boundary"
+                )
+        return ""
 
     def _written_after(self, cut: int, live: Iterable[str]) -> str:
         for name in live:

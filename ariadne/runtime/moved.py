@@ -8,7 +8,9 @@ was put into buffers, attributes and containers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from operator import is_not
 from types import CellType
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 from torch import nn
 
 from ariadne.capture import Snapshot
+from ariadne.errors import WitnessError
 from ariadne.guards import MISSING, follow, is_a
 from ariadne.plan import Groups, Store, TracePlan, Value
 
@@ -51,18 +54,29 @@ class Moves:
         ]
         self._inside = [s for s in stores if s.inside]
 
+    @property
+    def writes(self) -> bool:
+        """Whether any of the ops writes into a tensor that outlives the call."""
+        return bool(self._tensors or self._given)
+
     def keep(self, given: Sequence[Any], call: Any = None) -> Kept:
         """What stands there now. `given`: the inputs of the side, where it has the model's; `call`: its (args, kwargs)."""
         kept = Kept()
         tensors = [*(get() for get in self._tensors), *(given[i] for i in self._given)]
-        kept.tensors = [(t, t.detach().clone()) for t in {id(t): t for t in tensors}.values()]
+        kept.tensors = [(t, _copied(t), t.grad_fn) for t in {id(t): t for t in tensors}.values()]
         kept.numbers = numbers(self._generators) if self._draws or self._generators else []
         kept.slots = [(table, key, table.get(key, MISSING)) for table, key in self._slots]
-        if self._inside:
-            kept.snapshot = Snapshot(nn.Module())
-            for store in self._inside:
-                self._note(store, kept.snapshot, call)
+        kept.snapshot = self._noted(call)
         return kept
+
+    def _noted(self, call: Any) -> Snapshot | None:
+        """What stands in the containers that these stores go into, if there are any."""
+        if not self._inside:
+            return None
+        snapshot = Snapshot(nn.Module())
+        for store in self._inside:
+            self._note(store, snapshot, call)
+        return snapshot
 
     def _note(self, store: Store, snapshot: Snapshot, call: Any) -> None:
         if store.table == "outside":
@@ -80,19 +94,34 @@ class Moves:
             except (LookupError, AttributeError, TypeError):
                 steps = steps[:-1]
 
-    def seen(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        """By what is told later whether an input, or state that the ops read or move, has been moved since."""
+    def seen(self, given: Sequence[Any], call: Any) -> Seen:
+        """What stands now where the ops read or move something: inputs, state, and what they store into."""
         state = [*(get() for get in self._reads), *(get() for get in self._tensors)]
         tensors = [t for t in (*given, *state) if isinstance(t, torch.Tensor)]
-        slots = (table.get(key) for table, key in self._slots)
-        return (*((id(t), 0 if t.is_inference() else t._version) for t in tensors), *map(id, slots))
+        versions = [0 if t.is_inference() else t._version for t in tensors]
+        return Seen([*tensors, *(table.get(key) for table, key in self._slots)], versions, self._noted(call))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Things, how often tensors among them were written into, and containers. They are held, so none takes another's place."""
+
+    things: list[Any]
+    versions: list[int]
+    inside: Snapshot | None
+
+    def stands(self, now: Seen) -> bool:
+        """Whether `now`, seen later, is the same; containers are looked into."""
+        if len(self.things) != len(now.things) or any(map(is_not, self.things, now.things)):
+            return False
+        return self.versions == now.versions and not (self.inside is not None and self.inside.moved())
 
 
 class Kept:
     """What stood where the ops of a side move something, before they ran."""
 
     __slots__ = ("numbers", "older", "slots", "snapshot", "tensors")
-    tensors: list[tuple[torch.Tensor, torch.Tensor]]
+    tensors: list[tuple[torch.Tensor, torch.Tensor, Any]]  # each, a copy, and where its graph goes on
     numbers: Numbers
     slots: list[tuple[dict[str, Any], str, Any]]
     snapshot: Snapshot | None
@@ -102,7 +131,7 @@ class Kept:
         self.older: Kept | None = None  # what was kept before, by the plan in which the call began
 
     def put_back(self) -> None:
-        """Put it all back."""
+        """Put it all back; raises `WitnessError` where a tensor can't have the graph back that it had."""
         for table, key, was in self.slots:
             if was is MISSING:
                 table.pop(key, None)
@@ -110,13 +139,36 @@ class Kept:
                 table[key] = was
         if self.snapshot is not None:
             self.snapshot.restore(False)
-        for t, data in self.tensors:
+        for t, data, _ in self.tensors:
             with torch.inference_mode(t.is_inference()):
                 t.data.copy_(data)
+        for t, data, graph in self.tensors:
+            if t.grad_fn is not graph:
+                _put_back_graph(t, data)
         for put, state in self.numbers:
             put(state)
         if self.older is not None:
             self.older.put_back()
+
+
+def _copied(t: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor, in its graph if it has one."""
+    with torch.set_grad_enabled(t.grad_fn is not None):
+        return t.clone()
+
+
+def _put_back_graph(t: torch.Tensor, before: torch.Tensor) -> None:
+    """Let the graph of a tensor that was written into go on from a copy made before, which leads where it did."""
+    if t._is_view() or t.retains_grad:
+        what = "is a view" if t._is_view() else "retains its grad"
+        raise WitnessError(
+            f"forward writes into a tensor {list(t.shape)} that has a graph and {what}, and then reads out of a tensor that this "
+            "call takes another path, for which it would have to begin again; such a graph can't be put back. Pass a clone() of it"
+        )
+    t.detach_()
+    if before.requires_grad:
+        with torch.enable_grad():
+            t.copy_(before)
 
 
 def numbers(generators: Sequence[torch.Generator] = ()) -> Numbers:

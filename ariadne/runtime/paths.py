@@ -10,6 +10,7 @@ import torch
 
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload
+from ariadne.compare import difference
 from ariadne.errors import WitnessError
 from ariadne.plan import TracePlan
 from ariadne.runtime.moved import Kept, Moves, alike, numbers
@@ -26,12 +27,12 @@ class Before:
     def __init__(self, moves: Moves, kept: Kept, call: Any, entered: tuple[Any, ...]) -> None:
         self.moves, self.kept, self.call, self.entered = moves, kept, call, entered
         self.after = numbers() if kept.numbers else []
-        self.seen = moves.seen(entered[1:])
+        self.seen = moves.seen(entered[1:], call)
         self.instead: BoundaryPayload | None = None  # the boundary of the path that the suffix turned out to take
 
     def moved(self) -> bool:
         """Whether something that the prefix reads or moves has been moved since."""
-        return self.moves.seen(self.entered[1:]) != self.seen
+        return not self.seen.stands(self.moves.seen(self.entered[1:], self.call))
 
 
 class Paths(Plans):
@@ -146,6 +147,9 @@ class Paths(Plans):
         """What `run` makes of the suffix of this boundary, or of that of the path which its call takes; and that one."""
         if variant.suffix_moves is None or self.settings.mode == "compiled":
             return run(variant, boundary), boundary
+        before: Before | None = boundary._before
+        # What the suffix itself writes, and is put back, counts as written too: so that is asked before.
+        moved = before.moved() if before is not None and variant.suffix_moves.writes else None
         kept = variant.suffix_moves.keep(())
         try:
             return run(variant, boundary), boundary
@@ -153,13 +157,12 @@ class Paths(Plans):
             if error.plan is not variant.plan:
                 raise
             question = error
-        before = boundary._before
         if not training and before is not None:
             went = self._go_on("suffix", variant, question, before.entered, before.call, kept)
             if went is not None:
                 return went[2], boundary
         kept.put_back()
-        for other, again in self._boundaries(variant, boundary, training, question):
+        for other, again in self._boundaries(variant, boundary, training, question, moved):
             kept = other.suffix_moves.keep(()) if other.suffix_moves is not None else Kept()
             try:
                 return run(other, again), again
@@ -171,9 +174,12 @@ class Paths(Plans):
         raise question
 
     def _boundaries(
-        self, variant: Variant, boundary: BoundaryPayload, training: bool, question: WitnessError
+        self, variant: Variant, boundary: BoundaryPayload, training: bool, question: WitnessError, moved: bool | None
     ) -> Iterator[tuple[Variant, BoundaryPayload]]:
-        """The boundaries that this call has on other paths; what its prefix moved is moved by one of them instead."""
+        """The boundaries that this call has on other paths; what its prefix moved is moved by one of them instead.
+
+        `moved`: whether what the prefix ran from was written into before the suffix ran, where that was asked.
+        """
         before: Before | None = boundary._before
         if before is None:
             raise WitnessError(
@@ -181,7 +187,7 @@ class Paths(Plans):
                 "is half of a model. Run the prefix where the model is with more_examples that show this path, and send both "
                 "sides anew"
             ) from question
-        if before.moved():
+        if before.moved() if moved is None else moved:
             raise WitnessError(
                 f"{question}. The prefix must run again on the other path, and its inputs, or state that it reads, were written "
                 "into since. Run each suffix before that; or show the path beforehand, prepare_split(..., more_examples=[...])"
@@ -195,6 +201,10 @@ class Paths(Plans):
             kept.put_back()
             for other, entered in self._others(before.call, training, variant, question):
                 assert other.prefix_moves is not None
+                if not {*boundary.labels} & {*other.candidate.live}:  # so that there is something to compare
+                    raw = self._values(variant, before.entered, training)
+                    self._refuse_another(variant, boundary, variant, raw, question, before.kept)
+                    before.kept.put_back()
                 kept = other.prefix_moves.keep(entered[1:], before.call)
                 try:
                     raw = self._values(other, entered, training)
@@ -203,6 +213,7 @@ class Paths(Plans):
                         raise
                     kept.put_back()
                     continue
+                self._refuse_another(variant, boundary, other, raw, question, kept)
                 again = self._boundary(other, entered, raw, training)
                 again._before = Before(other.prefix_moves, kept, before.call, entered)
                 for put, state in now if drawn else ():
@@ -214,6 +225,28 @@ class Paths(Plans):
                 undone.put_back()
             raise
         undone.put_back()
+
+    @staticmethod
+    def _refuse_another(
+        variant: Variant,
+        boundary: BoundaryPayload,
+        other: Variant,
+        raw: tuple[Any, ...],
+        question: WitnessError,
+        kept: Kept,
+    ) -> None:
+        """Raise `WitnessError` where a prefix that ran again made another value than what crossed, by the same op."""
+        ops, others = ({name: node for node in v.plan.nodes for name in node.outputs} for v in (variant, other))
+        now = dict(zip(other.candidate.live, raw, strict=True))
+        for label, was in zip(boundary.labels, boundary.raw, strict=True):
+            same_op = label in now and label in ops and ops[label] == others.get(label)
+            if same_op and label not in variant.candidate.written and difference(was, now[label]):
+                kept.put_back()
+                raise WitnessError(
+                    f"{question}. The prefix had to run again, and gives another {label!r}: its inputs, or state that it reads, "
+                    "were written into since. Run each suffix before that; or show the path beforehand, prepare_split(..., "
+                    "more_examples=[...])"
+                ) from question
 
     def _boundary(
         self, variant: Variant, entered: tuple[Any, ...], raw: tuple[Any, ...], training: bool

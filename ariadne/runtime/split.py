@@ -161,7 +161,13 @@ class SplitRuntime(Told):
         variant, entered, raw, before = self._run_prefix(variant, entered, (args, kwargs), grad)
         boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], variant.candidate.live, raw)
         boundary._before = before
-        return self._run_suffix(variant, boundary, grad, lambda v, b: v.run(v.suffix, b.batch, *b.raw))[0]
+
+        def run(
+            v: Variant, b: BoundaryPayload
+        ) -> Any:  # on another path than the prefix took, a boundary is one of training
+            return v.run(v.suffix, b.batch, *(b.raw if b._graph is None else b._graph))
+
+        return self._run_suffix(variant, boundary, grad, run)[0]
 
     def warmup(self, *args: Any, **kwargs: Any) -> None:
         """Run both sides, so that whatever is compiled or cached on first use is there; the model stays as it is.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ariadne.runtime.moved import Kept, Moves
+from ariadne.runtime.moved import Kept, Moves, Seen
 from ariadne.runtime.variant import Variant
 from conformance.mutants.planted import Planted
 
@@ -14,7 +14,7 @@ class _Forgets:
     """Keeps what a side moves, save for one kind of it."""
 
     def __init__(self, moves: Moves, what: str) -> None:
-        self.moves, self.what = moves, what
+        self.moves, self.what, self.writes = moves, what, moves.writes
 
     def keep(self, given: Sequence[Any], call: Any = None) -> Kept:
         """What stood there, without that."""
@@ -22,9 +22,9 @@ class _Forgets:
         setattr(kept, self.what, [])
         return kept
 
-    def seen(self, given: Sequence[Any]) -> tuple[Any, ...]:
+    def seen(self, given: Sequence[Any], call: Any) -> Seen:
         """As it is."""
-        return self.moves.seen(given)
+        return self.moves.seen(given, call)
 
 
 def _forgetting(variant: Variant, what: str) -> None:

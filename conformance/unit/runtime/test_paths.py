@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ariadne import BoundaryPayload, SplitSpec, prepare_split
-from ariadne.errors import SpecError, WitnessError
+from ariadne.errors import SpecError, TrainingError, WitnessError
 from conformance.suite.state import seed_torch
-from conformance.unit.trap_twins import Twins, same, seeded, square_loss, state
+from conformance.unit.trap_twins import Twins, either, same, seeded, square_loss, state
 
 
 class Net(nn.Module):
@@ -315,3 +315,133 @@ def test_a_known_path_runs_what_it_shares_once() -> None:
             runtime.run_suffix(runtime.run_prefix(x))
         counts.add(ran.count("relu"))
     assert counts == {6}
+
+
+def keeps_a_list(m: Net, h: Tensor) -> Tensor:
+    m.kept.append(h.detach().sum())
+    h = m.left(h)
+    return h if h[0].sum() > h[1].sum() else m.right(h)
+
+
+def keeps_a_tensor(m: Net, h: Tensor) -> Tensor:
+    m.kept = h.detach() * 2
+    h = m.left(h)
+    return h if h[0].sum() > h[1].sum() else m.right(h)
+
+
+@pytest.mark.parametrize("middle", **named((keeps_a_list, keeps_a_tensor)))
+def test_what_a_prefix_that_came_later_put_into_python_is_not_lost(middle: Callable[..., Tensor]) -> None:
+    model, refused = build(middle).eval(), 0
+    model.kept = []
+    runtime = prepare_split(model, (X,), split="after:left")
+    for seed in range(8):
+        model.kept = []
+        boundary = runtime.run_prefix(seeded((3, 6), seed))
+        for other in range(4):  # of which a later tensor may stand where the first one stood in memory
+            runtime.run_prefix(seeded((3, 6), other))
+        after = copy.deepcopy(model.kept)
+        refused += either(partial(runtime.run_suffix, boundary), WitnessError, "were written into since") == "refused"
+        same(after, model.kept)
+    assert refused
+
+
+class Writes(nn.Module):
+    """It writes into its input, and then asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.left, self.right = (nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.mul_(1.5)
+        h = self.enter(x)
+        return self.left(h) if h[0].sum() > h[1].sum() else self.right(h) * x
+
+
+@pytest.mark.parametrize("boundary", ["10%", "60%", "joined"])
+def test_an_input_with_a_graph_that_was_written_into_gets_that_graph_back(boundary: str) -> None:
+    seed_torch(0)
+    model = Writes()
+    runtime = prepare_split(model, (X.clone().requires_grad_() * 1,), split="40%" if boundary == "joined" else boundary)
+    for seed in range(6):
+        found = []
+        for whole in (True, False):
+            model.zero_grad()
+            source = seeded((3, 6), seed).requires_grad_()
+            if whole or boundary == "joined":
+                square_loss((model if whole else runtime.joined)(source * 1)).backward()
+            else:
+                crossing = runtime.run_training_prefix(source * 1)
+                runtime.backward_prefix(crossing, runtime.train_suffix(crossing, loss_fn=square_loss)[1])
+            found.append((source.grad, [p.grad for p in model.parameters()]))
+        same(*found)
+    assert len(runtime.plans) == 2
+
+
+def test_a_view_with_a_graph_that_was_written_into_is_told() -> None:
+    seed_torch(0)
+    model = Writes()
+    runtime = prepare_split(model, (X.clone(),), split="90%")
+    views = [(seeded((4, 6), seed).requires_grad_() * 1)[1:] for seed in range(6)]
+    found = [
+        either(partial(runtime.run_training_prefix, x), WitnessError, "is a view", "Pass a clone()") for x in views
+    ]
+    assert {*found} == {"followed", "refused"}
+
+
+def test_an_input_written_into_where_no_version_tells_is_told() -> None:
+    seed_torch(0)
+    model = build(one_question)
+    runtime = prepare_split(model, (X,), split="after:enter")
+    x = on_another_path()
+    memory = x.numpy()
+    boundary = runtime.run_training_prefix(torch.from_numpy(memory))
+    memory *= 2
+    with pytest.raises(WitnessError, match=r"gives another 'enter'.* were written into since"):
+        runtime.train_suffix(boundary, loss_fn=square_loss)
+
+
+def norm_twice(m: Net, h: Tensor) -> Tensor:
+    h = m.norm(m.left(m.norm(h)))
+    return h if h[0].sum() > 0 else m.right(h)
+
+
+def test_a_suffix_that_writes_what_its_prefix_reads_runs_on_another_path() -> None:
+    twins = Twins(lambda: build(norm_twice), X, train=True)
+    for runtime in twins.cuts():
+        for seed in range(4):
+            twins.train(seeded((3, 6), seed), steps=1, cuts=[runtime])
+
+
+def graph_in_a_buffer(m: Net, h: Tensor) -> Tensor:
+    m.norm.running_mean.detach_()
+    m.norm.running_mean.mul_(0.5).add_(h.mean(0))
+    h = m.left(h) + m.norm.running_mean
+    return h if h[0].sum() > 0 else m.right(h)
+
+
+def test_a_buffer_whose_graph_leads_past_the_boundary_is_told() -> None:
+    twins = Twins(lambda: build(graph_in_a_buffer), X, train=True)
+    cuts = twins.cuts()
+    beside = [runtime for runtime in cuts if "gets a graph before the cut" in runtime.candidate.inexact]
+    for runtime in cuts:
+        for seed in range(3 if runtime not in beside else 0):
+            twins.train(seeded((3, 6), seed), steps=1, cuts=[runtime])
+    with pytest.raises(TrainingError, match=r"gets a graph before the cut.*past the boundary"):
+        beside[0].run_training_prefix(X)
+
+
+def draws_on_one_path(m: Net, h: Tensor) -> Tensor:
+    return m.right(h) if h[0].sum() > h[-1].sum() else torch.dropout(m.left(h), 0.3, True)
+
+
+def test_a_path_without_draws_is_captured_without_any() -> None:
+    model = build(draws_on_one_path)
+    runtime = prepare_split(model, (X,), split="50%")
+    for seed in range(6):
+        for batch in (2, 3):
+            seed_torch(seed)
+            with torch.no_grad():
+                want = model(seeded((batch, 6), seed)), torch.get_rng_state()
+            seed_torch(seed)
+            same(want, (runtime.run_suffix(runtime.run_prefix(seeded((batch, 6), seed))), torch.get_rng_state()))
