@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 
 from benchmarks.break_even import BETWEEN, NEVER
@@ -62,26 +61,38 @@ def _right(run: Run, found: list[Judged]) -> Iterator[str]:
 
 
 def _faster(speeds: list[Speed], means: list[Mean]) -> Iterator[str]:
-    """For each device, at the smallest batch of inference: each kind of split beside the model, and the fastest of them."""
-    mine = [m for m in means if m.place.task == "inference" and m.variant in SPLITS and tried(m)]
-    if not mine:
-        yield "Not measured: these runs hold no speeds."
+    """For each device, at the smallest batch: each kind of split beside the model, and the fastest of them; then in training."""
+    mine = [m for m in means if m.variant in SPLITS and tried(m)]
+    if not any(m.place.task == "inference" for m in mine):
+        yield "Not measured: these runs hold no speeds of inference."
     for environment in dict.fromkeys(m.place.environment for m in mine):
-        batch = min(m.place.batch for m in mine if m.place.environment == environment)
-        here = [m for m in mine if m.place.environment == environment and m.place.batch == batch]
-        here.sort(key=lambda m: list(SPLITS).index(m.variant))
-        place = here[0].place
-        told = [_compared(m, speeds) for m in here]
-        many = plural(max(m.geomean.total for m in here), "model")
-        start = _whether([mean_tone(m, floor_of(speeds, m.place)) for m in here if not m.off])
-        yield f"{start} On {place.device}, batch {place.batch}, in the geometric mean of {many}: {'; '.join(told)}."
-        known = [(m.geomean.ratio, m.variant) for m in here if m.geomean.ratio is not None and not m.off]
-        if len(known) > 1:
-            yield f"Of these, {SPLITS[min((r.estimate, name) for r, name in known)[1]]} is the fastest here."
-        plain = next((r for r, name in known if name == "generated"), None)
-        worse = [SPLITS[name] for r, name in known if plain is not None and r.low > plain.high]
-        if worse:
-            yield f"{' and '.join(worse).capitalize()} {'is' if len(worse) == 1 else 'are'} slower than as plain Python."
+        here, training = (_at_smallest(mine, environment, task) for task in ("inference", "training"))
+        if here:
+            yield from _inference(here, speeds)
+        if training:
+            told = "; ".join(_compared(m, speeds) for m in training)
+            yield f"In training, a step of batch {training[0].place.batch}: {told}."
+
+
+def _at_smallest(means: list[Mean], environment: str, task: str) -> list[Mean]:
+    found = [m for m in means if (m.place.environment, m.place.task) == (environment, task)]
+    batch = min((m.place.batch for m in found), default=0)
+    return sorted((m for m in found if m.place.batch == batch), key=lambda m: list(SPLITS).index(m.variant))
+
+
+def _inference(here: list[Mean], speeds: list[Speed]) -> Iterator[str]:
+    place = here[0].place
+    told = [_compared(m, speeds) for m in here]
+    many = plural(max(m.geomean.total for m in here), "model")
+    start = _whether([mean_tone(m, floor_of(speeds, m.place)) for m in here if not m.off])
+    yield f"{start} On {place.device}, batch {place.batch}, in the geometric mean of {many}: {'; '.join(told)}."
+    known = [(m.geomean.ratio, m.variant) for m in here if m.geomean.ratio is not None and not m.off]
+    if len(known) > 1:
+        yield f"Of these, {SPLITS[min((r.estimate, name) for r, name in known)[1]]} is the fastest here."
+    plain = next((r for r, name in known if name == "generated"), None)
+    worse = [SPLITS[name] for r, name in known if plain is not None and r.low > plain.high]
+    if worse:
+        yield f"{' and '.join(worse).capitalize()} {'is' if len(worse) == 1 else 'are'} slower than as plain Python."
 
 
 def _whether(tones: list[str]) -> str:
@@ -120,7 +131,13 @@ def _pays(starts: list[Start]) -> Iterator[str]:
     compiled = [s for s in known if s.variant not in PLAIN]
     if compiled:
         paid = len(_paying(compiled))
-        start = "Not shown" if not paid else "Yes" if paid == len(compiled) else f"In {paid} of {len(compiled)} cases"
+        start = (
+            "Not shown"
+            if not paid
+            else "Yes"
+            if paid == len(compiled)
+            else f"In {paid} of {len(compiled)} inference cases"
+        )
         yield f"{start}{', in a process that makes enough calls' if paid else ''}."
     for variant in dict.fromkeys(s.variant for s in known):
         told = [
@@ -148,18 +165,22 @@ def _paying(some: list[Start]) -> list[Start]:
 
 
 def _paid(some: list[Start], when: str) -> str:
-    """On how many models it has paid, and in the middle one of them after how many calls and how long."""
+    """On how many models it has paid; and, of the one in the middle by calls, after how many and after how long."""
     if not some:
         return ""
     paid = _paying(some)
     never = sum(s.calls is not None and s.calls.verdict == NEVER for s in some)
     if not paid:
         return f"{when}, {'never' if never == len(some) else 'not shown to have paid'} on {plural(len(some), 'model')}"
-    found = [(s.cost.estimate / s.saving.estimate, s.pace.estimate) for s in paid if s.cost and s.saving and s.pace]
-    calls = max(0.0, statistics.median(n for n, _ in found))
-    seconds = max(0.0, statistics.median(n * pace for n, pace in found))
-    after = "from the first call on" if calls <= 1 else f"after about {_rounded(calls)} calls ({_duration(seconds)})"
-    middle = ", in the middle one" if len(paid) > 1 else ""
+    found = [(s.cost.estimate / s.saving.estimate, s) for s in paid if s.cost and s.saving and s.pace]
+    calls, one = sorted(found, key=lambda pair: pair[0])[(len(found) - 1) // 2]
+    seconds = calls * one.pace.estimate if one.pace else 0.0
+    after = (
+        "from the first call on"
+        if calls <= 1
+        else f"after about {_rounded(calls)} calls ({_duration(seconds)} of the model's time)"
+    )
+    middle = f", in the middle on {(one.place.model or '').rpartition('/')[2]}," if len(paid) > 1 else ""
     return f"{when}, it has paid on {len(paid)} of {plural(len(some), 'model')}{middle} {after}"
 
 
