@@ -9,6 +9,7 @@ import builtins
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import GenericAlias
 from typing import Any
 
 import torch
@@ -73,7 +74,10 @@ def disguise_type(patches: Patches) -> None:
             return hash(plain)
 
     class Type(plain, metaclass=Meta):  # type: ignore[misc]
-        pass
+        def __class_getitem__(
+            cls, item: Any
+        ) -> GenericAlias:  # `type[int]`, as modules say that torch imports meanwhile
+            return GenericAlias(plain, item)
 
     patches.set(builtins, "type", Type)
 

@@ -83,6 +83,8 @@ def test_babbling_and_silent_peers_don_t_keep_others_waiting(pair: Pair, server:
     flood.close()
     for stranger in strangers:
         stranger.close()
+    with ariadne.connect(server.address, timeout=60) as remote:  # and they are gone before the server is
+        assert torch.equal(remote.run_suffix(pair.edge.run_prefix(x)), pair.whole(x))
 
 
 def test_more_in_flight_than_allowed_is_refused_by_the_server_too(
