@@ -3,6 +3,7 @@
 Plans, candidates and the model flow in; boundaries, outputs, losses and gradients flow out. The files, in import
 order::
 
+    turns       which threads walk back at the same time
     waiting     gradients that wait for the other side's share
     training    the two functions that train across a cut
     moved       what the ops of a side move, kept so that a call can be taken back

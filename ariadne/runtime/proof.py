@@ -172,16 +172,16 @@ def _gradients(output: Any, parameters: list[nn.Parameter]) -> tuple[dict[str, b
         return wanting, []
     loss = torch.stack(losses).sum()
     leaves = list({id(p): p for p in (*parameters, *leaves_of(loss, ()))}.values())
-    before = [leaf.grad for leaf in leaves]
-    try:
-        for leaf in leaves:
-            leaf.grad = None
-        with without_hooks(leaves):
+    with without_hooks(leaves):
+        before = [leaf.grad for leaf in leaves]
+        try:
+            for leaf in leaves:
+                leaf.grad = None
             loss.backward()
-        return wanting, [p.grad for p in parameters]
-    finally:
-        for leaf, gradient in zip(leaves, before, strict=True):
-            leaf.grad = gradient
+            return wanting, [p.grad for p in parameters]
+        finally:
+            for leaf, gradient in zip(leaves, before, strict=True):
+                leaf.grad = gradient
 
 
 def _trained_at(plan: TracePlan, example: Example) -> int:

@@ -18,6 +18,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from ariadne import tree
 from ariadne.errors import TrainingError
+from ariadne.runtime.turns import TURNS
 
 Shares = list[tuple[torch.Tensor, torch.Tensor]]
 _AccumulateGrad = torch._C._functions.AccumulateGrad
@@ -73,8 +74,9 @@ def caught(
     """While in the block, a backward pass from `root`, or from several, puts what it has for some leaves into two lists.
 
     For those `waiting` nothing is accumulated, and none of their hooks runs; for those `noted` all goes on as it would.
-    Passes of other threads go on as they would, save that they don't see the hooks of leaves that wait either. So do passes within
-    this one, as a reentrant checkpoint starts them: what they give is accumulated at once in the whole model too, and is noted.
+    Passes of other threads through what Ariadne split wait for the end of the block; any other goes on, but doesn't see the hooks
+    of leaves that wait. Passes within this one, as a reentrant checkpoint starts them, go on as they would: what they give is
+    accumulated at once in the whole model too, and is noted.
     """
     found: tuple[Shares, Shares] = [], []
     mine: list[int] = []
@@ -117,7 +119,8 @@ def kept_whole(shared: Iterable[torch.Tensor], stops: Iterable[Node]) -> Iterato
     """Raises `TrainingError` after a block in which a pass through `stops` took the gradient of a `shared` leaf: one share."""
     through: set[int] = set()
     taken: list[int] = []
-    handles = [leaf.register_hook(lambda _: taken.append(_task())) for leaf in shared]
+    with TURNS.alone():
+        handles = [leaf.register_hook(lambda _: taken.append(_task())) for leaf in shared]
     handles += [node.register_prehook(lambda _: through.add(_task())) for node in (stops if handles else ())]
     try:
         yield
@@ -134,17 +137,18 @@ def kept_whole(shared: Iterable[torch.Tensor], stops: Iterable[Node]) -> Iterato
 
 @contextmanager
 def without_hooks(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Without the gradient hooks and the post-accumulate hooks of some leaves."""
+    """Without the gradient hooks and the post-accumulate hooks of some leaves; no other thread walks back meanwhile."""
     hidden = [
         (leaf, name, hooks)
         for leaf in leaves
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks")
         if (hooks := getattr(leaf, name))
     ]
-    try:
-        for leaf, name, _ in hidden:
-            setattr(leaf, name, OrderedDict())
-        yield
-    finally:
-        for leaf, name, hooks in hidden:
-            setattr(leaf, name, hooks)
+    with TURNS.alone():
+        try:
+            for leaf, name, _ in hidden:
+                setattr(leaf, name, OrderedDict())
+            yield
+        finally:
+            for leaf, name, hooks in hidden:
+                setattr(leaf, name, hooks)
