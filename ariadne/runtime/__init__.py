@@ -25,13 +25,12 @@ from ariadne.runtime.training import (
     Tap,
     backward_prefix,
     carried,
-    disturbed,
     held_gradients,
     loss_of,
     refuse_shared,
     step,
-    walk_back,
     walks,
+    watched_walk,
 )
 from ariadne.runtime.variant import Settings, Variant, keeps_sides, told_apart
 from ariadne.runtime.waiting import caught, ends, leaves_of, led_to

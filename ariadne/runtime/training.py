@@ -201,18 +201,31 @@ def train_suffix(
         waiting, noted = _reached(leaves, boundary, optimizer, owned)
         del output, values, stops, leaves
         waiting += [p for p in shared if here and p.requires_grad and not any(p is w for w in waiting)]
-        by_itself = bool(waiting) and disturbed(before)
         walking.append(True)
-        walk_back(loss, boundary, scaler, waiting, noted)
-        # A reentrant checkpoint in loss_fn walks back within this walk, to leaves that the loss's graph does not show.
-        by_itself = by_itself or disturbed(before, {id(p) for p in waiting})
-        boundary._disturbed = by_itself and walked is not None and walked == walks()
+        watched_walk(loss, boundary, scaler, waiting, noted, before, walked)
         del before
     finally:
         _set_grad_enabled(enabled)
     if optimizer is not None:
         step(optimizer, scaler)
     return loss.detach(), kept
+
+
+def watched_walk(
+    loss: torch.Tensor,
+    boundary: BoundaryPayload,
+    scaler: Any,
+    waiting: Sequence[torch.Tensor],
+    noted: Sequence[torch.Tensor],
+    before: Held,
+    walked: int | None,
+) -> None:
+    """`walk_back`, which notes whether loss_fn put gradients on the prefix by itself since `before`, after `walked` walks."""
+    by_itself = bool(waiting) and disturbed(before)
+    walk_back(loss, boundary, scaler, waiting, noted)
+    # A reentrant checkpoint in loss_fn walks back within this walk, to leaves that the loss's graph does not show.
+    by_itself = by_itself or disturbed(before, {id(p) for p in waiting})
+    boundary._disturbed = by_itself and walked is not None and walked == walks()
 
 
 def walk_back(
