@@ -201,8 +201,11 @@ class _Search:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The names in a function's code, and in that of functions inside."""
-    yield from code.co_names
+    """The names in a function's code, and in that of functions inside; not those that no source can hold, which tools put there.
+
+    Pytest puts `@pytest_ar` where it rewrites `assert`: from there a way leads to all that pytest knows.
+    """
+    yield from filter(str.isidentifier, code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
