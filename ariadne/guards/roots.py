@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from ariadne.guards.attributes import LEAVES, MISSING, Attribute, follow, is_a, is_array, is_opaque, kind_of
+from ariadne.guards.attributes import LEAVES, MISSING, Attribute, follow, is_a, is_array, is_memory, is_opaque, kind_of
 from ariadne.guards.links import is_known
 
 _NEAR = 3  # so many functions away from a hook or a method, what a function reaches is looked at
@@ -209,11 +209,6 @@ def _names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
-
-
-def is_memory(value: Any) -> bool:
-    """Whether a function keeps its results in C: what `functools.lru_cache` and `cache` make."""
-    return type(value).__name__ == "_lru_cache_wrapper"
 
 
 @lru_cache(maxsize=4096)
