@@ -136,8 +136,8 @@ def observe(
     found: Recording | None = None
     try:
         if watch is not None:
-            for i in example.batched:
-                watch.tell(leaves[i], (batch_symbol, *(None,) * (leaves[i].dim() - 1)))
+            for i, dim in example.batched.items():
+                watch.tell(leaves[i], tuple(batch_symbol if d == dim else None for d in range(leaves[i].dim())))
         with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
             found.output = model(*args, **kwargs)
         found.effects = containers.changes()

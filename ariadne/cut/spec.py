@@ -34,6 +34,8 @@ class SplitSpec:
     `batch_symbol` is how the batch is written in plans and sources. `dynamic`: the sizes beside the batch that may change, as
     {input: {dim: symbol}}, inputs by the names that forward has for them; dims of one symbol have one size. `sizes`: how far each
     symbol goes, as (smallest, largest) or (smallest, largest, step), both included; any size where it says nothing.
+    `batch_dim`: the dim that is the batch, for inputs where it is not dim 0, and None for those that have no batch, such as a
+    table that all calls share: {"x": 1, "table": None}.
     `max_paths`: where Python branches on what it reads out of tensors, the number of paths that get a plan each for inputs of
     one kind; past it, and with 1 at once, another path raises `WitnessError`.
 
@@ -50,6 +52,7 @@ class SplitSpec:
     dynamic: Mapping[str, Mapping[int, str]] | None = None
     sizes: Mapping[str, tuple[int, ...]] | None = None
     max_paths: int = 16
+    batch_dim: Mapping[str, int | None] | None = None
 
     def __post_init__(self) -> None:
         parse_boundary(self.boundary)
@@ -58,6 +61,7 @@ class SplitSpec:
         object.__setattr__(self, "dynamic", _dynamic(self.dynamic, self.batch_symbol))
         object.__setattr__(self, "sizes", None if self.sizes is None else dict(self.sizes))
         _ = self.ranges
+        object.__setattr__(self, "batch_dim", _batch_dim(self.batch_dim))
         if self.trace_batch_mode is not None and self.trace_batch_mode not in TRACE_BATCH_MODES:
             raise SpecError(
                 f"trace_batch_mode must be one of {', '.join(map(repr, TRACE_BATCH_MODES))}; found {self.trace_batch_mode!r}"
@@ -120,6 +124,19 @@ def _dynamic(given: Any, batch_symbol: str) -> dict[str, dict[int, str]] | None:
                     f"{symbol!r}"
                 )
     return {name: dict(dims) for name, dims in given.items()}
+
+
+def _batch_dim(given: Any) -> dict[str, int | None] | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping) or not all(
+        isinstance(name, str) and (dim is None or (type(dim) is int and dim >= 0)) for name, dim in given.items()
+    ):
+        raise SpecError(
+            "batch_dim says which dim of an input is the batch as {input: dim}, counted from 0, or None where it has no batch, "
+            f"such as {{'x': 1, 'table': None}}; found {given!r}"
+        )
+    return dict(given)
 
 
 def _range(symbol: str, given: Any) -> range:
