@@ -294,7 +294,7 @@ class Pipeline:
     def take(self, captured: Captured, example: Example, trains: bool) -> None:
         """Take in a further plan: cut as the first one is, and held against the model."""
         plan = captured.plan
-        cuts = choice.alike(plan, frontiers(plan), self._main, self.cuts, self._boundaries, plan.grad_enabled)
+        cuts = choice.alike(plan, frontiers(plan), self._main, self.cuts, self._boundaries)
         choice.refuse_moved(plan, cuts)
         self._plans[plan] = cuts, captured.baseline
         self._runtimes.clear()
@@ -383,7 +383,7 @@ def _spread(
     balance: Balance | None, times: Sequence[float] | None,
 ) -> choice.Cuts:  # fmt: skip
     """The cuts of so many parts: even, or balanced."""
-    pool = choice.usable(candidates, plan.grad_enabled)
+    pool = choice.usable(plan, candidates)
     if balance is None:
         return even(pool, len(plan.nodes), count)
     if balance == "time" and times is None:
@@ -440,7 +440,7 @@ def prepare_pipeline(
     first = captures[0]
     found, trains = frontiers(first.plan), first.plan.grad_enabled
     cuts = (
-        choice.named(first.plan, found, texts, trains)
+        choice.named(first.plan, found, texts)
         if texts
         else _spread(model, first.plan, found, example, choice.counted(parts), balance, times)
     )

@@ -122,13 +122,13 @@ class FrozenStart(nn.Module):
 
 
 class Images(nn.Module):
-    """Convolutions, so that layouts count, one of them at both ends; a branch of which no gradient comes back."""
+    """Convolutions, so that layouts count, one of them at both ends; two branches of which no gradient comes back."""
 
     def __init__(self) -> None:
         super().__init__()
         self.convs = nn.ModuleList([nn.Conv2d(3 if i == 0 else 4, 4, 3, padding=1) for i in range(5)])
         self.depthwise = nn.Conv2d(4, 4, 3, padding=1, groups=4)  # its gradient may have either stride where a dim is 1
-        self.head = nn.Linear(4, 5)
+        self.side, self.head = nn.Conv2d(4, 2, 1), nn.Linear(4, 5)
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         h = x.contiguous(memory_format=torch.channels_last)
@@ -136,7 +136,9 @@ class Images(nn.Module):
             h = conv(h).relu()
             if i != 2:
                 h = h + self.depthwise(h)
-        return {"logits": self.head(h.mean((2, 3))), "features": h.detach()}
+            if i == 0:
+                side = self.side(h)  # goes on to the output, and no loss uses it
+        return {"logits": self.head(h.mean((2, 3))), "features": h.detach(), "side": side}
 
 
 class AllAtOnce(nn.Module):

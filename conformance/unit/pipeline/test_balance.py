@@ -94,7 +94,7 @@ def test_the_balanced_cuts_stand_beside_the_even_ones() -> None:
     net, plan = SkipOverTwo(), pipeline.plan
     candidates = frontiers(plan)
     costs = Costs.of("boundary_bytes", net, plan, candidates, Example.of((torch.randn(4, 6),), {}))
-    one, other = layouts(usable(candidates, True), costs, 3, "boundary_bytes")
+    one, other = layouts(usable(plan, candidates), costs, 3, "boundary_bytes")
     assert (one.name, other.name) == ("balanced by boundary_bytes", "even in ops")
     assert max(one.parts) <= max(other.parts)
 
