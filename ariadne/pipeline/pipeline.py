@@ -265,7 +265,7 @@ class Pipeline:
             "count": len(self),
             "tied": {name: [*users] for name, users in self.tied.items()},
             "onward": {key: [o.split_id, o.live, o.copied] for key, o in self.onward(index).items()},
-            "draws": self.any_draws,
+            "draws": self.any_draws or self.draws == "seeded",
         }
         side = SIDES[0] if index == 0 else SIDES[1]
         about = {"batches": [*self.settings.spec.batch_range], "trainable": False, "pipeline": told}
@@ -451,5 +451,5 @@ def prepare_pipeline(
     pipeline.prove(first, example, trains and any(p.requires_grad for p in model.parameters()))
     for captured in captures[1:]:
         pipeline.take(captured, example, False)
-    pipeline.draws = "whole" if not pipeline.any_draws else draws or ("whole" if pipeline.foreseeable() else "seeded")
+    pipeline.draws = draws or ("whole" if pipeline.foreseeable() else "seeded")
     return pipeline

@@ -36,8 +36,9 @@ def cases(world: int, nets: tuple[str, ...] = tuple(CASES)) -> list[Asked]:
     for name in NAMES:
         for parts in (p for p in PARTS if runs(name, p, world)):
             count = max(4, parts)
-            found += [(net, name, parts, count) for net in nets]
-            found += [(net, name, parts, count, "Adam", "seeded") for net in nets if net in ("dropout", "all")]
+            found += [(net, name, parts, count) for net in nets if net != "noisy_loss"]
+            seeded = [net for net in nets if net in ("dropout", "noisy_loss", "all")]
+            found += [(net, name, parts, count, "Adam", "seeded") for net in seeded]
     return found
 
 

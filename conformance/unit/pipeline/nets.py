@@ -215,5 +215,6 @@ CASES = {
         lambda n, g: torch.randint(5, (n,), generator=g),
         lambda out, target: F.cross_entropy(out["logits"], target),
     ),
+    "noisy_loss": Case(Dropped, _rows, _row, lambda out, target: squared(F.dropout(out, 0.3), target)),
     "all": Case(AllAtOnce, _tokens, _next_tokens, _entropy),
 }
