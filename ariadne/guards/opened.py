@@ -11,7 +11,9 @@ from __future__ import annotations
 import gc
 import logging
 import operator
+import random
 import reprlib
+import sys
 import threading
 import weakref
 from collections import defaultdict, deque
@@ -162,7 +164,7 @@ def unfolded(
             todo.extend(parts)
             continue
         if type(thing) is MethodType:
-            todo.extend((thing.__func__, thing.__self__))
+            todo.extend((thing.__func__, *(() if _draws_for_all(thing) else (thing.__self__,))))
             continue
         yield thing
         if lasts(thing) or type(thing) is bytes or thing is MISSING or id(thing) in seen or id(thing) in moved:
@@ -188,6 +190,13 @@ def unfolded(
             watched.add(thing)
         alive.append(parts)
         todo.extend(parts)
+
+
+def _draws_for_all(method: MethodType) -> bool:
+    """Whether a method is of Python's or numpy's one generator for all: that it is there changes nothing, and a draw is refused."""
+    numbers = sys.modules.get("numpy.random.mtrand")
+    generators = getattr(random, "_inst", None), getattr(numbers, "_rand", None)
+    return any(method.__self__ is g for g in generators) and method.__name__ not in ("getstate", "get_state")
 
 
 class Watched:
