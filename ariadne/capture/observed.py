@@ -222,7 +222,7 @@ def _refuse_renewed(found: Recording, effects: Effects) -> None:
 def _moves_on(value: Any) -> str:
     """What an attribute is that gives something else whenever it is asked, in words; empty for all others."""
     numbers = sys.modules["numpy"].random if "numpy" in sys.modules else None
-    if isinstance(value, random.Random) or (numbers and isinstance(value, (numbers.Generator, numbers.RandomState))):
+    if is_a(value, random.Random) or (numbers and is_a(value, (numbers.Generator, numbers.RandomState))):
         return "a generator of random numbers of its own"
     return "an iterator" if is_a(value, Iterator) and not is_a(value, (torch.Tensor, *weakref.ProxyTypes)) else ""
 

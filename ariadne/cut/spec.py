@@ -157,6 +157,7 @@ class CompileOptions:
     configuration in "options". `cache_dir`: where packages compiled ahead of time are kept; native code is loaded from there, so it
     must be as trusted as the program. `on_error`: raise, or eager to run a segment eagerly that can't be compiled. `buckets`: the
     batches that are run; a smaller one is padded to the next of them where each sample is shown to be computed by itself.
+    `chosen`: nothing is said of a compiler, so what is known to serve best is taken, for each task and device.
     """
 
     given: Mapping[str, Any]
@@ -164,6 +165,7 @@ class CompileOptions:
     cache_dir: str | None = None
     on_error: str = "raise"
     buckets: tuple[int, ...] = ()
+    chosen: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, Any] | None) -> CompileOptions:
@@ -174,6 +176,7 @@ class CompileOptions:
         """
         given = dict(options or {})
         ahead = given.get("backend") == "aot_inductor"
+        chosen = not given.keys() - {"on_compile_error", "cache_dir"}
         known = AHEAD_OPTIONS if ahead else (*COMPILE_OPTIONS, *OUR_COMPILE_OPTIONS)
         unknown = next((name for name in given if name not in known), None)
         if unknown in (*COMPILE_OPTIONS, "batch_buckets"):
@@ -187,8 +190,10 @@ class CompileOptions:
             raise SpecError(f"on_compile_error must be 'raise' or 'eager'; found {on_error!r}")
         if cache_dir is not None and not isinstance(cache_dir, (str, os.PathLike)):
             raise SpecError(f"cache_dir is the path of a directory; found {type(cache_dir).__name__}")
-        if cache_dir is not None and not ahead:
-            raise SpecError("cache_dir goes with backend 'aot_inductor'; torch.compile keeps caches of its own")
+        if cache_dir is not None and not (ahead or chosen):
+            raise SpecError(
+                "cache_dir goes with backend 'aot_inductor', or without a backend; torch.compile keeps caches of its own"
+            )
         buckets = given.pop("batch_buckets", ())
         if not (
             isinstance(buckets, (list, tuple))
@@ -198,7 +203,8 @@ class CompileOptions:
             raise SpecError(f"batch_buckets are batches, ascending, such as (1, 4, 16); found {buckets!r}")
         if ahead and not isinstance(given.get("options") or {}, Mapping):
             raise SpecError(f"options is a mapping of inductor's settings; found {type(given['options']).__name__}")
-        return cls(given, ahead, None if cache_dir is None else os.fspath(cache_dir), on_error, tuple(buckets))
+        folder = None if cache_dir is None else os.fspath(cache_dir)
+        return cls(given, ahead, folder, on_error, tuple(buckets), chosen)
 
 
 @dataclass(frozen=True, slots=True)

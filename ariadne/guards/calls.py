@@ -326,7 +326,8 @@ class ModuleGuard:
                 if isinstance(table, MappingProxyType) and lasts(value):
                     if (there := table[keys[-1]]) is not value and not tree.identical(there, value):
                         changed = True
-                    of_classes.append(Outside(Lookup(type(m)), keys[0], there, keys[0]))
+                    found = Lookup(type(m))  # nothing, where it is nn.Module's own: then none must come before that
+                    of_classes.append(Outside(found, keys[0], found[keys[0]], keys[0]))
                 elif isinstance(value, Same):
                     identical[id(table), keys[-1]] = table, keys[-1], value.thing
                 else:
