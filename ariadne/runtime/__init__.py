@@ -4,6 +4,7 @@ Plans, candidates and the model flow in; boundaries, outputs, losses and gradien
 order::
 
     turns       which threads walk back at the same time
+    asked       gradients that a loss function asks for by itself
     waiting     gradients that wait for the other side's share
     training    the two functions that train across a cut
     moved       what the ops of a side move, kept so that a call can be taken back
