@@ -481,3 +481,26 @@ def test_a_path_that_asks_nothing_is_taken_from_one_that_asks(boundary: str, tra
             twins.train(rows(n), steps=1, cuts=[runtime])
         with torch.no_grad():
             same(twins.whole(rows(n)), runtime.run_suffix(runtime.run_prefix(rows(n))))
+
+
+def writes_into_a_view_on_one_path(m: Net, x: Tensor) -> Tensor:
+    h = m.left(x)
+    part = h[:, :3]
+    if part.sum() > 0:
+        part.add_(1)
+    return m.leave(m.right(h))
+
+
+def test_what_one_path_writes_into_before_its_cut_is_not_held_against_another() -> None:
+    def make() -> Net:
+        net = build(writes_into_a_view_on_one_path)
+        net.forward = partial(writes_into_a_view_on_one_path, net)  # type: ignore[method-assign]
+        return net
+
+    twins, way = Twins(make, X), make()
+    some = [seeded((3, 6), seed) * sign for seed in range(3) for sign in (-1, 1)]
+    rows = {bool(way.left(x)[:, :3].sum() > 0): x for x in some}
+    for first in (False, True):
+        runtime = prepare_split(twins.split, (rows[first],), split="50%")
+        for second in (not first, first, not first):
+            twins.replay(rows[second], cuts=[runtime])
