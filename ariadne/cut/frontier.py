@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -174,7 +174,7 @@ class GradientOrder:
     def _states(self) -> Iterator[tuple[str, int, int]]:
         """State that ops write into with a graph: its name, the first of these ops, and the last op that reads it with one."""
         values, root_of = self.plan.values, self.groups.find
-        graphed = self._graphed() if self.writes else frozenset()
+        graphed = self._graphed() if self.writes else set[str]()
         for name, value in values.items():
             root = root_of(name) if value.is_state and name in self.groups.parent else None
             for i in self.writes.get(root, ()) if root is not None and value.kind != "parameter" else ():
@@ -185,7 +185,7 @@ class GradientOrder:
                     yield name, i, max(k for k, n in enumerate(self.plan.nodes) if self._reads(n, root))
                     break
 
-    def _graphed(self) -> Collection[str]:
+    def _graphed(self) -> set[str]:
         """The values that may have a graph: not what follows from others by a detach, or where gradients are off."""
         values, find = self.plan.values, self.groups.find
         found = {name for name, value in values.items() if value.differentiable and name not in self.plan.definitions}

@@ -44,6 +44,7 @@ class Plans:
         self._dropped: set[tuple[str, str]] = set()  # the keys of variants that made way for others
         self._rests: dict[Any, Any] = {}  # how a call goes on from a question of one plan in another
         self._answered: dict[Any, Variant] = {}  # the plan of a question's answer, looked for once
+        self._alike: dict[Any, Any] = {}  # what crosses by one plan and must be the same by another
         self._placed: dict[str, dict[tuple[str, str], None]] | None = None  # parameters that no plan has read, by side
         self._reports: list[SegmentReport] = []  # of all plans that there ever were
         self._by_key: dict[tuple[str, str], list[Variant]] = {}  # they differ in what they rest on
@@ -103,6 +104,7 @@ class Plans:
             self._plans.pop(oldest.plan, None)
             self._rests = {key: found for key, found in self._rests.items() if oldest not in key}
             self._answered = {key: v for key, v in self._answered.items() if oldest not in (key[0], v)}
+            self._alike = {pair: same for pair, same in self._alike.items() if oldest not in pair}
             self._dropped.add(oldest.key)
 
     def _room(self) -> int:
