@@ -341,7 +341,8 @@ class ModuleGuard:
         hooks = [(m, h, base.hooks[p, h]) for p, m in modules.items() for h in HOOKS]
         loud = [(m.__dict__[h], base.hooks_now(m, h) == was) for m, h, was in hooks if was or m.__dict__[h]]
         loud_now = [(live, [*live.values()] if same else None) for live, same in loud]
-        self._hookless = [(m, h) for m, h, was in hooks if not was and not m.__dict__[h]]
+        self._hookless = [m.__dict__[h] for m, h, was in hooks if not was and not m.__dict__[h]]
+        identical.update(((id(m.__dict__), h), (m.__dict__, h, m.__dict__[h])) for m, h, _ in hooks)
         self._handles = RemovableHandle.next_id
         own = {id(t) for m in modules.values() for t in (m.__dict__, m._modules, m._parameters)} | inner
         looked_in_vain = {path for path, _ in base.missing}
@@ -390,7 +391,9 @@ class ModuleGuard:
                 return False
         if any(map(is_not, map(_own_of, self._modules), self._own)):  # what was written into the new one is not told
             return False
-        return (self._handles == RemovableHandle.next_id or self._still_hookless()) and list(
+        if any(self._hookless):  # by registration, or written into the table itself
+            return False
+        return (self._handles == RemovableHandle.next_id or self._no_global_hook()) and list(
             map(type, self._modules)
         ) == self._classes
 
@@ -402,12 +405,9 @@ class ModuleGuard:
         self._total = total
         return True
 
-    def _still_hookless(self) -> bool:
-        """Whether nothing hooks what had no hook. Asked only after torch gave out a handle, as every registration does.
-
-        Looking into four tables of each module at each call takes as long as all the rest: they lie far apart in memory.
-        """
-        if any(m.__dict__[h] for m, h in self._hookless) or global_hooks():
+    def _no_global_hook(self) -> bool:
+        """Whether no hook for all modules is there. Asked only after torch gave out a handle, as every registration does."""
+        if global_hooks():
             return False
         self._handles = RemovableHandle.next_id
         return True
