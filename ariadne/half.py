@@ -34,7 +34,7 @@ from ariadne.halves import (
 )
 from ariadne.halves import weights as files
 from ariadne.plan import TracePlan, sizes_in
-from ariadne.runtime import Settings, SplitRuntime, Variant, training
+from ariadne.runtime import Settings, SplitRuntime, Variant, taps
 
 
 class Half(nn.Module):
@@ -106,7 +106,7 @@ class Half(nn.Module):
     def train_suffix(
         self, boundary: BoundaryPayload, targets: Any = None, *, loss_fn: Callable[[Any, Any], torch.Tensor],
         optimizer: torch.optim.Optimizer | None = None, scaler: Any = None,
-    ) -> tuple[torch.Tensor, training.Gradients]:  # fmt: skip
+    ) -> tuple[torch.Tensor, taps.Gradients]:  # fmt: skip
         """As `SplitRuntime.train_suffix`; `TrainingError` where a parameter is tied to one of the other half."""
         self._refuse_tied()
         self._refuse_others(boundary)

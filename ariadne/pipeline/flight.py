@@ -11,7 +11,7 @@ import torch
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.errors import TrainingError
-from ariadne.runtime import SplitRuntime, Variant, caught, ends, leaves_of, training
+from ariadne.runtime import SplitRuntime, Variant, caught, ends, leaves_of, taps, training
 
 Shares = dict[str, torch.Tensor]  # of tied parameters, by name: what later parts have for them
 
@@ -38,7 +38,7 @@ class Flight:
     output: Any = None
     taken: list[torch.Tensor] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
-    arrived: training.Gradients = field(default_factory=dict)
+    arrived: taps.Gradients = field(default_factory=dict)
     walking: list[bool] = field(default_factory=list)
     ends: set[Any] = field(default_factory=set)
 
@@ -54,7 +54,7 @@ def onward(variant: Variant, raw: tuple[Any, ...], batch: int, to: Onward, train
                 f"a step across {to.split_id} may differ from the whole model's in the last bits: at this batch {name!r} is a view "
                 "of another tensor, which it was not at capture, and a later part writes into it. Cut elsewhere"
             )
-    carried, wanting = training.carried(to.live, raw)
+    carried, wanting = taps.carried(to.live, raw)
     return BoundaryPayload(to.split_id, signature, batch, to.live, carried, wanting, raw)
 
 
@@ -76,7 +76,7 @@ def later(runtime: SplitRuntime, boundary: BoundaryPayload, to: Mapping[str, Onw
     variant.check_suffix(boundary)
     flight = Flight()
     with torch.enable_grad():
-        values, flight.arrived = training.tapped(boundary, flight.walking)
+        values, flight.arrived = taps.tapped(boundary, flight.walking)
         for label, value in boundary.leaves():
             if isinstance(value, torch.Tensor) and label in boundary.requires_grad:
                 flight.labels.append(label)
@@ -134,7 +134,7 @@ def back(
     own: frozenset[str],
     parameters: Sequence[torch.nn.Parameter],
     foreign: Sequence[torch.Tensor],
-) -> tuple[training.Gradients, Shares]:
+) -> tuple[taps.Gradients, Shares]:
     """Walk back through one part: the gradients of what came in, and the shares of tied parameters that go on to earlier parts.
 
     `shares`: what later parts have for tied parameters. Each enters as a root where this part reads the parameter, so that autograd

@@ -18,7 +18,7 @@ from torch.distributed.pipelining._backward import construct_reverse_graph, get_
 
 from ariadne.pipeline.flight import Flight, roots_of
 from ariadne.pipeline.part import Part
-from ariadne.runtime import leaves_of, training
+from ariadne.runtime import leaves_of, taps, training
 
 
 @dataclass
@@ -52,7 +52,7 @@ def halves_well(part: Part, flight: Flight, loss: Any, shares: Mapping[str, torc
 
 def back_to_inputs(
     flight: Flight, loss: Any, gradients: Mapping[str, torch.Tensor | None], part: Part
-) -> tuple[training.Gradients, Later]:
+) -> tuple[taps.Gradients, Later]:
     """The first walk: the gradients of what came in, and what is to be done later."""
     roots, given = roots_of(flight, loss, gradients)
     if not roots:

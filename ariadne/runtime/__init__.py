@@ -6,6 +6,7 @@ order::
     turns       which threads walk back at the same time
     asked       gradients that a loss function asks for by itself
     waiting     gradients that wait for the other side's share
+    taps        where the suffix begins, and keeps what comes back
     training    the two functions that train across a cut
     moved       what the ops of a side move, kept so that a call can be taken back
     shared      what two plans share up to a question
@@ -19,13 +20,11 @@ order::
 
 from ariadne.runtime.proof import AT_FAULT, prove
 from ariadne.runtime.split import SplitRuntime
+from ariadne.runtime.taps import Gradients, Tap, carried
 from ariadne.runtime.told import RuntimeCacheKey
 from ariadne.runtime.training import (
-    Gradients,
     Owned,
-    Tap,
     backward_prefix,
-    carried,
     held_gradients,
     loss_of,
     refuse_shared,

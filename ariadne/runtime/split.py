@@ -28,7 +28,7 @@ from ariadne.cut import (
 from ariadne.errors import BoundaryError, HalfError, SpecError, TrainingError, WitnessError
 from ariadne.halves import Cut, save, side_of, slots
 from ariadne.plan import Value
-from ariadne.runtime import training
+from ariadne.runtime import taps, training
 from ariadne.runtime.told import Told
 from ariadne.runtime.variant import Variant, told_apart
 
@@ -133,7 +133,7 @@ class SplitRuntime(Told):
         else:
             if variant.copied:
                 variant.refuse_views(raw)
-            carried, wanting = training.carried(live, raw)
+            carried, wanting = taps.carried(live, raw)
             boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], live, carried, wanting, raw)
         if variant.reachable:
             boundary.hold(variant.reachable)
@@ -220,7 +220,7 @@ class SplitRuntime(Told):
         loss_fn: Callable[[Any, Any], torch.Tensor],
         optimizer: torch.optim.Optimizer | None = None,
         scaler: Any = None,
-    ) -> tuple[torch.Tensor, training.Gradients]:
+    ) -> tuple[torch.Tensor, taps.Gradients]:
         """Run the suffix, `loss_fn(output, targets)` and the backward pass of both.
 
         With an `optimizer`: its gradients are cleared before, and it steps after; without one, gradients add up. With a

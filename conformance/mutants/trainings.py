@@ -10,7 +10,7 @@ import torch
 
 from ariadne.boundary import BoundaryPayload
 from ariadne.plan import TracePlan
-from ariadne.runtime.training import Gradients
+from ariadne.runtime.taps import Gradients
 from ariadne.runtime.variant import Variant
 from conformance.mutants.planted import Planted, on_tensors
 

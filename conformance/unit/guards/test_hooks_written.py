@@ -45,7 +45,7 @@ def test_a_hook_that_no_registration_told_of_is_noticed(change: str, where: str)
         with torch.no_grad():
             assert torch.equal(runtime.run_suffix(runtime.run_prefix(X)), before)
         write(module)
-        with pytest.raises(ModuleError, match="the hooks of .* changed"):
+        with pytest.raises(ModuleError, match=r"the hooks of .* changed"):
             runtime.run_suffix(runtime.run_prefix(X))
 
 

@@ -19,6 +19,7 @@ import ariadne.cut.frontier
 import ariadne.prepare
 import ariadne.runtime.plans
 import ariadne.runtime.split
+import ariadne.runtime.taps
 import ariadne.runtime.training
 import ariadne.runtime.variant
 import ariadne.segment.codegen
@@ -245,7 +246,7 @@ def no_regions(self: Any, body: Any) -> list[str]:
 
 
 RUNTIME_BACKWARD = ariadne.runtime.split.SplitRuntime.backward_prefix
-CARRIED, BACKWARD = ariadne.runtime.training.carried, ariadne.runtime.training.backward_prefix
+CARRIED, BACKWARD = ariadne.runtime.taps.carried, ariadne.runtime.training.backward_prefix
 TRAIN_SUFFIX, FRONTIERS = ariadne.runtime.training.train_suffix, ariadne.cut.frontier.frontiers
 ATOM = ariadne.segment.codegen._Writer._atom
 
@@ -257,7 +258,7 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     ),
     "double draw": lambda m: m.setattr(ariadne.runtime.variant, "load", in_segment("suffix", draws_first)),
     "prefix run twice": lambda m: m.setattr(ariadne.runtime.variant, "load", in_segment("prefix", runs_twice)),
-    "detach at the cut": lambda m: m.setattr(ariadne.runtime.training, "carried", detached),
+    "detach at the cut": lambda m: m.setattr(ariadne.runtime.taps, "carried", detached),
     "scaled boundary gradients": lambda m: m.setattr(ariadne.runtime.training, "backward_prefix", scaled_gradients),
     "zero for no gradient": lambda m: m.setattr(ariadne.runtime.split.SplitRuntime, "backward_prefix", zeros_for_none),
     "shared parameters forgotten": lambda m: m.setattr(ariadne.runtime.training, "train_suffix", forgets_shared),
