@@ -5,6 +5,7 @@ nothing in them runs, and what is not well formed is a `PayloadError`. The files
 
     ragged     nested tensors as plain data
     nodes      nested values as bytes
+    sections   what stands before the tensors, worked out once where it comes again
     wire       payloads as bytes
     payload    what crosses, in memory and on the wire
 """

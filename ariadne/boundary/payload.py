@@ -10,7 +10,8 @@ import torch
 from ariadne import tree
 from ariadne.boundary.nodes import TensorRef, register_boundary_serializer, shown
 from ariadne.boundary.ragged import Ragged, buffer_of, sizes_of
-from ariadne.boundary.wire import decode, encode
+from ariadne.boundary.sections import Memo, header_section, values_section
+from ariadne.boundary.wire import decode, encode, joined
 from ariadne.errors import BoundaryError, ConsumedError, PayloadError
 
 PROTOCOL_VERSION = 2
@@ -152,16 +153,14 @@ class BoundaryPayload:
         BoundaryPayload(cut:50, batch 8, layer3_1_relu_call2: [8, 256, 14, 14])
         """
         self.refuse_if_written()
-        header = {
-            "protocol_version": PROTOCOL_VERSION,
-            "split_id": self.split_id,
-            "plan_signature": self.plan_signature,
-            "batch": self.batch,
-            "labels": self.labels,
-            "requires_grad": self.requires_grad,
-        }
-        if self.weights:
-            header["weights"] = self.weights
+        alone = dict(zip(self.labels, self.raw, strict=True))
+        if len({id(v) for v in alone.values() if type(v) is torch.Tensor and not v.is_nested}) == len(self.raw):
+            key = self.split_id, self.plan_signature, self.batch, self.labels, self.requires_grad, self.weights
+            known = _SECTIONS.get(key)
+            if known is None or type(self.batch) is not int:
+                told = header_section(self._header()), values_section(self.values, self.labels)
+                known = _SECTIONS.put(key, told)
+            return joined(known[0], known[1], alone)
         held = self.tensors
         first = {id(t): label for label, t in reversed(held.items())}
         tensors = {label: t.detach() for label, t in held.items() if first[id(t)] == label}
@@ -170,7 +169,18 @@ class BoundaryPayload:
         if nested:
             tensors |= {label: buffer_of(tensors[label]) for label in nested}
             values = tree.map_leaves(lambda v: nested.get(v.label, v) if isinstance(v, TensorRef) else v, values)
-        return encode(header, tensors, values)
+        return encode(self._header(), tensors, values)
+
+    def _header(self) -> dict[str, Any]:
+        header = {
+            "protocol_version": PROTOCOL_VERSION,
+            "split_id": self.split_id,
+            "plan_signature": self.plan_signature,
+            "batch": self.batch,
+            "labels": self.labels,
+            "requires_grad": self.requires_grad,
+        }
+        return {**header, "weights": self.weights} if self.weights else header
 
     @classmethod
     def from_tensors(
@@ -236,7 +246,10 @@ class BoundaryPayload:
             )
         if not isinstance(values, (tuple, list)) or len(values) != len(labels):
             raise PayloadError(f"the payload has {len(labels)} label(s), but not as many values")
-        raw = tuple(tree.map_leaves(lambda v: _take(tensors, v), value) for value in values)
+        raw = tuple(
+            tensors[v.label] if type(v) is TensorRef else tree.map_leaves(lambda leaf: _take(tensors, leaf), v)
+            for v in values
+        )
         found = cls(header["split_id"], header["plan_signature"], header["batch"], labels, raw, wanting)
         held = found.tensors if wanting else {}
         odd = next((n for n in wanting if n not in held or not _differentiable(held[n])), None)
@@ -255,6 +268,7 @@ class BoundaryPayload:
 ReplayBoundary = BoundaryPayload
 register_boundary_serializer(Ragged, Ragged.told, Ragged.read, "label, sizes, strides, offsets")
 _NOTHING: tuple[tuple[int, ...], list[int]] = ((), [])
+_SECTIONS = Memo()  # header and values of boundaries that hold nothing but tensors, by what is in them
 
 
 def _writes(raw: tuple[Any, ...], at: tuple[int, ...]) -> list[int]:

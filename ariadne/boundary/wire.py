@@ -33,7 +33,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ariadne.boundary.nodes import DTYPES, U64, WORD, Reader, Writer, is_header, name_of, shown
+from ariadne.boundary.nodes import DTYPES, U64, WORD, Reader, name_of, shown
+from ariadne.boundary.sections import (
+    SMALL,
+    Memo,
+    header_section,
+    read_header,
+    read_values,
+    sections,
+    table_section,
+    values_section,
+)
 from ariadne.errors import BoundaryError, PayloadError
 
 VERSION = 2
@@ -63,41 +73,21 @@ def encode(header: Mapping[str, Any], tensors: Mapping[str, Tensor], values: Any
     >>> values, tensors["xt"].shape, tensors["xt"][1, 0].item()
     ([TensorRef(label='xt'), None], torch.Size([3, 2]), 9.0)
     """
-    storages, table = _plainly(_gather, tensors)
-    written = Writer(tensors)
-    written.node(values, "values")
-    chunks: list[bytes | bytearray | memoryview] = [
-        *(_header_bytes(dict(header)), _table_bytes(table)),
-        *(U64.pack(len(written.out)), written.out, U64.pack(sum(pad + raw.numel() for pad, raw in storages))),
-    ]
-    for pad, raw in storages:
-        chunks += [bytes(pad), _memory(raw)] if pad else [_memory(raw)]
-    crc = length = 0
-    for chunk in chunks:
+    return joined(header_section(header), values_section(values, tensors), tensors)
+
+
+def joined(header: bytes, values: bytes, tensors: Mapping[str, Tensor]) -> bytes:
+    """The payload of a header and values that are written already: what a boundary of the same form had before."""
+    found = _alone(tensors)
+    storages, table = found or _plainly(_gather, tensors)
+    head = b"".join([header, table_section(table), values, U64.pack(sum(pad + len(at) for pad, at, _ in storages))])
+    crc, length = zlib.crc32(head), len(head)
+    chunks: list[bytes | memoryview] = [head]
+    for pad, at, _ in storages:
+        chunks += [bytes(pad), at] if pad else [at]
+    for chunk in chunks[1:]:
         crc, length = zlib.crc32(chunk, crc), length + len(chunk)
     return b"".join([_PREFIX.pack(_MAGIC, VERSION, _ORDER, crc, length), *chunks])
-
-
-class _Memo(dict[Any, Any]):
-    """What was worked out for small sections: from one boundary to the next, headers and tables are the same, byte for byte.
-
-    Bounded, whoever sends: it is emptied when it is full.
-    """
-
-    def put(self, key: Any, found: Any) -> Any:
-        """Keep a result, and return it."""
-        if len(self) >= _MOST_KEPT:
-            self.clear()
-        self[key] = found
-        return found
-
-
-_MOST_KEPT, _SMALL, _MOST_KEYS = (
-    128,
-    4096,
-    64,
-)  # results; bytes of a section, and values, beyond which nothing is kept of it
-_HEADERS, _TABLES, _READ_HEADERS, _READ_TABLES = _Memo(), _Memo(), _Memo(), _Memo()
 
 
 def _plainly(do: Callable[..., Any], *given: Any) -> Any:
@@ -111,54 +101,6 @@ def _plainly(do: Callable[..., Any], *given: Any) -> Any:
         return do(*given)
     finally:
         torch._C._set_grad_enabled(enabled)
-
-
-def _written(tree: Any, section: str) -> bytes:
-    """A section of plain values, with its length before it."""
-    writer = Writer(None)
-    writer.node(tree, section)
-    return U64.pack(len(writer.out)) + writer.out
-
-
-def _table_bytes(table: tuple[Any, ...]) -> bytes:
-    if len(table[1]) > _MOST_KEYS:
-        return _written(table, "table")
-    return _TABLES.get(table) or _TABLES.put(table, _written(table, "table"))  # type: ignore[no-any-return]
-
-
-def _header_bytes(header: dict[str, Any]) -> bytes:
-    if not _is_flat(header):
-        found = _written(header, "header")
-        if not is_header(header):
-            raise BoundaryError("cannot encode header: it is not str to plain values; put anything else into values")
-        return found
-    key = repr(header)  # tells 1 from True and from 1.0, which are equal
-    return _HEADERS.get(key) or _HEADERS.put(key, _written(header, "header"))  # type: ignore[no-any-return]
-
-
-def _is_flat(header: dict[str, Any]) -> bool:
-    """Whether it is a small dict from str to plain values and tuples of these, which nobody can change once it is kept."""
-    if len(header) > _MOST_KEYS:
-        return False
-    for key, value in header.items():
-        if (
-            type(key) is not str
-            or not _is_small(key)
-            or not (
-                _is_small(value) or (type(value) is tuple and len(value) <= _MOST_KEYS and all(map(_is_small, value)))
-            )
-        ):
-            return False
-    return True
-
-
-def _is_small(value: Any) -> bool:
-    kind = type(value)
-    if kind is str:
-        return len(value) <= _SMALL
-    if kind is int:
-        return bool(-WORD <= value < WORD)
-    return value is None or kind is bool
 
 
 def decode(
@@ -191,49 +133,57 @@ def decode(
     if zlib.crc32(view[_PREFIX.size :]) != crc:
         raise PayloadError("the payload's checksum does not match its bytes: they changed on the way; send it again")
 
-    body = Reader("body", view[_PREFIX.size :])
-    names = ("header", "table", "values", "storages")
-    sections = [body.take(body.size()) for _ in names]
-    if body.left:
-        raise body.error(f"{body.left} bytes after the last section")
-    header, table, valued = (bytes(part) for part in sections[:-1])
-    plain = {**(_READ_HEADERS.get(header) or _read_header(header))}
-    storages = Reader(names[-1], sections[-1])
-    key = table, storages.left, max_bytes
+    header, table, valued, stored = sections(view[_PREFIX.size :])
+    plain, key = {**read_header(header)}, (table, len(stored), max_bytes)
     sizes, rows = _READ_TABLES.get(key) or _read_table(key)
-    values = Reader("values", valued)
-    values.labels = rows
-    tree = values.tree()
-    return plain, _plainly(_tensors, sizes, rows, storages, device), tree
+    values = read_values(valued, table, rows)
+    return plain, _plainly(_tensors, sizes, rows, stored, device), values
 
 
-def _read_header(section: bytes) -> dict[str, Any]:
-    header = Reader("header", section)
-    plain: dict[str, Any] = header.tree()
-    header.need(is_header(plain), "it is not a flat dict from str to plain values")
-    return _READ_HEADERS.put(section, plain) if len(section) <= _SMALL and _is_flat(plain) else plain
+_READ_TABLES, _DENSE = Memo(), Memo()
 
 
 def _read_table(key: tuple[bytes, int, int]) -> tuple[list[tuple[int, int]], dict[str, _Row]]:
     section, room, max_bytes = key
     found = _layout(Reader("table", section), room, max_bytes)
-    return _READ_TABLES.put(key, found) if len(section) <= _SMALL else found
+    return _READ_TABLES.put(key, found) if len(section) <= SMALL else found
 
 
 def _tensors(
-    sizes: list[tuple[int, int]], rows: dict[str, _Row], storages: Reader, device: str | torch.device
+    sizes: list[tuple[int, int]], rows: dict[str, _Row], stored: memoryview, device: str | torch.device
 ) -> dict[str, Tensor]:
     """The tensors of a payload, in memory of their own."""
+    if len(rows) == len(sizes) and all(map(_is_whole, rows.values(), sizes)):
+        return _tensors_alone(sizes, rows, stored, device)
     within: dict[int, list[_Row]] = {}
     if any(n != sent for n, sent in sizes):
         for row in rows.values():
             within.setdefault(row.storage, []).append(row)
-    raws = []
+    raws, at = [], 0
     for number, (n, sent) in enumerate(sizes):
         raw = torch.empty(sent, dtype=torch.uint8, device="cpu")
-        _memory(raw)[:] = storages.take(sent)
+        _memory(raw)[:] = stored[at : at + sent]
+        at += sent
         raws.append((raw if sent == n else _laid_out(raw, n, within[number])).to(device))
     return {label: _place(raws[r.storage], r.dtype, r.shape, r.strides, r.offset) for label, r in rows.items()}
+
+
+def _tensors_alone(
+    sizes: list[tuple[int, int]], rows: dict[str, _Row], stored: memoryview, device: str | torch.device
+) -> dict[str, Tensor]:
+    """The same, where each tensor is a storage, whole: it is made as it is, without views."""
+    found, at = {}, 0
+    for (label, row), (n, _) in zip(rows.items(), sizes, strict=True):
+        t = torch.empty_strided(row.shape, row.strides, dtype=row.dtype, device="cpu")
+        _bytes_at(t.data_ptr(), n)[:] = stored[at : at + n]
+        at += n
+        found[label] = t if device == "cpu" else t.to(device)
+    return found
+
+
+def _is_whole(row: _Row, size: tuple[int, int]) -> bool:
+    n, sent = size
+    return 0 < n == sent == row.stop and row.offset == 0 and row.alone
 
 
 class _Row(NamedTuple):
@@ -242,6 +192,8 @@ class _Row(NamedTuple):
     strides: tuple[int, ...]
     storage: int
     offset: int  # bytes
+    stop: int = 0  # bytes
+    alone: bool = False  # whether it is the storage of its number in the table
 
 
 class _Item(NamedTuple):
@@ -271,8 +223,11 @@ def _is_countable(shape: Sequence[int], strides: Sequence[int], itemsize: int) -
 
 def _memory(raw: Tensor) -> memoryview:
     """The bytes of a contiguous uint8 tensor on the CPU, which must outlive them."""
-    n = raw.numel()
-    return memoryview((ctypes.c_ubyte * n).from_address(raw.data_ptr())).cast("B") if n else memoryview(bytearray())
+    return _bytes_at(raw.data_ptr(), raw.numel())
+
+
+def _bytes_at(address: int, n: int) -> memoryview:
+    return memoryview((ctypes.c_ubyte * n).from_address(address)).cast("B") if n else memoryview(bytearray())
 
 
 def _place(raw: Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
@@ -325,18 +280,60 @@ def _item(label: str, t: Tensor) -> _Item:
     raise BoundaryError(f"cannot encode tensor {shown(label)}: {why}")
 
 
-def _gather(tensors: Mapping[str, Tensor]) -> tuple[list[tuple[int, Tensor]], tuple[Any, ...]]:
-    """The storages to send, each as a number of zeros and the bytes after them, and the table of what lies where."""
+_Storages = list[tuple[int, memoryview, Any]]  # zeros, the bytes after them, and who owns these
+
+
+def _alone(tensors: Mapping[str, Tensor]) -> tuple[_Storages, tuple[Any, ...]] | None:
+    """What `_gather` gives, for dense tensors on the CPU with a memory of its own each; None where one may be another."""
+    storages: _Storages = []
+    sizes: list[int] = []
+    rows, taken, bases = [], [], set()
+    for label, t in tensors.items():
+        if (type(t) is not Tensor and type(t) is not torch.nn.Parameter) or type(label) is not str:
+            return None
+        if not t.is_cpu or t.layout is not torch.strided or t.is_nested or t.is_conj() or t.is_neg():
+            return None
+        shape, strides = tuple(t.shape), t.stride()
+        key = t.dtype, shape, strides
+        n = _DENSE.get(key)
+        if n is None:
+            known = (
+                t.dtype in _TENSOR_DTYPES and _is_countable(shape, strides, t.itemsize) and _is_dense(shape, strides)
+            )
+            n = _DENSE.put(key, _stop(shape, strides) * t.itemsize if known else 0)
+        try:
+            storage, address, start = t.untyped_storage(), t.data_ptr(), int(t.storage_offset()) * t.itemsize
+            if not n or not address or start + n > storage.nbytes() or address != storage.data_ptr() + start:
+                return None
+        except RuntimeError:  # vmap's, and others without memory: told where each is looked at
+            return None
+        pad = start % _ALIGN
+        rows.append((label, t.dtype, shape, strides, len(sizes), pad))
+        sizes.append(n + pad)
+        storages.append((pad, _bytes_at(address, n), t))
+        taken.append((address, address + n))
+        bases.add(address - start)
+    if len(taken) > 1:
+        taken.sort()
+        if len(bases) < len(taken) or any(one[1] > two[0] for one, two in itertools.pairwise(taken)):
+            return None
+    return storages, (tuple(sizes), tuple(rows))
+
+
+def _gather(tensors: Mapping[str, Tensor]) -> tuple[_Storages, tuple[Any, ...]]:
+    """The storages to send, and the table of what lies where."""
     items = [_item(label, tensor) for label, tensor in tensors.items()]
     groups: dict[object, list[_Item]] = {}
     for i in items:  # an empty tensor shares nothing
         groups.setdefault(i.storage if i.stop > i.start else i.label, []).append(i)
-    storages, sizes, taken, placed = [], [], [], dict[str, tuple[int, int]]()
+    storages: _Storages = []
+    sizes, taken, placed = [], [], dict[str, tuple[int, int]]()
     for number, group in enumerate(groups.values()):
         (device, base), first, last = group[0].storage, min(i.start for i in group), max(i.stop for i in group)
         begin = first - first % _ALIGN
         packed = _packed(group, last - begin)
-        storages.append(_collect(group, begin, first, last) if packed is None else (0, packed))
+        pad, raw = _collect(group, begin, first, last) if packed is None else (0, packed)
+        storages.append((pad, _memory(raw), raw))
         sizes.append(last - begin if packed is None else (last - begin, packed.numel()))
         placed |= {i.label: (number, i.start - begin) for i in group}
         taken += [(device, base + first, base + last, group[0].label)] if last > first else []
@@ -398,7 +395,9 @@ def _layout(table: Reader, room: int, max_bytes: int) -> tuple[list[tuple[int, i
         here, item = f"tensor {shown(label)}", r.dtype.itemsize
         table.need(label not in rows, f"{here} appears twice")
         table.need(r.dtype in _TENSOR_DTYPES, f"{here} is of {r.dtype}")
-        table.need(_are_counts((*r.shape, *r.strides, *r[3:])), f"{here} has a number below 0 or past 64 bits")
+        table.need(
+            _are_counts((*r.shape, *r.strides, r.storage, r.offset)), f"{here} has a number below 0 or past 64 bits"
+        )
         table.need(len(r.shape) == len(r.strides), f"{here} has {len(r.shape)} dims, {len(r.strides)} strides")
         table.need(_is_countable(r.shape, r.strides, item), f"{here} has more than {MAX_RANK} dims, or is past 64 bits")
         table.need(r.storage < len(sizes) and r.offset % item == 0, f"{here} is in storage {r.storage} at {r.offset}")
@@ -406,7 +405,7 @@ def _layout(table: Reader, room: int, max_bytes: int) -> tuple[list[tuple[int, i
         table.need(stop <= sizes[r.storage], f"{here} ends at byte {stop} of a storage of {sizes[r.storage]}")
         table.need(logical <= max_bytes, f"{here} is {logical} bytes when expanded, more than max_bytes={max_bytes}")
         packed[r.storage] -= _bytes_once(r)
-        rows[label] = r
+        rows[label] = r._replace(stop=stop, alone=r.storage == len(rows))
     exact = all(sent == n or left == 0 for (n, sent), left in zip(pairs, packed, strict=True))
     table.need(exact, "a storage is not the elements of its tensors")
     return pairs, rows

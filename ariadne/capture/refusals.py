@@ -51,6 +51,14 @@ def called_by_torch(frames: int = 2) -> bool:
     return bool(sys._getframe(frames).f_globals.get("__name__", "").startswith(TORCH))
 
 
+_STATES = (
+    ("torch", "torch", ("get_rng_state", "initial_seed")),
+    ("torch.random", "torch.random", ("get_rng_state", "initial_seed")),
+    ("random", "random", ("getstate",)),
+    ("numpy.random", "numpy.random", ("get_state",)),
+)
+
+
 @dataclass(frozen=True)
 class Run:
     """A run of forward that is recorded, in the thread and at the depth that is `mine`.
@@ -99,6 +107,11 @@ def refuse(run: Run) -> None:
     refused(torch.Tensor, "__reduce_ex__", "Tensor.__reduce_ex__ (by pickle, torch.save or copy.copy)", why)
     for name in ("manual_seed", "set_rng_state", "seed"):
         refused(torch, name, f"torch.{name}", "which a plan can't hold; seed before the call instead")
+    for owner, shown, names in _STATES:
+        module = sys.modules.get(owner)
+        for name in names if module is not None else ():
+            why = "which says where a random generator stands, and a plan would go on with what it was at capture; pass it in"
+            refused(module, name, f"{shown}.{name}", why, by_torch=True)
     why = "whose tensors carry tangents that a plan can't hold; use torch.autograd.grad, or compute them outside"
     refused(forward_ad, "enter_dual_level", "torch.autograd.forward_ad", why)
     why = "whose Python and tables can't be followed; put the module that it was scripted or traced from in its place"

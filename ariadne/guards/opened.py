@@ -11,7 +11,9 @@ from __future__ import annotations
 import gc
 import logging
 import operator
+import random
 import reprlib
+import sys
 import threading
 import weakref
 from collections import defaultdict, deque
@@ -41,6 +43,7 @@ from ariadne.guards.attributes import (
     SIMPLE,
     is_a,
     is_array,
+    is_memory,
     is_open,
     is_pythons_own,
     lasts,
@@ -81,14 +84,16 @@ def asks_by_name(value: Any) -> bool:
 
 
 def counts_by_which(value: Any) -> bool:
-    """Whether other guards look into a thing: a tensor, a module, a class, a function, and what torch itself made."""
+    """Whether other guards look into a thing: a tensor, a module, a class, a function, and what torch itself made; or none need,
+    as what stands in annotations.
+    """
     if is_a(value, _WHICH):
         return True
     kind: Any = type(value)
     home = str(kind.__module__)
     if home.startswith(_OPENED) and home_of(value) is object:
         return False
-    return home.partition(".")[0] == "torch" and not is_a(value, (*_CONTAINERS, *weakref.ProxyTypes))
+    return home.partition(".")[0] in ("torch", "typing") and not is_a(value, (*_CONTAINERS, *weakref.ProxyTypes))
 
 
 def asks_itself(value: Any) -> bool:
@@ -159,7 +164,7 @@ def unfolded(
             todo.extend(parts)
             continue
         if type(thing) is MethodType:
-            todo.extend((thing.__func__, thing.__self__))
+            todo.extend((thing.__func__, *(() if _draws_for_all(thing) else (thing.__self__,))))
             continue
         yield thing
         if lasts(thing) or type(thing) is bytes or thing is MISSING or id(thing) in seen or id(thing) in moved:
@@ -187,6 +192,13 @@ def unfolded(
         todo.extend(parts)
 
 
+def _draws_for_all(method: MethodType) -> bool:
+    """Whether a method is of Python's or numpy's one generator for all: that it is there changes nothing, and a draw is refused."""
+    numbers = sys.modules.get("numpy.random.mtrand")
+    generators = getattr(random, "_inst", None), getattr(numbers, "_rand", None)
+    return any(method.__self__ is g for g in generators) and method.__name__ not in ("getstate", "get_state")
+
+
 class Watched:
     """The dicts that all of what one look found rests on; `loose` where it rests on something else, too."""
 
@@ -204,6 +216,8 @@ class Watched:
         elif home_of(thing) is object and not slots_of(thing) and type(own) is dict and not is_a(thing, _SPECIAL):
             self.dicts.append(own)
             self.dicts.extend(own_dict(cls) for cls in changeable(type(thing)))
+        elif is_memory(thing) and type(own) is dict:  # what it keeps in C are results
+            self.dicts.append(own)
         elif not is_a(thing, tuple):
             self.loose = True
 

@@ -4,6 +4,7 @@ Plans, candidates and the model flow in; boundaries, outputs, losses and gradien
 order::
 
     turns       which threads walk back at the same time
+    asked       gradients that a loss function asks for by itself
     waiting     gradients that wait for the other side's share
     training    the two functions that train across a cut
     moved       what the ops of a side move, kept so that a call can be taken back
@@ -25,13 +26,12 @@ from ariadne.runtime.training import (
     Tap,
     backward_prefix,
     carried,
-    disturbed,
     held_gradients,
     loss_of,
     refuse_shared,
     step,
-    walk_back,
     walks,
+    watched_walk,
 )
 from ariadne.runtime.variant import Settings, Variant, keeps_sides, told_apart
 from ariadne.runtime.waiting import caught, ends, leaves_of, led_to

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from copy import copy
 from typing import Any
 
@@ -15,7 +15,7 @@ from ariadne.errors import WitnessError
 from ariadne.plan import TracePlan
 from ariadne.runtime.moved import Kept, Moves, alike, numbers
 from ariadne.runtime.plans import Plans
-from ariadne.runtime.shared import Going, values_at
+from ariadne.runtime.shared import Going, made_alike, values_at
 from ariadne.runtime.variant import Variant
 
 
@@ -40,6 +40,7 @@ class Paths(Plans):
 
     _rests: dict[tuple[Variant, int, Variant], Going | None]
     _answered: dict[tuple[Variant, int, str, int], Variant]
+    _alike: dict[tuple[Variant, Variant], Collection[str]]
 
     def _run_prefix(
         self, variant: Variant, entered: tuple[Any, ...], call: Any, training: bool
@@ -67,8 +68,7 @@ class Paths(Plans):
     ) -> tuple[Variant, tuple[Any, ...], tuple[Any, ...], Kept]:
         """What the prefix gives on another path, run from its start; and what stood before."""
         for other, entered in self._others(call, training, variant, question):
-            assert other.prefix_moves is not None
-            kept = other.prefix_moves.keep(entered[1:], call)
+            kept = other.prefix_moves.keep(entered[1:], call) if other.prefix_moves is not None else Kept()
             try:
                 return other, entered, self._values(other, entered, training), kept
             except WitnessError as error:
@@ -200,12 +200,11 @@ class Paths(Plans):
         try:
             kept.put_back()
             for other, entered in self._others(before.call, training, variant, question):
-                assert other.prefix_moves is not None
-                if not {*boundary.labels} & {*other.candidate.live}:  # so that there is something to compare
+                if not self._comparable(variant, other):
                     raw = self._values(variant, before.entered, training)
                     self._refuse_another(variant, boundary, variant, raw, question, before.kept)
                     before.kept.put_back()
-                kept = other.prefix_moves.keep(entered[1:], before.call)
+                kept = other.moved_by_prefix.keep(entered[1:], before.call)
                 try:
                     raw = self._values(other, entered, training)
                 except WitnessError as error:
@@ -215,7 +214,7 @@ class Paths(Plans):
                     continue
                 self._refuse_another(variant, boundary, other, raw, question, kept)
                 again = self._boundary(other, entered, raw, training)
-                again._before = Before(other.prefix_moves, kept, before.call, entered)
+                again._before = Before(other.moved_by_prefix, kept, before.call, entered)
                 for put, state in now if drawn else ():
                     put(state)
                 yield other, again
@@ -226,8 +225,16 @@ class Paths(Plans):
             raise
         undone.put_back()
 
-    @staticmethod
+    def _comparable(self, variant: Variant, other: Variant) -> Collection[str]:
+        """The labels of a boundary that another plan's prefix makes, too, and must make alike."""
+        if (variant, other) not in self._alike:
+            ends = [v.parts["prefix"].stop for v in (variant, other)]
+            same = made_alike(variant.plan, ends[0], other.plan, ends[1]) & {*other.candidate.live}
+            self._alike[variant, other] = same.intersection(variant.candidate.live) - {*variant.candidate.written}
+        return self._alike[variant, other]
+
     def _refuse_another(
+        self,
         variant: Variant,
         boundary: BoundaryPayload,
         other: Variant,
@@ -236,11 +243,9 @@ class Paths(Plans):
         kept: Kept,
     ) -> None:
         """Raise `WitnessError` where a prefix that ran again made another value than what crossed, by the same op."""
-        ops, others = ({name: node for node in v.plan.nodes for name in node.outputs} for v in (variant, other))
-        now = dict(zip(other.candidate.live, raw, strict=True))
+        now, comparable = dict(zip(other.candidate.live, raw, strict=True)), self._comparable(variant, other)
         for label, was in zip(boundary.labels, boundary.raw, strict=True):
-            same_op = label in now and label in ops and ops[label] == others.get(label)
-            if same_op and label not in variant.candidate.written and difference(was, now[label]):
+            if label in comparable and difference(was, now[label]):
                 kept.put_back()
                 raise WitnessError(
                     f"{question}. The prefix had to run again, and gives another {label!r}: its inputs, or state that it reads, "

@@ -15,7 +15,7 @@ from ariadne.compiled import SegmentReport
 from ariadne.cut import SIDES, Boundary, SplitCandidate, frontiers, select
 from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError
 from ariadne.guards import Baseline, explain, state_types
-from ariadne.plan import Expr, TracePlan, sizes_in
+from ariadne.plan import TracePlan, sizes_in
 from ariadne.runtime.proof import prove
 from ariadne.runtime.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device
 
@@ -44,6 +44,7 @@ class Plans:
         self._dropped: set[tuple[str, str]] = set()  # the keys of variants that made way for others
         self._rests: dict[Any, Any] = {}  # how a call goes on from a question of one plan in another
         self._answered: dict[Any, Variant] = {}  # the plan of a question's answer, looked for once
+        self._alike: dict[Any, Any] = {}  # what crosses by one plan and must be the same by another
         self._placed: dict[str, dict[tuple[str, str], None]] | None = None  # parameters that no plan has read, by side
         self._reports: list[SegmentReport] = []  # of all plans that there ever were
         self._by_key: dict[tuple[str, str], list[Variant]] = {}  # they differ in what they rest on
@@ -103,6 +104,7 @@ class Plans:
             self._plans.pop(oldest.plan, None)
             self._rests = {key: found for key, found in self._rests.items() if oldest not in key}
             self._answered = {key: v for key, v in self._answered.items() if oldest not in (key[0], v)}
+            self._alike = {pair: same for pair, same in self._alike.items() if oldest not in pair}
             self._dropped.add(oldest.key)
 
     def _room(self) -> int:
@@ -230,9 +232,10 @@ class Plans:
         leaves, spec = tree.flatten((args, kwargs))
         if spec != plan.input_spec:
             explain(plan, nn.Module(), args, kwargs, batches)
-        batched = tuple(i for i, name in plan.inputs if Expr(plan.batch_symbol) in plan.values[name].shape[:1])
+        batched = plan.batched
         sizes_in(plan.sizes, leaves)
-        batch = leaves[batched[0]].shape[0]
+        first, dim = next(iter(batched.items()))
+        batch = leaves[first].shape[dim]
         if batch not in batches:
             raise BatchError(f"batch {batch} lies outside dynamic_batch ({batches.start}, {batches.stop - 1})")
         return Example(tuple(leaves), spec, batched, batch, plan.sizes)

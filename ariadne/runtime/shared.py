@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ariadne.cut import Part
-from ariadne.plan import Store, TraceNode, TracePlan, uses
+from ariadne.plan import Groups, Store, TraceNode, TracePlan, uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +128,20 @@ def values_at(error: BaseException) -> dict[str, Any]:
 
 
 Going = tuple[Callable[..., Any], tuple[str, ...]]
+
+
+def made_alike(mine: TracePlan, stop: int, other: TracePlan, there: int) -> frozenset[str]:
+    """The values that two plans make by the same op, and write into by the same ops, before op `stop` of one and `there` of the
+    other: on the same inputs they hold the same there."""
+    ops, others = _made_by(mine, stop), _made_by(other, there)
+    return frozenset(name for name, found in ops.items() if others.get(name) == found)
+
+
+def _made_by(plan: TracePlan, stop: int) -> dict[str, list[TraceNode]]:
+    """By value, the op before `stop` that makes it, and those that write into its memory, or into what may be its memory."""
+    groups, writers = Groups(plan), dict[str, list[TraceNode]]()
+    nodes = plan.nodes[:stop]
+    for node in nodes:
+        for root in {groups.find(name) for name in node.writes if name in groups.parent}:
+            writers.setdefault(root, []).append(node)
+    return {name: [node, *writers.get(groups.find(name), ())] for node in nodes for name in node.outputs}

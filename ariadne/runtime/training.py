@@ -20,8 +20,9 @@ from ariadne import tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.errors import BoundaryError, TrainingError
 from ariadne.plan import short_dtype
+from ariadne.runtime.asked import NOT_HELD, kept_whole
 from ariadne.runtime.turns import TURNS
-from ariadne.runtime.waiting import caught, ends, kept_whole, leaves_of, led_to, without_hooks
+from ariadne.runtime.waiting import caught, ends, leaves_of, led_to, without_hooks
 
 Gradients = dict[str, torch.Tensor | None]
 Held = tuple[
@@ -195,24 +196,37 @@ def train_suffix(
         values, kept = tapped(boundary, walking)
         output = suffix(boundary.batch, *values)
         stops, before, walked = ends(output), held_gradients(owned.prefix), walks()
-        with kept_whole(shared if here and boundary.requires_grad else (), stops):
+        with kept_whole(boundary, Tap._backward_cls) if here and boundary.requires_grad else _NOTHING:
             loss = loss_of(loss_fn, output, targets)
         leaves = [leaf for leaf in leaves_of(loss, stops) if leaf.requires_grad]  # loss_fn may freeze
         waiting, noted = _reached(leaves, boundary, optimizer, owned)
         del output, values, stops, leaves
         waiting += [p for p in shared if here and p.requires_grad and not any(p is w for w in waiting)]
-        by_itself = bool(waiting) and disturbed(before)
         walking.append(True)
-        walk_back(loss, boundary, scaler, waiting, noted)
-        # A reentrant checkpoint in loss_fn walks back within this walk, to leaves that the loss's graph does not show.
-        by_itself = by_itself or disturbed(before, {id(p) for p in waiting})
-        boundary._disturbed = by_itself and walked is not None and walked == walks()
+        watched_walk(loss, boundary, scaler, waiting, noted, before, walked)
         del before
     finally:
         _set_grad_enabled(enabled)
     if optimizer is not None:
         step(optimizer, scaler)
     return loss.detach(), kept
+
+
+def watched_walk(
+    loss: torch.Tensor,
+    boundary: BoundaryPayload,
+    scaler: Any,
+    waiting: Sequence[torch.Tensor],
+    noted: Sequence[torch.Tensor],
+    before: Held,
+    walked: int | None,
+) -> None:
+    """`walk_back`, which notes whether loss_fn put gradients on the prefix by itself since `before`, after `walked` walks."""
+    by_itself = bool(waiting) and disturbed(before)
+    walk_back(loss, boundary, scaler, waiting, noted)
+    # A reentrant checkpoint in loss_fn walks back within this walk, to leaves that the loss's graph does not show.
+    by_itself = by_itself or disturbed(before, {id(p) for p in waiting})
+    boundary._disturbed = by_itself and walked is not None and walked == walks()
 
 
 def walk_back(
@@ -261,11 +275,7 @@ def loss_of(loss_fn: Callable[[Any, Any], torch.Tensor], output: Any, targets: A
     except RuntimeError as error:
         if "appears to not have been used in the graph" not in str(error):
             raise
-        raise TrainingError(
-            "loss_fn asks torch.autograd.grad for gradients with respect to something that the graph of the loss does not hold. "
-            "That graph ends at the boundary: inputs of the model and parameters of the prefix lie behind it. Take gradients with "
-            "respect to the output or to runtime.suffix_parameters(), or train the whole model with such a loss"
-        ) from error
+        raise TrainingError(NOT_HELD) from error
     if not (isinstance(loss, torch.Tensor) and loss.numel() == 1):
         raise TrainingError(
             f"loss_fn must return a tensor with one element; found {_describe(loss)}. Reduce it, by sum() or mean()"

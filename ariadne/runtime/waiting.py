@@ -115,27 +115,6 @@ def caught(
 
 
 @contextmanager
-def kept_whole(shared: Iterable[torch.Tensor], stops: Iterable[Node]) -> Iterator[None]:
-    """Raises `TrainingError` after a block in which a pass through `stops` took the gradient of a `shared` leaf: one share."""
-    through: set[int] = set()
-    taken: list[int] = []
-    with TURNS.alone():
-        handles = [leaf.register_hook(lambda _: taken.append(_task())) for leaf in shared]
-    handles += [node.register_prehook(lambda _: through.add(_task())) for node in (stops if handles else ())]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-    if through.intersection(taken):
-        raise TrainingError(
-            "loss_fn asks torch.autograd.grad for the gradient of a parameter that both sides use, and would get the suffix's "
-            "share alone. Take gradients with respect to the output, or to parameters of the suffix alone, or train the whole "
-            "model with such a loss"
-        )
-
-
-@contextmanager
 def without_hooks(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
     """Without the gradient hooks and the post-accumulate hooks of some leaves; no other thread walks back meanwhile."""
     hidden = [

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ariadne import tree
 from ariadne.errors import TrainingError
-from ariadne.runtime import Gradients, Tap
+from ariadne.runtime import Gradients, Tap, led_to
 
 _AccumulateGrad = torch._C._functions.AccumulateGrad
 _PLAIN = (
@@ -80,6 +81,8 @@ class Crossing(TorchFunctionMode):
         used: list[_Crossed] = []
         taken = [self._take(a, used) for a in args]
         given = {k: self._take(v, used) for k, v in kwargs.items()} if kwargs else kwargs
+        if func in _WALKS:
+            self._refuse_share(args, kwargs)
         if not used:
             return func(*args, **kwargs)
         if func in _WALKS:
@@ -92,6 +95,25 @@ class Crossing(TorchFunctionMode):
         for one in used:
             self._note_write(one)
         return self._originals.get(id(found), found) if isinstance(found, torch.Tensor) else found
+
+    def _refuse_share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise `TrainingError` where a pass of forward's or loss_fn's own asks for the gradient of a leaf of the prefix.
+
+        What it walks from is the first argument; what it asks for the second of `torch.autograd.grad`, or is called so.
+        """
+        inputs = kwargs.get("inputs", args[1] if len(args) > 1 else None)
+        outputs = tree.leaves(args[0] if args else kwargs.get("outputs", kwargs.get("tensors")))
+        wanted = [t for t in tree.leaves(inputs) if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf]
+        if not wanted:
+            return
+        roots = [t for t in outputs if isinstance(t, torch.Tensor) and t.requires_grad]
+        crossed = [one.tensor for root in roots for one in self.reached(root)[1]]
+        if led_to(crossed, wanted):
+            raise TrainingError(
+                "forward after the cut, or loss_fn, asks torch.autograd.grad for the gradient of a leaf from before the cut, and "
+                "would get the suffix's share alone, or none. Take gradients with respect to the output, or to parameters of the "
+                "suffix alone, or train the whole model with such a loss"
+            )
 
     def take(self, value: Any) -> Any:
         """A value with taps in place of the tensors of the prefix."""

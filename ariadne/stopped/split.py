@@ -24,14 +24,13 @@ from ariadne.runtime import (
     Settings,
     backward_prefix,
     carried,
-    disturbed,
     held_gradients,
     led_to,
     loss_of,
     refuse_shared,
     step,
-    walk_back,
     walks,
+    watched_walk,
 )
 from ariadne.stopped.boundary import StoppedBoundary
 from ariadne.stopped.calls import CallCandidate, Measured, choose, measure
@@ -214,21 +213,19 @@ class PythonSplit:
         self._refuse_moved(mine)
         halt = mine.forward.halt
         mine.refuse_if_taken("train_suffix")
-        refuse_shared([p for p in self.shared_parameters() if p.requires_grad], optimizer, "suffix", True)
+        prefix = self.prefix_parameters()
+        refuse_shared([p for p in prefix if p.requires_grad], optimizer, "suffix", True)
         mine.consume("train_suffix")
         if optimizer is not None:
             optimizer.zero_grad(set_to_none=True)
         tensors = {label: t for label, t in tree.paths(graph[0], mine.labels[0]) if isinstance(t, torch.Tensor)}
         crossing = Crossing(halt.made, {id(t): label for label, t in reversed(tensors.items())})
-        prefix = self.prefix_parameters()
 
-        def lost(output: Any) -> torch.Tensor:
+        def lost(output: Any) -> Any:
             before, walked = held_gradients(prefix), walks()
-            loss: torch.Tensor = loss_of(lambda out, t: crossing.take(loss_fn(out, t)), output, targets)
-            mine._disturbed = walked is not None and walked == walks() and disturbed(before)
-            return loss
+            return loss_of(lambda out, t: crossing.take(loss_fn(out, t)), output, targets), before, walked
 
-        loss = mine.forward.go_on(crossing, lost)
+        loss, before, walked = mine.forward.go_on(crossing, lost)
         leaves, crossed = crossing.reached(loss)
         leaves = [leaf for leaf in leaves if leaf is not crossing.anchor]
         behind = led_to([one.tensor for one in crossed], leaves)
@@ -248,7 +245,7 @@ class PythonSplit:
         mine.raw += tuple(one.tensor.detach() for one in more)
         mine.requires_grad += tuple(one.label for one in more)
         crossing.walking.append(True)
-        walk_back(loss, mine, scaler, waiting, noted)
+        watched_walk(loss, mine, scaler, waiting, noted, before, walked)
         if optimizer is not None:
             step(optimizer, scaler)
         return loss.detach(), {

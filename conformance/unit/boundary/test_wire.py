@@ -7,7 +7,7 @@ import doctest
 import math
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ariadne.boundary import BoundaryPayload, nodes, wire
+from ariadne.boundary import BoundaryPayload, nodes, sections, wire
 from ariadne.boundary.nodes import TensorRef
 from ariadne.boundary.payload import gradients_from_bytes, gradients_to_bytes
 from ariadne.boundary.wire import decode, encode
@@ -287,16 +287,43 @@ def test_cuda_tensors_give_the_bytes_of_cpu_tensors_and_decode_to_cuda() -> None
     assert (came["base"][1:3, ::2] == 7.0).all()
 
 
+def test_tensors_that_lie_alone_are_written_as_any_others() -> None:
+    base = torch.arange(48.0).view(2, 3, 2, 4)
+    lone: list[Mapping[str, torch.Tensor]] = [
+        {"a": base, "b": torch.randint(0, 9, (3,))},
+        {"a": base.permute(0, 3, 1, 2), "b": torch.ones(()).expand(4, 5)},
+        {"a": torch.arange(40.0)[3:], "b": torch.nn.Parameter(torch.ones(2).bfloat16())},
+    ]
+    others: list[Mapping[str, torch.Tensor]] = [
+        {"a": base, "b": base[1]},
+        {"a": base[0], "b": base[1]},
+        {"a": base[:, ::2]},
+        {"a": torch.ones(2, dtype=torch.complex64).conj()},
+        {"a": torch.empty(0, 3)},
+    ]
+    for tensors in lone:
+        assert encode({}, tensors, None) == written(tensors)
+    assert all(wire._alone(tensors) is None for tensors in others)
+
+
+def written(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """What is written of tensors by the way that takes any."""
+    assert wire._alone(tensors) is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "_alone", lambda _: None)
+        return encode({}, tensors, None)
+
+
 # The module itself
 
 
-@pytest.mark.parametrize("module", [nodes, wire])
+@pytest.mark.parametrize("module", [nodes, sections, wire])
 def test_wire_imports_nothing_that_could_run_what_it_reads(module: ModuleType) -> None:
     text = ast.parse(Path(str(module.__file__)).read_text())
     imports = {a.name for n in ast.walk(text) if isinstance(n, ast.Import) for a in n.names}
     imports |= {str(n.module) for n in ast.walk(text) if isinstance(n, ast.ImportFrom)}
     allowed = "__future__ collections.abc ctypes itertools json math re struct sys typing zlib torch"
-    assert imports <= {*allowed.split(), "ariadne.errors", "ariadne.boundary.nodes"}
+    assert imports <= {*allowed.split(), "ariadne.errors", "ariadne.boundary.nodes", "ariadne.boundary.sections"}
     names = {n.id for n in ast.walk(text) if isinstance(n, ast.Name)}
     names |= {n.attr for n in ast.walk(text) if isinstance(n, ast.Attribute)}
     runs = "eval exec compile __import__ getattr globals load loads modules import_module"
@@ -329,13 +356,20 @@ def plant_shift(patch: pytest.MonkeyPatch) -> None:
 
 def plant_dense(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(wire, "_is_dense", lambda shape, strides: True)
+    patch.setattr(wire, "_DENSE", sections.Memo())
 
 
 def plant_unwritten(patch: pytest.MonkeyPatch) -> None:
-    memory, empty = wire._memory, torch.empty
-    patch.setattr(wire, "_memory", lambda raw: memoryview(bytearray(memory(raw))))
+    memory, empty, strided = wire._bytes_at, torch.empty, torch.empty_strided
+    patch.setattr(wire, "_bytes_at", lambda address, n: memoryview(bytearray(memory(address, n))))
     # New memory may by chance hold what should have been written.
     patch.setattr(torch, "empty", lambda *args, **kwargs: empty(*args, **kwargs).fill_(85))
+    patch.setattr(torch, "empty_strided", lambda *args, **kwargs: strided(*args, **kwargs).fill_(85))
+
+
+def plant_apart(patch: pytest.MonkeyPatch) -> None:
+    alone = wire._alone
+    patch.setattr(wire, "_alone", lambda tensors: alone({label: t.clone() for label, t in tensors.items()}))
 
 
 def plant_float(patch: pytest.MonkeyPatch) -> None:
@@ -369,6 +403,7 @@ def run_values() -> None:
         (plant_copies, run_layouts),
         (plant_shift, run_layouts),
         (plant_unwritten, run_layouts),
+        (plant_apart, run_layouts),
         (plant_dense, run_gaps),
         (plant_float, run_values),
         (plant_sorted, run_values),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -175,3 +176,61 @@ def test_tensors_computed_from_a_leaf_of_one_side_train_as_in_the_whole() -> Non
         runtime.backward_prefix(boundary, gradients)
     same(leaves[0].grad, leaves[1].grad)
     same(state(whole), state(split))
+
+
+@pytest.mark.parametrize("wanted", ["a.weight", "x"])
+@pytest.mark.parametrize("options", [{}, {"allow_unused": True}, {"materialize_grads": True}])
+def test_gradients_of_what_lies_behind_the_boundary_are_refused_in_loss_fn(
+    wanted: str, options: dict[str, Any]
+) -> None:
+    _, split, runtime = twins(False)
+    x = numbers(4, 6).requires_grad_()
+    leaf = x if wanted == "x" else split.get_parameter(wanted)
+
+    def loss_fn(output: torch.Tensor, _: Any) -> torch.Tensor:
+        found = torch.autograd.grad(output.pow(2).sum(), [leaf], create_graph=True, **options)
+        return output.sum() + sum(g.pow(2).sum() for g in found if g is not None)
+
+    with pytest.raises(TrainingError, match="with respect to something that the graph of the loss does not hold"):
+        runtime.train_suffix(runtime.run_training_prefix(x), loss_fn=loss_fn)
+    assert torch.autograd._engine_run_backward is torch.autograd.graph._engine_run_backward
+
+
+def test_backward_with_inputs_behind_the_boundary_is_refused_in_loss_fn() -> None:
+    _, split, runtime = twins(False)
+
+    def loss_fn(output: torch.Tensor, _: Any) -> torch.Tensor:
+        output.sum().backward(inputs=[split.a.weight], retain_graph=True)
+        return output.sum()
+
+    with pytest.raises(TrainingError, match="with respect to something that the graph of the loss does not hold"):
+        runtime.train_suffix(runtime.run_training_prefix(numbers(4, 6)), loss_fn=loss_fn)
+
+
+def test_gradients_of_a_prefix_parameter_that_do_not_pass_the_boundary_are_given() -> None:
+    _, split, runtime = twins(False)
+
+    def loss_fn(output: torch.Tensor, _: Any) -> torch.Tensor:
+        (found,) = torch.autograd.grad(split.a.weight.pow(2).sum(), split.a.weight, allow_unused=True)
+        assert torch.equal(found, 2 * split.a.weight)
+        return output.sum()
+
+    runtime.train_suffix(runtime.run_training_prefix(numbers(4, 6)), loss_fn=loss_fn)
+
+
+def test_other_threads_ask_for_gradients_as_ever_while_a_loss_runs() -> None:
+    _, split, runtime = twins(False)
+    found = []
+
+    def loss_fn(output: torch.Tensor, _: Any) -> torch.Tensor:
+        def elsewhere() -> None:
+            loss = split.a(numbers(4, 6)).sum()
+            found.append(torch.autograd.grad(loss, [split.a.weight]))
+
+        other = threading.Thread(target=elsewhere)
+        other.start()
+        other.join(60)
+        return output.sum()
+
+    runtime.train_suffix(runtime.run_training_prefix(numbers(4, 6)), loss_fn=loss_fn)
+    assert len(found) == 1
