@@ -251,6 +251,24 @@ def scoreboard(session: nox.Session) -> None:
 
 
 @nox.session
+def wild(session: nox.Session) -> None:
+    """Ask Ariadne, or as the options of `run` say, about models of packages beyond the zoo, in an environment of their own."""
+    install(session, "-e", ".[zoo]", groups=("test", "report", "scoreboard"))
+    session.install("--no-deps", "-r", "constraints/wild.txt")
+    # transformers imports torchaudio where it finds it, and torchaudio refuses a torch that was built for another CUDA.
+    folder = session.env_dir.resolve() / "torchaudio"
+    session.install("--no-deps", "--target", str(folder), "torchaudio==2.11.0")
+    variables = offline(session) | ONE_THREAD
+    answers = "results/wild/answers.jsonl"
+    command = ["python", "-m", "conformance.scoreboard"]
+    options = session.posargs or ["--target", "ariadne_here", "--limit", "300"]
+    others = variables | {"PYTHONPATH": str(folder)}
+    session.run(*command, "run", "--results", answers, "--program", "wild/torchaudio/*", *options, env=others)
+    session.run(*command, "run", "--results", answers, "--program", "wild/*", *options, env=variables)
+    session.run(*command, "page", answers, "--output", "results/wild", env=variables)
+
+
+@nox.session
 def minimums(session: nox.Session) -> None:
     """Run the unit tests and the smoke tier with the lowest versions that pyproject.toml allows."""
     install(session, "-e", ".[zoo,remote,export]", groups=("test", "report"), pins=MINIMUMS)

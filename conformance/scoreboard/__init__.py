@@ -8,5 +8,6 @@ Each file imports only from those before it::
     records     the answers, line by line in a file, so that a run resumes
     runner      a process for each target
     table       answers as a table of counts, and what the taxonomy's rows come to
+    again       the scripts of wrong cases, run again
     page        the table as a page
 """

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import model_zoo
 from conformance import wild
-from conformance.scoreboard import page, runner
+from conformance.scoreboard import again, page, runner
 from conformance.scoreboard.programs import QUICK
 from conformance.scoreboard.questions import QUESTIONS, script
 from conformance.targets import NAMES
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the command line says; 0 when done, 1 where Ariadne's own row has a wrong cell, 2 for what can't be meant."""
+    """Do what the command line says; 0 done, 1 a wrong cell of Ariadne's or a script that prints something else, 2 can't be meant."""
     parser = argparse.ArgumentParser("python -m conformance.scoreboard", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     ask = commands.add_parser("run", help="ask, and append the answers to a file; what it has is not asked again")
@@ -31,6 +31,9 @@ def main(arguments: list[str]) -> int:
     show = commands.add_parser("page", help="draw the page of files of answers")
     show.add_argument("results", type=Path, nargs="+")
     show.add_argument("--output", type=Path, default=Path("results/scoreboard"))
+    again_ = commands.add_parser("again", help="run the script of every counted wrong case of a file again")
+    again_.add_argument("results", type=Path)
+    commands.add_parser("scripts")  # what `again` starts
     repeat = commands.add_parser("repeat", help="repeat one case: TARGET PROGRAM QUESTION")
     repeat.add_argument("target")
     repeat.add_argument("program")
@@ -49,6 +52,12 @@ def main(arguments: list[str]) -> int:
             until = None if options.minutes is None else time.monotonic() + 60 * options.minutes
             programs = chosen(options.program or ["one/*"])
             runner.run(options.target or NAMES, programs, options.results, limit=options.limit, until=until)
+        elif options.command == "again":
+            others = again.run(options.results)
+            print("\n".join(others) or "every script printed what stands in the table")
+            return 1 if others else 0
+        elif options.command == "scripts":
+            again.scripts(sys.stdin.read())
         elif options.command == "page":
             found = page.write(options.results, options.output)
             print(f"{options.output / 'index.html'}; wrong without a word where promised, of Ariadne: {found}")

@@ -1,14 +1,16 @@
-"""The board as one HTML page without scripts: each cell leads to its cases, each case has the line that repeats it."""
+"""The board as one HTML page that loads nothing: each cell leads to its cases, each case has the line that repeats it."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
 
-from conformance.scoreboard import table
+from conformance.scoreboard import again, table
 from conformance.scoreboard.asking import WARNED, WRONG
 from conformance.scoreboard.programs import DIFFICULTIES
 from conformance.scoreboard.questions import QUESTIONS
@@ -31,15 +33,22 @@ def write(paths: Sequence[Path], output: Path) -> int:
         if path.resolve().parent != output.resolve():
             shutil.copy(path, output / path.name)
     names = [path.name for path in paths]
+    known, same = again.repeated(board, paths)
+    wrong = sum(len(system.wrong) for system in board.systems)
+    scripts = f"{wrong} cases are wrong where it is promised; the scripts of {known} were run again, and {same} printed the same."
     for name in ("index.html", "summary.md"):
-        (output / name).write_text(render(board, names, f"{name}.jinja"), encoding="utf-8", newline="\n")
+        (output / name).write_text(render(board, names, f"{name}.jinja", scripts), encoding="utf-8", newline="\n")
     return sum(len(system.wrong) for system in board.systems if system.about["package"] == "ariadne-runtime")
 
 
-def render(board: table.Board, raw: Sequence[str], template: str) -> str:
+def render(board: table.Board, raw: Sequence[str], template: str, scripts: str) -> str:
     """The page over a board, from a template beside this file."""
+    sorting = (Path(__file__).parent / "sort.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(sorting.encode()).digest()).decode()
     return _ENVIRONMENT.get_template(template).render(
         board=board,
+        sorting=sorting,
+        sorting_hash=f"sha256-{digest}",  # the only script that the page may run
         questions=list(QUESTIONS.values()),
         difficulties={key: DIFFICULTIES[key] for key in board.difficulties},
         taxonomy=table.taxonomy(board.systems),
@@ -47,4 +56,5 @@ def render(board: table.Board, raw: Sequence[str], template: str) -> str:
         shown=table.shown,
         doubtful=(WRONG, WARNED),
         raw=raw,
+        scripts=scripts,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.scoreboard.asking import NOT_ASKED, REFUSED, RIGHT, ROUNDED, TIMEOUT, WARNED, WRONG
-from conformance.scoreboard.programs import DIFFICULTIES
+from conformance.scoreboard.programs import DIFFICULTIES, program
 from conformance.scoreboard.questions import QUESTIONS, script
 from conformance.scoreboard.records import Record, Results, excuse
 from conformance.targets import NAMES
@@ -54,6 +54,12 @@ class Cell:
         return "good" if found[RIGHT] + found[ROUNDED] else "quiet"
 
     @property
+    def score(self) -> int:
+        """What the table is sorted by: the right answers, each wrong one outweighs them all."""
+        found = self.promised
+        return found[RIGHT] + found[ROUNDED] - 10_000 * found[WRONG]
+
+    @property
     def text(self) -> str:
         """The counts in words; what is not promised stands in brackets."""
         parts = words(self.promised)
@@ -90,6 +96,11 @@ class System:
                 if key in r.difficulties and r.question in ASKED_OF_A_MODEL_AS_IT_IS and r.outcome != NOT_ASKED
             )
         )
+
+    @property
+    def programs(self) -> list[str]:
+        """The models that it was asked about."""
+        return list(dict.fromkeys(r.program for r in self.records))
 
     @property
     def wrong(self) -> tuple[Record, ...]:
@@ -156,6 +167,7 @@ class Mechanism:
     graphs: str
     capture: str
     replay: str
+    memory: str
 
 
 def board(paths: Sequence[Path]) -> Board:
@@ -174,9 +186,11 @@ def board(paths: Sequence[Path]) -> Board:
         raise ValueError(
             f"no answers in {', '.join(map(str, paths))}; `python -m conformance.scoreboard run` makes them"
         )
-    # As the adapter says it now: a disclaimer that was forgotten does not ask for the answers again.
+    # As adapters and programs say it now: a disclaimer or a tag that was forgotten does not ask for the answers again.
     for key, r in records.items():
-        records[key] = replace(r, excused=excuse(about[r.target]["disclaims"], r.difficulties, r.question))
+        tags = tuple(sorted(program(r.program).difficulties))
+        why = excuse(about[r.target]["disclaims"], tags, r.question)
+        records[key] = replace(r, difficulties=tags, excused=why)
     systems = [System(n, a, tuple(r for r in records.values() if r.target == n)) for n, a in about.items()]
     absent = {name: missing.get(name, "no answers in this run") for name in (*NAMES, *missing) if name not in about}
     return Board(facts, tuple(s for s in systems if s.records), absent)
@@ -200,6 +214,7 @@ def taxonomy(systems: Iterable[System]) -> list[Mechanism]:
                 str(system.most_graphs or "–"),
                 _times(system.capture_in_calls, "{:.0f} calls"),
                 _times(system.figure("replay_over_eager"), "{:.2f}×"),
+                _times(system.figure("peak_over_eager"), "{:.2f}×"),
             )
         )
     return found

@@ -50,7 +50,8 @@ class Target:
     "split" (in two parts, which `call` runs one after the other), "prefix" (the first part only; `call` runs the model's own rest)
     or "capture" (whole). `package`: the distribution. `source`: where its documentation says what is promised.
     `disclaims`: the keys of questions and of difficulties that are not promised ("state", "nested", or only both together:
-    "state/nested"), each with the reason; what is named here is asked and shown, and never counted. `tolerance`: outputs may be off by this share of the largest, 0 means bit for bit.
+    "state/nested"), each with the reason; what is named here is asked and shown, and never counted.
+    `tolerance`: outputs may be off by this share of the largest, 0 means bit for bit.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Lazy Tensor, by its TorchScript backend: ops are noted down as Python runs, their graph is run at `mark_step`, at each call anew."""
+"""Lazy Tensor, by its TorchScript backend: ops are noted down as Python runs, at each call, and run as a graph at `mark_step`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The tier `wild`: small models of packages that nobody here chose for being easy, for the scoreboard alone.
 
-They are seeded as the zoo's are, and nothing is downloaded. Their packages stand in `constraints/wild.txt` and in no extra of Ariadne's;
-`nox -s wild` makes an environment for them. Each file imports only from those before it::
+They are seeded as the zoo's are, and nothing is downloaded. Their packages stand in `constraints/wild.txt` and in no extra of
+Ariadne's; `nox -s wild` makes an environment for them. Each file imports only from those before it::
 
     making                 an entry of the zoo's kind from a package, a name and options
     segmentation_models    segmentation-models-pytorch

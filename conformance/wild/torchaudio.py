@@ -1,18 +1,37 @@
-"""Models of torchaudio."""
+"""Models of torchaudio, whose wheel is built for another CUDA than torch's: its Python is all that they need.
+
+Being imported, it compares the two versions and refuses; here it is told that there is no CUDA. Other packages import it too, and
+would be refused, so that it lies in a folder of its own and these models are asked about in a process of their own.
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch import nn
 
-from conformance.wild.making import entry
-from model_zoo.sampling import call, dense, floats
+from conformance.wild.making import made
+from model_zoo.definition import Entry
+from model_zoo.packages import package
+from model_zoo.sampling import Draw, Sampler, call, dense, floats
 
-_audio = partial(entry, "torchaudio.models")
+
+def _make(name: str, options: dict[str, Any]) -> nn.Module:
+    with patch.object(torch.version, "cuda", None):
+        package("torchaudio")
+    return made("torchaudio.models", name, options)
 
 
-def _lengths(frames: int):
+def _audio(name: str, sample: Sampler, tags: str = "", **options: Any) -> Entry:
+    return Entry(
+        f"wild/torchaudio/{name.lower()}", frozenset({"medium", *tags.split()}), partial(_make, name, options), sample
+    )
+
+
+def _lengths(frames: int) -> Draw:
     return lambda batch, generator: torch.full((batch,), frames)
 
 

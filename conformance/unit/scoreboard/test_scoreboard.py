@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import copy
+import hashlib
 import io
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,13 +17,15 @@ import pytest
 import torch
 from torch import nn
 
-from conformance import targets
-from conformance.scoreboard import page, runner, table
+from conformance import targets, wild
+from conformance.scoreboard import again, page, runner, table
 from conformance.scoreboard.asking import NOT_ASKED, REFUSED, RIGHT, ROUNDED, TIMEOUT, WARNED, WRONG, Pair
 from conformance.scoreboard.programs import QUICK, program
 from conformance.scoreboard.questions import QUESTIONS, script
 from conformance.scoreboard.records import Record, Results, excuse
 from conformance.targets.base import Captured, Target
+from conformance.wild import making
+from model_zoo import MissingPackageError
 
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = ROOT / "reports/published-scoreboard"
@@ -130,6 +135,57 @@ def test_what_is_disclaimed_is_shown_and_not_counted() -> None:
     assert table.Cell((Record("t", "one/plain", "same", WRONG),)).text == "1 WRONG"
 
 
+def test_a_disclaimer_may_be_for_a_question_about_a_difficulty_only() -> None:
+    disclaims = {"state/cache": "left empty"}
+    assert excuse(disclaims, ("cache",), "state") == "state/cache: left empty"
+    assert not excuse(disclaims, ("cache",), "same")
+    assert not excuse(disclaims, ("plain",), "state")
+
+
+@pytest.mark.parametrize("key", ["same", "state", "left"])
+@pytest.mark.parametrize("name", ["toys/scale_on_a_parameter", "toys/weight_norm", "toys/forward_hook"])
+def test_a_twin_holds_what_no_copy_would(name: str, key: str) -> None:
+    assert answered(made(as_is), name, key) == RIGHT
+
+
+def unhooking(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+    for module in model.modules():
+        module._forward_hooks.clear()
+    return Captured(model)
+
+
+def test_a_target_that_takes_hooks_away_is_noticed() -> None:
+    assert answered(made(unhooking), "toys/forward_hook", "left") == WRONG
+
+
+def test_a_plain_tuple_may_stand_for_a_named_one_and_its_values_count() -> None:
+    def tupled(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+        return Captured(lambda *a, **k: tuple(model(*a, **k)))
+
+    def swapped(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+        return Captured(lambda *a, **k: tuple(model(*a, **k))[::-1])
+
+    assert answered(made(tupled), "toys/namedtuple_out", "same") == RIGHT
+    assert answered(made(swapped), "toys/namedtuple_out", "same") == WRONG
+
+
+def test_the_time_of_a_capture_has_its_first_call_in_it_and_memory_is_measured() -> None:
+    def lazily(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+        waits = iter([0.2])
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            time.sleep(next(waits, 0.0))
+            return torch.cat([model(*args, **kwargs), torch.zeros(100_000, 4)])[: len(args[0])]
+
+        return Captured(call)
+
+    pair = Pair(made(lazily), "one/plain")
+    assert pair.answer(QUESTIONS["captures"]).outcome == RIGHT
+    figures = pair.timed(rounds=3)
+    assert figures["capture_s"] >= 0.2
+    assert figures["peak_over_eager"] > 1000
+
+
 TARGET = """
 import time
 from conformance.targets.base import Captured, Target
@@ -181,6 +237,29 @@ def test_a_package_that_is_not_installed_is_said_and_counts_for_nothing(tmp_path
     assert [line["target"] for line in results.of("missing")] == ["absent"]
 
 
+def test_a_model_whose_package_is_not_installed_is_left_out_and_the_next_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> nn.Module:
+        raise MissingPackageError("monai")
+
+    monkeypatch.setattr(making, "package", absent)
+    runner.child("jit_script", ["wild/monai/unet", "one/keyword"], tmp_path / "answers.jsonl", 60, None)
+    assert {program for _, program, _ in Results(tmp_path / "answers.jsonl").records()} == {"one/keyword"}
+
+
+def test_each_model_of_the_tier_is_of_a_package_that_is_pinned() -> None:
+    pinned = {
+        line.partition("==")[0].replace("-", "_").removesuffix("_torch")
+        for file in ("wild", "tested")
+        for line in (ROOT / f"constraints/{file}.txt").read_text().splitlines()
+        if "==" in line
+    }
+    assert {name.split("/")[1] for name in wild.names()} <= pinned | {"torchaudio"}
+    assert len(set(wild.names())) == len(wild.names())
+    assert all(program(name).difficulties for name in wild.names())
+
+
 WRONGS = [("jit_trace", "one/plain", "hook"), ("fx_trace", "one/writes_through_view", "captures")]
 
 
@@ -194,6 +273,34 @@ def test_the_script_of_a_wrong_case_prints_what_was_found(target: str, name: str
     found = Pair(target, name, QUESTIONS[key].training).answer(QUESTIONS[key])
     assert found.outcome == WRONG
     assert printed.getvalue().splitlines()[-1] == str(found)
+
+
+def test_the_scripts_of_wrong_cases_are_run_again_and_one_that_prints_something_else_is_told(tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    runner.ask(targets.target("fx_trace"), "one/writes_through_view", Results(answers), 60)
+    Results(answers).write("target", {"target": "fx_trace", "title": "fx", "disclaims": {}, "package": "torch"})
+    assert again.run(answers) == []
+    found = table.board([answers])
+    count = len(found.systems[0].wrong)
+    assert count > 3
+    assert again.repeated(found, [answers]) == (count, count)
+    Results(answers).add(Record("fx_trace", "one/plain", "same", WRONG, words="so it was said"))
+    [other] = again.run(answers)
+    assert other == "fx_trace one/plain same: ['right'] instead of wrong: 'so it was said'"
+    assert again.repeated(table.board([answers]), [answers]) == (count + 1, count)
+
+
+def test_the_page_sorts_by_the_one_script_that_it_may_run(tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    runner.child("jit_script", ["one/plain"], answers, 60, None)
+    page.write([answers], tmp_path)
+    text = (tmp_path / "index.html").read_text()
+    [script] = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in text
+    assert 'data-sort="1"' in text
+    cells = [table.Cell((Record("t", "p", "same", outcome),)).score for outcome in (WRONG, REFUSED, RIGHT)]
+    assert cells == sorted(cells)
 
 
 @pytest.mark.parametrize("key", QUESTIONS)

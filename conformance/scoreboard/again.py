@@ -1,0 +1,63 @@
+"""The scripts of wrong cases, run again: a process for each system, and what each script printed is kept beside the answers."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from conformance.scoreboard.records import Results
+from conformance.scoreboard.table import Board, board, shown
+
+AGAIN = "again"
+
+
+def run(path: Path) -> list[str]:
+    """Run the script of each counted wrong case of a file; returns the cases that printed something else, in words."""
+    results = Results(path)
+    others = []
+    for system in board([path]).systems:
+        if not system.wrong:
+            continue
+        scripts = [shown(case) for case in system.wrong]
+        command = [sys.executable, "-m", "conformance.scoreboard", "scripts"]
+        environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+        done = subprocess.run(command, input=json.dumps(scripts), env=environment, text=True, capture_output=True)
+        lines = [line for line in done.stdout.splitlines() if line.startswith(AGAIN + " ")]
+        printed = [json.loads(line.removeprefix(AGAIN + " ")) for line in lines]
+        printed += [[f"the process ended with {done.returncode}"]] * (len(scripts) - len(printed))
+        for case, words in zip(system.wrong, printed, strict=True):
+            same = f"{case.outcome}: {case.words}" in words  # a script goes on after the first wrong step
+            results.write(
+                AGAIN, {"target": case.target, "program": case.program, "question": case.question, "same": same}
+            )
+            if not same:
+                others.append(f"{' '.join(case.key)}: {words[-1:]} instead of {case.outcome}: {case.words!r}")
+        print(f"{system.name}: {len(scripts)} scripts", flush=True)
+    return others
+
+
+def scripts(text: str) -> None:
+    """Run scripts, a JSON list of them, and print the lines that each one prints; this is what runs in a system's process."""
+    for script in json.loads(text):
+        heard = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(heard):
+                exec(script, {"__name__": "__main__"})
+            last = heard.getvalue().rstrip().splitlines()
+        except Exception as error:
+            last = [f"{type(error).__name__}: {error}".replace("\n", " ")]
+        print(AGAIN, json.dumps(last), flush=True)
+
+
+def repeated(found: Board, paths: Sequence[Path]) -> tuple[int, int]:
+    """How many of the counted wrong cases were run again, and how many of these printed the same."""
+    lines = [line for path in paths for line in Results(path).of(AGAIN)]
+    last = {(line["target"], line["program"], line["question"]): bool(line["same"]) for line in lines}
+    known = [last[case.key] for system in found.systems for case in system.wrong if case.key in last]
+    return len(known), sum(known)
