@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from ariadne.errors import (
     SpecError,
 )
 from ariadne.remote import Server, make_key
-from conformance.unit.remote_kit import beside
+from conformance.unit.remote_kit import ROOT, beside
 from conformance.unit.remote_pair import Pair, images
 
 # --- strangers ------------------------------------------------------------------------------------------------------
@@ -81,10 +84,43 @@ def test_babbling_and_silent_peers_don_t_keep_others_waiting(pair: Pair, server:
         x = images(2)
         assert torch.equal(remote.run_suffix(pair.edge.run_prefix(x)), pair.whole(x))
     flood.close()
+    server.stop()
     for stranger in strangers:
         stranger.close()
-    with ariadne.connect(server.address, timeout=60) as remote:  # and they are gone before the server is
-        assert torch.equal(remote.run_suffix(pair.edge.run_prefix(x)), pair.whole(x))
+
+
+FLOODED = """
+import sys, time, zmq
+from ariadne.remote import link
+
+options = link._options
+if sys.argv[1:] == ["planted"]:
+    link._options = lambda socket, *given: (options(socket, *given), socket.setsockopt(zmq.HEARTBEAT_IVL, 50),
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000))
+listener = link.Listener("127.0.0.1:0", 1 << 20, 10, None, ())
+print(listener.address, flush=True)
+sys.stdin.readline()
+time.sleep(1.5)
+while listener.receive(False):
+    pass
+listener.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["as it is", pytest.param("planted", marks=pytest.mark.planted)])
+def test_who_sends_more_than_is_taken_and_hangs_up_does_not_end_the_server(how: str) -> None:
+    command = [sys.executable, "-c", FLOODED, how]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        line = raw(process.stdout.readline().strip())
+        for _ in range(2000):
+            line.send(b"{}")
+        time.sleep(0.5)  # for the plant alone: what was sent has been read up to the mark
+        line.close()
+        _, words = process.communicate("\n", timeout=60)
+    assert process.returncode == (0 if how == "as it is" else -signal.SIGABRT), words
 
 
 def test_more_in_flight_than_allowed_is_refused_by_the_server_too(
