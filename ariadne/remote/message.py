@@ -54,7 +54,7 @@ _DECODE = json.JSONDecoder(parse_constant=_no_constant).decode
 def told(header: Mapping[str, Any], key: str, kind: type, default: Any = None) -> Any:
     """What stands under a key of a header; `PayloadError` where it is of another kind, or missing and there is no default."""
     value = header.get(key, default)
-    if type(value) is not kind and not (value is None and default is None and key in header):
+    if type(value) is not kind:
         raise PayloadError(f"the header's {key!r} must be of type {kind.__name__}; found {shown(value)}")
     return value
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ariadne.boundary import BoundaryPayload
-from ariadne.errors import AriadneError, BusyError, DeadlineError, PayloadError, SpecError, StepError
+from ariadne.errors import BusyError, DeadlineError, PayloadError, SpecError, StepError
 from ariadne.half import Half, load
 from ariadne.remote import keys, plain
 from ariadne.remote.counters import Counters, Log, Page
@@ -219,7 +219,7 @@ class Server:
                 )
             if self._stopping and moment > self._stopping + GRACE:
                 raise BusyError("the server is ending and takes nothing more; connect to another, or ask again later")
-        except AriadneError as error:
+        except Exception as error:  # whatever a stranger's message provokes is told to the stranger
             self._reply(Request(who, peer, header, (), nbytes, moment), (failure(error), []), moment)
             return None
         return request
