@@ -191,7 +191,7 @@ class Peer:
             self.number += 1
         what = "answered" if header["ok"] else header["error"]
         if str(header.get("words", "")).startswith("on the server: "):
-            what += " of a " + header["words"].split(": ")[1]
+            what = header["words"].removeprefix("on the server: ")[:60]
         told[what] += 1
 
 
