@@ -210,7 +210,9 @@ def _of(
 ) -> BenchmarkResult:
     with _undisturbed(runtime.model, runtime):
         seconds, peak = _times(run, before, _device(runtime.model), iterations, warmup)
-    return BenchmarkResult(what, runtime.settings.mode, runtime.split_id, _batch(*inputs), seconds, peak)
+    first, dim = next(iter(runtime.plan.batched.items()))
+    batch = [*tree.leaves(inputs)][first].shape[dim]
+    return BenchmarkResult(what, runtime.settings.mode, runtime.split_id, batch, seconds, peak)
 
 
 def _times(

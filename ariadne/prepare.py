@@ -13,7 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ariadne import tree
-from ariadne.capture import Captured, Example, capture, declared, left_as_found, swallowed
+from ariadne.capture import Captured, Example, batch_dims, capture, declared, left_as_found, swallowed
 from ariadne.compare import difference
 from ariadne.cut import ExecutionMode, Objective, SplitSpec, frontiers, parse_boundary
 from ariadne.errors import BatchError, CaptureError, InputError, SpecError, VerificationError, named
@@ -71,8 +71,9 @@ def prepare_split(
     """Capture `model` once and split it at `split`, ready to run and to train on any batch in the range.
 
     `example_inputs` are positional inputs of forward, `example_kwargs` keywords; dim 0 of the first tensor is the batch,
-    and so is dim 0 of every other tensor that has the same size there. `mode`: generated_eager, compiled (then
-    `compile_options` go to torch.compile) or debug_interpreter. `objective` weighs cuts for "auto": a mapping with any of
+    and so is dim 0 of every other tensor that has the same size there, unless `SplitSpec(batch_dim=...)` says otherwise.
+    `mode`: generated_eager, compiled (then `compile_options` go to torch.compile) or debug_interpreter. `objective` weighs cuts
+    for "auto": a mapping with any of
     boundary_bytes, prefix_ops, suffix_ops (weights), max_boundary_bytes and min_share (limits), or a callable that takes a
     candidate. `more_examples`: inputs for which plans are made beforehand, each a tuple of positional inputs or a pair of such a
     tuple and a dict of keywords: of other paths, where Python branches on data, or of batches that need a plan of their own; else
@@ -382,16 +383,19 @@ def example_of(model: nn.Module, args: Sequence[Any], given: Mapping[str, Any] |
         raise InputError("example inputs hold no tensor, so there is no batch; pass at least one tensor")
     if any(t.is_meta for t in tensors):
         raise InputError("example inputs are on the meta device, so there is nothing to run; pass tensors with data")
-    first = tensors[0]
+    along = batch_dims(model, args, kwargs, spec.batch_dim)
+    dims = ((leaf, along.get(i, 0)) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
+    first, dim = next((leaf, dim) for leaf, dim in dims if dim is not None)
     if first.dim() == 0:
         raise InputError(
-            "the first tensor of the example inputs has no dims; its dim 0 must be the batch: unsqueeze it, or put another first"
+            "the first tensor of the example inputs has no dims; its dim 0 must be the batch: unsqueeze it, put another first, or "
+            "say by SplitSpec(batch_dim={name: None}) that it has no batch"
         )
-    batch = first.shape[0]
+    batch = first.shape[dim]
     if batch < 1:
         raise BatchError("the example inputs have batch 0; pass at least one sample")
     if spec.trace_batch_mode == "batch_1" and batch != 1:
         raise BatchError(f"trace_batch_mode 'batch_1' needs example inputs of batch 1; found batch {batch}")
     if spec.trace_batch_mode == "batch_gt1" and batch < 2:
         raise BatchError("trace_batch_mode 'batch_gt1' needs example inputs of batch 2 or more; found batch 1")
-    return Example.of(args, kwargs, declared(model, args, kwargs, spec.dynamic, spec.ranges))
+    return Example.of(args, kwargs, declared(model, args, kwargs, spec.dynamic, spec.ranges, along), along)

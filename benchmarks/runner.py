@@ -342,6 +342,7 @@ class Runner:
             "PYTHONSAFEPATH": "1",
             "TORCHINDUCTOR_CACHE_DIR": str(kept / "inductor"),
             "TRITON_CACHE_DIR": str(kept / "triton"),
+            "ARIADNE_CACHE_DIR": str(kept / "ariadne"),
         }
 
     def _variables(self) -> dict[str, str]:

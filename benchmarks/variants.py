@@ -100,7 +100,7 @@ ALL = (
         "compiled",
         "the split, compiled",
         "benchmarks.splits:split",
-        {"mode": "compiled"},
+        {"mode": "compiled", "compile_options": {"backend": "inductor"}},
         start=True,
         caches=True,
         imports=OURS,

@@ -45,7 +45,7 @@ class Entry:
       Toys are tagged with what they isolate, too: "inplace", "views", "complex".
 
     `nondeterministic`, the field, is the reason for the last of these. `dynamic`: the sizes beside the batch that its
-    samples change, as {input: {dim: symbol}}.
+    samples change, as {input: {dim: symbol}}. `batch_dim`: where the batch is not dim 0 of an input, as {input: dim}.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Entry:
     sample: Sampler = field(repr=False)
     nondeterministic: str | None = None
     dynamic: Mapping[str, Mapping[int, str]] | None = field(default=None, repr=False)
+    batch_dim: Mapping[str, int | None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.tags & COSTS) != 1:

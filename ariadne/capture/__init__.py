@@ -36,7 +36,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ariadne.capture.example import Captured, Example, declared, swallowed
+from ariadne.capture.example import Captured, Example, batch_dims, called, declared, swallowed
 from ariadne.capture.refusals import PATCHING, Patches
 from ariadne.capture.scripted import is_scripted
 from ariadne.capture.state import Snapshot, left_as_found
@@ -52,6 +52,8 @@ __all__ = [
     "Captured",
     "Example",
     "declared",
+    "called",
+    "batch_dims",
     "swallowed",
     "PATCHING",
     "Patches",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,22 +18,36 @@ from ariadne.plan import Size, TracePlan, own, sizes_in
 
 @dataclass(frozen=True)
 class Example:
-    """Example inputs: leaves, their structure, which tensor leaves carry the batch, and the batch they have."""
+    """Example inputs: leaves, their structure, which tensor leaves carry the batch along which dim, and the batch they have."""
 
     leaves: tuple[Any, ...]
     spec: tree.Spec
-    batched: tuple[int, ...]
+    batched: Mapping[int, int]
     batch: int
     sizes: tuple[Size, ...] = ()
 
     @classmethod
-    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any], sizes: Sequence[Size] = ()) -> Example:
+    def of(
+        cls,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        sizes: Sequence[Size] = (),
+        along: Mapping[int, int | None] | None = None,
+    ) -> Example:
+        """Those of a call. `along` says for some leaves along which dim the batch lies, or that they have none."""
         leaves, spec = tree.flatten((tuple(args), dict(kwargs)))
-        tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        batch = leaves[tensors[0]].shape[0]
-        batched = tuple(i for i in tensors if leaves[i].dim() and leaves[i].shape[0] == batch)
-        of_their_own = {size.leaf for size in sizes if size.dim == 0}  # as large as the batch by accident
-        return cls(tuple(leaves), spec, tuple(i for i in batched if i not in of_their_own), batch, tuple(sizes))
+        of_their_own = {(size.leaf, size.dim) for size in sizes}  # as large as the batch by accident
+        dims = {i: (along or {}).get(i, 0) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+        batch = next((leaves[i].shape[d] for i, d in dims.items() if d is not None and leaves[i].dim() > d), 1)
+        batched = {
+            i: dim
+            for i, dim in dims.items()
+            if dim is not None
+            and (i, dim) not in of_their_own
+            and leaves[i].dim() > dim
+            and leaves[i].shape[dim] == batch
+        }
+        return cls(tuple(leaves), spec, batched, batch, tuple(sizes))
 
     def resized(self, batch: int, perturbed: bool = False) -> list[Any]:
         """Fresh leaves with `batch` samples: copies of those given, repeated or cut; `perturbed`: with other numbers."""
@@ -48,7 +62,7 @@ class Example:
                 continue
             with torch.no_grad():
                 resize = i in self.batched and batch != self.batch
-                t = _rows(leaf.detach(), batch) if resize else own(leaf.detach())
+                t = _samples(leaf.detach(), self.batched[i], batch) if resize else own(leaf.detach())
             if perturbed and t.is_floating_point():
                 _memory(t).mul_(0.875).add_(0.0078125)
             made[id(leaf)] = t = _given_as(t, leaf)
@@ -74,39 +88,81 @@ class Example:
     def turned(self) -> Example:
         """One of other numbers: floats perturbed, and of other tensors the samples in reverse."""
         leaves = self.resized(self.batch, perturbed=True)
-        seen = {id(leaves[i]): leaves[i] for i in self.batched if not leaves[i].is_floating_point()}
-        for t in seen.values():
-            _memory(t).copy_(_memory(t).flip(0))
+        seen = {id(leaves[i]): (leaves[i], d) for i, d in self.batched.items() if not leaves[i].is_floating_point()}
+        for t, dim in seen.values():
+            _memory(t).copy_(_memory(t).flip(dim))
         return replace(self, leaves=tuple(leaves))
 
 
 def declared(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic: Mapping[str, Mapping[int, str]] | None,
-    ranges: Mapping[str, range],
+    ranges: Mapping[str, range], along: Mapping[int, int | None],
 ) -> tuple[Size, ...]:  # fmt: skip
     """What `SplitSpec.dynamic` says of these inputs; `SpecError` where they have no such input or dim."""
     if not dynamic:
         return ()
     leaves, spec = tree.flatten((tuple(args), dict(kwargs)))
-    inputs = {name: i for i, name in enumerate(called(model, spec)) if isinstance(leaves[i], torch.Tensor)}
-    first = next(iter(inputs))
+    inputs = _tensors(model, leaves, spec, dynamic, "dynamic")
+    first = next(i for i in inputs.values() if along.get(i, 0) is not None)
     sizes = []
     for name, dims in dynamic.items():
-        if name not in inputs:
-            raise SpecError(
-                f"dynamic names an input {name!r}; the tensors that forward is given are {', '.join(inputs)}"
-            )
         rank = leaves[inputs[name]].dim()
         for dim, symbol in sorted(dims.items()):
             if dim >= rank:
                 raise SpecError(
                     f"dynamic names dim {dim} of {name!r}, which has dims 0 to {rank - 1} in the example inputs"
                 )
-            if dim == 0 and name == first:
-                raise SpecError(f"dim 0 of {name!r}, the first input, is the batch: dynamic_batch says how far it goes")
+            if dim == along.get(first, 0) and inputs[name] == first:
+                raise SpecError(
+                    f"dim {dim} of {name!r}, the first input, is the batch: dynamic_batch says how far it goes"
+                )
             sizes.append(Size(inputs[name], dim, symbol, ranges[symbol], name))
     sizes_in(sizes, leaves)
     return tuple(sizes)
+
+
+def batch_dims(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], named: Mapping[str, int | None] | None
+) -> dict[int, int | None]:
+    """What `SplitSpec.batch_dim` says of these inputs, by leaf; `SpecError` where they have no such input, dim or size."""
+    if not named:
+        return {}
+    leaves, spec = tree.flatten((tuple(args), dict(kwargs)))
+    inputs = _tensors(model, leaves, spec, named, "batch_dim")
+    along = {inputs[name]: dim for name, dim in named.items()}
+    for name, dim in named.items():
+        rank = leaves[inputs[name]].dim()
+        if dim is not None and dim >= rank:
+            raise SpecError(f"batch_dim names dim {dim} of {name!r}, which has {rank} dims in the example inputs")
+    first = next((name for name, i in inputs.items() if along.get(i, 0) is not None), None)
+    if first is None:
+        raise SpecError(
+            f"batch_dim says that no input has a batch ({', '.join(inputs)}), and a plan is made for batches: leave it out for one "
+            "of them, and give dynamic_batch=(n, n) where its size never changes"
+        )
+    i = inputs[first]
+    batch = leaves[i].shape[along.get(i, 0) or 0] if leaves[i].dim() else None
+    for name, dim in named.items():
+        size = None if dim is None else leaves[inputs[name]].shape[dim]
+        if size not in (None, batch):
+            raise SpecError(
+                f"batch_dim says that dim {dim} of {name!r} is the batch, and its size is {size}; that of {first!r} is {batch}. "
+                "Inputs share one batch: name another dim, or None for an input without a batch"
+            )
+    return along
+
+
+def _tensors(
+    model: torch.nn.Module, leaves: Sequence[Any], spec: tree.Spec, named: Iterable[str], option: str
+) -> dict[str, int]:
+    """The leaves that are tensors, by forward's names for them; `SpecError` where an option names another."""
+    inputs = {name: i for i, name in enumerate(called(model, spec)) if isinstance(leaves[i], torch.Tensor)}
+    unknown = next((name for name in named if name not in inputs), None)
+    if unknown is not None:
+        raise SpecError(
+            f"{option} names an input {unknown!r}; the tensors that forward is given are {', '.join(inputs)}"
+        )
+    return inputs
 
 
 def called(model: torch.nn.Module, spec: tree.Spec) -> list[str]:
@@ -157,6 +213,11 @@ def _memory(t: torch.Tensor) -> torch.Tensor:
     for dim, (size, stride) in enumerate(zip(t.shape, t.stride(), strict=True)):
         t = t.narrow(dim, 0, 1) if size > 1 and not stride else t
     return t
+
+
+def _samples(t: torch.Tensor, dim: int, batch: int) -> torch.Tensor:
+    """A copy of `t` with so many samples along a dim, repeated or cut."""
+    return _rows(t.movedim(dim, 0), batch).movedim(0, dim) if dim else _rows(t, batch)
 
 
 def _rows(t: torch.Tensor, batch: int) -> torch.Tensor:

@@ -60,7 +60,7 @@ class Lowering:
         snapshot: Snapshot,
         state: Mapping[int, tuple[str, tuple[Any, ...]]],
         leaves: Sequence[Any],
-        batched: Sequence[int],
+        batched: Mapping[int, int],
         fake: FakeTensorMode | None,
         batch_symbol: str,
         symbols: dict[Any, str],

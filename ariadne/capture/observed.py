@@ -136,8 +136,8 @@ def observe(
     found: Recording | None = None
     try:
         if watch is not None:
-            for i in example.batched:
-                watch.tell(leaves[i], (batch_symbol, *(None,) * (leaves[i].dim() - 1)))
+            for i, dim in example.batched.items():
+                watch.tell(leaves[i], tuple(batch_symbol if d == dim else None for d in range(leaves[i].dim())))
         with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
             found.output = model(*args, **kwargs)
         found.effects = containers.changes()
@@ -222,7 +222,7 @@ def _refuse_renewed(found: Recording, effects: Effects) -> None:
 def _moves_on(value: Any) -> str:
     """What an attribute is that gives something else whenever it is asked, in words; empty for all others."""
     numbers = sys.modules["numpy"].random if "numpy" in sys.modules else None
-    if isinstance(value, random.Random) or (numbers and isinstance(value, (numbers.Generator, numbers.RandomState))):
+    if is_a(value, random.Random) or (numbers and is_a(value, (numbers.Generator, numbers.RandomState))):
         return "a generator of random numbers of its own"
     return "an iterator" if is_a(value, Iterator) and not is_a(value, (torch.Tensor, *weakref.ProxyTypes)) else ""
 

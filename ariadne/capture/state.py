@@ -388,7 +388,7 @@ class Snapshot:
 
     def _restore_tensors(self) -> None:
         for tensor, data in self._saved.values():
-            if _once(tensor.detach()).shape != data.shape:  # by an `out=`, or by `resize_`
+            if not data.is_nested and _once(tensor.detach()).shape != data.shape:  # by an `out=`, or by `resize_`
                 with torch.no_grad():
                     tensor.resize_(data.shape)
             if tensor.is_inference():

@@ -60,9 +60,10 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
         if not isinstance(leaf, torch.Tensor):
             inputs.append(leaf)
             continue
-        dims = {0} if i in example.batched else set()
+        dims = {example.batched[i]} if i in example.batched else set()
         inputs.append(with_symbols(fake, leaf, f"x{i}", dims | {s.dim for s in over if s.leaf == i}))
-    symbol = inputs[example.batched[0]].shape[0].node.expr
+    first, dim = next(iter(example.batched.items()))
+    symbol = inputs[first].shape[dim].node.expr
     symbols = {symbol: batch_symbol, **{inputs[s.leaf].shape[s.dim].node.expr: s.symbol for s in over}}
     args, kwargs = tree.unflatten(inputs, example.spec)
     snapshot = reach.snapshot(args, kwargs)

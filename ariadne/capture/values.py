@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -79,7 +79,7 @@ class Values:
         recorded: Recording,
         snapshot: Snapshot,
         state: Mapping[int, tuple[str, tuple[Any, ...]]],
-        batched: Sequence[int],
+        batched: Mapping[int, int],
         fake: FakeTensorMode | None,
         batch_symbol: str,
         symbols: dict[Any, str],
@@ -114,7 +114,8 @@ class Values:
             self.define(name, "input", leaf, (i,))
             if i in self.batched:
                 value = self.by_name[name]
-                self.by_name[name] = replace(value, shape=(Expr(self.batch_symbol), *value.shape[1:]))
+                shape, dim = value.shape, self.batched[i]
+                self.by_name[name] = replace(value, shape=(*shape[:dim], Expr(self.batch_symbol), *shape[dim + 1 :]))
         elif simple(leaf) or isinstance(leaf, complex):
             self.literals.append((i, {*leaf} if isinstance(leaf, set) else leaf))  # a set can change in place
         else:

@@ -306,6 +306,8 @@ def _at_batch_1(
     try:
         runs += [observe(model, example, 1, plan.batch_symbol, grad, effects=effects) for example in inputs]
         differs = next(filter(None, (differs_from(plan, seen) for seen in runs)), None)
+        unmet = (plan.unmet({plan.batch_symbol: 1, **sizes_in(e.sizes, e.leaves)}) for e in inputs)
+        differs = differs or next((f"it holds where {words}" for words in unmet if words), None)
     except Exception as error:  # the model itself may refuse one sample; it will say so again when it is asked to
         differs = first_line(error)
     if differs:

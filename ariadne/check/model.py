@@ -79,6 +79,7 @@ def check(
     dynamic_batch: tuple[int, int] | None = None,
     dynamic: Mapping[str, Mapping[int, str]] | None = None,
     sizes: Mapping[str, tuple[int, ...]] | None = None,
+    batch_dim: Mapping[str, int | None] | None = None,
     mode: ExecutionMode = "generated_eager",
     seed: int = 0,
     seconds: float | None = None,
@@ -90,7 +91,8 @@ def check(
 
     `args` and `kwargs` are example inputs, as for `prepare_split`. `cuts`: boundary strings, or "q25", "q50", "q75", or ("every",)
     for every safe cut. `inputs(batch, seed)` makes other inputs, a function of the two numbers; without it they are made from
-    the samples of the example. `dynamic` and `sizes` are those of `SplitSpec`: each seed then gives other sizes, repeated or cut.
+    the samples of the example. `dynamic`, `sizes` and `batch_dim` are those of `SplitSpec`: with sizes each seed gives
+    others, repeated or cut.
     `loss_fn(output)`; without it, a loss that depends on every element of every floating tensor.
     `seconds`: after so long no further check is begun, save the first of each kind; the others are "left out". Batches that
     preparing has not seen come first, at every cut. `on_result` is called with each result, and how many are still to come (0
@@ -120,7 +122,13 @@ def check(
         if cut != "every":
             parse_boundary(cut)
     first = "percent:50" if "every" in named else named[0]
-    spec = SplitSpec(first, dynamic_batch=dynamic_batch or (1, max(64, *batches)), dynamic=dynamic, sizes=sizes)
+    spec = SplitSpec(
+        first,
+        dynamic_batch=dynamic_batch or (1, max(64, *batches)),
+        dynamic=dynamic,
+        sizes=sizes,
+        batch_dim=batch_dim,
+    )
     example = example_of(model, args, kwargs, spec)
     run = Comparison(model, of_many_sizes(inputs or varied(example), example), seed, loss_fn or rippled, steps)
     results = []

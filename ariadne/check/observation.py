@@ -130,16 +130,16 @@ def varied(example: Example) -> Inputs:
     def inputs(batch: int, seed: int) -> Given:
         found, seen = example.resized(batch), set()
         generator = torch.Generator().manual_seed(seed)
-        for i in example.batched:
+        for i, dim in example.batched.items():
             t = found[i]
             if id(t) in seen:
                 continue
             seen.add(id(t))
             with torch.no_grad():
-                t.copy_(t.roll(seed, 0))
+                t.copy_(t.roll(seed, dim))
                 if t.is_floating_point():
                     factors = 1 - torch.rand(batch, generator=generator) / 2
-                    t.mul_(factors.to(t).view(batch, *(1 for _ in t.shape[1:])))
+                    t.mul_(factors.to(t).view([batch if d == dim else 1 for d in range(t.dim())]))
         args, kwargs = tree.unflatten(found, example.spec)
         return args, kwargs
 

@@ -74,7 +74,7 @@ def _check(
         lambda: check(
             subject.model, subject.args, subject.kwargs, cuts=cuts, batches=options.batches or BATCHES, steps=options.steps,
             only=kinds, dynamic_batch=options.dynamic_batch, mode=options.mode, seed=options.seed, seconds=seconds,
-            loss_fn=subject.loss, inputs=subject.inputs, on_result=note, **sizes(options.dynamic),
+            loss_fn=subject.loss, inputs=subject.inputs, on_result=note, **sizes(options.dynamic, options.batch_dim),
         )
     )  # fmt: skip
 

@@ -34,6 +34,10 @@ _DYNAMIC = (
     "(x:2=64..512/32: from 64 to 512 in steps of 32; x:2: any). Inputs that share a size give it one name: ids:1=L:1..512 and "
     "mask:1=L. Repeat for each dim"
 )
+_BATCH_DIM = (
+    "the dim that is the batch, for an input where it is not dim 0, such as x=1 for (time, batch, features), by forward's own name "
+    "for it; x=none: it has no batch. --input still gives the sizes of one sample. Repeat for each input"
+)
 _PICTURES = frozenset("bmp dot eps gif gv htm html jpeg jpg pdf png ps svg tif tiff webp".split())
 _ABOUT = (
     "Look at a PyTorch model, see where it can be split in two, and check on your machine that the split equals it."
@@ -80,6 +84,7 @@ def model_command(commands: Commands, name: str, about: str) -> Parser:
     group.add_argument(
         "--dynamic", action="append", default=[], type=dynamic, metavar="INPUT:DIM[=SIZES]", help=_DYNAMIC
     )
+    group.add_argument("--batch-dim", action="append", default=[], type=batch_dim, metavar="INPUT=DIM", help=_BATCH_DIM)
     group.add_argument("--train", action="store_true", help="the model in training mode (without: in eval mode)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights, inputs and draws (0)")
     return made
@@ -136,15 +141,23 @@ def dynamic(text: str) -> Dynamic:
     )
 
 
-def sizes(given: Sequence[Dynamic]) -> dict[str, Any]:
-    """What `SplitSpec` takes for the sizes that were typed."""
+def batch_dim(text: str) -> tuple[str, int | None]:
+    """`x=1` as ("x", 1), and `x=none` as ("x", None)."""
+    found = re.fullmatch(r"(?P<input>[^\W\d]\w*)=(?P<dim>\d{1,2}|none)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"must be INPUT=DIM or INPUT=none, such as x=1; found {text!r}")
+    return found["input"], None if found["dim"] == "none" else int(found["dim"])
+
+
+def sizes(given: Sequence[Dynamic], batch_dims: Sequence[tuple[str, int | None]]) -> dict[str, Any]:
+    """What `SplitSpec` takes for the sizes that were typed, and for where the batch is."""
     dims: dict[str, dict[int, str]] = {}
     ranges: dict[str, tuple[int, ...]] = {}
     for one in given:
         dims.setdefault(one.input, {})[one.dim] = one.symbol
         if one.within is not None and ranges.setdefault(one.symbol, one.within) != one.within:
             raise UsageError(f"--dynamic {one.text}: {one.symbol} has another range already; give it once")
-    return {"dynamic": dims or None, "sizes": ranges or None}
+    return {"dynamic": dims or None, "sizes": ranges or None, "batch_dim": dict(batch_dims) or None}
 
 
 def batches(text: str) -> list[int]:
@@ -186,6 +199,8 @@ def again(options: argparse.Namespace, *more: str) -> str:
         line += ["--dynamic-batch", "{}..{}".format(*options.dynamic_batch)]
     for one in options.dynamic:
         line += ["--dynamic", one.text]
+    for name, dim in options.batch_dim:
+        line += ["--batch-dim", f"{name}={'none' if dim is None else dim}"]
     line += ["--train"] if options.train else []
     line += ["--seed", str(options.seed)] if options.seed else []
     return shlex.join([*line, *more])

@@ -21,7 +21,7 @@ def run(options: Namespace) -> Answer:
     captured = subject.captured()
     plan, example = captured.plan, subject.example
     candidates = frontiers(plan)
-    pool = usable(candidates, plan.grad_enabled)
+    pool = usable(plan, candidates)
     with progress(f"measuring {subject.name} ..."):
         asked = subject.owning(lambda: Costs.of(options.balance, subject.model, plan, candidates, example))
         timed = asked

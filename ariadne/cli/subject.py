@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.capture import Captured, Example
+from ariadne.capture import Captured, Example, batch_dims, called
 from ariadne.check import Given, Inputs, Loss, seed_all, varied
 from ariadne.cli import inputs
 from ariadne.cli.options import FORM, FORMS, sizes
@@ -51,20 +51,17 @@ class Subject:
     @property
     def batch(self) -> int:
         """The batch of the example inputs."""
-        first = next(
-            (t for t in tree.leaves((self.args, self.kwargs)) if isinstance(t, torch.Tensor) and t.dim()), None
-        )
-        return 0 if first is None else first.shape[0]
+        return self.example.batch
 
     @property
     def example(self) -> Example:
         """The example inputs, as captures take them."""
-        return Example.of(self.args, self.kwargs)
+        return _example(self.model, self.args, self.kwargs, self.options)
 
     def spec(self, boundary: str) -> SplitSpec:
         """What is asked for, cut there."""
         batches = self.options.dynamic_batch or (1, max(64, self.batch))
-        return SplitSpec(boundary, dynamic_batch=batches, **sizes(self.options.dynamic))
+        return SplitSpec(boundary, dynamic_batch=batches, **sizes(self.options.dynamic, self.options.batch_dim))
 
     def captured(self) -> Captured:
         """The plan of its forward, uncut."""
@@ -136,7 +133,7 @@ def _subject(name: str, found: _Found, options: Namespace) -> Subject:
     if given:
 
         def make(batch: int, seed: int) -> Given:
-            return inputs.make(given, batch, seed, device)
+            return _placed(found.model, inputs.make(given, batch, seed, device), dict(options.batch_dim))
 
     elif found.inputs is not None:
         make = found.inputs
@@ -144,7 +141,7 @@ def _subject(name: str, found: _Found, options: Namespace) -> Subject:
         args, kwargs = found.args, found.kwargs or {}
         if not any(isinstance(t, torch.Tensor) and t.dim() for t in tree.leaves((args, kwargs))):
             raise UsageError(f"{name} came with inputs that hold no tensor with a batch; give --input {FORM}")
-        example = Example.of(args, kwargs)
+        example = _example(found.model, args, kwargs, options)
         if options.batch:
             args, kwargs = tree.unflatten(example.resized(options.batch), example.spec)
         return Subject(name, found.model, args, kwargs, varied(example), found.loss, options)
@@ -155,6 +152,21 @@ def _subject(name: str, found: _Found, options: Namespace) -> Subject:
         )
     args, kwargs = make(options.batch or 2, options.seed)
     return Subject(name, found.model, args, kwargs, make, found.loss, options)
+
+
+def _example(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Namespace) -> Example:
+    return Example.of(args, kwargs, along=batch_dims(model, args, kwargs, dict(options.batch_dim)))
+
+
+def _placed(model: nn.Module, given: Given, dims: Mapping[str, int | None]) -> Given:
+    """Inputs that were made with the batch in front, with it at the dims that were asked for."""
+    leaves, spec = tree.flatten(given)
+    names = called(model, spec)
+    moved = [
+        t.movedim(0, dim).contiguous() if (dim := dims.get(name)) else t for t, name in zip(leaves, names, strict=True)
+    ]
+    args, kwargs = tree.unflatten(moved, spec)
+    return args, kwargs
 
 
 def _from_zoo(name: str, seed: int) -> _Found:

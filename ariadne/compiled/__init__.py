@@ -7,6 +7,7 @@ A plan and its source flow in; callables and reports of them flow out. The files
     tracing       torch's settings while a kernel is traced
     rows          whether each sample is computed from that sample alone
     buckets       a batch padded to the next of a few sizes
+    kept          packages in a folder of the user's: who may write there, and which are thrown away first
     package       native code of one kernel, and what is checked before each call of it
     ahead         AOTInductor packages: made, kept, loaded
     jit           `torch.compile` over kernels, and an account of it

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import platform
+import re
 import tempfile
 import threading
 import time
@@ -22,14 +22,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ariadne.compiled.kept import Broken, Kept
 from ariadne.compiled.lift import Lifted
 from ariadne.compiled.package import Layout, Package, lies
 from ariadne.cut import CompileOptions
-from ariadne.errors import CompileError
+from ariadne.errors import CompileError, SpecError
 from ariadne.plan import Batches, Expr, TracePlan, bind
 from ariadne.segment import load
 
-FORMAT = 1
 MOST_BATCHES = 4096  # one package serves a range of at most so many batches
 MOST_PACKAGES = 16  # for one kernel: what would take more follows something that changes from call to call
 
@@ -38,13 +38,19 @@ class Ahead:
     """A kernel compiled ahead of time, on first need, or loaded from where packages are kept."""
 
     def __init__(self, lifted: Lifted, plan: TracePlan, label: str, options: CompileOptions, report: Any,
-                 setting: Callable[[], Any], refused: Callable[[str], CompileError], lock: threading.RLock) -> None:  # fmt: skip
+                 setting: Callable[[], Any], refused: Callable[[str], CompileError], lock: threading.RLock,
+                 instead: Callable[..., Any] | None = None) -> None:  # fmt: skip
         self.lifted, self.plan, self.label, self.options, self.report = lifted, plan, label, options, report
-        self.setting, self.refused, self.lock = setting, refused, lock
+        self.setting, self.refused, self.lock, self.instead = setting, refused, lock, instead
+        self.kept = None if options.cache_dir is None else Kept(options.cache_dir)
+        if options.chosen and self.kept is None:
+            self.kept = Kept.of_user()
+        if self.kept is not None:
+            self.kept.trusted()
         self.split = len(lifted.inputs)
         self.packages: list[Package] = []
         self.latest: Package | None = None
-        self.eager: Callable[..., Any] | None = None
+        self.other: Callable[..., Any] | None = None
 
     def __call__(self, batch: int, *tensors: Any) -> Any:
         """Run a package that serves this batch, these tensors and the modes of the caller."""
@@ -58,10 +64,10 @@ class Ahead:
         if package is None or ambient != package.ambient or not (
             package.unchanged(*state) and package.fits(batch, inputs)
         ):  # fmt: skip
-            package = self._find(batch, inputs, state, ambient) if self.eager is None else None
+            package = self._find(batch, inputs, state, ambient) if self.other is None else None
             if package is None:
-                assert self.eager is not None
-                return self.eager(*tensors) if self.lifted.batch else self.eager(batch, *tensors)
+                assert self.other is not None
+                return self.other(*tensors) if self.lifted.batch else self.other(batch, *tensors)
             self.latest = package
         return package(inputs, state)
 
@@ -75,22 +81,29 @@ class Ahead:
                 if len(self.packages) == MOST_PACKAGES:
                     raise self.refused(f"{MOST_PACKAGES} packages were made for it, and none serves these tensors")
                 package = self._make(batch, inputs, state, ambient)
-            except (MemoryError, torch.OutOfMemoryError):
+            except (MemoryError, torch.OutOfMemoryError, SpecError):
                 raise
             except Exception as error:  # exporters and compilers raise whatever they please
                 failure = error if isinstance(error, CompileError) else self.refused(f"{type(error).__name__}: {error}")
+                if self.instead is not None:
+                    self.report.notes.append(f"torch.compile in its place: {' '.join(str(failure).split())[:300]}")
+                    self.other = self.instead()
+                    return None
                 if self.options.on_error != "eager":
                     raise failure from error
                 self.report.state = "eager"
                 self.report.notes.append(" ".join(str(failure).split())[:300])
-                self.eager = load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
+                self.other = load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
                 return None
             self.report.seconds += time.perf_counter() - start
+            self.report.ways[False] = "ahead of time"
             self.packages.append(package)
             self.report.batches = (*self.report.batches, str(package.batches))
             return package
 
     def _make(self, batch: int, inputs: Sequence[Any], state: Sequence[Any], ambient: Any) -> Package:
+        if self.instead is not None and any(isinstance(t, torch.Tensor) and t.is_cuda for t in (*inputs, *state)):
+            raise CompileError("its tensors are on CUDA, where packages were not measured")
         if self.lifted.batch is None:
             raise self.refused("no tensor that it takes has the batch as a size, or a multiple of it")
         if self.lifted.has_witness:
@@ -106,16 +119,17 @@ class Ahead:
             self._layout(n, t, batch, len(served) > 1) for n, t in zip(self.lifted.inputs, inputs, strict=True)
         )
         name = self._name(layouts, inputs, state, ambient, served)
-        folder = None if self.options.cache_dir is None or self.plan.objects else Path(self.options.cache_dir)
         device = self._device((*inputs, *state))
-        place, kept = (None, None) if folder is None else self._kept(folder, name, batch, hint, device)
-        if kept is not None:
+        kept = None if self.plan.objects else self.kept  # the code of Python objects is in no digest
+        found = None if kept is None else self._kept(kept, name, batch, device)
+        if found is not None:
             self.report.loaded += 1
             self.report.state = "loaded"
             self.report.began_loaded |= not self.packages
-            run, admitted = kept
+            run, admitted = found
         else:
-            run, admitted = self._compile(layouts, inputs, state, served, hint, place, device)
+            keep = None if kept is None else functools.partial(self._keep, kept, name, hint)
+            run, admitted = self._compile(layouts, inputs, state, served, hint, keep, device)
             if batch not in admitted:
                 raise self.refused(f"what was compiled does not serve batch {batch}, but {admitted}")
             self.report.compiled[False] += 1
@@ -154,7 +168,7 @@ class Ahead:
         return found[0] if found else -1
 
     def _compile(self, layouts: Sequence[Layout], inputs: Sequence[Any], state: Sequence[Any], served: Batches, hint: int,
-                 place: _Place | None, device: int) -> tuple[Callable[..., Any], Batches]:  # fmt: skip
+                 keep: Callable[[str, Batches], None] | None, device: int) -> tuple[Callable[..., Any], Batches]:  # fmt: skip
         (lo, hi) = served.ranges[0]
         examples = [*self._examples(layouts, inputs, hint), *(t.detach() for t in state)]
         dim = torch.export.Dim(self.lifted.symbol, min=lo, max=hi) if lo < hi else None
@@ -172,12 +186,18 @@ class Ahead:
                 _admitted(env, symbols, self.lifted.symbol, served, free) if dim is not None else Batches.of([hint])
             )
             run = _loaded(path, device)
-            if place is not None:
-                try:
-                    place.keep(path, admitted)
-                except OSError as error:  # what is compiled serves all the same
-                    self.report.notes.append(f"not kept for the next process: {error}")
+            if keep is not None:
+                keep(path, admitted)
             return run, admitted
+
+    def _keep(self, kept: Kept, name: str, hint: int, made: str, admitted: Batches) -> None:
+        """Keep a package for the next process; what is compiled serves all the same where that can't be."""
+        try:
+            why: object = kept.keep(name, made, admitted, hint, f"{self.lifted.name} of {self.label}")
+        except OSError as error:
+            why = error
+        if why:
+            self.report.notes.append(f"not kept for the next process: {why}")
 
     def _examples(self, layouts: Sequence[Layout], inputs: Sequence[Any], hint: int) -> Iterator[torch.Tensor]:
         """Tensors of the inputs' types for the batch `hint`."""
@@ -220,7 +240,6 @@ class Ahead:
         """What a package depends on, as a digest."""
         cuda = sorted({torch.cuda.get_device_name(t.device) for t in (*inputs, *state) if t.is_cuda})
         told = {
-            "format": FORMAT,
             "sources": _sources(),
             "kernel": self.lifted.kernel(marked=False, checked=True).text,
             "plan": self.plan.signature,
@@ -231,6 +250,7 @@ class Ahead:
             "machine": [platform.system(), *_processor(), torch.backends.cpu.get_cpu_capability(), *cuda],
             "threads": torch.get_num_threads(),
             "settings": _inductor_settings(),
+            "names": _names(self.lifted),
             "inputs": [layout.to_json() for layout in layouts],
             "state": [[str(part) for part in lies(t)] for t in state],
             "ambient": repr(ambient),
@@ -238,27 +258,23 @@ class Ahead:
         }
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
-    def _kept(
-        self, folder: Path, name: str, batch: int, hint: int, device: int
-    ) -> tuple[_Place, tuple[Callable[..., Any], Batches] | None]:
-        """A package kept earlier that serves this batch, if there is one, and the place for a new one.
-
-        Packages for other batches stay; one that is not what was written then gives its place away.
-        """
-        place, broken = _Place(folder, name), None
-        for there in place.present():
+    def _kept(self, kept: Kept, name: str, batch: int, device: int) -> tuple[Callable[..., Any], Batches] | None:
+        """A package kept earlier that serves this batch, if there is one; one that is not what was written is thrown away."""
+        for found in kept.trusted().named(name):
             try:
-                told = there.told()
-                batches = Batches(tuple((int(lo), int(hi)) for lo, hi in told["batches"]))
-                if batch in batches:
-                    return there, (_loaded(there.checked(told["sha256"]), device), batches)
-                place = _Place(folder, name, hint)
+                if isinstance(found, Broken):
+                    raise found.why
+                if batch in found.batches:
+                    run = _loaded(kept.checked(found), device)
+                    found.touch()
+                    return run, found.batches
             except torch.OutOfMemoryError:
                 raise
             except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-                self.report.notes.append(f"{there.path} was refused, and made anew: {error}")
-                broken = broken or there
-        return broken or place, None
+                self.report.notes.append(f"{found.path} was refused, and made anew: {error}")
+                if isinstance(error, (ValueError, KeyError, TypeError)):  # damage, and no want of memory or files
+                    kept.drop(found)
+        return None
 
 
 @functools.cache
@@ -275,6 +291,27 @@ def _processor() -> tuple[str, ...]:
     lines = told.read_text().partition("\n\n")[0].splitlines() if told.exists() else []
     wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part")
     return platform.machine(), platform.processor(), *(line for line in lines if line.startswith(wanted))
+
+
+def _names(lifted: Lifted) -> list[list[str]]:
+    """What the names in a kernel's source stand for: a plan from a file says by itself what its signature is."""
+    used = set(re.findall(r"[^\W\d]\w*", "\n".join(lifted.body)))
+    return [[name, _told(thing)] for name, thing in sorted(lifted.source.namespace.items()) if name in used]
+
+
+def _told(thing: Any) -> str:
+    """A function by where it is from, a plain value by how it is written, anything else by its type."""
+    if isinstance(
+        thing, (torch.dtype, torch.device, torch.layout, torch.memory_format, int, float, complex, str, bytes)
+    ):
+        return repr(thing)
+    if isinstance(thing, torch._ops.OpOverload):
+        return str(thing)
+    owner = getattr(thing, "__self__", None)
+    name = getattr(thing, "__qualname__", None)
+    if name is None or isinstance(thing, type(None)):
+        return type(thing).__qualname__
+    return f"{getattr(thing, '__module__', None) or type(owner).__module__}.{name}"
 
 
 def _inductor_settings() -> str:
@@ -302,12 +339,14 @@ class _Kernel(nn.Module):
 
 
 def _draws(node: torch.fx.Node) -> bool:
-    """Whether an op of an exported program draws random numbers. Attention does so only where it drops out."""
+    """Whether an op of an exported program draws random numbers: one that drops out, only at a rate and while it trains."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
     arguments = node.target._schema.arguments  # type: ignore[union-attr]
     bound = bind(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
-    return not any(a.name == "dropout_p" and value == 0 for a, value in zip(arguments, bound, strict=True))
+    given = dict(zip((a.name for a in arguments), bound, strict=True))
+    never = any(given.get(rate) == 0 for rate in ("dropout", "dropout_p"))
+    return not never and not any(given.get(flag) is False for flag in ("train", "training"))
 
 
 def _ambient() -> Any:
@@ -378,67 +417,6 @@ def _admitted(env: Any, symbols: Mapping[Any, Expr], batch: str, served: Batches
         return within and all(d.subs(values) == 0 for d in apart) and all(bool(c.subs(values)) for c in conditions)
 
     return Batches.of(b for b in served if holds(b))
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a package is kept, with a card beside it: the first of its name, or one that was made from the batch `hint`."""
-
-    folder: Path
-    name: str
-    hint: int | None = None
-
-    @property
-    def stem(self) -> str:
-        """What the names of its two files have in common."""
-        return f"ariadne-{self.name[:32]}" + ("" if self.hint is None else f"-from-{self.hint}")
-
-    @property
-    def path(self) -> Path:
-        """The package."""
-        return self.folder / f"{self.stem}.pt2"
-
-    @property
-    def card(self) -> Path:
-        """What is known of it."""
-        return self.folder / f"{self.stem}.json"
-
-    def present(self) -> Iterator[_Place]:
-        """The places of this name that hold a card: the first, then the others by batch."""
-        first = _Place(self.folder, self.name)
-        hints = (
-            found.stem.removeprefix(f"{first.stem}-from-") for found in self.folder.glob(f"{first.stem}-from-*.json")
-        )
-        others = [_Place(self.folder, self.name, int(hint)) for hint in hints if hint.isdecimal()]
-        return (p for p in (first, *sorted(others, key=lambda p: p.hint or 0)) if p.card.exists())
-
-    def checked(self, sha256: str) -> str:
-        """The package's path; ValueError where its bytes are others by now."""
-        if hashlib.sha256(self.path.read_bytes()).hexdigest() != sha256:
-            raise ValueError("its bytes are not those that were written")
-        return str(self.path)
-
-    def keep(self, made: str, batches: Batches) -> None:
-        """Put a package and its card here; the card comes last, and each in one move."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        data = Path(made).read_bytes()
-        told = {
-            "format": FORMAT,
-            "name": self.name,
-            "sha256": hashlib.sha256(data).hexdigest(),
-            "batches": batches.ranges,
-        }
-        for place, content in ((self.path, data), (self.card, json.dumps(told).encode())):
-            draft = place.with_name(f".{place.name}.{os.getpid()}")
-            draft.write_bytes(content)
-            draft.replace(place)
-
-    def told(self) -> dict[str, Any]:
-        """What the card says; ValueError where it is of something else."""
-        found = json.loads(self.card.read_text())
-        if found["name"] != self.name or found["format"] != FORMAT:
-            raise ValueError("it was made for something else")
-        return dict(found)
 
 
 def _loaded(path: str, device: int) -> Callable[..., Any]:

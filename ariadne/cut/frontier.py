@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -174,15 +174,32 @@ class GradientOrder:
     def _states(self) -> Iterator[tuple[str, int, int]]:
         """State that ops write into with a graph: its name, the first of these ops, and the last op that reads it with one."""
         values, root_of = self.plan.values, self.groups.find
+        graphed = self._graphed() if self.writes else frozenset()
         for name, value in values.items():
             root = root_of(name) if value.is_state and name in self.groups.parent else None
             for i in self.writes.get(root, ()) if root is not None and value.kind != "parameter" else ():
                 node = self.plan.nodes[i]
                 taken = [r for r in node.reads if r in self.groups.parent and root_of(r) != root]
                 given = any(o in self.groups.parent and root_of(o) == root for o in node.outputs)
-                if given and node.region.grad is not False and any(values[r].differentiable for r in taken):
+                if given and node.region.grad is not False and not graphed.isdisjoint(taken):
                     yield name, i, max(k for k, n in enumerate(self.plan.nodes) if self._reads(n, root))
                     break
+
+    def _graphed(self) -> Collection[str]:
+        """The values that may have a graph: not what follows from others by a detach, or where gradients are off."""
+        values, find = self.plan.values, self.groups.find
+        found = {name for name, value in values.items() if value.differentiable and name not in self.plan.definitions}
+        members: dict[str, list[str]] = {}
+        for name in values:
+            if name in self.groups.parent and find(name) in self.writes:
+                members.setdefault(find(name), []).append(name)
+        for node in self.plan.nodes:
+            if node.target == "aten.detach.default" or node.region.grad is False or found.isdisjoint(node.reads):
+                continue
+            found.update(name for name in node.outputs if values[name].differentiable)
+            for root in {find(name) for name in node.writes}:
+                found.update(members.get(root, ()))
+        return found
 
     def _reads(self, node: TraceNode, root: str | None) -> bool:
         known = (r for r in node.reads if r in self.groups.parent)

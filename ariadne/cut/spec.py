@@ -34,6 +34,8 @@ class SplitSpec:
     `batch_symbol` is how the batch is written in plans and sources. `dynamic`: the sizes beside the batch that may change, as
     {input: {dim: symbol}}, inputs by the names that forward has for them; dims of one symbol have one size. `sizes`: how far each
     symbol goes, as (smallest, largest) or (smallest, largest, step), both included; any size where it says nothing.
+    `batch_dim`: the dim that is the batch, for inputs where it is not dim 0, and None for those that have no batch, such as a
+    table that all calls share: {"x": 1, "table": None}.
     `max_paths`: where Python branches on what it reads out of tensors, the number of paths that get a plan each for inputs of
     one kind; past it, and with 1 at once, another path raises `WitnessError`.
 
@@ -50,6 +52,7 @@ class SplitSpec:
     dynamic: Mapping[str, Mapping[int, str]] | None = None
     sizes: Mapping[str, tuple[int, ...]] | None = None
     max_paths: int = 16
+    batch_dim: Mapping[str, int | None] | None = None
 
     def __post_init__(self) -> None:
         parse_boundary(self.boundary)
@@ -58,6 +61,7 @@ class SplitSpec:
         object.__setattr__(self, "dynamic", _dynamic(self.dynamic, self.batch_symbol))
         object.__setattr__(self, "sizes", None if self.sizes is None else dict(self.sizes))
         _ = self.ranges
+        object.__setattr__(self, "batch_dim", _batch_dim(self.batch_dim))
         if self.trace_batch_mode is not None and self.trace_batch_mode not in TRACE_BATCH_MODES:
             raise SpecError(
                 f"trace_batch_mode must be one of {', '.join(map(repr, TRACE_BATCH_MODES))}; found {self.trace_batch_mode!r}"
@@ -122,6 +126,19 @@ def _dynamic(given: Any, batch_symbol: str) -> dict[str, dict[int, str]] | None:
     return {name: dict(dims) for name, dims in given.items()}
 
 
+def _batch_dim(given: Any) -> dict[str, int | None] | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping) or not all(
+        isinstance(name, str) and (dim is None or (type(dim) is int and dim >= 0)) for name, dim in given.items()
+    ):
+        raise SpecError(
+            "batch_dim says which dim of an input is the batch as {input: dim}, counted from 0, or None where it has no batch, "
+            f"such as {{'x': 1, 'table': None}}; found {given!r}"
+        )
+    return dict(given)
+
+
 def _range(symbol: str, given: Any) -> range:
     low, high, step = [*given, 1][:3] if isinstance(given, (tuple, list)) and len(given) in (2, 3) else (0, 0, 0)
     if not (all(type(n) is int for n in (low, high, step)) and 1 <= low <= high < MOST and step >= 1):
@@ -140,6 +157,7 @@ class CompileOptions:
     configuration in "options". `cache_dir`: where packages compiled ahead of time are kept; native code is loaded from there, so it
     must be as trusted as the program. `on_error`: raise, or eager to run a segment eagerly that can't be compiled. `buckets`: the
     batches that are run; a smaller one is padded to the next of them where each sample is shown to be computed by itself.
+    `chosen`: nothing is said of a compiler, so what is known to serve best is taken, for each task and device.
     """
 
     given: Mapping[str, Any]
@@ -147,6 +165,7 @@ class CompileOptions:
     cache_dir: str | None = None
     on_error: str = "raise"
     buckets: tuple[int, ...] = ()
+    chosen: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, Any] | None) -> CompileOptions:
@@ -157,6 +176,7 @@ class CompileOptions:
         """
         given = dict(options or {})
         ahead = given.get("backend") == "aot_inductor"
+        chosen = not given.keys() - {"on_compile_error", "cache_dir"}
         known = AHEAD_OPTIONS if ahead else (*COMPILE_OPTIONS, *OUR_COMPILE_OPTIONS)
         unknown = next((name for name in given if name not in known), None)
         if unknown in (*COMPILE_OPTIONS, "batch_buckets"):
@@ -170,8 +190,10 @@ class CompileOptions:
             raise SpecError(f"on_compile_error must be 'raise' or 'eager'; found {on_error!r}")
         if cache_dir is not None and not isinstance(cache_dir, (str, os.PathLike)):
             raise SpecError(f"cache_dir is the path of a directory; found {type(cache_dir).__name__}")
-        if cache_dir is not None and not ahead:
-            raise SpecError("cache_dir goes with backend 'aot_inductor'; torch.compile keeps caches of its own")
+        if cache_dir is not None and not (ahead or chosen):
+            raise SpecError(
+                "cache_dir goes with backend 'aot_inductor', or without a backend; torch.compile keeps caches of its own"
+            )
         buckets = given.pop("batch_buckets", ())
         if not (
             isinstance(buckets, (list, tuple))
@@ -181,7 +203,8 @@ class CompileOptions:
             raise SpecError(f"batch_buckets are batches, ascending, such as (1, 4, 16); found {buckets!r}")
         if ahead and not isinstance(given.get("options") or {}, Mapping):
             raise SpecError(f"options is a mapping of inductor's settings; found {type(given['options']).__name__}")
-        return cls(given, ahead, None if cache_dir is None else os.fspath(cache_dir), on_error, tuple(buckets))
+        folder = None if cache_dir is None else os.fspath(cache_dir)
+        return cls(given, ahead, folder, on_error, tuple(buckets), chosen)
 
 
 @dataclass(frozen=True, slots=True)

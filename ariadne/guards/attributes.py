@@ -89,6 +89,11 @@ def lasts(value: Any) -> bool:
     return is_a(value, SIMPLE) or (is_a(value, tuple) and all(map(lasts, tuple.__iter__(value))))
 
 
+def is_memory(value: Any) -> bool:
+    """Whether a function keeps its results in C: what `functools.lru_cache` and `cache` make."""
+    return type(value).__name__ == "_lru_cache_wrapper"
+
+
 def is_array(value: Any) -> bool:
     """Whether a value is a numpy array, asked without numpy."""
     return any(c.__name__ == "ndarray" and c.__module__ == "numpy" for c in type(value).__mro__)

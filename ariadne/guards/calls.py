@@ -205,7 +205,8 @@ def explain(
                     "the plan. Prepare again for another one"
                 )
             continue
-        value = plan.values[dict(plan.inputs)[i]]
+        called = dict(plan.inputs)[i]
+        value = plan.values[called]
         if value.kind == "object":
             given = plan.given[value.name]
             if not given.same(leaf) and leaf is given.thing:
@@ -237,12 +238,14 @@ def explain(
                 elif leaf.shape[d] != batch:
                     raise BatchError(
                         f"inputs must share one batch: the first has {batch}, input {name} has {leaf.shape[d]}. At capture its "
-                        "dim 0 was as large as the batch; if by accident, prepare again with an example of another batch"
+                        f"dim {d} was as large as the batch; if by accident, say SplitSpec(batch_dim={{{called!r}: None}}), or "
+                        "prepare again with an example of another batch"
                     )
             elif leaf.shape[d] != dim:
                 raise InputError(
                     f"input {name} must be {value.describe()}: dim {d} is {dim} in the plan; found {found}. What may change "
-                    "is the batch, and what SplitSpec(dynamic=...) names; prepare again for other sizes"
+                    "is the batch, and what SplitSpec(dynamic=...) names; prepare again for other sizes, or with batch_dim={...} "
+                    "where the batch is another dim"
                 )
         if leaf.dtype is not value.dtype:
             raise InputError(f"input {name} must be {value.describe()}; found {found}. Convert it, or prepare again")
@@ -323,7 +326,8 @@ class ModuleGuard:
                 if isinstance(table, MappingProxyType) and lasts(value):
                     if (there := table[keys[-1]]) is not value and not tree.identical(there, value):
                         changed = True
-                    of_classes.append(Outside(Lookup(type(m)), keys[0], there, keys[0]))
+                    found = Lookup(type(m))  # nothing, where it is nn.Module's own: then none must come before that
+                    of_classes.append(Outside(found, keys[0], found[keys[0]], keys[0]))
                 elif isinstance(value, Same):
                     identical[id(table), keys[-1]] = table, keys[-1], value.thing
                 else:

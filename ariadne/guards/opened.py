@@ -41,6 +41,7 @@ from ariadne.guards.attributes import (
     SIMPLE,
     is_a,
     is_array,
+    is_memory,
     is_open,
     is_pythons_own,
     lasts,
@@ -81,14 +82,16 @@ def asks_by_name(value: Any) -> bool:
 
 
 def counts_by_which(value: Any) -> bool:
-    """Whether other guards look into a thing: a tensor, a module, a class, a function, and what torch itself made."""
+    """Whether other guards look into a thing: a tensor, a module, a class, a function, and what torch itself made; or none need,
+    as what stands in annotations.
+    """
     if is_a(value, _WHICH):
         return True
     kind: Any = type(value)
     home = str(kind.__module__)
     if home.startswith(_OPENED) and home_of(value) is object:
         return False
-    return home.partition(".")[0] == "torch" and not is_a(value, (*_CONTAINERS, *weakref.ProxyTypes))
+    return home.partition(".")[0] in ("torch", "typing") and not is_a(value, (*_CONTAINERS, *weakref.ProxyTypes))
 
 
 def asks_itself(value: Any) -> bool:
@@ -204,6 +207,8 @@ class Watched:
         elif home_of(thing) is object and not slots_of(thing) and type(own) is dict and not is_a(thing, _SPECIAL):
             self.dicts.append(own)
             self.dicts.extend(own_dict(cls) for cls in changeable(type(thing)))
+        elif is_memory(thing) and type(own) is dict:  # what it keeps in C are results
+            self.dicts.append(own)
         elif not is_a(thing, tuple):
             self.loose = True
 

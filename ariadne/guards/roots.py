@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from ariadne.guards.attributes import LEAVES, MISSING, Attribute, follow, is_a, is_array, is_opaque, kind_of
+from ariadne.guards.attributes import LEAVES, MISSING, Attribute, follow, is_a, is_array, is_memory, is_opaque, kind_of
 from ariadne.guards.links import is_known
 
 _NEAR = 3  # so many functions away from a hook or a method, what a function reaches is looked at
@@ -201,16 +201,14 @@ class _Search:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The names in a function's code, and in that of functions inside."""
-    yield from code.co_names
+    """The names in a function's code, and in that of functions inside; not those that no source can hold, which tools put there.
+
+    Pytest puts `@pytest_ar` where it rewrites `assert`: from there a way leads to all that pytest knows.
+    """
+    yield from filter(str.isidentifier, code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
-
-
-def is_memory(value: Any) -> bool:
-    """Whether a function keeps its results in C: what `functools.lru_cache` and `cache` make."""
-    return type(value).__name__ == "_lru_cache_wrapper"
 
 
 @lru_cache(maxsize=4096)

@@ -195,7 +195,7 @@ def chains(arguments: Sequence[str], steps: Sequence[Step]) -> Iterator[Chain]:
                     variables[variable] = chain
                 yield chain
             continue
-        if kind == "LOAD_GLOBAL" and name not in counted:
+        if kind == "LOAD_GLOBAL" and name not in counted and name.isidentifier():  # tools put others there
             start = Chain(name)
         elif kind == "LOAD VARIABLE" and name in variables:
             start = variables[name]

@@ -41,43 +41,47 @@ def need(true: bool, otherwise: str) -> None:
         raise HalfError(f"this is not a half as Ariadne writes it: {otherwise}. Save it again, or refuse who sent it")
 
 
+def _need(true: bool, what: str, value: Any) -> None:
+    """`need`, whose words are made only where they are said: a file has thousands of values."""
+    if not true:
+        need(False, f"{what} is {_show(value)}")
+
+
 def text(value: Any, what: str) -> str:
     """A printable text of one line: nothing else may come near source code."""
-    need(type(value) is str and len(value) <= MOST_TEXT and value.isprintable(), f"{what} is {_show(value)}")
+    _need(type(value) is str and len(value) <= MOST_TEXT and value.isprintable(), what, value)
     return str(value)
 
 
 def name(value: Any, what: str) -> str:
     """A name that generated code may use for a value: an identifier that means nothing else there."""
     found = text(value, what)
-    need(
-        found.isidentifier() and found.isascii() and not found.startswith("__") and found not in _RESERVED,
-        f"{what} is {_show(value)}, which is no name for a value",
-    )
+    if not (found.isidentifier() and found.isascii() and not found.startswith("__") and found not in _RESERVED):
+        need(False, f"{what} is {_show(value)}, which is no name for a value")
     return found
 
 
 def count(value: Any, what: str, least: int = 0, most: int = _WORD - 1) -> int:
     """An integer within bounds."""
-    need(type(value) is int and least <= value <= most, f"{what} is {_show(value)}")
+    _need(type(value) is int and least <= value <= most, what, value)
     return int(value)
 
 
 def items(value: Any, what: str) -> list[Any]:
     """A list."""
-    need(type(value) is list, f"{what} is {_show(value)}")
+    _need(type(value) is list, what, value)
     return list(value)
 
 
 def table(value: Any, what: str, keys: Collection[str]) -> dict[str, Any]:
     """A dict with exactly these keys."""
-    need(type(value) is dict and value.keys() == set(keys), f"{what} is {_show(value)}")
+    _need(type(value) is dict and value.keys() == set(keys), what, value)
     return dict(value)
 
 
 def flag(value: Any, what: str) -> bool:
     """True or False."""
-    need(type(value) is bool, f"{what} is {_show(value)}")
+    _need(type(value) is bool, what, value)
     return bool(value)
 
 

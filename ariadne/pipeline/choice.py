@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -16,16 +17,22 @@ from ariadne.runtime import keeps_sides
 Cuts = tuple[SplitCandidate, ...]
 
 
-def usable(candidates: Sequence[SplitCandidate], trains: bool) -> list[SplitCandidate]:
-    """The cuts that a pipeline may take: safe ones, and where it trains such whose gradients are the whole's to the last bit."""
-    return [c for c in candidates if c.safe and not (trains and c.inexact)]
+def usable(plan: TracePlan, candidates: Sequence[SplitCandidate]) -> list[SplitCandidate]:
+    """The cuts that a pipeline may take: safe ones, where the plan trains such whose gradients are the whole's to the last bit,
+    and none between an op that writes state and another that uses it."""
+    spans = [(moved.first, moved.last) for moved in _moved(plan)]
+    return [
+        c
+        for c in candidates
+        if c.safe and not (plan.grad_enabled and c.inexact) and not any(a < c.cut <= b for a, b in spans)
+    ]
 
 
-def named(plan: TracePlan, candidates: Sequence[SplitCandidate], boundaries: Sequence[str], trains: bool) -> Cuts:
+def named(plan: TracePlan, candidates: Sequence[SplitCandidate], boundaries: Sequence[str]) -> Cuts:
     """The cuts that boundary strings name, which must ascend."""
     found = tuple(select(plan, candidates, parse_boundary(b)) for b in boundaries)
     for text, cut in zip(boundaries, found, strict=True):
-        if trains and cut.inexact:
+        if plan.grad_enabled and cut.inexact:
             raise FrontierError(f"cannot train across {text!r}: {cut.inexact}. Cut elsewhere")
     for (a, one), (b, other) in zip(pairs := list(zip(boundaries, found, strict=True)), pairs[1:], strict=False):
         if one.cut >= other.cut:
@@ -42,15 +49,14 @@ def alike(
     main: TracePlan,
     cuts: Cuts,
     boundaries: Sequence[str],
-    trains: bool,
 ) -> Cuts:
     """Cuts of another plan of the same model, so that each part keeps its parameters."""
     if boundaries and all(b.startswith("after:") for b in boundaries):
         try:
-            return named(plan, candidates, boundaries, trains)
+            return named(plan, candidates, boundaries)
         except FrontierError:  # this plan has no such cuts: take some like them
             pass
-    pool, found = usable(candidates, trains), list[SplitCandidate]()
+    pool, found = usable(plan, candidates), list[SplitCandidate]()
     for cut in cuts:
         sides = {"prefix": _read(main, 0, cut.cut), "suffix": _read(main, cut.cut, len(main.nodes))}
         share = cut.cut / len(main.nodes) * len(plan.nodes)
@@ -88,30 +94,50 @@ def users(model: nn.Module, plans: Mapping[TracePlan, Cuts]) -> dict[str, tuple[
     return {name: tuple(sorted(found[id(p)])) for name, p in model.named_parameters() if len(found.get(id(p), ())) > 1}
 
 
-def refuse_moved(plan: TracePlan, cuts: Cuts) -> None:
-    """Raise `FrontierError` where one part writes state that another uses: each would have one of its own."""
+class _Moved(NamedTuple):
+    """State that is written: what, the first and last op that use it, and one that writes it."""
+
+    what: str
+    first: int
+    last: int
+    written: int
+
+
+def _moved(plan: TracePlan) -> list[_Moved]:
+    """The state that ops or stores of a plan write, where more than one op uses it."""
     groups = Groups(plan)
     state = {groups.find(n): v for n, v in plan.values.items() if v.is_state}
-    writers: dict[Any, set[int]] = {}
-    readers: dict[Any, set[int]] = {}
-    for i, part in enumerate(parts_of(plan, cuts)):
-        for node in part.nodes(plan):
-            for names, into in ((node.writes, writers), ((*node.reads, *node.writes), readers)):
-                for name in names:
-                    if name in groups.parent and (root := groups.find(name)) in state:
-                        into.setdefault(root, set()).add(i)
-            for name in node.reads:
-                if (v := plan.values.get(name)) is not None and v.is_state:
-                    readers.setdefault(v.origin[:2], set()).add(i)
-        for store in part.stores(plan):
-            writers.setdefault((store.path, store.name), set()).add(i)
+    writers: dict[Any, list[int]] = {}
+    users: dict[Any, list[int]] = {}
+    for i, node in enumerate(plan.nodes, plan.first):
+        for names, into in ((node.writes, writers), ((*node.reads, *node.writes), users)):
+            for name in names:
+                if name in groups.parent and (root := groups.find(name)) in state:
+                    into.setdefault(root, []).append(i)
+        for name in node.reads:
+            if (v := plan.values.get(name)) is not None and v.is_state:
+                users.setdefault(v.origin[:2], []).append(i)
+    for store in plan.stores:
+        at = plan.first if store.table == "input" else max(plan.first, plan.stored_from(store) - 1)
+        writers.setdefault((store.path, store.name), []).append(at)
+    found = []
     for what, wrote in writers.items():
-        if len(both := wrote | readers.get(what, set())) > 1:
-            where = ".".join(str(o) for o in (state[what].origin if what in state else what) if o != "")
-            a, b = sorted(both)[:2]
-            user = b if a in wrote else a
+        used = [*wrote, *users.get(what, ())]
+        if min(used) < max(used):
+            named = state[what].origin if what in state else what
+            found.append(_Moved(".".join(str(o) for o in named if o != ""), min(used), max(used), min(wrote)))
+    return found
+
+
+def refuse_moved(plan: TracePlan, cuts: Cuts) -> None:
+    """Raise `FrontierError` where one part writes state that another uses: each would have one of its own."""
+    places = [c.cut for c in cuts]
+    for what, *ops in _moved(plan):
+        first, last, wrote = (bisect_right(places, op) for op in ops)
+        if first < last:
             raise FrontierError(
-                f"a pipeline can't be cut so: {where!r} is written by part {min(wrote)} and used by part {user}, and "
+                f"a pipeline can't be cut so: {what!r} is written by part {wrote} and used by part "
+                f"{last if wrote == first else first}, and "
                 "each process would have one of its own. Cut so that one part has both"
             )
 

@@ -120,6 +120,16 @@ def refuse_unforeseen(state: Mapping[str, bytes], foreseen: str) -> None:
         )
 
 
+def refuse_drawn(before: State, after: State) -> None:
+    """Raise `PipelineError` where loss_fn drew: the whole model would draw that before its next micro-batch."""
+    if before != after:
+        raise PipelineError(
+            "loss_fn draws random numbers, which the whole model would draw before it runs the next micro-batch, on the first "
+            "rank's generator. Prepare the pipeline with draws='seeded', where the loss of a micro-batch draws on from the seed "
+            "of that, or draw what the loss needs before the step, and pass it in target="
+        )
+
+
 @contextmanager
 def microbatch(rule: str, generators: Generators | None) -> Iterator[None]:
     """What a micro-batch is run in: under the rule "seeded" a seed of its own, which is drawn from the generator as it stands."""

@@ -99,6 +99,32 @@ def roots_of(flight: Flight, loss: Any, gradients: Mapping[str, torch.Tensor | N
     return training.roots_of(flight.gives, gradients)
 
 
+class _Entering(torch.autograd.Function):
+    """What later parts have for a parameter, as a node of its own that gives it away.
+
+    A root's gradient would be held here, too, and autograd adds in place, into the first addend's strides, only to what it holds
+    alone; else a dim of one element gets another stride than in the whole.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, p: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
+        """A number, to be a root."""
+        ctx.held = held
+        return torch.zeros((), device=p.device)
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        """The share."""
+        return ctx.held.pop(), None
+
+
+def _copied(share: torch.Tensor) -> torch.Tensor:
+    """The same numbers with the same strides, in memory of their own."""
+    if share.layout is not torch.strided:
+        return share.clone()
+    return torch.empty_strided(share.shape, share.stride(), dtype=share.dtype, device=share.device).copy_(share)
+
+
 def back(
     flight: Flight,
     loss: Any,
@@ -125,8 +151,8 @@ def back(
             )
     for name, share in shares.items():
         if name in tied:
-            roots.append(tied[name])
-            given.append(share)
+            roots.append(_Entering.apply(tied[name], [_copied(share)]))
+            given.append(torch.ones_like(roots[-1]))
     onwards: Shares = {name: share for name, share in shares.items() if name not in tied}
     waiting = {name: p for name, p in tied.items() if name not in own and p.requires_grad}
     flight.walking.append(True)

@@ -35,42 +35,53 @@ def ranks_of(name: str, parts: int) -> int:
     return parts if issubclass(class_of(name), schedules.PipelineScheduleSingle) else max(1, parts // 2)
 
 
-def played(name: str, parts: Sequence[float], microbatches: int, backward: float = 2.0) -> Played:
+def played(
+    name: str, parts: Sequence[float], microbatches: int, backward: float = 2.0, cores: int | None = None
+) -> Played:
     """A step in which parts take so long forward for a micro-batch, what they send included, and `backward` times that back.
 
-    Walks to inputs and to parameters take half of that each. Each action begins as soon as its rank has done those before
-    it, and what it needs of other ranks is there. Raises `SpecError` where the schedule can't run so many parts or micro-batches.
+    Walks to inputs and to parameters take half of that each. Each action begins as soon as its rank has done those before it, and
+    what it needs of other ranks is there. `cores`: how many ranks can work at a time, where they share one machine; those that
+    work share the cores evenly. Raises `SpecError` where the schedule can't run so many parts or micro-batches.
     """
     ranks = ranks_of(name, len(parts))
     order, last = _order(name, len(parts), ranks, microbatches), len(parts) - 1
     cost = {_FORWARD: 1.0, _BACK: backward, _INPUT: backward / 2, _WEIGHT: backward / 2}
-    done: dict[tuple[str, int, int], float] = {}
-    clocks, at, busy = [0.0] * ranks, [0] * ranks, 0.0
-    moved = True
-    while moved:
-        moved = False
+    done: set[tuple[str, int, int]] = set()
+    at, now, busy = [0] * ranks, 0.0, 0.0
+    left: dict[int, float] = {}  # of the ranks that work: seconds of work until their action is done
+    while True:
         for rank in range(ranks):
-            while at[rank] < len(order[rank]):
+            if rank not in left and at[rank] < len(order[rank]) and _needs(*order[rank][at[rank]], last) <= done:
+                kind, part, _ = order[rank][at[rank]]
+                left[rank] = parts[part] * cost[kind]
+                busy += left[rank]
+        if not left:
+            break
+        first = min(left.values())
+        now += first * max(1.0, len(left) / (cores or len(left)))
+        for rank in [*left]:
+            if left[rank] <= first * (1 + 1e-9):
                 kind, part, chunk = order[rank][at[rank]]
-                needs: list[tuple[str, int, int]] = []
-                if kind == _FORWARD and part:
-                    needs = [(_FORWARD, part - 1, chunk)]
-                elif kind in (_BACK, _INPUT):
-                    needs = [(_FORWARD, part, chunk), *([("back", part + 1, chunk)] if part < last else [])]
-                if any(need not in done for need in needs):
-                    break
-                took = parts[part] * cost[kind]
-                clocks[rank] = max([clocks[rank], *(done[need] for need in needs)]) + took
-                done["back" if kind in (_BACK, _INPUT) else kind, part, chunk] = clocks[rank]
-                busy += took
+                done.add(("back" if kind in (_BACK, _INPUT) else kind, part, chunk))
                 at[rank] += 1
-                moved = True
+                del left[rank]
+            else:
+                left[rank] -= first
     if any(a < len(mine) for a, mine in zip(at, order, strict=True)):
         raise SpecError(
             f"{name} can't run {len(parts)} parts with {microbatches} micro-batches: it waits for what does not come"
         )
-    seconds = max(clocks)
-    return Played(name, ranks, seconds, 1 - busy / (ranks * seconds) if seconds else 0.0)
+    return Played(name, ranks, now, 1 - busy / (ranks * now) if now else 0.0)
+
+
+def _needs(kind: str, part: int, chunk: int, last: int) -> set[tuple[str, int, int]]:
+    """What must be done before an action, on whichever rank."""
+    if kind == _FORWARD:
+        return {(_FORWARD, part - 1, chunk)} if part else set()
+    if kind == _WEIGHT:
+        return set()
+    return {(_FORWARD, part, chunk), *([("back", part + 1, chunk)] if part < last else [])}
 
 
 def _order(name: str, parts: int, ranks: int, microbatches: int) -> list[list[tuple[str, int, int]]]:

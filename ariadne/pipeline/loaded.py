@@ -47,7 +47,7 @@ class LoadedPart(Part):
                 index not in users or name in dict(self.named_parameters(remove_duplicate=False)),
                 f"{name[:80]!r} is not in it",
             )
-        self.__dict__.update(_half=half, _onward=onward, draws="seeded" if flag(told["draws"], "draws") else "whole")
+        self.__dict__.update(_half=half, _onward=onward, _draws="seeded" if flag(told["draws"], "draws") else "whole")
 
     @property
     def side(self) -> Half:
@@ -94,9 +94,14 @@ class LoadedPart(Part):
         raise SpecError(f"no plan of this file serves batch {batch}; run the pipeline at it before the parts are saved")
 
     def drawing(self, signature: str) -> tuple[TracePlan, tuple[TraceNode, ...]]:
-        """The plan of this signature, and whether any op of it draws."""
-        plan = next(p for p in self.runtime.plans if p.signature == signature)
-        return plan, plan.nodes[:1] if self.__dict__["draws"] == "seeded" else ()
+        """The plan of this signature; from a file nothing is foreseen."""
+        return next(p for p in self.runtime.plans if p.signature == signature), ()
+
+    @property
+    def draws(self) -> str:
+        """By which rule micro-batches draw."""
+        found: str = self.__dict__["_draws"]
+        return found
 
     def parted(self, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> list[Any]:
         """Inputs parted in micro-batches."""
@@ -105,7 +110,7 @@ class LoadedPart(Part):
     @contextmanager
     def microbatch(self, generators: Generators | None = None) -> Iterator[None]:
         """What a micro-batch is run in."""
-        with microbatch(self.__dict__["draws"], generators):
+        with microbatch(self.draws, generators):
             yield
 
 

@@ -9,8 +9,8 @@ import torch
 
 from ariadne import tree
 from ariadne.capture import Example
-from ariadne.errors import BatchError
-from ariadne.plan import Expr, TracePlan
+from ariadne.errors import BatchError, SpecError
+from ariadne.plan import TracePlan
 
 
 def parted(
@@ -18,14 +18,20 @@ def parted(
 ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Inputs parted along the batch in so many micro-batches, the first ones larger where it does not come out even.
 
-    What has no batch goes to each of them. Raises `BatchError` for fewer samples than micro-batches.
+    What has no batch goes to each of them. Raises `BatchError` for fewer samples than micro-batches,
+    `SpecError` where the batch is not dim 0.
     """
     leaves, spec = tree.flatten((args, kwargs))
     if spec == plan.input_spec:
-        values = ((i, plan.values[name]) for i, name in plan.inputs)
-        batched = [i for i, v in values if v.shape and isinstance(v.shape[0], Expr)]
+        batched = plan.batched
     else:
-        batched = list(Example.of(args, kwargs).batched)
+        batched = dict(Example.of(args, kwargs).batched)
+    other = next((dim for dim in batched.values() if dim), None)
+    if other is not None:
+        raise SpecError(
+            f"dim {other} of an input is its batch, and a pipeline parts inputs, and joins outputs, along dim 0; run the halves by "
+            "run_prefix and run_suffix, or let forward take the batch as dim 0 and transpose"
+        )
     tensors = [leaves[i] for i in batched if isinstance(leaves[i], torch.Tensor)]
     if any(t.shape[0] < count for t in tensors):
         raise BatchError(

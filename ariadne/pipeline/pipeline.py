@@ -265,7 +265,7 @@ class Pipeline:
             "count": len(self),
             "tied": {name: [*users] for name, users in self.tied.items()},
             "onward": {key: [o.split_id, o.live, o.copied] for key, o in self.onward(index).items()},
-            "draws": self.any_draws,
+            "draws": self.any_draws or self.draws == "seeded",
         }
         side = SIDES[0] if index == 0 else SIDES[1]
         about = {"batches": [*self.settings.spec.batch_range], "trainable": False, "pipeline": told}
@@ -294,7 +294,7 @@ class Pipeline:
     def take(self, captured: Captured, example: Example, trains: bool) -> None:
         """Take in a further plan: cut as the first one is, and held against the model."""
         plan = captured.plan
-        cuts = choice.alike(plan, frontiers(plan), self._main, self.cuts, self._boundaries, plan.grad_enabled)
+        cuts = choice.alike(plan, frontiers(plan), self._main, self.cuts, self._boundaries)
         choice.refuse_moved(plan, cuts)
         self._plans[plan] = cuts, captured.baseline
         self._runtimes.clear()
@@ -383,7 +383,7 @@ def _spread(
     balance: Balance | None, times: Sequence[float] | None,
 ) -> choice.Cuts:  # fmt: skip
     """The cuts of so many parts: even, or balanced."""
-    pool = choice.usable(candidates, plan.grad_enabled)
+    pool = choice.usable(plan, candidates)
     if balance is None:
         return even(pool, len(plan.nodes), count)
     if balance == "time" and times is None:
@@ -413,9 +413,9 @@ def prepare_pipeline(
     ("after:layer1"). With `parts`, `balance` says what the dearest part is to have least of: "time" (measured here, of each op; or
     `times`, seconds of each op of the plan), "parameters", "memory" (bytes of parameters and of what ops make) or "boundary_bytes";
     None makes parts of equal numbers of ops. All ranks must come to the same cuts: where `torch.distributed` is initialised, the
-    times of rank 0 count, and all ranks must call this. `dynamic_batch` are the sizes that a micro-batch may have. Inputs,
-    `example_kwargs` and `mode` are those of
-    `prepare_split`. All parts together are held against the model: outputs and gradients, bit for bit. The model is left as found.
+    times of rank 0 count, and all ranks must call this. `dynamic_batch` are the sizes that a micro-batch may have. `draws`: "whole"
+    draws the random numbers of the whole model, "seeded" gives each micro-batch a seed of its own (see `Pipeline.microbatch`), None
+    takes the first where it is possible. Inputs, `example_kwargs` and `mode` are those of `prepare_split`. All parts together are held against the model: outputs and gradients, bit for bit. The model is left as found.
 
     Raises what `prepare_split` raises; `FrontierError` too where boundaries don't ascend, where there are fewer usable cuts
     than asked for, and where one part would write what another uses.
@@ -440,7 +440,7 @@ def prepare_pipeline(
     first = captures[0]
     found, trains = frontiers(first.plan), first.plan.grad_enabled
     cuts = (
-        choice.named(first.plan, found, texts, trains)
+        choice.named(first.plan, found, texts)
         if texts
         else _spread(model, first.plan, found, example, choice.counted(parts), balance, times)
     )
@@ -451,5 +451,5 @@ def prepare_pipeline(
     pipeline.prove(first, example, trains and any(p.requires_grad for p in model.parameters()))
     for captured in captures[1:]:
         pipeline.take(captured, example, False)
-    pipeline.draws = "whole" if not pipeline.any_draws else draws or ("whole" if pipeline.foreseeable() else "seeded")
+    pipeline.draws = draws or ("whole" if pipeline.foreseeable() else "seeded")
     return pipeline

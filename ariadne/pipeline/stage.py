@@ -78,6 +78,7 @@ class Stage(PipelineStage):
         self._answers: dict[int, Message] = {}  # gradients that wait to be sent back
         self._kept: dict[int, int] = {}
         self._later: dict[int, Later] = {}
+        self._behind: dict[int, draws.State] = {}  # where the generators stand behind the last part, for the loss
         self.batches: dict[int, int] = {}
         self.compared: set[str] = (
             set()
@@ -119,7 +120,7 @@ class Stage(PipelineStage):
         super().clear_runtime_states()
         with self.told("waiting for the last step"):
             self.channel.flush()
-        for held in (self._flights, self._given, self._answers, self._kept, self._later, self.batches):
+        for held in (self._flights, self._given, self._answers, self._kept, self._later, self._behind, self.batches):
             held.clear()
         self._coming, self._returning = _Box(), _Box()
 
@@ -159,7 +160,7 @@ class Stage(PipelineStage):
             flight = pipeline.enter(args, kwargs, trains)
             assert flight.gives is not None
             plan, drawing = pipeline.drawing(flight.gives.plan_signature)
-            if not drawing:
+            if not drawing and pipeline.draws != "seeded":
                 return flight, None
             drawn = _Drawn(self._generators.state())
             if pipeline.draws == "whole":
@@ -177,7 +178,21 @@ class Stage(PipelineStage):
             state = self._generators.state()
         if self.is_last:
             draws.refuse_unforeseen(state, drawn.foreseen)
+            if self.pipeline.draws == "seeded":
+                self._behind[chunk] = state
         return flight, _Drawn(state, drawn.foreseen)
+
+    @contextmanager
+    def losing(self, chunk: int) -> Iterator[None]:
+        """What loss_fn is called in: under the rule "seeded" it draws on from the micro-batch's seed, else it may not draw."""
+        with self.told("loss_fn"):
+            if (state := self._behind.pop(chunk, None)) is not None:
+                with self._generators.at(state):
+                    yield
+                return
+            before = self._generators.state()
+            yield
+            draws.refuse_drawn(before, self._generators.state())
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """The sends of what this part gave for a micro-batch."""

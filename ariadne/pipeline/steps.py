@@ -74,16 +74,13 @@ class Together:
             one.channel.flush()
         return result
 
-    def _maybe_compute_loss(self, stage: Stage, output: Any, target_mbs: Any, *rest: Any) -> None:
-        if target_mbs is None and not self._has_backward:  # type: ignore[attr-defined]
+    def _maybe_compute_loss(self, stage: Stage, output: Any, target_mbs: Any, mb_index: int, *rest: Any) -> None:
+        if not stage.is_last or (target_mbs is None and not self._has_backward):  # type: ignore[attr-defined]
             return
-        if stage.is_last and target_mbs is None and self._loss_fn is not None:  # type: ignore[attr-defined]
+        if target_mbs is None and self._loss_fn is not None:  # type: ignore[attr-defined]
             raise SpecError("the rank of the last part must pass target=, which loss_fn is called with")
-        super()._maybe_compute_loss(stage, output, target_mbs, *rest)  # type: ignore[misc]
-
-    def _compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        with self.stages[-1].told("loss_fn"):
-            return super()._compute_loss(*args, **kwargs)  # type: ignore[misc]
+        with stage.losing(mb_index):
+            super()._maybe_compute_loss(stage, output, target_mbs, mb_index, *rest)  # type: ignore[misc]
 
     def _update_losses(self, stages: Any, losses: list[Any] | None) -> None:
         if self._internal_losses:  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ from ariadne.plan.pruning import Groups, prune, reached, without
 from ariadne.plan.schema import WHOLE, bind, tensors_in, written_arguments
 from ariadne.plan.sized import MOST, Size, sizes_in
 from ariadne.plan.solve import where
-from ariadne.plan.strided import own, storage_of
+from ariadne.plan.strided import layout, own, storage_of
 from ariadne.plan.trace import (
     PLAIN,
     Apart,
@@ -36,6 +36,5 @@ from ariadne.plan.trace import (
     TracePlan,
     Value,
     check,
-    layout,
     short_dtype,
 )

@@ -28,3 +28,21 @@ def storage_of(t: torch.Tensor) -> int | None:
         return None
     found: int = torch._C.TensorBase.untyped_storage(t)._cdata  # not the method, whose use in forward is noted
     return found
+
+
+def layout(t: torch.Tensor, strides: bool) -> tuple[bool, ...]:
+    """Which memory formats a tensor is contiguous in; where `strides` count, the plain one only with those that torch gives it."""
+    formats = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}.get(t.dim(), ())
+    return (t.is_contiguous() and not (strides and not _usual(t)), *(t.is_contiguous(memory_format=f) for f in formats))
+
+
+def _usual(t: torch.Tensor) -> bool:
+    """Whether a contiguous tensor's strides follow from its sizes: those of dims of size 1 may be any."""
+    step = 1
+    for size, stride in zip(reversed(t.shape), reversed(t.stride()), strict=True):
+        if type(size) is not int or type(stride) is not int:  # a symbol, which torch itself made
+            return True
+        if stride != step:
+            return False
+        step *= max(size, 1)
+    return True

@@ -283,6 +283,13 @@ class TracePlan:
         """The batch and the other sizes that it was captured with, by symbol."""
         return {self.batch_symbol: self.traced_batch, **dict(self.traced_sizes)}
 
+    @cached_property
+    def batched(self) -> dict[int, int]:
+        """Which input leaves have the batch, and along which dim."""
+        symbol = Expr(self.batch_symbol)
+        shapes = {i: self.values[name].shape for i, name in self.inputs}
+        return {i: shape.index(symbol) for i, shape in shapes.items() if symbol in shape}
+
     @property
     def first(self) -> int:
         """The index of its first op: not 0 where it holds a later part of another plan's ops, which keep their numbers."""
@@ -463,24 +470,6 @@ class TracePlan:
         kept = {k: v for k, v in self.values.items() if k in made or (k not in self.definitions and k in used)}
         constants = {k: t for k, t in self.constants.items() if k in kept}
         return replace(self, nodes=nodes, **{"values": kept, "constants": constants, **changes})
-
-
-def layout(t: torch.Tensor, strides: bool) -> tuple[bool, ...]:
-    """Which memory formats a tensor is contiguous in; where `strides` count, the plain one only with those that torch gives it."""
-    formats = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}.get(t.dim(), ())
-    return (t.is_contiguous() and not (strides and not _usual(t)), *(t.is_contiguous(memory_format=f) for f in formats))
-
-
-def _usual(t: torch.Tensor) -> bool:
-    """Whether a contiguous tensor's strides follow from its sizes: those of dims of size 1 may be any."""
-    step = 1
-    for size, stride in zip(reversed(t.shape), reversed(t.stride()), strict=True):
-        if type(size) is not int or type(stride) is not int:  # a symbol, which torch itself made
-            return True
-        if stride != step:
-            return False
-        step *= max(size, 1)
-    return True
 
 
 def check(plan: TracePlan) -> TracePlan:

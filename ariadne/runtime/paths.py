@@ -67,8 +67,7 @@ class Paths(Plans):
     ) -> tuple[Variant, tuple[Any, ...], tuple[Any, ...], Kept]:
         """What the prefix gives on another path, run from its start; and what stood before."""
         for other, entered in self._others(call, training, variant, question):
-            assert other.prefix_moves is not None
-            kept = other.prefix_moves.keep(entered[1:], call)
+            kept = other.prefix_moves.keep(entered[1:], call) if other.prefix_moves is not None else Kept()
             try:
                 return other, entered, self._values(other, entered, training), kept
             except WitnessError as error:
@@ -200,12 +199,11 @@ class Paths(Plans):
         try:
             kept.put_back()
             for other, entered in self._others(before.call, training, variant, question):
-                assert other.prefix_moves is not None
                 if not {*boundary.labels} & {*other.candidate.live}:  # so that there is something to compare
                     raw = self._values(variant, before.entered, training)
                     self._refuse_another(variant, boundary, variant, raw, question, before.kept)
                     before.kept.put_back()
-                kept = other.prefix_moves.keep(entered[1:], before.call)
+                kept = other.moved_by_prefix.keep(entered[1:], before.call)
                 try:
                     raw = self._values(other, entered, training)
                 except WitnessError as error:
@@ -215,7 +213,7 @@ class Paths(Plans):
                     continue
                 self._refuse_another(variant, boundary, other, raw, question, kept)
                 again = self._boundary(other, entered, raw, training)
-                again._before = Before(other.prefix_moves, kept, before.call, entered)
+                again._before = Before(other.moved_by_prefix, kept, before.call, entered)
                 for put, state in now if drawn else ():
                     put(state)
                 yield other, again

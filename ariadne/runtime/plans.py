@@ -15,7 +15,7 @@ from ariadne.compiled import SegmentReport
 from ariadne.cut import SIDES, Boundary, SplitCandidate, frontiers, select
 from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError
 from ariadne.guards import Baseline, explain, state_types
-from ariadne.plan import Expr, TracePlan, sizes_in
+from ariadne.plan import TracePlan, sizes_in
 from ariadne.runtime.proof import prove
 from ariadne.runtime.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device
 
@@ -230,9 +230,10 @@ class Plans:
         leaves, spec = tree.flatten((args, kwargs))
         if spec != plan.input_spec:
             explain(plan, nn.Module(), args, kwargs, batches)
-        batched = tuple(i for i, name in plan.inputs if Expr(plan.batch_symbol) in plan.values[name].shape[:1])
+        batched = plan.batched
         sizes_in(plan.sizes, leaves)
-        batch = leaves[batched[0]].shape[0]
+        first, dim = next(iter(batched.items()))
+        batch = leaves[first].shape[dim]
         if batch not in batches:
             raise BatchError(f"batch {batch} lies outside dynamic_batch ({batches.start}, {batches.stop - 1})")
         return Example(tuple(leaves), spec, batched, batch, plan.sizes)

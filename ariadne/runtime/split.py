@@ -25,7 +25,7 @@ from ariadne.cut import (
     select,
     with_trainable,
 )
-from ariadne.errors import BoundaryError, SpecError, TrainingError, WitnessError
+from ariadne.errors import BoundaryError, HalfError, SpecError, TrainingError, WitnessError
 from ariadne.halves import Cut, save, side_of, slots
 from ariadne.plan import Value
 from ariadne.runtime import training
@@ -434,6 +434,12 @@ class SplitRuntime(Told):
             for p, (candidates, b) in self._plans.items()
         }
         return SplitRuntime(model, self.settings, plans, recapture, plans[self.plan][0][place])
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise HalfError(
+            "a split isn't pickled: write each side with runtime.save(path, side=...), and read it with ariadne.load(path); or "
+            "pickle the model, and prepare it there"
+        )
 
 
 def _trains(module: Callable[[str], nn.Module], value: Value) -> bool:

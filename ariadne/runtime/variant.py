@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from operator import is_not
 from typing import Any
 
@@ -165,11 +165,16 @@ class Variant:
         asked = [i for i, node in enumerate(self.plan.nodes) if node.is_witness]
         if not asked or self.plan.apart is not None:
             return None, None
-        prefix, suffix, last = self.parts["prefix"], self.parts["suffix"], asked[-1] + 1
-        if last <= prefix.stop:  # a question in the prefix comes before all that is stored
+        last = asked[-1] + 1
+        if last <= self.parts["prefix"].stop:  # a question in the prefix comes before all that is stored
             return Moves(self.plan, 0, last, (), model), None
-        whole = Moves(self.plan, 0, prefix.stop, prefix.stores(self.plan), model)
-        return whole, Moves(self.plan, suffix.start, last, (), model)
+        return self.moved_by_prefix, Moves(self.plan, self.parts["suffix"].start, last, (), model)
+
+    @cached_property
+    def moved_by_prefix(self) -> Moves:
+        """All that the prefix moves, whether something is asked in it or not."""
+        prefix = self.parts["prefix"]
+        return Moves(self.plan, 0, prefix.stop, prefix.stores(self.plan), self.model)
 
     @property
     def guards(self) -> list[ModuleGuard]:

@@ -97,7 +97,7 @@ class Binder:
             kwargs = {k: substitute(v, self._dummy) for k, v in node.kwargs}
         except (KeyError, RuntimeError, ValueError, TypeError, ArithmeticError):
             return self._overload(op)
-        for binding in _candidates(op, node.target):
+        for binding in _candidates(op, node):
             if self._same(binding, op, args, kwargs):
                 return binding
         return self._overload(op)
@@ -154,9 +154,10 @@ def index_of(kind: str, args: tuple[Any, ...]) -> Any:
     return (*(slice(None),) * dim, slice(*bounds))
 
 
-def _candidates(op: OpOverload, target: str) -> Iterator[Binding]:
+def _candidates(op: OpOverload, node: TraceNode) -> Iterator[Binding]:
     name = op._schema.name.split("::")[1]
-    if target == "aten.slice.Tensor":
+    # A dim that follows a size has no place in a subscript, which is written for one dim.
+    if node.target == "aten.slice.Tensor" and all(type(dim) is int for dim in node.args[1:2]):
         yield Binding("index", "slice")
     if op.namespace == "aten":
         places: tuple[Any, ...] = (torch._C._VariableFunctions, torch._C._nn)

@@ -44,6 +44,21 @@ def _seeing(variant: Variant, see: See) -> None:
     variant.enter = blind
 
 
+class BatchInFront(Planted):
+    """The batch is read from dim 0 of the first input, wherever it is."""
+
+    piece = "guards.calls"
+
+    def in_variant(self, variant: Variant) -> None:
+        enter = variant.enter
+
+        def first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+            found = enter(args, kwargs)
+            return found if found is None else (found[1].shape[0], *found[1:])
+
+        variant.enter = first
+
+
 class BlindToRank(Planted):
     """An input's rank is not looked at."""
 

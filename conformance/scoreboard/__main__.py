@@ -9,6 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import model_zoo
+from conformance import wild
 from conformance.scoreboard import page, runner
 from conformance.scoreboard.programs import QUICK
 from conformance.scoreboard.questions import QUESTIONS, script
@@ -64,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 def chosen(patterns: list[str]) -> list[str]:
     """The programs whose names match, in the patterns' order; ValueError for a pattern that none does."""
-    known = [*QUICK, *model_zoo.names()]
+    known = [*QUICK, *model_zoo.names(), *wild.names()]
     found: list[str] = []
     for pattern in patterns:
         matching = [name for name in known if fnmatch(name, pattern)]

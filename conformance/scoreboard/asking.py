@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import random
 import statistics
 import time
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from conformance.scoreboard.programs import program
 from conformance.scoreboard.questions import EXAMPLE, Question
@@ -58,12 +61,13 @@ class Pair:
         self.target = target(target_) if isinstance(target_, str) else target_
         self.program = program(name)
         self.training = training
-        self.model = self.program.build().train(training)
-        self.twin = copy.deepcopy(self.model)
+        # Built twice: a copy would lose what Python set on a parameter, and share what closures hold.
+        self.model, self.twin = (self.program.build().train(training) for _ in range(2))
         self.captured: Captured | None = None
         self.warnings: list[str] = []
-        self.seconds = 0.0
+        self.seconds, self.has_called = 0.0, False  # of the capture and the first call
         self.found_after: Answer | None = None
+        self.buffers: dict[str, torch.Tensor] = {}
 
     def capture(self) -> Answer:
         """The target captures the model, on an example of batch 4."""
@@ -83,7 +87,8 @@ class Pair:
         with torch.no_grad():
             for name, buffer in self.twin.named_buffers():
                 if name in held_by and held_by[name].shape == buffer.shape:
-                    buffer.copy_(held_by[name])
+                    buffer.copy_(held_by[name].to(buffer.device))
+        self.buffers = copy.deepcopy(dict(self.twin.named_buffers()))
         return Answer(RIGHT)
 
     @contextlib.contextmanager
@@ -118,8 +123,11 @@ class Pair:
         whole = attempt(lambda: called(self.twin, self.program.inputs(batch, number), number))
         if isinstance(whole, Answer):
             return Answer(NOT_ASKED, f"the model itself raises {whole.words}")
+        begin = time.perf_counter()
         with self._listening():
             found = attempt(lambda: called(call, self.program.inputs(batch, number), number))
+        if not self.has_called:  # who captures lazily does it in the first call
+            self.has_called, self.seconds = True, self.seconds + time.perf_counter() - begin
         if isinstance(found, Answer):
             return found
         same = attempt(lambda: held(whole[0], found[0], self.target.tolerance, self.captured.flat))
@@ -167,8 +175,14 @@ class Pair:
             if found:
                 return Answer(WRONG, f"afterwards {found}"[:300])
             owner = self.model
-        expected = dict(self.twin.named_buffers())
-        given = {n: b for n, b in owner.named_buffers() if n in expected}
+        given = dict(owner.named_buffers())
+        # A graph need not keep what no call writes or reads.
+        expected = {
+            n: b
+            for n, b in self.twin.named_buffers()
+            if n in given or n not in self.buffers or values_differ(b, self.buffers[n])
+        }
+        given = {n: b for n, b in given.items() if n in expected}
         return held(expected, given, self.target.tolerance)
 
     def left(self) -> Answer:
@@ -192,26 +206,45 @@ class Pair:
         return result
 
     def timed(self, rounds: int = 9) -> dict[str, float]:
-        """Seconds of the capture with its first call, and of one call of each, side by side: medians over rounds."""
+        """What captured models cost: seconds of the capture with its first call, time and memory of a call beside the model's own.
+
+        Times are medians over rounds in which the two take turns. `peak_over_eager`: the most bytes that torch's allocator lent
+        at a time, over the model's own; what a system allocates by itself is not in it.
+        """
         captured = self.captured
         assert captured is not None
         args, kwargs = self.program.inputs(EXAMPLE, 0)
         spent: dict[str, list[float]] = {"eager": [], "replay": []}
-        calls: dict[str, Callable[..., Any]] = {"eager": self.twin, "replay": captured.call}
+        calls = {"eager": partial(self.twin, *args, **kwargs), "replay": partial(captured.call, *args, **kwargs)}
         with torch.no_grad():
-            begin = time.perf_counter()
-            self.twin(*args, **kwargs)
-            repeat = max(1, min(50, int(0.005 / max(time.perf_counter() - begin, 1e-5))))
+            slower = max(elapsed(call) for call in calls.values())
+            repeat = max(1, min(50, int(0.01 / max(slower, 1e-5))))
             for turn in range(rounds + 1):
                 for name, call in calls.items():
-                    begin = time.perf_counter()
-                    for _ in range(repeat):
-                        call(*args, **kwargs)
+                    seconds = elapsed(call, repeat)
                     if turn:  # the first is to warm up
-                        spent[name].append((time.perf_counter() - begin) / repeat)
+                        spent[name].append(seconds)
+            peaks = {name: peak(call) for name, call in calls.items()}
         ratio = statistics.median(r / e for r, e in zip(spent["replay"], spent["eager"], strict=True))
         eager = statistics.median(spent["eager"])
-        return {"capture_s": self.seconds, "eager_s": eager, "replay_over_eager": ratio, "graphs": captured.graphs()}
+        found = {"capture_s": self.seconds, "eager_s": eager, "replay_over_eager": ratio, "graphs": captured.graphs()}
+        return found | ({"peak_over_eager": peaks["replay"] / peaks["eager"]} if all(peaks.values()) else {})
+
+
+def elapsed(call: Callable[[], Any], repeat: int = 1) -> float:
+    begin = time.perf_counter()
+    for _ in range(repeat):
+        call()
+    return (time.perf_counter() - begin) / repeat
+
+
+def peak(call: Callable[[], Any]) -> int:
+    """The most bytes that torch's CPU allocator had lent at a time during a call, beyond what it had lent before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        call()
+    events = watched.profiler.kineto_results.events()
+    lent = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    return max(itertools.accumulate((size for _, size in lent), initial=0))
 
 
 def attempt(run: Callable[[], Any]) -> Any:
@@ -250,6 +283,7 @@ def seed(number: int) -> None:
 
 def held(whole: Any, found: Any, tolerance: float, flat: bool = False) -> Answer:
     """Whether two results are the same: right to the bit, rounded within the tolerance, or wrong."""
+    whole, found = unnamed(whole), unnamed(found)
     a, b = (tensors(value, every_path=True) for value in (whole, found))
     if not flat:  # the order of a mapping's keys is no matter
         a, b = (sorted(named, key=lambda pair: pair[0]) for named in (a, b))
@@ -260,7 +294,8 @@ def held(whole: Any, found: Any, tolerance: float, flat: bool = False) -> Answer
     if [w for w, _ in a] != [w for w, _ in b]:
         return Answer(WRONG, f"tensors at {[w for w, _ in a]} against {[w for w, _ in b]}"[:300])
     worst = ""
-    for (where, x), (_, y) in zip(a, b, strict=True):
+    for (where, x), (_, there) in zip(a, b, strict=True):
+        y = there.to(x.device)  # a system may have a device of its own
         if x.dtype != y.dtype or x.shape != y.shape:
             kinds = " against ".join(f"{t.dtype} {list(t.shape)}" for t in (x, y))
             return Answer(WRONG, f"{where or 'the result'}: {kinds}")
@@ -274,6 +309,15 @@ def held(whole: Any, found: Any, tolerance: float, flat: bool = False) -> Answer
     return Answer(ROUNDED, worst) if worst else Answer(RIGHT)
 
 
+def unnamed(value: Any) -> Any:
+    """Named tuples as tuples: who asks one for a name that it has not will hear of it."""
+    if isinstance(value, Mapping) and type(value) in (dict, OrderedDict):
+        return {key: unnamed(v) for key, v in value.items()}
+    if type(value) is list or isinstance(value, tuple):
+        return type(value)(map(unnamed, value)) if type(value) is list else tuple(map(unnamed, value))
+    return value
+
+
 def moved(twin: nn.Module, model: nn.Module, *, buffers: bool = True) -> str:
     """What a model holds otherwise than its twin, of all that the twin holds; what a system notes down beside that is its own."""
     others = dict(model.named_modules())
@@ -282,6 +326,8 @@ def moved(twin: nn.Module, model: nn.Module, *, buffers: bool = True) -> str:
             if name == "_modules" or (name == "_buffers" and not buffers):
                 continue
             other = vars(others[path]).get(name) if path in others else None
+            if name.endswith("_hooks") and isinstance(value, dict) and isinstance(other, dict):
+                value, other = len(value), len(other)  # each is numbered over the whole process
             found = attempt(partial(difference_at, f"{path}.{name}".lstrip("."), value, other, gradients=True))
             if found is not None:
                 return found.words if isinstance(found, Answer) else str(found)
@@ -316,7 +362,7 @@ def layer(model: nn.Module) -> nn.Module:
 def load(model: nn.Module) -> None:
     generator = torch.Generator().manual_seed(9)
     moved = {
-        n: t + 0.1 * torch.rand(t.shape, generator=generator) if t.is_floating_point() else t
+        n: t + 0.1 * torch.rand(t.shape, generator=generator).to(t.device) if t.is_floating_point() else t
         for n, t in model.state_dict().items()
     }
     model.load_state_dict(moved)

@@ -1,4 +1,4 @@
-"""The models of the scoreboard: toys that isolate one difficulty each, and models of the zoo by name."""
+"""The models of the scoreboard: toys that isolate one difficulty each, and models of the zoo and of the tier `wild` by name."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import model_zoo
+from conformance import wild
 from model_zoo.losses import loss as zoo_loss
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -21,7 +22,9 @@ DIFFICULTIES: Mapping[str, str] = {
     "dropout": "dropout",
     "branch-on-data": "Python decides by the data",
     "branch-on-batch": "Python decides by the batch",
+    "branch-on-mode": "Python decides by a mode of torch",
     "random": "draws random numbers",
+    "python-random": "draws from Python's or numpy's generator",
     "writes": "writes in place",
     "views": "views and aliases",
     "nested": "nested inputs",
@@ -29,6 +32,7 @@ DIFFICULTIES: Mapping[str, str] = {
     "keyword": "keyword inputs",
     "none": "an input is None",
     "python-state": "forward changes Python state",
+    "cache": "forward keeps what it made once",
     "buffers": "forward writes a buffer",
     "tied": "tied weights",
 }
@@ -278,7 +282,21 @@ _TAGS = {
     "state": "python-state",
     "tied": "tied",
 }
-_BY_THE_BATCH = ("toys/batch_", "toys/branch_on_batch", "toys/loop_over_batch", "toys/arange_batch", "toys/chunk_of")
+_BY_NAME = {
+    "branch-on-batch": (
+        "toys/batch_",
+        "toys/branch_on_batch",
+        "toys/loop_over_batch",
+        "toys/arange_batch",
+        "toys/chunk_of",
+        "toys/asks_element_size",
+        "toys/shape_in_words",
+        "toys/size_by_identity",
+    ),
+    "branch-on-mode": ("toys/grad_mode_branch",),
+    "python-random": ("toys/numpy_draw", "toys/python_draw"),
+    "cache": ("toys/cache_beside_record", "toys/cached_attribute", "toys/first_call_flag", "toys/mask_of_the_longest"),
+}
 
 QUICK = tuple(f"one/{name}" for name in _TOYS)
 
@@ -290,7 +308,7 @@ def seeded(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def program(name: str) -> Program:
-    """The program of that name: `one/…` a toy of this file, else a model of the zoo."""
+    """The program of that name: `one/…` a toy of this file, `wild/…` of packages beyond the zoo, else a model of the zoo."""
     family, _, rest = name.partition("/")
     if family == "one":
         if rest not in _TOYS:
@@ -298,9 +316,9 @@ def program(name: str) -> Program:
         made, difficulties, inputs = _TOYS[rest]
         tags = frozenset(difficulties.split())
         return Program(name, tags, lambda: seeded(made), inputs, rest in STATEFUL, rest in CHANGED)
-    entry = model_zoo.entry(name)
+    entry = wild.entry(name) if family == "wild" else model_zoo.entry(name)
     tags = {word for tag, word in _TAGS.items() if tag in entry.tags}
-    tags |= {"branch-on-batch"} if name.startswith(_BY_THE_BATCH) else set()
+    tags |= {word for word, beginnings in _BY_NAME.items() if name.startswith(beginnings)}
     stateful = bool(entry.tags & {"state", "own-generator"})
     changes = name.startswith("nn/")
     return Program(name, frozenset(tags or {"plain"}), entry.build, entry.inputs, stateful, changes)

@@ -35,7 +35,7 @@ class Record:
 
 def excuse(disclaims: Mapping[str, str], difficulties: Iterable[str], question: str) -> str:
     """Why a target doesn't promise the answer to a question about a program with these difficulties; empty where it does."""
-    keys = [question, *sorted(difficulties)]
+    keys = [question, *sorted(difficulties), *(f"{question}/{key}" for key in sorted(difficulties))]
     return next((f"{key}: {disclaims[key]}" for key in keys if key in disclaims), "")
 
 

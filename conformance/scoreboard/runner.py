@@ -34,6 +34,7 @@ from conformance.scoreboard.questions import QUESTIONS, Question
 from conformance.scoreboard.records import Record, Results, excuse
 from conformance.targets import MissingTargetError, target, version
 from conformance.targets.base import Target
+from model_zoo import MissingPackageError
 
 TIME = "time"  # measured beside the questions, where the answer is right
 MEASURED = "measured"
@@ -82,7 +83,7 @@ def _child(name: str, programs: Sequence[str], path: Path, limit: float, rest: f
     """Run a process for a target over programs; whether another one should go on after it."""
     command = [sys.executable, "-m", "conformance.scoreboard", "child", "--target", name, "--results", str(path)]
     command += ["--limit", str(limit), *(["--seconds", str(rest)] if rest is not None else []), *programs]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONWARNINGS": "ignore"})
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONWARNINGS": "ignore", "KINETO_LOG_LEVEL": "99"})
     size, since = -1, time.monotonic()
     while process.poll() is None:
         time.sleep(0.5)
@@ -119,7 +120,10 @@ def child(name: str, programs: Sequence[str], path: Path, limit: float, seconds:
     for each in programs:
         if seconds is not None and time.monotonic() - begin > seconds:
             return
-        ask(made, each, results, limit)
+        try:
+            ask(made, each, results, limit)
+        except MissingPackageError as error:
+            print(f"{made.name:22} {each} is left out: {error}", flush=True)
 
 
 def ask(made: Target, name: str, results: Results, limit: float) -> None:

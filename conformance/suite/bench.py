@@ -298,7 +298,8 @@ class Bench:
 
     def spec(self) -> SplitSpec:
         """What every split of the suite is prepared for, cut in the middle."""
-        return SplitSpec("percent:50", dynamic_batch=(1, LARGEST), dynamic=self.entry.dynamic)
+        entry = self.entry
+        return SplitSpec("percent:50", dynamic_batch=(1, LARGEST), dynamic=entry.dynamic, batch_dim=entry.batch_dim)
 
     def runtime(self, training: bool, backend: str = "generated") -> Any:
         """What the target prepared on the split's model, cut in the middle; it is there to be resplit, and is not run.

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,12 @@ def places(node: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(child, (*at, key))
 
 
+@cache
+def _known(data: bytes) -> tuple[tuple[Any, ...], ...]:
+    """Every place in the half of a file, but its root."""
+    return tuple(places(opened(data)[1]))[1:]
+
+
 def _reach(node: Any, at: tuple[Any, ...]) -> Any:
     for key in at:
         node = node[key]
@@ -116,27 +123,30 @@ def _reach(node: Any, at: tuple[Any, ...]) -> Any:
 def mutated(data: bytes, draw: random.Random) -> bytes:
     """The file with one to four lies: values replaced, moved, repeated, dropped or nested; now and then in the container itself."""
     header, half, body = opened(data)
-    half = copy.deepcopy(half)
+    known = _known(data)
     for _ in range(draw.choice((1, 1, 1, 2, 4))):
-        known = [*places(half)][1:]
         at = draw.choice(known)
-        holder, key = _reach(half, at[:-1]), at[-1]
+        try:
+            (holder, key), other = (_reach(half, at[:-1]), at[-1]), _reach(half, draw.choice(known))
+            was = holder[key]
+        except (LookupError, TypeError):  # a lie before this one took the place away
+            continue
+        if isinstance(holder, str):
+            continue
         what = draw.randrange(8)
         if what < 3:
             holder[key] = copy.deepcopy(draw.choice(LIES))
         elif what == 3:
-            holder[key] = copy.deepcopy(_reach(half, draw.choice(known)))
+            holder[key] = copy.deepcopy(other)
         elif what == 4:
             del holder[key]
         elif what == 5 and isinstance(holder, list):
-            holder.insert(key, copy.deepcopy(draw.choice((holder[key], *LIES))))
-        elif what == 6 and type(holder[key]) is int:
+            holder.insert(key, copy.deepcopy(draw.choice((was, *LIES))))
+        elif what == 6 and type(was) is int:
             holder[key] += draw.choice((-1, 1, 2, 64, -64, 2**40))
-        elif isinstance(holder[key], str) and holder[key]:
-            i = draw.randrange(len(holder[key]))
-            holder[key] = (
-                holder[key][:i] + draw.choice("\n\0'\"\\#;()[]{} .:*_é\u2028") + holder[key][i + draw.randrange(2) :]
-            )
+        elif isinstance(was, str) and was:
+            i = draw.randrange(len(was))
+            holder[key] = was[:i] + draw.choice("\n\0'\"\\#;()[]{} .:*_é\u2028") + was[i + draw.randrange(2) :]
         else:
             for _ in range(draw.choice((1, 70, 3000))):
                 holder[key] = [holder[key]]
@@ -196,6 +206,7 @@ def run(count: int, seed: int, load: Callable[..., Any] = ariadne.load) -> dict[
         for i in range(count):
             draw = random.Random(f"{seed} {i}")
             data = mutated(draw.choice(bases), draw)
+            path.unlink()  # to write over what is mapped takes longer than to load it
             path.write_bytes(data)
             watch.seen, watch.on, wrong = "", True, ""
             try:

@@ -90,7 +90,7 @@ def cases(model: str) -> tuple[Case, ...]:
         for mode in MODES:
             add("train", cut="every", bs=3, mode=mode, backend="generated", steps=1)
             add("train", cut="rand:0", bs=2, mode=mode, backend="generated", steps=STEPS)
-    if entry.dynamic:  # others compare batches, or run a part alone, at one size
+    if entry.dynamic or entry.batch_dim:  # others compare batches along dim 0, or run a part alone, at one size
         found = [case for case in found if case.check in ("forward", "train", "debug", "twice", "left")]
     return tuple(sorted(set(found)))
 

@@ -19,6 +19,9 @@ os.environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TOKENIZERS_PARALLELISM": "
 if "YOLO_CONFIG_DIR" not in os.environ:
     os.environ["YOLO_CONFIG_DIR"] = _settings = tempfile.mkdtemp(prefix="ariadne-ultralytics-")
     atexit.register(shutil.rmtree, _settings, ignore_errors=True)
+# What is compiled is kept by default, and a test must meet no package that another one made. The user's own stay out of it, too.
+os.environ["ARIADNE_CACHE_DIR"] = _packages = tempfile.mkdtemp(prefix="ariadne-packages-")
+atexit.register(shutil.rmtree, _packages, ignore_errors=True)
 
 
 def _is_local(host: Any) -> bool:

@@ -22,6 +22,7 @@ NAMES = (
     "export",
     "export_strict",
     "compile_eager",
+    "lazy_tensor",
     "fx_split_module",
     "pipelining",
     "torchvision_features",

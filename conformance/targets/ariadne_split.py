@@ -57,6 +57,8 @@ TARGET = Target(
         "hook": "its README promises nothing for hooks that are added later",
         "branch-on-data": "it traces the observed forward",
         "branch-on-batch": "it traces the observed forward",
+        "branch-on-mode": "it traces the observed forward",
+        "python-random": "it traces the observed forward",
         "python-state": "it traces the observed forward",
         "keyword": "positional example inputs only",
     },

@@ -49,8 +49,8 @@ class Target:
     `capture(model, args, kwargs)` is how the documentation says to do it, for any batch where the system knows such. `kind`:
     "split" (in two parts, which `call` runs one after the other), "prefix" (the first part only; `call` runs the model's own rest)
     or "capture" (whole). `package`: the distribution. `source`: where its documentation says what is promised.
-    `disclaims`: the keys of questions and of difficulties that are not promised, each with the reason; what is named here is
-    asked and shown, and never counted. `tolerance`: outputs may be off by this share of the largest, 0 means bit for bit.
+    `disclaims`: the keys of questions and of difficulties that are not promised ("state", "nested", or only both together:
+    "state/nested"), each with the reason; what is named here is asked and shown, and never counted. `tolerance`: outputs may be off by this share of the largest, 0 means bit for bit.
     """
 
     name: str
@@ -78,6 +78,8 @@ SNAPSHOT: Mapping[str, str] = {
 TRACED: Mapping[str, str] = {
     "branch-on-data": "a trace holds the path of the example",
     "branch-on-batch": "a trace holds the path of the example",
+    "branch-on-mode": "a trace holds the path of the example",
+    "python-random": "a number that Python draws is a constant of the trace",
     "python-state": "what Python changes is not in the graph",
 }
 

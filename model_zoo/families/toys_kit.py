@@ -27,12 +27,14 @@ class Toys:
         tags: str = "",
         sample: Sampler | None = None,
         dynamic: Mapping[str, Mapping[int, str]] | None = None,
+        batch_dim: Mapping[str, int | None] | None = None,
     ) -> Callable[[_Make], _Make]:
         """Decorate what makes the model; the tags "toy" and "cheap" are added."""
 
         def enter(make: _Make) -> _Make:
             found = frozenset({"toy", "cheap", *tags.split()})
-            self.entries.append(Entry(f"toys/{name}", found, make, sample or dense(8), dynamic=dynamic))
+            entry = Entry(f"toys/{name}", found, make, sample or dense(8), dynamic=dynamic, batch_dim=batch_dim)
+            self.entries.append(entry)
             return make
 
         return enter

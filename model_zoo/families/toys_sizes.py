@@ -122,4 +122,20 @@ class HeightAndWidth(nn.Module):
         return found
 
 
+def _sequences(batch: int, generator: torch.Generator) -> Inputs:
+    """Six steps of each sample, time first, and a table that all share; at batch 6 each of the sizes is the batch."""
+    shared = torch.randn(6, 16, generator=generator)
+    return (torch.randn(6, batch, 8, generator=generator), shared), {}
+
+
+@toy("time_first", sample=_sequences, batch_dim={"x": 1, "table": None})
+class TimeFirst(_Weighed):
+    """The batch is dim 1: what is computed goes on along time, and counts the samples."""
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        h = torch.tanh(self.enter(x) + table[:, None]).cumsum(0)
+        found: Tensor = self.leave(h - h.mean(1, keepdim=True)) * (3 / x.shape[1])
+        return found
+
+
 ENTRIES = tuple(toy.entries)

@@ -14,7 +14,7 @@ from ariadne.check import CHECKS
 from ariadne.check.model import Kind
 from ariadne.check.profile import FORMATS
 from ariadne.cli import completion, cuts, grammar, options
-from ariadne.cli.options import dynamic, sizes
+from ariadne.cli.options import batch_dim, dynamic, sizes
 from ariadne.cli.output import UsageError
 from ariadne.cut import MODES
 from ariadne.pipeline.balance import BALANCES
@@ -67,7 +67,18 @@ def test_limits_of_a_server_are_those_of_its_room() -> None:
     ],
 )
 def test_sizes_beside_the_batch(typed: list[str], dims: dict[str, dict[int, str]], ranges: Any) -> None:
-    assert sizes([dynamic(text) for text in typed]) == {"dynamic": dims, "sizes": ranges}
+    assert sizes([dynamic(text) for text in typed], []) == {"dynamic": dims, "sizes": ranges, "batch_dim": None}
+
+
+def test_where_the_batch_is() -> None:
+    typed = [batch_dim("x=1"), batch_dim("table=none")]
+    assert sizes([], typed) == {"dynamic": None, "sizes": None, "batch_dim": {"x": 1, "table": None}}
+
+
+@pytest.mark.parametrize("typed", ["x", "x=", "x=-1", "x=None", "1=x", "x:1"])
+def test_a_batch_dim_that_means_nothing(typed: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="must be INPUT=DIM or INPUT=none"):
+        batch_dim(typed)
 
 
 @pytest.mark.parametrize("typed", ["x", "x:", "x:2=", "x:2=5", "x:2=L:", "x:2=64..", "x:-1=2..3", "x:2=1..2/"])
@@ -78,4 +89,4 @@ def test_sizes_that_mean_nothing(typed: str) -> None:
 
 def test_a_size_has_one_range() -> None:
     with pytest.raises(UsageError, match="L has another range already"):
-        sizes([dynamic("ids:1=L:1..512"), dynamic("mask:1=L:1..64")])
+        sizes([dynamic("ids:1=L:1..512"), dynamic("mask:1=L:1..64")], [])

@@ -30,7 +30,7 @@ from conformance.unit.trap_kit import numbers, same
             "'mode' is for torch.compile; backend 'aot_inductor' takes",
         ),
         ({"backend": "aot_inductor", "options": 3}, "options is a mapping of inductor's settings"),
-        ({"cache_dir": "/tmp"}, "cache_dir goes with backend 'aot_inductor'"),
+        ({"backend": "inductor", "cache_dir": "/tmp"}, "cache_dir goes with backend 'aot_inductor'"),
         ({"backend": "aot_inductor", "cache_dir": 3}, "cache_dir is the path of a directory; found int"),
         ({"on_compile_error": "ignore"}, "on_compile_error must be 'raise' or 'eager'; found 'ignore'"),
     ],

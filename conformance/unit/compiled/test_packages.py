@@ -64,7 +64,7 @@ def test_a_package_serves_every_batch_follows_the_model_and_is_loaded_by_the_nex
     assert [(s.state, s.loaded) for s in second.report().segments] == [("loaded", 1)] * 2
 
     card = next(packages.glob("*.json"))
-    package = card.with_suffix(".pt2")
+    package = card.with_name(json.loads(card.read_text())["package"])
     package.write_bytes(package.read_bytes()[:-1] + b"\0\1")
     third = made(Offset, 5, boundary="after:first", on_compile_error="eager", **options)
     near(third.model, x, halves(third, x))
@@ -170,10 +170,12 @@ def taking(sizes: tuple[Any, ...], folder: Path | None = None) -> Ahead:
         has_witness=False,
         name="prefix",
         kernel=lambda **_: SimpleNamespace(text=""),
+        body=(),
+        source=SimpleNamespace(namespace={}),
     )
     plan = SimpleNamespace(batches=Batches(((1, 64),)), objects=(), signature="p")
     report = SegmentReport("prefix", "cut:1")
-    options = SimpleNamespace(cache_dir=folder, given={}, on_error="raise")
+    options = SimpleNamespace(cache_dir=folder, given={}, on_error="raise", chosen=False)
     return Ahead(lifted, plan, "prefix", options, report, None, CompileError, threading.RLock())  # type: ignore[arg-type]
 
 
@@ -265,12 +267,12 @@ def test_packages_that_serve_few_batches_are_kept_side_by_side_and_found_by_each
     compiled = []
 
     def few(
-        self: Ahead, layouts: Any, inputs: Any, state: Any, served: Batches, hint: int, place: Any, device: int
+        self: Ahead, layouts: Any, inputs: Any, state: Any, served: Batches, hint: int, keep: Any, device: int
     ) -> Any:
         compiled.append(hint)
         admitted = next(Batches(((lo, hi),)) for lo, hi in ((1, 3), (4, 15), (16, 64)) if lo <= hint <= hi)
-        (made := tmp_path / "made").write_bytes(b"code")
-        place.keep(str(made), admitted)
+        (made := tmp_path / "made").write_bytes(f"code for {hint}".encode())
+        keep(str(made), admitted)
         return print, admitted
 
     monkeypatch.setattr(Ahead, "_compile", few)
@@ -289,14 +291,17 @@ def test_packages_that_serve_few_batches_are_kept_side_by_side_and_found_by_each
     assert compiled == [2, 16, 5]
     assert loaded(20, 9, 3, 64) == [1, 2, 3, 3]
     assert loaded(5) == [1]
-    first, *others = sorted(packages.glob("*.json"), key=lambda card: len(card.name))
-    assert sorted(card.stem.removeprefix(first.stem) for card in others) == ["-from-16", "-from-5"]
-    others[0].with_suffix(".pt2").write_bytes(b"other")  # one that is damaged gives its place away, and no other's
-    assert loaded(*((20, 9) if others[0].stem.endswith("16") else (9, 20))) == [0, 1]
-    assert len(compiled) == 4
-    assert len([*packages.iterdir()]) == 6
-    first.with_suffix(".pt2").write_bytes(b"other")  # nor does it hide one that is whole
-    first.write_text("{")
+    cards = {int(card.stem.rpartition("-")[2]): card for card in packages.glob("*.json")}
+    assert sorted(cards) == [2, 5, 16]
+
+    def package(hint: int) -> Path:
+        return cards[hint].with_name(json.loads(cards[hint].read_text())["package"])
+
+    package(16).write_bytes(b"other")  # one that is damaged is made anew, and no other
+    assert loaded(9, 20) == [1, 1]
+    assert compiled == [2, 16, 5, 20]
+    assert sorted(int(card.stem.rpartition("-")[2]) for card in packages.glob("*.json")) == [2, 5, 20]
+    cards[2].write_text("{")  # nor does it hide one that is whole
     assert loaded(20, 9) == [1, 2]
     assert len(compiled) == 4
 

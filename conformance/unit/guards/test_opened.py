@@ -423,3 +423,30 @@ def test_a_copy_of_the_model_is_guarded_by_its_own_state() -> None:
         other.run_suffix(other.run_prefix(numbers(2, 4)))
         with pytest.raises(ModuleError):
             runtime.run_suffix(runtime.run_prefix(numbers(2, 4)))
+
+
+@functools.lru_cache
+def remembered(x: torch.Tensor | None, by: Callable[[int], float] | str, *sizes: int | None) -> dict[str, Any]:
+    return {"sizes": sizes}
+
+
+def test_a_function_that_keeps_results_is_looked_into_again_only_when_it_was_written_to() -> None:
+    """einops keeps its recipes so, with rows of types in the annotations, which cost 0.3 ms at each call."""
+    state = State(remembered)
+    assert not state.watched.loose
+    held = state.watched
+    assert state.is_same()
+    assert state.watched is held  # no new look
+    was = remembered.__wrapped__
+    remembered.scale = 2.0  # type: ignore[attr-defined]
+    try:
+        assert not state.is_same()
+    finally:
+        del remembered.scale  # type: ignore[attr-defined]
+    assert state.is_same()
+    remembered.__wrapped__ = lambda *_: {}  # type: ignore[method-assign]
+    try:
+        assert not state.is_same()
+    finally:
+        remembered.__wrapped__ = was  # type: ignore[method-assign]
+    assert state.is_same()

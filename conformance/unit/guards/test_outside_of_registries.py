@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ariadne import SplitRuntime, prepare_split
 from ariadne.errors import ModuleError
+from ariadne.guards.roots import outside_of
+from ariadne.guards.steps import Code
 
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
 
@@ -173,3 +175,20 @@ def test_a_copy_that_lost_what_forward_read_is_refused_and_the_original_goes_on(
     with pytest.raises(ModuleError, match="table"):
         copied.run_prefix(X)
     agree(split)
+
+
+def asserts(self: Any, h: torch.Tensor) -> torch.Tensor:
+    assert h.dim() == 2
+    return h
+
+
+def test_what_a_tool_keeps_under_a_name_that_no_source_can_hold_is_not_walked_through() -> None:
+    tool = next(
+        name for name in asserts.__code__.co_names if not name.isidentifier()
+    )  # pytest's, which leads to all of it
+    model = Net(asserts)
+    assert tool in asserts.__globals__
+    assert not any(tool in root.name for root in outside_of({"": model}).roots)
+    code = Code.of(asserts.__code__, False, __name__)
+    assert {chain.start for chain in code.chains}.isdisjoint({tool})
+    agree(prepare_split(model, (X,), split="50%"))

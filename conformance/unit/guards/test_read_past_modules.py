@@ -281,3 +281,34 @@ def test_a_copy_keeps_these_guards() -> None:
     runtime.model.gain = 5.0
     with pytest.raises(ModuleError, match="attribute 'gain'"):
         runtime.run_suffix(runtime.run_prefix(X))
+
+
+class ByStateDict(Net):
+    """Reads `_version`, which stands in `nn.Module` itself, of each module."""
+
+    def read(self) -> Any:
+        return self.state_dict()["a.weight"].sum()
+
+
+def test_a_state_dict_that_forward_makes_is_followed() -> None:
+    model = ByStateDict()
+    whole = copy.deepcopy(model)
+    runtime = prepare_split(model, (X,), split="50%")
+    for _ in range(2):
+        for net in (model, whole):
+            net.a.weight.data.mul_(2)
+        with torch.no_grad():
+            assert torch.equal(runtime.run_suffix(runtime.run_prefix(X)), whole(X))
+    boundary = runtime.run_training_prefix(X)
+    _, gradients = runtime.train_suffix(boundary, loss_fn=lambda o, _: o.sum())
+    runtime.backward_prefix(boundary, gradients)
+    whole(X).sum().backward()
+    for p, q in zip(model.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+    ByStateDict._version = 2
+    try:
+        with pytest.raises(ModuleError, match="_version"):
+            runtime.run_prefix(X)
+    finally:
+        del ByStateDict._version
+    runtime.run_prefix(X)

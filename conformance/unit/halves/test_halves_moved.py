@@ -395,3 +395,11 @@ def test_a_half_with_observers_that_are_resized_when_they_first_run(tmp_path: An
         x = torch.randn(batch, 6)
         with torch.no_grad():
             assert torch.equal(server.run_suffix(edge.run_prefix(x)), whole(x))
+
+
+def test_a_split_that_is_pickled_says_how_it_is_saved() -> None:
+    runtime = ariadne.prepare_split(
+        torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()), (torch.ones(2, 4),), split="50%"
+    )
+    with pytest.raises(HalfError, match=r"isn't pickled: write each side with runtime\.save"):
+        torch.save(runtime, io.BytesIO())

@@ -122,18 +122,48 @@ class FrozenStart(nn.Module):
 
 
 class Images(nn.Module):
-    """Convolutions, so that layouts count; a branch of which no gradient comes back."""
+    """Convolutions, so that layouts count, one of them at both ends; two branches of which no gradient comes back."""
 
     def __init__(self) -> None:
         super().__init__()
         self.convs = nn.ModuleList([nn.Conv2d(3 if i == 0 else 4, 4, 3, padding=1) for i in range(5)])
-        self.head = nn.Linear(4, 5)
+        self.depthwise = nn.Conv2d(4, 4, 3, padding=1, groups=4)  # its gradient may have either stride where a dim is 1
+        self.side, self.head = nn.Conv2d(4, 2, 1), nn.Linear(4, 5)
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         h = x.contiguous(memory_format=torch.channels_last)
-        for conv in self.convs:
+        for i, conv in enumerate(self.convs):
             h = conv(h).relu()
-        return {"logits": self.head(h.mean((2, 3))), "features": h.detach()}
+            if i != 2:
+                h = h + self.depthwise(h)
+            if i == 0:
+                side = self.side(h)  # goes on to the output, and no loss uses it
+        return {"logits": self.head(h.mean((2, 3))), "features": h.detach(), "side": side}
+
+
+class AllAtOnce(nn.Module):
+    """All that is hard in one net: each part has several of them, and each hop several kinds of values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.layers = nn.ModuleList([nn.Linear(6, 6) for _ in range(8)])
+        self.layers[3].requires_grad_(False)
+        self.norms = nn.ModuleList([nn.BatchNorm1d(6) for _ in range(4)])
+        self.drop = nn.Dropout(0.2)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        h = first = self.embed(tokens)
+        order, wave = first.argsort(-1), torch.complex(first, 2 * first)
+        for i, layer in enumerate(self.layers):
+            h = self.drop(layer(h).tanh())
+            if i % 2:
+                h = self.norms[i // 2](h.transpose(1, 2)).transpose(1, 2)
+            if i == 5:
+                h = h.gather(-1, order) + F.linear(first, self.embed.weight[:6])  # the tied weight between its two ends
+        return self.head(h + (wave * torch.complex(h, h)).real)
 
 
 @dataclass(frozen=True)
@@ -159,14 +189,21 @@ def squared(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.mse_loss(out, target)
 
 
+def _tokens(n: int, g: torch.Generator) -> tuple[torch.Tensor]:
+    return (torch.randint(11, (n, 3), generator=g),)
+
+
+def _next_tokens(n: int, g: torch.Generator) -> torch.Tensor:
+    return torch.randint(11, (n, 3), generator=g)
+
+
+def _entropy(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(out.flatten(0, 1), target.flatten())
+
+
 CASES = {
     "skip": Case(SkipOverTwo, _rows, _row, squared),
-    "tied": Case(
-        TiedEmbedding,
-        lambda n, g: (torch.randint(11, (n, 3), generator=g),),
-        lambda n, g: torch.randint(11, (n, 3), generator=g),
-        lambda out, target: F.cross_entropy(out.flatten(0, 1), target.flatten()),
-    ),
+    "tied": Case(TiedEmbedding, _tokens, _next_tokens, _entropy),
     "integers": Case(IntegersAndComplex, lambda n, g: (*_rows(n, g), 0.5), _row, squared),
     "norm": Case(Normed, _rows, _row, squared),
     "dropout": Case(Dropped, _rows, _row, squared),
@@ -178,4 +215,6 @@ CASES = {
         lambda n, g: torch.randint(5, (n,), generator=g),
         lambda out, target: F.cross_entropy(out["logits"], target),
     ),
+    "noisy_loss": Case(Dropped, _rows, _row, lambda out, target: squared(F.dropout(out, 0.3), target)),
+    "all": Case(AllAtOnce, _tokens, _next_tokens, _entropy),
 }

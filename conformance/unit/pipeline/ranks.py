@@ -115,7 +115,7 @@ def whole_step(
     for (args, kwargs), t in zip(pipeline.parted(inputs, {}, count), target.tensor_split(count), strict=True):
         with pipeline.microbatch():
             outputs.append(net(*args, **kwargs))
-        losses.append(CASES[case].loss(outputs[-1], t))
+            losses.append(CASES[case].loss(outputs[-1], t))
     for i in order(schedule, count):
         losses[i].backward()
     for p in net.parameters():

@@ -94,7 +94,7 @@ def test_the_balanced_cuts_stand_beside_the_even_ones() -> None:
     net, plan = SkipOverTwo(), pipeline.plan
     candidates = frontiers(plan)
     costs = Costs.of("boundary_bytes", net, plan, candidates, Example.of((torch.randn(4, 6),), {}))
-    one, other = layouts(usable(candidates, True), costs, 3, "boundary_bytes")
+    one, other = layouts(usable(plan, candidates), costs, 3, "boundary_bytes")
     assert (one.name, other.name) == ("balanced by boundary_bytes", "even in ops")
     assert max(one.parts) <= max(other.parts)
 
@@ -113,3 +113,10 @@ def test_schedules_with_less_idle_time_show_less() -> None:
     assert shares["ZBVZeroBubble"] < shares["Interleaved1F1B"] < played("1F1B", [2.0] * 4, 8).idle
     with pytest.raises(SpecError, match="at least as many microbatches"):
         played("DualPipeV", [1.0] * 8, 2)
+
+
+def test_ranks_that_share_cores_take_longer() -> None:
+    alone, shared, one = (played("GPipe", [1.0] * 4, 8, cores=cores) for cores in (None, 2, 1))
+    assert alone.seconds == played("GPipe", [1.0] * 4, 8, cores=4).seconds == 33.0
+    assert one.seconds == 3.0 * 4 * 8
+    assert 0.5 * one.seconds < shared.seconds < one.seconds

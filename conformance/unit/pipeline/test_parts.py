@@ -115,7 +115,21 @@ class TwiceCounted(nn.Module):
 
 def test_state_that_one_part_writes_and_another_uses_is_refused() -> None:
     with pytest.raises(FrontierError, match=r"norm\..* is written by part 0 and used by part 1"):
-        prepare_pipeline(TwiceCounted(), (torch.randn(4, 6),), parts=2)
+        prepare_pipeline(TwiceCounted(), (torch.randn(4, 6),), boundaries=["after:layers.1"])
+
+
+def test_cuts_that_are_chosen_leave_the_state_of_one_part_to_it() -> None:
+    net, x = TwiceCounted(), torch.randn(4, 6)
+    whole = copy.deepcopy(net)
+    pipeline = prepare_pipeline(net, (x,), parts=2)
+    assert [cut.cut for cut in pipeline.cuts] == [1]
+    output, flights = pipeline.forward(x)
+    pipeline.backward(flights, output.square().mean())
+    whole(x).square().mean().backward()
+    assert difference(whole.state_dict(), net.state_dict()) is None
+    assert difference([p.grad for p in whole.parameters()], [p.grad for p in net.parameters()]) is None
+    with pytest.raises(FrontierError, match="has 1 cut"):
+        prepare_pipeline(net, (x,), parts=3)
 
 
 def test_a_loss_that_reaches_parameters_of_other_parts_is_refused() -> None:
@@ -189,7 +203,7 @@ def test_what_draws_is_foreseen_or_seeded() -> None:
     _, pipeline = made("dropout", 3, draws="seeded")
     assert pipeline.draws == "seeded"
     _, pipeline = made("skip", 3, draws="seeded")
-    assert pipeline.draws == "whole"  # nothing draws
+    assert pipeline.draws == "seeded"  # a loss may draw, where nothing else does
 
 
 class Poisson(nn.Module):

@@ -20,7 +20,8 @@ from conformance.unit.pipeline.ranks import made, matrix, run, step
 ON_TWO = [("skip", "GPipe", 2, 4), ("norm", "1F1B", 2, 4), ("frozen_start", "1F1B", 2, 4), ("images", "GPipe", 2, 4)]
 ON_TWO += [("tied", "Interleaved1F1B", 4, 4), ("tied", "1F1B", 2, 4, "Adam"), ("dropout", "LoopedBFS", 4, 4)]
 ON_TWO += [("integers", "InterleavedZeroBubble", 4, 4), ("skip", "ZBVZeroBubble", 4, 4), ("tied", "DualPipeV", 4, 4)]
-ON_TWO += [("dropout", "ZBVZeroBubble", 4, 5, "SGD", "seeded"), ("frozen_middle", "DualPipeV", 4, 6)]
+ON_TWO += [("noisy_loss", "ZBVZeroBubble", 4, 5, "SGD", "seeded"), ("frozen_middle", "DualPipeV", 4, 6)]
+ON_TWO += [("all", "InterleavedZeroBubble", 4, 4)]
 
 
 def refuse_differences(found: list[tuple[str | None, Any]]) -> None:
@@ -137,6 +138,24 @@ def test_shared_parameters_with_other_numbers_on_another_rank_are_told() -> None
     for error, result in run(other_numbers, 2):
         assert error is None
         assert "'embed.weight' is one parameter of parts 0, 1, and its numbers on rank 1 are others" in result
+
+
+def drawing_loss(rank: int, world: int, case: str, name: str, parts: int) -> str:
+    """A loss that draws, where the whole model's draws go on from one micro-batch to the next."""
+    _, pipeline = made(case, parts)
+    schedule = pipeline.schedule(name, microbatches=4, loss_fn=CASES["noisy_loss"].loss)
+    try:
+        step(schedule, case, 8, 0)
+    except PipelineError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize(("case", "name", "parts"), [("dropout", "1F1B", 2), ("skip", "ZBVZeroBubble", 4)])
+def test_a_loss_that_draws_is_told_but_under_seeds(case: str, name: str, parts: int) -> None:
+    for error, result in run(drawing_loss, 2, case, name, parts):
+        assert error is None
+        assert "loss_fn draws random numbers" in result
 
 
 def test_which_parts_a_rank_runs_follows_from_the_schedule() -> None:

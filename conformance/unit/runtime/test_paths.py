@@ -455,3 +455,29 @@ def test_a_path_without_draws_is_captured_without_any() -> None:
                 want = model(seeded((batch, 6), seed)), torch.get_rng_state()
             seed_torch(seed)
             same(want, (runtime.run_suffix(runtime.run_prefix(seeded((batch, 6), seed))), torch.get_rng_state()))
+
+
+def rows_above_zero(m: Net, h: Tensor) -> Tensor:
+    """No row and one row are paths of their own; all other numbers share one, which asks nothing."""
+    found, above = h.clone(), h.mean(1) > 0
+    found[above] = m.left(h[above]).relu()
+    return m.right(found)
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("boundary", ["25%", "75%"])
+def test_a_path_that_asks_nothing_is_taken_from_one_that_asks(boundary: str, train: bool) -> None:
+    def rows(n: int) -> Tensor:
+        x = seeded((5, 6), 0)
+        with torch.no_grad():
+            signs = torch.tanh(twins.whole.enter(x)).mean(1) > 0
+        some = x[signs].repeat(5, 1)[:n], x[~signs].repeat(5, 1)[: 5 - n]
+        return torch.cat(some)
+
+    twins = Twins(lambda: build(rows_above_zero), seeded((5, 6), 0), train=train)
+    runtime = prepare_split(twins.split, (rows(1),), split=SplitSpec(boundary))
+    for n in (1, 3, 0, 1):
+        if train:
+            twins.train(rows(n), steps=1, cuts=[runtime])
+        with torch.no_grad():
+            same(twins.whole(rows(n)), runtime.run_suffix(runtime.run_prefix(rows(n))))
