@@ -130,7 +130,7 @@ def asks(query: str, family: str) -> bool:
 @nox.session
 def fuzz(session: nox.Session) -> None:
     """Run random networks against their eager twins: `-- smoke`, `full` (as without) or `nightly`; the rest goes to pytest."""
-    install(session, "-e", ".", "numpy", groups=("test",))
+    install(session, "-e", ".[remote]", "numpy", groups=("test",))
     profile, options = "full", [*session.posargs]
     if options and options[0] in ("smoke", "full", "nightly"):
         profile, options = options[0], options[1:]
@@ -140,6 +140,8 @@ def fuzz(session: nox.Session) -> None:
     Path("results").mkdir(exist_ok=True)
     env |= {"ARIADNE_HALVES_FUZZ": {"smoke": "150", "full": "5000", "nightly": "500000"}[profile]}
     files.append("conformance/unit/halves/test_halves.py::test_mutated_files_are_refused_or_decoded")
+    env |= {"ARIADNE_REMOTE_FUZZ": {"smoke": "3000", "full": "100000", "nightly": "1000000"}[profile]}
+    files.append("conformance/unit/remote/test_remote_strangers.py::test_mutated_messages_cost_their_sender_alone")
     session.run("pytest", *files, *options, env=offline(session) | ONE_THREAD | env)
 
 

@@ -158,7 +158,7 @@ class Calls:
             frames = self._line.receive(wait)
             while frames is not None:
                 self._take(frames)
-                frames = self._line.receive(0) if self._line is not None else None
+                frames = self._line.receive(0) if self._line is not None and self._pending else None
 
     def _take(self, frames: Sequence[Any]) -> None:
         header, bodies = read(frames)

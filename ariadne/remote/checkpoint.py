@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from ariadne.errors import AriadneError, CheckpointError
-from ariadne.half import Half
 from ariadne.halves import File, Row, parsed, row
 from ariadne.halves import weights as files
 
@@ -24,9 +23,19 @@ Generators = Mapping[str, torch.Tensor]
 Beside = Mapping[str, Any]  # schedulers and scalers, by name
 
 
+class Held(Protocol):
+    """What a checkpoint holds: a half, or the parts of an edge."""
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Its parameters, each once."""
+
+    def named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Its buffers, those that no state dict has too."""
+
+
 def write(
     path: Path,
-    half: Half,
+    half: Held,
     optimizer: torch.optim.Optimizer | None,
     about: Mapping[str, Any],
     states: Generators,
@@ -66,7 +75,7 @@ def about(path: Path) -> dict[str, Any] | None:
 
 
 def restore(
-    path: Path, half: Half, optimizer: torch.optim.Optimizer | None, beside: Beside | None = None
+    path: Path, half: Held, optimizer: torch.optim.Optimizer | None, beside: Beside | None = None
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Put a half and its optimizer where they were; returns the plain data and the states of the generators.
 
@@ -104,7 +113,7 @@ def restore(
     with torch.no_grad():
         for name, t in mine.items():
             t.copy_(theirs[name])
-    for p in half.parameters():
+    for _, p in half.named_parameters():
         p.grad = None
     states = {n.removeprefix("generator "): t.clone() for n, t in found.items() if n.startswith("generator ")}
     return dict(data["about"]), states
@@ -123,7 +132,7 @@ def _data(path: Path) -> tuple[File, dict[str, Any]]:
     return file, data
 
 
-def _held(half: Half) -> dict[str, torch.Tensor]:
+def _held(half: Held) -> dict[str, torch.Tensor]:
     """All its parameters and buffers by name, those that no state dict has too."""
     return {**dict(half.named_parameters()), **dict(half.named_buffers())}
 

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -30,18 +30,18 @@ class Counters:
     """Numbers by name and labels."""
 
     def __init__(self) -> None:
-        self._values: Counter[tuple[str, str]] = Counter()
+        self._values: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
         self._lock = threading.Lock()
 
     def add(self, name: str, value: float = 1, **labels: str) -> None:
         """Add to a counter."""
         with self._lock:
-            self._values[name, _labels(labels)] += value  # type: ignore[assignment]
+            self._values[name, tuple(labels.items())] += value  # type: ignore[assignment]
 
     def put(self, name: str, value: float) -> None:
         """Set a gauge."""
         with self._lock:
-            self._values[name, ""] = value  # type: ignore[assignment]
+            self._values[name, ()] = value  # type: ignore[assignment]
 
     def total(self, name: str) -> int:
         """The sum of a counter over its labels."""
@@ -55,12 +55,12 @@ class Counters:
         lines = []
         for name, (kind, words) in _HELP.items():
             lines += [f"# HELP {name} {words}", f"# TYPE {name} {kind}"]
-            lines += [f"{n}{labels} {value:g}" for (n, labels), value in values if n == name]
+            lines += [f"{n}{_labels(labels)} {value:g}" for (n, labels), value in values if n == name]
         return "\n".join(lines) + "\n"
 
 
-def _labels(labels: Mapping[str, str]) -> str:
-    inner = ",".join(f'{k}="{v}"' for k, v in sorted(labels.items()))
+def _labels(labels: Iterable[tuple[str, str]]) -> str:
+    inner = ",".join(f'{k}="{v}"' for k, v in labels)
     return f"{{{inner}}}" if inner else ""
 
 

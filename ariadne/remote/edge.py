@@ -89,6 +89,27 @@ class Edge:
         """The parameters of this side, each once: for its optimizer."""
         yield from {id(p): p for part in (self.first, self.last) for p in part.parameters()}.values()
 
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters of this side, each once, by its part and its name there: for checkpoints."""
+        yield from {id(p): (n, p) for n, p in self._named("named_parameters")}.values()
+
+    def named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The buffers of this side, by their part and their name there."""
+        yield from self._named("named_buffers")
+
+    def _named(self, what: str) -> Iterator[tuple[str, Any]]:
+        for name, part in (("first", self.first), ("last", self.last)):
+            yield from ((f"{name}.{n}", t) for n, t in getattr(part.side, what)())
+
+    @property
+    def origin(self) -> str:
+        """The digest of the weights that its parts were saved with."""
+        return self.first.side.origin
+
+    def forget(self) -> None:
+        """Forget gradients that no step has used: the run goes back to a checkpoint."""
+        self._scaler = None
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The tensors of this side, by the model's names."""
         return {**self.first.state_dict(), **self.last.state_dict()}

@@ -24,7 +24,7 @@ Bodies = tuple[Any, ...]
 
 def written(header: Mapping[str, Any]) -> bytes:
     """A header as bytes."""
-    return json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
+    return _ENCODE(header).encode()
 
 
 def read(frames: Sequence[Any]) -> tuple[Header, Bodies]:
@@ -35,7 +35,7 @@ def read(frames: Sequence[Any]) -> tuple[Header, Bodies]:
     if len(first) > MOST_HEADER:
         raise PayloadError(f"the header of a message has {len(first)} bytes; {MOST_HEADER} are the most")
     try:
-        header = json.loads(bytes(first), parse_constant=_no_constant)
+        header = _DECODE(bytes(first).decode())
     except (ValueError, RecursionError) as error:
         raise PayloadError(f"the header of a message is no JSON: {str(error)[:80]}") from None
     if type(header) is not dict:
@@ -47,10 +47,14 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number")
 
 
+_ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_DECODE = json.JSONDecoder(parse_constant=_no_constant).decode
+
+
 def told(header: Mapping[str, Any], key: str, kind: type, default: Any = None) -> Any:
     """What stands under a key of a header; `PayloadError` where it is of another kind, or missing and there is no default."""
     value = header.get(key, default)
-    if type(value) is not kind and not (value is None and default is None and key in header):
+    if type(value) is not kind:
         raise PayloadError(f"the header's {key!r} must be of type {kind.__name__}; found {shown(value)}")
     return value
 

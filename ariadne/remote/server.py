@@ -12,6 +12,7 @@ import threading
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from ariadne.boundary import BoundaryPayload
-from ariadne.errors import AriadneError, BusyError, DeadlineError, PayloadError, SpecError, StepError
+from ariadne.errors import BusyError, DeadlineError, PayloadError, SpecError, StepError
 from ariadne.half import Half, load
 from ariadne.remote import keys, plain
 from ariadne.remote.counters import Counters, Log, Page
@@ -122,6 +123,7 @@ class Server:
         self._queued: Counter[bytes] = Counter()
         self._queued_bytes = 0
         self._stopping = 0.0  # when it was told to
+        self._idle = False  # whether nothing was there when it looked last
         pair = None if key is None else keys.secret(key)
         who = keys.allowed(clients)
         most = self.limits.bytes + SLACK
@@ -166,17 +168,21 @@ class Server:
 
     def _take_in(self) -> None:
         """Queue what has come, up to the limits: what is beyond them stays with its senders."""
-        wait = 0 if self._queue or self._stopping else 100
+        waits = self._idle and not self._stopping
         while len(self._queue) < self.limits.waiting and self._queued_bytes < self.limits.waiting_bytes:
-            came = self._link.receive(wait)
+            came = self._link.receive(waits)
             if came is None:
+                self._idle = not self._queue
                 return
-            wait = 0
             request = self._request(*came)
             if request is not None:
                 self._queue.append(request)
                 self._queued[request.who] += 1
                 self._queued_bytes += request.nbytes
+                if waits and self.batch == 1:  # what woke it is done at once; what came behind it is looked at after
+                    self._idle = False
+                    return
+            waits = False
 
     def _next(self) -> Request:
         request = self._queue.popleft()
@@ -213,7 +219,7 @@ class Server:
                 )
             if self._stopping and moment > self._stopping + GRACE:
                 raise BusyError("the server is ending and takes nothing more; connect to another, or ask again later")
-        except AriadneError as error:
+        except Exception as error:  # whatever a stranger's message provokes is told to the stranger
             self._reply(Request(who, peer, header, (), nbytes, moment), (failure(error), []), moment)
             return None
         return request
@@ -342,11 +348,9 @@ class Server:
             raise PayloadError("this suffix draws random numbers; send the states of the generators with its boundary")
         if states is not None:
             set_generators(states)
-        with autocast_as(header.get("autocast", [])):
-            if self._part is None:
-                found = [pack(self.half.run_suffix(boundary))]
-            else:
-                found = [self._part(boundary).to_bytes()]
+        told_of = header.get("autocast")
+        with autocast_as(told_of) if told_of else nullcontext():
+            found = [pack(self.half.run_suffix(boundary)) if self._part is None else self._part(boundary).to_bytes()]
         if states is not None:
             found.append(pack(generators([*states])))
         return {}, found

@@ -5,24 +5,27 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ariadne.errors import StepError
+from ariadne.errors import SpecError, StepError
 from ariadne.half import Half
 from ariadne.remote import checkpoint
 from ariadne.remote.client import Remote
+from ariadne.remote.edge import Edge
 from ariadne.remote.message import generators, set_generators
 
 Batch = Callable[[int], tuple[Any, Any]]
 
 
 class Training:
-    """A training run of a prefix here and the suffix of a `Remote`, with checkpoints of both at one step.
+    """A training run of what is here and the part of a `Remote`, with checkpoints of both at one step.
 
-    `optimizer`: that of the prefix, or None where it has nothing to train. `checkpoints`: a folder; `every`: after how many steps
+    `side`: the prefix; or an `Edge`, with its `loss_fn`: then the first and the last part are kept here, the middle one there.
+    `optimizer`: that of this side, or None where it has nothing to train. `checkpoints`: a folder; `every`: after how many steps
     one is written, on the server first and then here. Made again over the same folder, in another process perhaps, it goes
     on from the last one that both have, to the same bits: if `batch` gives the same for the same step, and torch alone draws.
     The server needs a folder of its own. Without, a run is not resumed. `scaler`, `scheduler`, `max_norm` and `norm_type` are
@@ -34,10 +37,11 @@ class Training:
 
     def __init__(
         self,
-        half: Half,
+        side: Half | Edge,
         remote: Remote,
         optimizer: torch.optim.Optimizer | None,
         *,
+        loss_fn: Callable[[Any, Any], torch.Tensor] | None = None,
         checkpoints: str | os.PathLike[str] | None = None,
         every: int = 100,
         scaler: Any = None,
@@ -45,12 +49,20 @@ class Training:
         max_norm: float | None = None,
         norm_type: float = 2.0,
     ) -> None:
-        remote.half = half
+        self._train: Callable[..., torch.Tensor] = remote.train_step
+        if isinstance(side, Edge):
+            if side.remote is not remote or loss_fn is None:
+                raise SpecError("the loss of an Edge is taken here: Training(edge, edge.remote, optimizer, loss_fn=…)")
+            self._train = partial(side.train_step, loss_fn=loss_fn)
+        elif loss_fn is not None:
+            raise SpecError("with a prefix here the loss is the server's: ariadne serve --loss cross_entropy")
+        else:
+            remote.half = side
         self._how: dict[str, Any] = {
             "optimizer": optimizer, "scaler": scaler, "scheduler": scheduler, "max_norm": max_norm, "norm_type": norm_type,
         }  # fmt: skip
         self._beside = {n: self._how[n] for n in ("scaler", "scheduler") if self._how[n] is not None}
-        self.half, self.remote, self.optimizer, self.every = half, remote, optimizer, every
+        self.side, self.remote, self.optimizer, self.every = side, remote, optimizer, every
         self.step = 0  # how many steps were done
         self._folder = None if checkpoints is None else Path(checkpoints)
         self._begun = self._clean = False
@@ -72,7 +84,7 @@ class Training:
             self._clean = False
             try:
                 args = inputs if isinstance(inputs, tuple) else (inputs,)
-                loss = self.remote.train_step(*args, targets=targets, **self._how)
+                loss = self._train(*args, targets=targets, **self._how)
             except StepError:
                 self._take_up()
                 continue
@@ -91,26 +103,25 @@ class Training:
         folder = self._folder
         assert folder is not None, "a checkpoint needs a folder"
         self.remote.save()
-        about = {
-            "run": self.remote.run,
-            "at": self.remote.at,
-            "step": self.step,
-            "side": "prefix",
-            "origin": self.half.origin,
-        }
-        states = generators([self.remote.device])
-        checkpoint.write(
-            folder / f"{self.step:012d}.safetensors", self.half, self.optimizer, about, states, self._beside
-        )
+        self._write(folder, self.remote.run, self.remote.at)
         for path in sorted(folder.glob("*.safetensors"))[:-1]:
             path.unlink()
+
+    def _write(self, folder: Path, run: str, at: int) -> None:
+        about = {"run": run, "at": at, "step": self.step, "side": "prefix", "origin": self.side.origin}
+        states = generators([self.remote.device])
+        checkpoint.write(
+            folder / f"{self.step:012d}.safetensors", self.side, self.optimizer, about, states, self._beside
+        )
 
     def _take_up(self) -> None:
         """Go to the last checkpoint, on both sides; or begin."""
         self._begun = False
+        if isinstance(self.side, Edge):
+            self.side.forget()
         found = sorted(self._folder.glob("*.safetensors")) if self._folder is not None else []
         if found:
-            about, states = checkpoint.restore(found[-1], self.half, self.optimizer, self._beside)
+            about, states = checkpoint.restore(found[-1], self.side, self.optimizer, self._beside)
             if "scaler" in self._beside:
                 self._beside["scaler"]._per_optimizer_states.clear()  # of a step that was begun
             self.step = int(about["step"])
@@ -124,10 +135,6 @@ class Training:
             self.remote.begin()
         else:
             run = uuid.uuid4().hex
-            about = {"run": run, "at": 0, "step": 0, "side": "prefix", "origin": self.half.origin}
-            states = generators([self.remote.device])
-            checkpoint.write(
-                self._folder / f"{0:012d}.safetensors", self.half, self.optimizer, about, states, self._beside
-            )
+            self._write(self._folder, run, 0)
             self.remote.begin(run)
         self._begun = self._clean = True

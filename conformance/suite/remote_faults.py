@@ -1,7 +1,8 @@
 """Faults for training in two processes: sides killed at random, connections cut, disks full; the final weights stay the same.
 
-`python -m conformance.suite.remote_faults 1000 --seed 3` kills 1,000 times. Each life of a process is a fork of this one, which has
-torch loaded already. All that it does hangs on the seed, save for how fast the machine is.
+`python -m conformance.suite.remote_faults 1000 --seed 3` kills 1,000 times. Every other run has the loss on the edge, in three
+parts. Each life of a process is a fork of this one, which has torch loaded already. All that it does hangs on the seed, save for
+how fast the machine is.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch import nn
 
 import ariadne
 from ariadne.errors import CheckpointError
-from ariadne.remote import Server, Training, checkpoint, until_told
+from ariadne.remote import Edge, Server, Training, checkpoint, until_told
 
 STEPS, EVERY, MOST = 40, 6, 1.0  # of the last, the norm by which gradients are clipped
 CE = nn.functional.cross_entropy
@@ -61,7 +62,7 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randint(0, 20, (6,), generator=drawn), torch.randint(0, 20, (6,), generator=drawn)
 
 
-def sgd(half: nn.Module) -> torch.optim.Optimizer:
+def sgd(half: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(half.parameters(), lr=0.1, momentum=0.9)
 
 
@@ -74,12 +75,15 @@ def scaling() -> torch.amp.GradScaler:
 
 
 def prepare(folder: Path) -> None:
-    """Both halves as files in a folder, and the state of the whole model after all steps, in one process."""
+    """Both halves, and the three parts, as files in a folder, and the state of the whole model after all steps, in one process."""
     torch.manual_seed(0)
     model = Small().train()
     runtime = ariadne.prepare_split(model, (batch(0)[0],), split="after:mix")
     for side in ("prefix", "suffix"):
         runtime.save(folder / side, side=side)
+    pipeline = ariadne.prepare_pipeline(model, (batch(0)[0],), boundaries=["after:mix", "after:norm"])
+    for i in range(3):
+        pipeline.save_part(i, folder / f"part{i}")
     optimizer, scaler = sgd(model), scaling()
     rates = rate(optimizer)
     torch.manual_seed(1)
@@ -95,15 +99,25 @@ def prepare(folder: Path) -> None:
     save_file({n: t.detach().clone() for n, t in model.state_dict().items()}, folder / "expected")
 
 
+def in_parts(folder: Path) -> bool:
+    """Whether the run in a folder has the loss on the edge."""
+    return (folder / "part0").exists()
+
+
+def there(folder: Path) -> ariadne.Half:
+    """What the server has."""
+    return ariadne.load(folder / "part1", plain=True) if in_parts(folder) else ariadne.load(folder / "suffix")
+
+
 def serve(folder: Path, port: int, full: bool) -> None:
     """One life of the server."""
-    half = ariadne.load(folder / "suffix")
+    half = there(folder)
     server = Server(
         half,
         listen=f"127.0.0.1:{port}",
         optimizer=sgd(half),
         scheduler=rate,
-        loss_fn="cross_entropy",
+        loss_fn=None if in_parts(folder) else "cross_entropy",
         checkpoints=folder / "there",
         log=None,
     )
@@ -114,7 +128,7 @@ def serve(folder: Path, port: int, full: bool) -> None:
 
 def train(folder: Path, port: int, full: bool) -> None:
     """One life of the client; ends when all steps are done and kept."""
-    half = ariadne.load(folder / "prefix")
+    half = None if in_parts(folder) else ariadne.load(folder / "prefix")
     torch.manual_seed(1)
     if full:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
@@ -122,7 +136,7 @@ def train(folder: Path, port: int, full: bool) -> None:
         training = None
         while training is None or training.step < STEPS or not (folder / "here" / f"{STEPS:012d}.safetensors").exists():
             try:
-                training = training or begun(half, remote, folder)
+                training = training or begun(half or on_edge(folder, remote), remote, folder)
                 for _ in training.run(STEPS, batch):
                     pass
                 if not (folder / "here" / f"{STEPS:012d}.safetensors").exists():
@@ -131,11 +145,16 @@ def train(folder: Path, port: int, full: bool) -> None:
                 time.sleep(0.02)  # somebody makes room, or kills us
 
 
-def begun(half: ariadne.Half, remote: ariadne.Remote, folder: Path) -> Training:
+def on_edge(folder: Path, remote: ariadne.Remote) -> Edge:
+    return Edge(folder / "part0", remote, folder / "part2")
+
+
+def begun(side: ariadne.Half | Edge, remote: ariadne.Remote, folder: Path) -> Training:
     """A run whose steps are scaled and clipped, at a rate that moves."""
-    optimizer = sgd(half)
+    optimizer = sgd(side)
     how: dict[str, Any] = {"scaler": scaling(), "scheduler": rate(optimizer), "max_norm": MOST}
-    return Training(half, remote, optimizer, checkpoints=folder / "here", every=EVERY, **how)
+    how |= {"loss_fn": CE} if isinstance(side, Edge) else {}
+    return Training(side, remote, optimizer, checkpoints=folder / "here", every=EVERY, **how)
 
 
 def fork(work: Callable[..., None], *given: Any) -> int:
@@ -254,21 +273,29 @@ def disturbed(folder: Path, draw: random.Random, kills: int, told: Counter[str])
         cutter.often = 0.5 if done < kills else 0.0
 
 
-def differing(folder: Path, expected: dict[str, torch.Tensor]) -> list[str]:
-    """The tensors of either side that are not those of the whole model, after the last step."""
-    found = []
-    for side, place in (("prefix", "here"), ("suffix", "there")):
-        half = ariadne.load(folder / side)
-        paths = [p for p in (folder / place).glob("*.safetensors") if p.name != "start.safetensors"]
-        optimizer = sgd(half)
-        beside: dict[str, Any] = {"scheduler": rate(optimizer)}
-        if side == "prefix":
-            beside["scaler"] = scaling()
-        about = checkpoint.restore(max(paths), half, optimizer, beside)[0]
-        mine = half.state_dict()
-        found += [f"{side}: {n}" for n, t in mine.items() if not torch.equal(t, expected[n])]
-        found += [] if about.get("step", STEPS) == STEPS else [f"{side}: it is at step {about['step']}"]
-    return found
+def hold(folder: Path, expected: dict[str, torch.Tensor]) -> None:
+    """Raise where a tensor of either side's last checkpoint is not the whole model's after the last step."""
+    if in_parts(folder):
+        port = free_port()
+        server = fork(serve, folder, port, False)
+        try:
+            with ariadne.connect(f"127.0.0.1:{port}", timeout=PATIENCE) as remote:
+                found = differing(on_edge(folder, remote), folder / "here", expected, {"scaler": scaling()})
+        finally:
+            os.kill(server, signal.SIGKILL)
+    else:
+        found = differing(ariadne.load(folder / "prefix"), folder / "here", expected, {"scaler": scaling()})
+    found += differing(there(folder), folder / "there", expected, {})
+    assert not found, f"not as without faults: {', '.join(found)}"
+
+
+def differing(side: Any, place: Path, expected: dict[str, torch.Tensor], beside: dict[str, Any]) -> list[str]:
+    """The tensors of one side that are not those of the whole model, by its last checkpoint."""
+    paths = [p for p in place.glob("*.safetensors") if p.name != "start.safetensors"]
+    optimizer = sgd(side)
+    about = checkpoint.restore(max(paths), side, optimizer, {**beside, "scheduler": rate(optimizer)})[0]
+    found = [f"{place.name}: {n}" for n, t in side.state_dict().items() if not torch.equal(t, expected[n])]
+    return found + ([] if about.get("step", STEPS) == STEPS else [f"{place.name}: it is at step {about['step']}"])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -279,21 +306,20 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     draw, told, done = random.Random(options.seed), Counter[str](), 0
-    with tempfile.TemporaryDirectory() as name:
-        base = Path(name)
+    with tempfile.TemporaryDirectory() as where:
+        base = Path(where)
         if os.waitpid(fork(prepare, base), 0)[1]:  # not here: autograd's threads don't go through a fork
             return 1
         expected = load_file(base / "expected")
         while done < options.kills:
             folder = base / f"run {told['runs']}"
             folder.mkdir()
-            for side in ("prefix", "suffix"):
-                shutil.copy(base / side, folder / side)
-            done += disturbed(folder, draw, min(options.kills - done, 25), told)
+            for name in ("part0", "part1", "part2") if told["runs"] % 2 else ("prefix", "suffix"):
+                shutil.copy(base / name, folder / name)
+            done += disturbed(folder, draw, min(options.kills - done, 25, (options.kills + 1) // 2), told)
             told["runs"] += 1
-            wrong = differing(folder, expected)
-            if wrong:
-                print(f"seed {options.seed}, run {told['runs']}: not as without faults: {', '.join(wrong)}")
+            if os.waitpid(fork(hold, folder, expected), 0)[1]:
+                print(f"seed {options.seed}, run {told['runs']}: see above")
                 return 1
             shutil.rmtree(folder)
     print(f"{done} kills: " + ", ".join(f"{n} {what}" for what, n in sorted(told.items())) + "; all ends equal")

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -139,3 +140,19 @@ class Proxy:
     def close(self) -> None:
         self._listening.close()
         self.cut()
+
+
+@contextmanager
+def cut_after(server: Any, proxy: Proxy, ops: tuple[str, ...], times: int) -> Iterator[list[str]]:
+    """The connection breaks after some requests were done, before they are answered."""
+    reply, cut = server._reply, list[str]()
+
+    def lost(request: Any, answer: Any, start: float) -> None:
+        if request.header.get("op") in ops and len(cut) < times:
+            cut.append(request.header["op"])
+            proxy.cut()
+            time.sleep(0.05)
+        reply(request, answer, start)
+
+    server._reply = lost  # type: ignore[method-assign]
+    yield cut

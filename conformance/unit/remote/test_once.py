@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from ariadne.errors import (
 )
 from ariadne.remote import Server, Training
 from ariadne.remote.trained import Trained
-from conformance.unit.remote_kit import CE, ROOT, Proxy, Served, beside, served, whole_losses
+from conformance.unit.remote_kit import CE, ROOT, Proxy, Served, beside, cut_after, served, whole_losses
 
 STEPS = 8
 
@@ -77,22 +75,6 @@ def same(expected: dict[str, torch.Tensor], *halves: nn.Module) -> None:
     mine = {n: t for half in halves for n, t in half.state_dict().items()}
     assert mine
     assert [n for n, t in mine.items() if not torch.equal(t, expected[n])] == []
-
-
-@contextlib.contextmanager
-def cut_after(server: Server, proxy: Proxy, ops: tuple[str, ...], times: int) -> Iterator[list[str]]:
-    """The connection breaks after some requests were done, before they are answered."""
-    reply, cut = server._reply, list[str]()
-
-    def lost(request: Any, answer: Any, start: float) -> None:
-        if request.header.get("op") in ops and len(cut) < times:
-            cut.append(request.header["op"])
-            proxy.cut()
-            time.sleep(0.05)
-        reply(request, answer, start)
-
-    server._reply = lost  # type: ignore[method-assign]
-    yield cut
 
 
 def trained_with_lost_answers(files: Path) -> tuple[list[torch.Tensor], list[nn.Module], list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from torch import nn
 
 import ariadne
 from ariadne.errors import BoundaryError, HandshakeError, SpecError, TrainingError
-from ariadne.remote import Edge, Remote, Server, checkpoint
-from conformance.unit.remote_kit import CE, beside, served
+from ariadne.remote import Edge, Remote, Server, Training, checkpoint
+from conformance.unit.remote_kit import CE, Proxy, beside, cut_after, served, whole_losses
 
 
 class Tied(nn.Module):
@@ -132,6 +133,95 @@ def test_steps_with_the_loss_on_the_edge_are_those_of_the_whole_model(
     for own, part in ((optimizer, edge.first), (optimizer, edge.last), (there, middle)):
         for name, p in part.named_parameters():
             assert torch.equal(own.state[p]["momentum_buffer"], whole.state[names[name]]["momentum_buffer"])
+
+
+def trained(files: list[Path], folder: Path) -> tuple[dict[int, torch.Tensor], Edge]:
+    """Eight steps of three parts, where the client goes after the fifth, and the server a step after that."""
+    options = {"optimizer": "sgd:lr=0.05,momentum=0.9", "checkpoints": str(folder / "there")}
+    losses: dict[int, torch.Tensor] = {}
+    with served(files[1], **options) as server:
+        torch.manual_seed(7)
+        for lives in (5, 1):
+            with ariadne.connect(server.address, timeout=60) as remote:
+                for _, (step, loss) in zip(range(lives), run_of(files, remote, folder), strict=False):
+                    assert torch.equal(losses.setdefault(step, loss), loss)
+            torch.manual_seed(lives)  # a process of its own would draw otherwise
+    with served(files[1], **options) as server, ariadne.connect(server.address, timeout=60) as remote:
+        training = run_of(files, remote, folder)
+        for step, loss in training:
+            assert torch.equal(losses.setdefault(step, loss), loss)
+        edge: Edge = EDGES[-1]
+    return losses, edge
+
+
+EDGES: list[Edge] = []
+
+
+def run_of(files: list[Path], remote: Remote, folder: Path) -> Iterator[tuple[int, torch.Tensor]]:
+    EDGES.append(Edge(files[0], remote, files[2]))
+    optimizer = sgd(EDGES[-1].parameters())
+    training = Training(EDGES[-1], remote, optimizer, loss_fn=CE, checkpoints=folder / "here", every=3)
+    return training.run(8, tokens)
+
+
+def three(folder: Path) -> tuple[nn.Module, list[Path]]:
+    torch.manual_seed(0)
+    model = Tied().train()
+    return model, parted(model, tokens(0)[0], ["after:mix", "after:norm"], folder)
+
+
+def test_a_run_of_three_parts_goes_on_from_checkpoints_of_one_step(tmp_path: Path) -> None:
+    model, files = three(tmp_path)
+    losses, edge = trained(files, tmp_path)
+    torch.manual_seed(7)
+    expected = whole_losses(model, sgd(model.parameters()), tokens, 8)
+    assert all(torch.equal(losses[i], loss) for i, loss in enumerate(expected))
+    state = model.state_dict()
+    assert [n for n, t in edge.state_dict().items() if not torch.equal(t, state[n])] == []
+    remote = edge.remote
+    with pytest.raises(SpecError, match=r"the loss of an Edge is taken here: Training\(edge, edge.remote"):
+        Training(edge, remote, None)
+    with pytest.raises(SpecError, match="with a prefix here the loss is the server's"):
+        Training(edge.first.side, remote, None, loss_fn=CE)
+
+
+@pytest.mark.planted
+def test_a_planted_part_that_is_left_out_of_checkpoints_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, files = three(tmp_path)
+    monkeypatch.setattr(
+        Edge, "_named", lambda self, what: ((f"first.{n}", t) for n, t in getattr(self.first.side, what)())
+    )
+    with pytest.raises(AssertionError):
+        trained(files, tmp_path)
+
+
+@pytest.mark.parametrize("op", ["forward", "back", "step"])
+def test_an_answer_that_was_lost_on_its_way_through_three_parts_is_given_again(tmp_path: Path, op: str) -> None:
+    torch.manual_seed(0)
+    model = net().train()
+    files = parted(model, rows(0)[0], ["after:2", "after:5"], tmp_path)
+    middle = ariadne.load(files[1], plain=True)
+    server = Server(middle, listen="127.0.0.1:0", log=None, optimizer=sgd(middle.parameters()))
+    with beside(server):
+        proxy = Proxy(server.address)
+        with (
+            cut_after(server, proxy, (op,), 2) as cut,
+            ariadne.connect(proxy.address, timeout=60) as remote,
+        ):
+            edge = Edge(files[0], remote, files[2])
+            optimizer = sgd(edge.parameters())
+            losses = [
+                edge.train_step(rows(i)[0], targets=rows(i)[1], loss_fn=CE, optimizer=optimizer) for i in range(4)
+            ]
+        proxy.close()
+    assert cut == [op] * 2
+    expected = whole_losses(model, sgd(model.parameters()), rows, 4)
+    assert all(map(torch.equal, losses, expected))
+    state = model.state_dict()
+    for mine in (edge.state_dict(), middle.state_dict()):
+        assert [n for n, t in mine.items() if not torch.equal(t, state[n])] == []
 
 
 def test_three_parts_give_what_the_model_gives_at_any_batch(tmp_path: Path) -> None:

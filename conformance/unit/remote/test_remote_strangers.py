@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from ariadne.errors import (
     SpecError,
 )
 from ariadne.remote import Server, make_key
-from conformance.unit.remote_kit import beside
+from conformance.unit.remote_kit import ROOT, beside
 from conformance.unit.remote_pair import Pair, images
 
 # --- strangers ------------------------------------------------------------------------------------------------------
@@ -35,37 +38,36 @@ def raw(address: str) -> Any:
     return line
 
 
-def test_mutated_messages_cost_their_sender_alone(pair: Pair, server: Server) -> None:
-    draw, boundary = random.Random(0), pair.edge.run_prefix(images(2))
-    header = {"op": "run", "id": 1, "session": "a", "split": f"{boundary.split_id} of plan {boundary.plan_signature}"}
-    others = [
-        {"op": op, "id": 3, "session": "b", "run": "0" * 32, "at": 0, "number": 1}
-        for op in ("train", "begin", "save", "step")
-    ]
-    line, count = raw(server.address), int(os.environ.get("ARIADNE_REMOTE_FUZZ", "1500"))
-    answered = 0
-    for i in range(count):
-        frames = [json.dumps(header if i % 3 else draw.choice(others)).encode(), boundary.to_bytes()]
-        at = draw.randrange(len(frames))
-        data = bytearray(frames[at])
-        for _ in range(draw.randint(1, 4)):
-            if draw.random() < 0.3:
-                data = data[: draw.randrange(len(data) + 1)]
-            elif data:
-                data[draw.randrange(len(data))] = draw.randrange(256)
-        frames[at] = bytes(data)
-        if draw.random() < 0.1:
-            frames = frames * draw.randint(1, 4)
-        line.send_multipart(frames)
-        if i % 8 == 7:
-            while answered <= i:
-                assert line.poll(20_000), "the server has gone silent"
-                line.recv_multipart()
-                answered += 1
-    line.close()
-    with ariadne.connect(server.address, timeout=60) as remote:
-        x = images(2)
-        assert torch.equal(remote.run_suffix(pair.edge.run_prefix(x)), pair.whole(x))
+def fuzzed(code: str) -> subprocess.CompletedProcess[str]:
+    """The fuzzer in a process of its own, since it forks."""
+    code = f"from conformance.suite import remote_fuzz\n{code}"
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
+def test_mutated_messages_cost_their_sender_alone() -> None:
+    count = int(os.environ.get("ARIADNE_REMOTE_FUZZ", "3000"))
+    done = fuzzed(f"print(remote_fuzz.run({count}, 0))")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"'messages': {count}" in done.stdout
+
+
+@pytest.mark.planted
+def test_a_planted_server_that_ends_over_a_message_is_noticed() -> None:
+    done = fuzzed("""
+import json
+remote_fuzz.PATIENCE = 5.0
+def planted(*given):
+    request = remote_fuzz.Server._request
+    def trusting(self, who, peer, frames):
+        json.loads(bytes(frames[0]))
+        return request(self, who, peer, frames)
+    remote_fuzz.Server._request = trusting
+    remote_fuzz.serve(*given)
+remote_fuzz.run(2000, 0, planted)
+""")
+    assert done.returncode == 1
+    assert "has gone silent" in done.stderr
 
 
 def test_babbling_and_silent_peers_don_t_keep_others_waiting(pair: Pair, server: Server) -> None:
@@ -81,10 +83,43 @@ def test_babbling_and_silent_peers_don_t_keep_others_waiting(pair: Pair, server:
         x = images(2)
         assert torch.equal(remote.run_suffix(pair.edge.run_prefix(x)), pair.whole(x))
     flood.close()
+    server.stop()
     for stranger in strangers:
         stranger.close()
-    with ariadne.connect(server.address, timeout=60) as remote:  # and they are gone before the server is
-        assert torch.equal(remote.run_suffix(pair.edge.run_prefix(x)), pair.whole(x))
+
+
+FLOODED = """
+import sys, time, zmq
+from ariadne.remote import link
+
+options = link._options
+if sys.argv[1:] == ["planted"]:
+    link._options = lambda socket, *given: (options(socket, *given), socket.setsockopt(zmq.HEARTBEAT_IVL, 50),
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000))
+listener = link.Listener("127.0.0.1:0", 1 << 20, 10, None, ())
+print(listener.address, flush=True)
+sys.stdin.readline()
+time.sleep(1.5)
+while listener.receive(False):
+    pass
+listener.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["as it is", pytest.param("planted", marks=pytest.mark.planted)])
+def test_who_sends_more_than_is_taken_and_hangs_up_does_not_end_the_server(how: str) -> None:
+    command = [sys.executable, "-c", FLOODED, how]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        line = raw(process.stdout.readline().strip())
+        for _ in range(2000):
+            line.send(b"{}")
+        time.sleep(0.5)  # for the plant alone: what was sent has been read up to the mark
+        line.close()
+        _, words = process.communicate("\n", timeout=60)
+    assert process.returncode == (0 if how == "as it is" else -signal.SIGABRT), words
 
 
 def test_more_in_flight_than_allowed_is_refused_by_the_server_too(
