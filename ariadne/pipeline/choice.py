@@ -95,14 +95,14 @@ def refuse_moved(plan: TracePlan, cuts: Cuts) -> None:
     writers: dict[Any, set[int]] = {}
     readers: dict[Any, set[int]] = {}
     for i, part in enumerate(parts_of(plan, cuts)):
-        for node in part.nodes(plan):
-            for names, into in ((node.writes, writers), ((*node.reads, *node.writes), readers)):
-                for name in names:
-                    if name in groups.parent and (root := groups.find(name)) in state:
-                        into.setdefault(root, set()).add(i)
-            for name in node.reads:
-                if (v := plan.values.get(name)) is not None and v.is_state:
-                    readers.setdefault(v.origin[:2], set()).add(i)
+        read, written = {*part.reads(plan)}, {name for node in part.nodes(plan) for name in node.writes}
+        for names, into in ((written, writers), (read | written, readers)):
+            for name in names & groups.parent.keys():
+                if (root := groups.find(name)) in state:
+                    into.setdefault(root, set()).add(i)
+        for name in read:
+            if (v := plan.values.get(name)) is not None and v.is_state:
+                readers.setdefault(v.origin[:2], set()).add(i)
         for store in part.stores(plan):
             writers.setdefault((store.path, store.name), set()).add(i)
     for what, wrote in writers.items():
@@ -119,7 +119,7 @@ def refuse_moved(plan: TracePlan, cuts: Cuts) -> None:
 def placed(model: nn.Module, plan: TracePlan, cuts: Cuts, index: int) -> dict[int, None]:
     """The tensors of the model's tables that a part reads, writes or stores, by id."""
     part, found = parts_of(plan, cuts)[index], dict[int, None]()
-    names = {n for node in part.nodes(plan) for n in (*node.reads, *node.writes)}
+    names = {*part.reads(plan), *(n for node in part.nodes(plan) for n in node.writes)}
     places = [
         (v.kind, *v.origin[:2])
         for n in names
