@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ariadne.cut.frontier import SplitCandidate
@@ -39,6 +39,15 @@ class Part:
             if plan.stored_before(self.stop, s) and (first or not plan.stored_before(self.start, s))
         ]
 
+    def reads(self, plan: TracePlan) -> Iterator[str]:
+        """The values that it reads, some more than once: for its ops, for what it stores, and for the output, if it gives that."""
+        for node in self.nodes(plan):
+            yield from node.reads
+        for store in self.stores(plan):
+            yield from uses(store.atoms)
+        if self.gives is None:
+            yield from uses(plan.output)
+
     def final(self, plan: TracePlan) -> tuple[str, ...]:
         """The values that it must still have when its last op has run, for what it gives."""
         return tuple(uses(plan.output)) if self.gives is None else self.gives
@@ -56,5 +65,5 @@ def parts(plan: TracePlan, cuts: Sequence[SplitCandidate], names: Sequence[str])
 
 def parameters_read(plan: TracePlan, part: Part) -> dict[tuple[str, str], None]:
     """The parameters that a part reads, as (module path, name), in the order of their first use."""
-    values = (plan.values.get(name) for node in part.nodes(plan) for name in node.reads)
+    values = map(plan.values.get, part.reads(plan))
     return {(v.origin[0], v.origin[1]): None for v in values if v is not None and v.kind == "parameter"}

@@ -218,14 +218,14 @@ def _refuse_moved(plan: TracePlan, candidate: SplitCandidate, part: Part, other:
     state = {groups.find(n): v for n, v in plan.values.items() if v.is_state}
 
     def touched(one: Part, written: bool) -> set[str]:
-        names = (n for node in one.nodes(plan) for n in (node.writes if written else (*node.reads, *node.writes)))
-        return {groups.find(n) for n in names if n in groups.parent} & state.keys()
+        names = {n for node in one.nodes(plan) for n in node.writes} | (set() if written else {*one.reads(plan)})
+        return {groups.find(n) for n in names & groups.parent.keys()} & state.keys()
 
     def stored(one: Part) -> set[tuple[Any, ...]]:
         return {(s.path, s.name) for s in one.stores(plan)}
 
     def read(one: Part) -> dict[tuple[Any, ...], Value]:
-        found = (plan.values.get(n) for node in one.nodes(plan) for n in node.reads)
+        found = map(plan.values.get, one.reads(plan))
         return {v.origin[:2]: v for v in found if v is not None and v.is_state}
 
     for writer, reader in ((part, other), (other, part)):
@@ -245,7 +245,7 @@ def _refuse_views(plan: TracePlan, candidate: SplitCandidate, part: Part, other:
     """Raise `FrontierError` where a parameter shares its memory with a tensor over the cut: two files would each have a copy."""
 
     def state(one: Part) -> dict[int, torch.Tensor]:
-        names = dict.fromkeys(n for node in one.nodes(plan) for n in (*node.reads, *node.writes))
+        names = dict.fromkeys((*one.reads(plan), *(n for node in one.nodes(plan) for n in node.writes)))
         found = (held(model, v) for n in names if (v := plan.values.get(n)) is not None and v.is_state)
         return {id(t): t for t in found}
 

@@ -11,7 +11,7 @@ from torch import nn
 from ariadne.cut import SplitCandidate, parameters_read, parse_boundary, select
 from ariadne.errors import FrontierError, SpecError
 from ariadne.pipeline.alone import parts_of
-from ariadne.plan import Groups, TracePlan
+from ariadne.plan import Groups, TracePlan, uses
 from ariadne.runtime import keeps_sides
 
 Cuts = tuple[SplitCandidate, ...]
@@ -117,9 +117,15 @@ def _moved(plan: TracePlan) -> list[_Moved]:
         for name in node.reads:
             if (v := plan.values.get(name)) is not None and v.is_state:
                 users.setdefault(v.origin[:2], []).append(i)
+    given = [(name, plan.first + len(plan.nodes) - 1) for name in uses(plan.output)]  # the last part gives it
     for store in plan.stores:
         at = plan.first if store.table == "input" else max(plan.first, plan.stored_from(store) - 1)
         writers.setdefault((store.path, store.name), []).append(at)
+        given += [(name, at) for name in uses(store.atoms)]
+    for name, i in given:
+        if (v := plan.values.get(name)) is not None and v.is_state:
+            users.setdefault(v.origin[:2], []).append(i)
+            users.setdefault(groups.find(name), []).append(i)
     found = []
     for what, wrote in writers.items():
         used = [*wrote, *users.get(what, ())]
@@ -145,7 +151,7 @@ def refuse_moved(plan: TracePlan, cuts: Cuts) -> None:
 def placed(model: nn.Module, plan: TracePlan, cuts: Cuts, index: int) -> dict[int, None]:
     """The tensors of the model's tables that a part reads, writes or stores, by id."""
     part, found = parts_of(plan, cuts)[index], dict[int, None]()
-    names = {n for node in part.nodes(plan) for n in (*node.reads, *node.writes)}
+    names = {*part.reads(plan), *(n for node in part.nodes(plan) for n in node.writes)}
     places = [
         (v.kind, *v.origin[:2])
         for n in names
