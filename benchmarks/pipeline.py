@@ -130,10 +130,16 @@ def plan(options: argparse.Namespace) -> dict[str, Any]:
     planned = time.perf_counter()
     foreseen = played("1F1B", balanced.parts, 128)
     return {
-        **{"row": "plan", "ops": len(made.nodes), "parts": len(balanced.parts)},
-        **{"capture_s": captured - start, "measure_s": measured - captured, "plan_s": planned - measured},
+        "row": "plan",
+        "ops": len(made.nodes),
+        "parts": len(balanced.parts),
+        "capture_s": captured - start,
+        "measure_s": measured - captured,
+        "plan_s": planned - measured,
         "play_s": time.perf_counter() - planned,
-        **{"imbalance": balanced.imbalance, "imbalance_even": even.imbalance, "idle": foreseen.idle},
+        "imbalance": balanced.imbalance,
+        "imbalance_even": even.imbalance,
+        "idle": foreseen.idle,
     }
 
 
@@ -173,15 +179,14 @@ def rank(me: int, world: int, store: str, options: argparse.Namespace, queue: An
         step, guess = median(r[0] for r in rows[1:]), foreseen(pipeline, x, (both[0], both[1]), options)
         queue.put(
             {
-                **{
-                    "row": "step",
-                    "processes": world,
-                    "one_s": median(sum(one) for _, one, _ in rows[1:]),
-                    "all_s": step,
-                },
+                "row": "step",
+                "processes": world,
+                "one_s": median(sum(one) for _, one, _ in rows[1:]),
+                "all_s": step,
                 "speedup": median(sum(one) / all_s for all_s, one, _ in rows[1:]),
                 "at_once": median(sum(beside) / sum(one) for _, one, beside in rows[1:]),
-                **{"foreseen_s": guess, "foreseen_over_measured": guess / step},
+                "foreseen_s": guess,
+                "foreseen_over_measured": guess / step,
                 "cuts": [c.split_id for c in pipeline.cuts],
             }
         )
