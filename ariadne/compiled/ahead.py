@@ -301,7 +301,9 @@ def _names(lifted: Lifted) -> list[list[str]]:
 
 def _told(thing: Any) -> str:
     """A function by where it is from, a plain value by how it is written, anything else by its type."""
-    if isinstance(thing, (torch.dtype, torch.device, torch.layout, torch.memory_format, int, float, complex, str, bytes)):
+    if isinstance(
+        thing, (torch.dtype, torch.device, torch.layout, torch.memory_format, int, float, complex, str, bytes)
+    ):
         return repr(thing)
     if isinstance(thing, torch._ops.OpOverload):
         return str(thing)

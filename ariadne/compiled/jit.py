@@ -78,7 +78,9 @@ class CompileReport:
         """The report of a runtime that was prepared with these options."""
         if mode != "compiled":
             return cls(mode, None)
-        backend = "chosen by task" if CompileOptions.parse(options).chosen else (options or {}).get("backend", "inductor")
+        backend = (
+            "chosen by task" if CompileOptions.parse(options).chosen else (options or {}).get("backend", "inductor")
+        )
         return cls(mode, backend if isinstance(backend, str) else getattr(backend, "__name__", repr(backend)), segments)
 
     @property
@@ -335,7 +337,9 @@ def _keep(value: Any) -> Any:
     return value.clone() if graphs else value
 
 
-def ahead(source: Source, plan: TracePlan, label: str, options: CompileOptions, report: SegmentReport) -> Callable[..., Any]:
+def ahead(
+    source: Source, plan: TracePlan, label: str, options: CompileOptions, report: SegmentReport
+) -> Callable[..., Any]:
     """A segment for inference, compiled ahead of time when it is first called, or loaded from where packages are kept.
 
     With `chosen` options torch.compile takes what can't be a package.
