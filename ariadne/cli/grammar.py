@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import argparse
 
-from ariadne.cli.options import HELP, Commands, Parser, batches, command, mode, model_command, positive, top, words
+from ariadne.cli.options import (
+    HELP,
+    Commands,
+    Parser,
+    batches,
+    command,
+    mode,
+    model_command,
+    nbytes,
+    positive,
+    top,
+    words,
+)
 
 ORDERS = ("cut", "bytes", "ops")
 PICTURES = ("svg", "pdf", "png", "dot", "html")
 BALANCES = ("time", "parameters", "memory", "boundary_bytes")
 CHARTS = ("svg", "png", "html")
+CACHE = ("list", "size", "clear", "limit")
 SHELLS = ("bash", "zsh", "fish")
 MEANINGS = {
     "twice": "the model itself, run twice, gives the same",
@@ -38,6 +51,7 @@ def parser() -> Parser:
         _run,
         _keys,
         _parts,
+        _cache,
         _doctor,
         _completion,
     ):
@@ -281,6 +295,20 @@ def _client(made: Parser) -> None:
     )
     made.add_argument("--key", metavar="FILE", help="this client's key")
     made.add_argument("--server-key", metavar="FILE", help="the server's public key")
+
+
+def _cache(commands: Commands) -> None:
+    made = command(
+        commands, "cache", "look at the packages that mode='compiled' keeps for the next process, or throw them away"
+    )
+    made.add_argument("what", choices=CACHE, nargs="?", default="list", help="(list)")
+    made.add_argument(
+        "bytes",
+        type=nbytes,
+        nargs="?",
+        metavar="SIZE",
+        help="of limit: the most they may take, such as 500MB; 0: keep none",
+    )
 
 
 def _parts(commands: Commands) -> None:

@@ -102,6 +102,16 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def nbytes(text: str) -> int:
+    """`500MB`, `2GiB` or `1000` as a number of bytes."""
+    found = re.fullmatch(r"(?P<number>\d{1,15}(?:\.\d{1,6})?) ?(?P<unit>[kKMGT]?i?)B?", text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"must be a size such as 500MB, 2GiB or a number of bytes; found {text!r}")
+    unit = found["unit"].upper()
+    step = 1024 if unit.endswith("I") else 1000
+    return int(float(found["number"]) * step ** " KMGT".index(unit[:1] or " "))
+
+
 def batch_range(text: str) -> tuple[int, int]:
     """`1..64` as (1, 64), and `8` as (8, 8)."""
     low, dots, high = text.partition("..")

@@ -14,4 +14,5 @@ A plan and its source flow in; callables and reports of them flow out. The files
 """
 
 from ariadne.compiled.jit import CompileReport, SegmentReport, compiled, cuda_graphs
+from ariadne.compiled.kept import Kept
 from ariadne.compiled.rows import Along, Mixed, rows

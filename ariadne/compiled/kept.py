@@ -112,12 +112,10 @@ class Kept:
         for place in (self.path, *self.path.parents):
             try:
                 found = place.stat()
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
                 raise SpecError(self._refused(place, f"can't be looked at ({error.strerror})")) from error
-            if place == self.path and not stat.S_ISDIR(found.st_mode):
-                raise SpecError(self._refused(place, "is no folder"))
             self._examine(place, found)
         return self
 

@@ -324,7 +324,7 @@ def test_inductor_compiles_each_side_once_and_stays_within_the_float64_bound() -
     def build() -> nn.Module:
         return Net(nn.Linear(5, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 3))
 
-    runtime = made(build, 5, train=True)
+    runtime = made(build, 5, train=True, backend="inductor")
     twin = copy.deepcopy(runtime.model)
 
     def gradients(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor | None]:
@@ -370,7 +370,7 @@ class Attends(nn.Module):
 @compiler
 @pytest.mark.parametrize("crosses", ["inner", "contiguous", "add"])
 def test_inductor_compiles_attention_once_for_every_batch(crosses: str) -> None:
-    whole_range = made(Attends, 6, 8)
+    whole_range = made(Attends, 6, 8, backend="inductor")
     runtime = whole_range.resplit(next(c for c in whole_range.candidates if any(crosses in name for name in c.live)))
     runtime.warmup(numbers(2, 6, 8))
     for batch in (2, 1, 3, 8):
