@@ -144,7 +144,7 @@ def plan(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def foreseen(pipeline: Pipeline, x: torch.Tensor, both: tuple[float, float], options: argparse.Namespace) -> float:
-    """Seconds of a step, from op times; `both` are those of the whole model forward and back, which op times are put in scale by."""
+    """Seconds of a step, from op times, which are put in scale by `both`: those of the whole model, forward and back."""
     made, example = pipeline.plan, Example.of((x,), {})
     times = op_times(pipeline.model, made, example)
     scale = both[0] / options.microbatches / sum(times)

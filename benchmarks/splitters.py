@@ -4,8 +4,8 @@
 answer as it comes, leaving out what the file has; `python -m benchmarks.splitters table FILE` writes the answers as a table.
 
 Asked are, for three micro-batches of three samples: are there three parts; is the output the whole model's; are all gradients,
-bit for bit. Then the same with a smaller last micro-batch. Ariadne and torch's front end run under torch's own interleaved schedule, all
-three stages in this process; what `split_module` gives has no stages, so it is called, and walked back, as a module.
+bit for bit. Then the same with a smaller last micro-batch. Ariadne and torch's front end run under torch's own interleaved
+schedule, all three stages in this process; what `split_module` gives has no stages, so it is called, and walked back, as a module.
 """
 
 from __future__ import annotations

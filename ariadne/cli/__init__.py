@@ -7,7 +7,7 @@ The files, in import order; nothing else in `ariadne` imports them::
     grammar            every command with its options
     entry              one is chosen, imported, run and answered for
     inputs, subject    what the user typed: example inputs, and the model that is meant
-    plan, cuts, show, draw, profile, parts, check, bench, save, inspect, cache, doctor, completion     the commands, imported when chosen
+    plan, cuts, show, draw, profile, parts, check, bench, save, inspect, cache, doctor, completion     the commands, when chosen
     serve, ping, run, keys     the commands of two processes, likewise
 
 Each command is a function from parsed options to an `Answer`; only `main` writes to stdout.

@@ -113,7 +113,7 @@ class _Entering(torch.autograd.Function):
         return torch.zeros((), device=p.device)
 
     @staticmethod
-    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:
         """The share."""
         return ctx.held.pop(), None
 

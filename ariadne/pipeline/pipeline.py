@@ -415,7 +415,8 @@ def prepare_pipeline(
     None makes parts of equal numbers of ops. All ranks must come to the same cuts: where `torch.distributed` is initialised, the
     times of rank 0 count, and all ranks must call this. `dynamic_batch` are the sizes that a micro-batch may have. `draws`: "whole"
     draws the random numbers of the whole model, "seeded" gives each micro-batch a seed of its own (see `Pipeline.microbatch`), None
-    takes the first where it is possible. Inputs, `example_kwargs` and `mode` are those of `prepare_split`. All parts together are held against the model: outputs and gradients, bit for bit. The model is left as found.
+    takes the first where it is possible. Inputs, `example_kwargs` and `mode` are those of `prepare_split`. All parts
+    together are held against the model: outputs and gradients, bit for bit. The model is left as found.
 
     Raises what `prepare_split` raises; `FrontierError` too where boundaries don't ascend, where there are fewer usable cuts
     than asked for, and where one part would write what another uses.

@@ -17,7 +17,7 @@ from conformance.targets import NAMES
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the command line says; 0 done, 1 a wrong cell of Ariadne's or a script that prints something else, 2 can't be meant."""
+    """Do what the command line says; 0 done, 1 Ariadne is wrong or a script prints something else, 2 can't be meant."""
     parser = argparse.ArgumentParser("python -m conformance.scoreboard", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     ask = commands.add_parser("run", help="ask, and append the answers to a file; what it has is not asked again")

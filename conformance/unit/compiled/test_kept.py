@@ -75,7 +75,7 @@ def test_a_folder_that_others_can_write_to_is_refused_as_the_split_is_prepared(
     (packages := tmp_path / "packages").mkdir()
     (tmp_path / place).chmod(mode)
     monkeypatch.setenv("ARIADNE_CACHE_DIR", str(packages))
-    with pytest.raises(SpecError, match="can be written to by others .*Make it yours alone"):
+    with pytest.raises(SpecError, match=r"can be written to by others .*Make it yours alone"):
         prepare_split(Scaled(2.0), (numbers(4, 5),), split="cut:1", mode="compiled")
     (tmp_path / place).chmod(0o700)
     prepare_split(Scaled(2.0), (numbers(4, 5),), split="cut:1", mode="compiled")
