@@ -50,16 +50,16 @@ def put(kept: Kept, name: str, content: bytes, hint: int = 2, used: float | None
     [
         ("/here/packages", "/elsewhere", "/here/packages"),
         ("", "/elsewhere", "/elsewhere/ariadne"),
-        ("", "relative", "/home/me/.cache/ariadne"),  # which the XDG rules say to ignore
-        ("", "", "/home/me/.cache/ariadne"),
-        ("~/mine", "", "/home/me/mine"),
+        ("", "relative", "/somewhere/me/.cache/ariadne"),  # which the XDG rules say to ignore
+        ("", "", "/somewhere/me/.cache/ariadne"),
+        ("~/mine", "", "/somewhere/me/mine"),
     ],
 )
 def test_the_folder_is_the_one_that_is_named_or_the_user_s_cache_folder(
     named: str, xdg: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    for name, value in {"ARIADNE_CACHE_DIR": named, "XDG_CACHE_HOME": xdg, "HOME": "/home/me"}.items():
+    for name, value in {"ARIADNE_CACHE_DIR": named, "XDG_CACHE_HOME": xdg, "HOME": "/somewhere/me"}.items():
         monkeypatch.setenv(name, value)
     assert user_folder() == Path(expected)
 
