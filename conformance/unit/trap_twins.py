@@ -114,8 +114,8 @@ class Twins:
         return self
 
 
-def either(act: Callable[[], None], error: type[Exception], *words: str) -> str:
-    """`act` does as the model does, or raises this error with these words in it; which of the two."""
+def either(act: Callable[[], None], error: type[Exception] | tuple[type[Exception], ...], *words: str) -> str:
+    """`act` does as the model does, or raises this error, or one of these, with these words in it; which of the two."""
     try:
         act()
     except error as raised:
