@@ -6,6 +6,7 @@ import contextlib
 import copy
 import itertools
 import random
+import re
 import statistics
 import time
 import warnings
@@ -29,6 +30,7 @@ from conformance.targets.base import Captured, Target
 RIGHT, ROUNDED, REFUSED, WRONG, NOT_ASKED, TIMEOUT = "right", "rounded", "refused", "wrong", "not_asked", "timeout"
 WARNED = "warned"  # wrong, but a warning had been given
 OUTCOMES = (RIGHT, ROUNDED, REFUSED, WRONG, WARNED, TIMEOUT, NOT_ASKED)
+_FOLDERS = re.compile(r"(?<![\w.:~/])(?:/[\w.+-]+)+/")
 _OF_AGE = (
     DeprecationWarning,
     PendingDeprecationWarning,
@@ -262,9 +264,13 @@ class OutOfTimeError(BaseException):
 
 
 def said(error: BaseException) -> str:
-    """An error in one line: its type and the first words that it says."""
+    """An error in one line: its type and the first words that it says, files without the folders that they lie in.
+
+    >>> said(ValueError("no loop in /opt/lib/net.py, line 3"))
+    'ValueError: no loop in net.py, line 3'
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:2])}"[:240]
+    return f"{type(error).__name__}: {_FOLDERS.sub('', ' '.join(lines[:2]))}"[:240]
 
 
 def called(call: Callable[..., Any], inputs: tuple[tuple[Any, ...], dict[str, Any]], number: int) -> tuple[Any]:

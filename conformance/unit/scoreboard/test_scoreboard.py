@@ -19,7 +19,7 @@ from torch import nn
 
 from conformance import targets, wild
 from conformance.scoreboard import again, page, runner, table
-from conformance.scoreboard.asking import NOT_ASKED, REFUSED, RIGHT, ROUNDED, TIMEOUT, WARNED, WRONG, Pair
+from conformance.scoreboard.asking import NOT_ASKED, REFUSED, RIGHT, ROUNDED, TIMEOUT, WARNED, WRONG, Pair, said
 from conformance.scoreboard.programs import QUICK, program
 from conformance.scoreboard.questions import QUESTIONS, script
 from conformance.scoreboard.records import Record, Results, excuse
@@ -335,3 +335,14 @@ def test_a_published_board_is_drawn_from_the_answers_beside_it(folder: Path, tmp
     assert wrong == 0  # of Ariadne's own row
     for name in ("index.html", "summary.md"):
         assert (folder / name).read_text() == (tmp_path / name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("no loop in /opt/lib/net.py, line 3", "no loop in net.py, line 3"),
+        ("a/b is 1/2, see https://example.org/page/x.html", "a/b is 1/2, see https://example.org/page/x.html"),
+    ],
+)
+def test_what_a_system_says_names_files_and_no_folders_of_the_machine(text: str, shown: str) -> None:
+    assert said(ValueError(text)) == f"ValueError: {shown}"
