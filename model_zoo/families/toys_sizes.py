@@ -128,13 +128,13 @@ def _sequences(batch: int, generator: torch.Generator) -> Inputs:
     return (torch.randn(6, batch, 8, generator=generator), shared), {}
 
 
-@toy("time_first", sample=_sequences, batch_dim={"x": 1, "table": None})
+@toy("time_first", "rows-mixed", sample=_sequences, batch_dim={"x": 1, "table": None})
 class TimeFirst(_Weighed):
     """The batch is dim 1: what is computed goes on along time, and counts the samples."""
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         h = torch.tanh(self.enter(x) + table[:, None]).cumsum(0)
-        found: Tensor = self.leave(h - h.mean(1, keepdim=True)) * (3 / x.shape[1])
+        found: Tensor = self.leave(h - h.mean(1, keepdim=True) / 2) * (3 / x.shape[1])
         return found
 
 

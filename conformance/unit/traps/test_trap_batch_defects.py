@@ -238,7 +238,8 @@ def test_an_input_that_is_as_large_as_the_batch_by_accident_is_refused_elsewhere
     )
     for batch in (1, 2, 5):
         with pytest.raises(
-            BatchError, match=r"input \[1\] has 3\. .* by accident, prepare again with an example of another batch"
+            BatchError,
+            match=r"input \[1\] has 3\. .* by accident, say SplitSpec\(batch_dim=.*, or prepare again with an",
         ):
             runtime.run_prefix(numbers(batch, 4), table)
     runtime = prepare_split(model, (numbers(2, 4), table), split="50%")

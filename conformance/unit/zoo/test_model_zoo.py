@@ -240,7 +240,8 @@ def test_inputs_have_the_batch_asked_for_and_are_what_the_tags_say(name: str) ->
             assert all(isinstance(value, list) and len(value) == batch for value in args)
         else:
             assert tensors
-            assert all(tensor.shape[0] == batch for tensor in tensors)
+            dims = [*entry.batch_dim.values()] if entry.batch_dim else [0] * len(tensors)
+            assert all(t.shape[d] == batch for t, d in zip(tensors, dims, strict=True) if d is not None)
         assert ("kwargs" in entry.tags) == any(isinstance(value, Tensor | dict) for value in kwargs.values())
         assert ("none-input" in entry.tags) == (None in others)
         assert ("plain-input" in entry.tags) == any(value is not None for value in others)
@@ -398,7 +399,11 @@ def test_rows_are_mixed_only_where_the_tags_say_so(name: str) -> None:
     whole = doubles(model, inputs)
     mixed = False
     for row in range(3):
-        one = tree_map(lambda leaf, row=row: leaf[row : row + 1] if isinstance(leaf, Tensor) else leaf, inputs)
+        if entry.batch_dim:
+            dims = zip(inputs[0], entry.batch_dim.values(), strict=True)
+            one = tuple(t if d is None else t.narrow(d, row, 1) for t, d in dims), {}
+        else:
+            one = tree_map(lambda leaf, row=row: leaf[row : row + 1] if isinstance(leaf, Tensor) else leaf, inputs)
         for a, b in zip(whole, doubles(model, one), strict=True):
             batched = [d for d in range(a.ndim) if a.ndim == b.ndim and (a.shape[d], b.shape[d]) == (3, 1)]
             mixed |= not batched or not torch.allclose(
