@@ -12,9 +12,12 @@ from conformance.mutants.planted import Planted
 
 class _Planted(Planted):
     def penalised(self, boundary: BoundaryPayload) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """What waits for parameters that the suffix's ops don't read."""
-        suffix = {id(p) for p in self.suffix_parameters()}
-        return [(p, g) for p, g in boundary._shared if id(p) not in suffix]
+        """What waits for parameters that the suffix's ops don't read, but the loss reaches, as where they are given back."""
+        plan, part = self._main.plan, self._main.parts["suffix"]
+        values = (plan.values.get(name) for node in part.nodes(plan) for name in node.reads)
+        places = [v.origin for v in values if v is not None and v.kind == "parameter"]
+        read = {id(self.model.get_submodule(path)._parameters[name]) for path, name in places}
+        return [(p, g) for p, g in boundary._shared if id(p) not in read]
 
 
 class PenaltyLost(_Planted):
