@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import platform
 import re
 import tempfile
@@ -45,7 +46,13 @@ class Ahead:
         if options.chosen and self.kept is None:
             self.kept = Kept.of_user()
         if self.kept is not None:
-            self.kept.trusted()
+            try:
+                self.kept.trusted()
+            except SpecError as error:
+                if options.cache_dir is not None or os.environ.get("ARIADNE_CACHE_DIR"):
+                    raise
+                self.kept = None  # a folder that nobody named
+                report.notes.append(f"packages are not kept for the next process: {error}")
         self.split = len(lifted.inputs)
         self.packages: list[Package] = []
         self.latest: Package | None = None

@@ -82,6 +82,18 @@ def test_a_folder_that_others_can_write_to_is_refused_as_the_split_is_prepared(
 
 
 @posix
+def test_where_the_folder_that_nobody_named_is_open_to_others_nothing_is_kept_and_the_report_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o777)
+    monkeypatch.delenv("ARIADNE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    runtime = prepare_split(Scaled(2.0), (numbers(4, 5),), split="cut:1", mode="compiled")
+    assert "not kept for the next process: no packages are taken from" in str(runtime.report())
+    assert not (tmp_path / "ariadne").exists()
+
+
+@posix
 def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept(tmp_path)
     assert kept.trusted() is kept
