@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ariadne.boundary import BoundaryPayload, ReplayBoundary, register_boundary_serializer
     from ariadne.cut import SplitCandidate, SplitSpec
     from ariadne.errors import AriadneError
+    from ariadne.guards import opaque
     from ariadne.half import Half, load
     from ariadne.pipeline import Pipeline, prepare_pipeline
     from ariadne.plan import TraceNode, TracePlan
@@ -58,6 +59,7 @@ __all__ = [
     "TracePlan",
     "connect",
     "load",
+    "opaque",
     "prepare_pipeline",
     "prepare_split",
     "prepare_split_replay",
@@ -84,6 +86,7 @@ _HOMES = {
     "TracePlan": "plan",
     "connect": "remote",
     "load": "half",
+    "opaque": "guards",
     "prepare_pipeline": "pipeline",
     "prepare_split": "prepare",
     "prepare_split_replay": "prepare",

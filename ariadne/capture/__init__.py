@@ -11,11 +11,13 @@ against and a baseline of the model flow out. The model is left as found. The fi
     packed        packed sequences on fake tensors
     foreseen      which sizes of an op's results follow from the sizes of its inputs
     sizes         sizes that remember what they were compared with
+    call          calls of Python that is kept whole
     scripted      functions under `torch.jit.script`, each call kept whole as an op
     reach         the containers that forward can put something into
     history       what forward keeps from one call to the next
     recorder      the pre-dispatch ATen ops that a forward runs
     measured      what forward's Python asks of the sizes of tensors
+    parts         parts that `ariadne.opaque` was told of, each call one op
     applied       functions of autograd, by whatever name they are applied
     recorded      a block in which all that forward does is noted
     settled       flags of a first call, and the batch of the last one
@@ -36,6 +38,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ariadne.capture.call import Call, is_opaque_call
 from ariadne.capture.example import Captured, Example, batch_dims, called, declared, swallowed
 from ariadne.capture.refusals import PATCHING, Patches
 from ariadne.capture.scripted import is_scripted
@@ -49,6 +52,8 @@ __all__ = [
     "Snapshot",
     "left_as_found",
     "is_scripted",
+    "is_opaque_call",
+    "Call",
     "Captured",
     "Example",
     "declared",

@@ -128,7 +128,7 @@ class _Look:
     """What stands in containers and attributes before a run."""
 
     def __init__(self, reach: Reach, snapshot: Snapshot) -> None:
-        self.modules, self.containers = snapshot.modules, reach.containers((), {})
+        self.modules, self.containers, self.inside = snapshot.modules, reach.containers((), {}), snapshot.is_inside
         self.attributes = attributes_of(self.modules)
 
     def changes(self) -> tuple[dict[Place, Change], frozenset[tuple[str, str]]]:
@@ -136,8 +136,9 @@ class _Look:
         found = (
             k for k, v in attributes_of(self.modules).items()
             if (was := self.attributes.get(k, MISSING)) is not v and not alike(was, v)
+            and not self.inside(self.modules[k[0]].__dict__, k[1])
         )  # fmt: skip
-        return self.containers.changes(), frozenset(found)
+        return self.containers.changes(self.inside), frozenset(found)
 
 
 def _both(one: Change, other: Change | None) -> list[Any]:

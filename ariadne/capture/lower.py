@@ -13,9 +13,10 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ariadne import tree
+from ariadne.capture.call import OPAQUE, Call, itself
 from ariadne.capture.foreseen import Dims, Foresight
 from ariadne.capture.outcome import Outcome
-from ariadne.capture.scripted import TARGET, Call, itself
+from ariadne.capture.scripted import TARGET, bare
 from ariadne.capture.state import Snapshot
 from ariadne.capture.values import CONSTANTS, SYMBOLIC, Values, memory_of
 from ariadne.errors import UnsupportedError
@@ -112,7 +113,7 @@ class Lowering:
         if event.target == WHOLE:
             return self._taken_out(event)
         if isinstance(event.target, Call):
-            return self._scripted_op(event, event.target)
+            return self._whole_op(event, event.target)
         if not isinstance(event.target, OpOverload):
             return self._python_op(event)
         target, args = event.target, event.args
@@ -321,20 +322,22 @@ class Lowering:
             writes=tuple(r for r in reads if self.values.by_name[r].kind == "tensor"),
             may_alias=tuple((n, r) for n in names for r in reads if self.values.by_name[r].dtype is not None),
             seeded=True,
-            within=self.values.parameters(event.within),
+            within=self.values.registered(event.within, "parameter"),
         )
         self.values.nodes.append(node)
         for name, out in zip(names, outs, strict=True):
             self._data_dependent_sizes(node, name, out, (None,) * out.dim() if self.values.fake is None else ())
 
-    def _scripted_op(self, event: Event, call: Call) -> None:
+    def _whole_op(self, event: Event, call: Call) -> None:
         """One op that gives every leaf of the result; of those that are no tensors, each is held against what it was."""
-        label, effect = call.function.name, event.effect
+        label, effect = call.name, event.effect
         assert effect is not None
-        target = f"{TARGET}{label}"
+        scripted = isinstance(call.function, torch.jit.ScriptFunction)
+        target = f"{TARGET if scripted else OPAQUE}{label}"
         args = tuple(self.values.atom(a) for a in event.args)
         writes = tuple(dict.fromkeys(self.values.tensor(t).name for t in effect.writes))
         aliased = tuple(dict.fromkeys(self.values.tensor(t).name for t in effect.aliases))
+        within = self.values.registered(event.within, "parameter", "buffer")
         unpack = not call.one
         names: list[str] = []
         for i, out in enumerate(event.out):
@@ -343,12 +346,14 @@ class Lowering:
                 self.values.define(names[-1], "tensor", out)
             else:
                 self.values.by_name[names[-1]] = Value(names[-1], "scalar")
-        node = TraceNode(target, (self.values.object(call.bare), *args), (), tuple(names), unpack, event.module, event.call,
-                         event.region, writes, tuple((n, a) for n in names for a in aliased), effect.draws)  # fmt: skip
+        callee = self.values.object(bare(call) if scripted else call)
+        node = TraceNode(target, (callee, *args), (), tuple(names), unpack, event.module, event.call, event.region, writes,
+                         tuple((n, a) for n in names for a in aliased), effect.draws, within=within)  # fmt: skip
         self.values.nodes.append(node)
         for name, out in zip(names, event.out, strict=True):
             if isinstance(out, torch.Tensor):
-                dims = (True,) * out.dim() if self.values.fake is None else ()  # its shapes are its own affair
+                known = True if scripted else None  # its shapes are its own affair; of a part they are asked in each call
+                dims = (known,) * out.dim() if self.values.fake is None else ()
                 self._data_dependent_sizes(node, name, out, dims)
                 continue
             held = self.values.new(f"{name}_held", "scalar")

@@ -20,6 +20,7 @@ from ariadne.capture.generalize import SIZE
 from ariadne.capture.history import History, alike, lived
 from ariadne.capture.identity import watching
 from ariadne.capture.lower import Lowering
+from ariadne.capture.parts import refuse_shared
 from ariadne.capture.reach import Reach
 from ariadne.capture.recorded import recording
 from ariadne.capture.recorder import sizes_in
@@ -140,7 +141,7 @@ def observe(
                 watch.tell(leaves[i], tuple(batch_symbol if d == dim else None for d in range(leaves[i].dim())))
         with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
             found.output = model(*args, **kwargs)
-        found.effects = containers.changes()
+        found.effects = containers.changes(snapshot.is_inside)
         settled = _refuse_python_state(found, snapshot, batch, effects)
         _refuse_strides(found, leaves)
         low = Lowering(
@@ -181,12 +182,13 @@ def observe(
                 )
         history, primed = None, list[Key]()
         if effects is None:
-            effects = effects_of(changes, containers.changes())
+            effects = effects_of(changes, containers.changes(snapshot.is_inside))
             effects.assigned = {
                 key
                 for key, value in attributes_of(snapshot.modules).items()
                 if (was := attributes.get(key, MISSING)) is not value and not alike(was, value)
-            }
+                and not snapshot.is_inside(snapshot.modules[key[0]].__dict__, key[1])
+            }  # fmt: skip
             _refuse_renewed(found, effects)
             moved = bool(found.changed or found.containers or changes)
             held = Held(snapshot.modules, settled)
@@ -253,12 +255,13 @@ def _refuse_python_state(
             "before the call, and pass the answer as an argument; or keep such state in a buffer"
         )
     mine = found.drew_python or threading.active_count() == 1  # else it was another thread that drew
-    moved = [name for name in snapshot.moved_rng() if mine or name != "random"]
+    moved = [name for name in snapshot.moved_rng(found.numbers) if mine or name != "random"]
     if moved:
         found.drew = True
         raise UnsupportedError(
             f"forward draws from {' and '.join(moved)}, whose numbers would be frozen in the plan; draw from torch's RNG instead"
         )
+    refuse_shared(found, snapshot)
     for (path, name), (module, _, _) in found.read_attributes.items():
         kind = _moves_on(module.__dict__.get(name))
         if kind:

@@ -21,13 +21,14 @@ from ariadne.capture import applied, packed
 from ariadne.capture.disguise import disguised
 from ariadne.capture.followed import plain
 from ariadne.capture.measured import patch_sizes
+from ariadne.capture.parts import Parts
 from ariadne.capture.recorder import Recorder
 from ariadne.capture.refusals import PATCHING, Patches, Run, called_by_torch, refuse
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
 from ariadne.errors import UnsupportedError
-from ariadne.guards import BOOKKEEPING, Recording, is_a, simple, surroundings, switches
+from ariadne.guards import BOOKKEEPING, Recording, Taken, is_a, is_whole, simple, surroundings, switches
 from ariadne.plan import WHOLE, storage_of, tensors_in
 
 HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks")
@@ -38,18 +39,23 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     recording, mine = recorder.recording, recorder.is_mine
     counts: dict[str, int] = {}
 
-    original_call = nn.Module.__call__
+    original_call: Any = nn.Module.__call__
+    parts = Parts(recorder, original_call)
+    patches.set(Taken, "run", staticmethod(parts.function))
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        path = paths.get(id(self))
-        if path is None or path in strays or not mine():
+        if not mine():
             return original_call(self, *args, **kwargs)
+        run = parts.module if is_whole(self) else original_call
+        path = paths.get(id(self))
+        if path is None or path in strays:
+            return run(self, *args, **kwargs)
         counts[path] = counts.get(path, 0) + 1
         entry = [path, counts[path], len(recording.events), -1, type(self).__name__]
         recording.calls.append(entry)
         recorder.stack.append((path, counts[path]))
         try:
-            return original_call(self, *args, **kwargs)
+            return run(self, *args, **kwargs)
         finally:
             recorder.stack.pop()
             entry[3] = len(recording.events)

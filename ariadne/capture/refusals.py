@@ -16,7 +16,7 @@ from torch._ops import HigherOrderOperator
 from torch.autograd import forward_ad, graph
 
 from ariadne.errors import UnsupportedError, named
-from ariadne.guards import GLOBAL_HOOKS, TORCH, global_hooks
+from ariadne.guards import GLOBAL_HOOKS, TORCH, global_hooks, looked_into
 
 _ELSEWHERE = (
     "which acts on gradients in a way that no op shows; do it outside of the model, or use prepare_split_replay if the "
@@ -136,7 +136,7 @@ def refuse_transforms(where: str) -> None:
 
 def refuse_scripted(model: nn.Module) -> None:
     """Raise `UnsupportedError` if a module is TorchScript, which keeps its Python and its tables to itself."""
-    for path, module in model.named_modules():
+    for path, module in looked_into(model):
         if isinstance(module, torch.jit.ScriptModule):
             raise UnsupportedError(
                 f"{named(path)} is a TorchScript module ({type(module).__name__}), whose forward can't be followed; put "
@@ -159,7 +159,7 @@ def refuse_hooks(model: nn.Module) -> None:
             f"a global module hook is registered ({hook!r}, by torch.nn.modules.module.register_module_...), which would run while "
             f"the model is captured, and a captured plan does not run; {todo}"
         )
-    for path, module in model.named_modules():
+    for path, module in looked_into(model):
         if module._backward_hooks or module._backward_pre_hooks:
             raise UnsupportedError(
                 f"{named(path)} has a backward hook, which a captured plan can't run; remove it, or register a hook on a "

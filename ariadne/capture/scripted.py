@@ -17,8 +17,9 @@ import torch
 from torch.jit._state import _try_get_jit_cached_function
 
 from ariadne import tree
+from ariadne.capture.call import Call
 from ariadne.capture.refusals import Patches
-from ariadne.errors import UnsupportedError, WitnessError
+from ariadne.errors import UnsupportedError
 from ariadne.plan import TraceNode
 
 TARGET = "python.torch.jit."
@@ -127,41 +128,6 @@ def _overload(node: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Call:
-    """A scripted function as a callable of flat arguments that gives flat results.
-
-    `given` is the structure of its arguments, `gives` that of its results in words, for the executor makes the class of a
-    namedtuple anew at each call; `one`: it is a single value; `tensors`: which of the results are tensors.
-    """
-
-    function: Any
-    given: tree.Spec
-    gives: str
-    one: bool
-    tensors: tuple[bool, ...]
-
-    def __call__(self, *leaves: Any) -> Any:
-        """Raises `WitnessError` where the results have another structure than at capture."""
-        args, kwargs = tree.unflatten(leaves, self.given)
-        found, spec = tree.flatten(self.function(*args, **kwargs))
-        if str(spec) != self.gives or tuple(isinstance(f, torch.Tensor) for f in found) != self.tensors:
-            raise WitnessError(
-                f"the scripted function {self.function.name!r} gives {spec}, and at capture it gave {self.gives}, or tensors where "
-                "other things were: what was captured does not hold; call prepare_split again with inputs that take the new path"
-            )
-        return found[0] if self.one else found
-
-    @property
-    def bare(self) -> Any:
-        """The function itself where it takes and gives the same, and can't give anything else."""
-        takes = all(c.kind == tree.LEAF for c in self.given.children[0].children) and not self.given.children[1].keys
-        (result,) = self.function.schema.returns
-        parts = [result.type] if self.one else list(result.type.containedTypes())
-        flat = self.one or self.gives == f"({', '.join('*' * len(parts))}{',' if len(parts) == 1 else ''})"
-        return self.function if takes and flat and all(p.kind() == "TensorType" for p in parts) else self
-
-
-@dataclass(frozen=True)
 class Running:
     """One call of a scripted function while forward is recorded."""
 
@@ -203,7 +169,8 @@ class Running:
         leaves, given = tree.flatten((self.args, self.kwargs))
         results, gives = tree.flatten(out)
         tensors = tuple(isinstance(r, torch.Tensor) for r in results)
-        return Call(self.function, given, str(gives), gives.kind == tree.LEAF, tensors), leaves, results
+        call = Call(self.function, self.function.name, given, str(gives), gives.kind == tree.LEAF, tensors)
+        return call, leaves, results
 
 
 @contextmanager
@@ -222,6 +189,11 @@ def is_scripted(node: TraceNode) -> bool:
     return node.target.startswith(TARGET)
 
 
-def itself(value: Any) -> Any:
-    """What a number that a scripted function gave is asked through, so that it can be held against what it was."""
-    return value
+
+def bare(call: Call) -> Any:
+    """The function itself where it takes and gives the same, and can't give anything else."""
+    takes = all(c.kind == tree.LEAF for c in call.given.children[0].children) and not call.given.children[1].keys
+    (result,) = call.function.schema.returns
+    parts = [result.type] if call.one else list(result.type.containedTypes())
+    flat = call.one or call.gives == f"({', '.join('*' * len(parts))}{',' if len(parts) == 1 else ''})"
+    return call.function if takes and flat and all(p.kind() == "TensorType" for p in parts) else call

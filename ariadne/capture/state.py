@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from operator import is_not
@@ -74,6 +75,9 @@ def _holds_tensors(module: nn.Module | None) -> bool:
     return module is not None and any(m._parameters or m._buffers for m in module.modules())
 
 
+Spot = tuple[int, Any]  # the id of a container, and a key of it; None for all of it
+
+
 class Snapshot:
     """A model's Python state and every RNG at one moment; tensors are added as something is about to write them.
 
@@ -88,6 +92,9 @@ class Snapshot:
         self.rng, self._switches = _rng(), switches.settings()
         self.modules = dict(model.named_modules())
         outside = outside_of(self.modules) if outside is None else outside
+        self._taken = model, others, outside
+        self.inside: set[Spot] = set()  # what parts that are taken as they are changed by themselves
+        self.draws_inside = False  # one of them drew from Python's own generators
         self._memories = [(memory, memory.cache_info().currsize) for memory in outside.memories]
         self.strays = strays(self.modules)
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
@@ -99,8 +106,9 @@ class Snapshot:
         self._parameters = [(p, p.data, p.grad, p.requires_grad) for p in model.parameters()]
         self._owners: dict[int, list[torch.Tensor]] = {}
         self._generators: list[tuple[Callable[[Any], Any], Any]] = []
-        self._own_rng: list[tuple[Callable[[Any], Any], Any]] = []
+        self._own_rng: list[tuple[Any, Callable[[], Any], Callable[[Any], Any], Any]] = []
         self._seen = {id(m) for m in (*self.modules.values(), *self.strays.values())}
+        self._attributes = {id(m.__dict__) for m in (*self.modules.values(), *self.strays.values())}
         for module in (*self.modules.values(), *self.strays.values()):
             self._note(module.__dict__)
         tables = [d for d, _ in self._dicts] + [dict(enumerate(was)) for _, was in self._lists]
@@ -115,6 +123,32 @@ class Snapshot:
                 self.note_variables(root.thing, root.names)
             elif (held := root.now()) is not MISSING:
                 self.note([held])
+
+    def anew(self) -> Snapshot:
+        """All that it covers as it is now."""
+        return Snapshot(*self._taken)
+
+    def is_inside(self, thing: Any, key: Any = None) -> bool:
+        """Whether a container, or what stands at a key of it, is changed by a part that is taken as it is."""
+        return bool(self.inside) and ((id(thing), None) in self.inside or (id(thing), key) in self.inside)
+
+    def spots(self) -> set[Spot]:
+        """All that stands otherwise now: of objects and modules by attribute, other containers as a whole."""
+        found: set[Spot] = set()
+        for d, old in self._dicts:
+            if _moved(d, old):
+                keys = {k for k in (*old, *dict.keys(d)) if old.get(k, MISSING) is not dict.get(d, k, MISSING)}
+                found |= {(id(d), k) for k in keys} if id(d) in self._attributes else {(id(d), None)}
+        found |= {(id(values), None) for values, was in self._lists if _changed(_items(values), was)}
+        found |= {(id(s), None) for s, before in self._sets if set.__ne__(s, before)}
+        found |= {(id(array), None) for array, kept in self._arrays if array.tobytes() != kept.tobytes()}
+        for slots, names in self._slots:
+            found |= {(id(slots.thing), n) for n, was in names.items() if slot_of(slots.thing, n) is not was}
+        for thing, known, then in self._variables:
+            now = variables(thing, known)
+            found |= {(id(thing), n) for n in {**then, **now} if then.get(n, MISSING) is not now.get(n, MISSING)}
+        found |= {(id(one), None) for one, get, _, was in self._own_rng if pickle.dumps(get()) != pickle.dumps(was)}
+        return found
 
     def remembers(self) -> bool:
         """Whether a function keeps more results than it did."""
@@ -157,6 +191,7 @@ class Snapshot:
                     self._slots.append((Slots(value), {name: slot_of(value, name) for name in slots}))
             if own is not None and own is not value and id(own) not in seen:
                 seen.add(id(own))
+                self._attributes.add(id(own))
                 self._dicts.append((own, dict(own)))
             todo += [child for _, child in held(value)]
 
@@ -166,12 +201,13 @@ class Snapshot:
         if issubclass(kind, torch.Generator):
             self._generators.append((value.set_state, value.get_state()))
         elif issubclass(kind, random.Random):
-            self._own_rng.append((value.setstate, value.getstate()))
+            self._own_rng.append((value, value.getstate, value.setstate, value.getstate()))
         elif hasattr(kind, "bit_generator") and hasattr(value.bit_generator, "state"):  # numpy.random.Generator
             bits = value.bit_generator
-            self._own_rng.append((partial(setattr, bits, "state"), bits.state))
+            get, put = partial(getattr, bits, "state"), partial(setattr, bits, "state")
+            self._own_rng.append((value, get, put, bits.state))
         elif kind.__name__ == "RandomState" and hasattr(value, "set_state"):
-            self._own_rng.append((value.set_state, value.get_state()))
+            self._own_rng.append((value, value.get_state, value.set_state, value.get_state()))
         else:
             return False
         return True
@@ -183,6 +219,11 @@ class Snapshot:
     def storages(self) -> set[int]:
         """What tells the memory of parameters and buffers, and of other tensors that dicts and lists hold, from that of others."""
         return set(self._owners)
+
+    def owning(self, memory: Collection[int]) -> Iterator[torch.Tensor]:
+        """The model's tensors whose memory this is."""
+        for key in memory:
+            yield from self._owners.get(key, ())
 
     def holds(self, thing: Any) -> bool:
         """Whether a thing is a module, or one of the objects and containers that modules held at that moment."""
@@ -212,13 +253,13 @@ class Snapshot:
             for tensor in owners:
                 self.save(tensor)
 
-    def moved_rng(self) -> list[str]:
-        """Which of Python's own generators moved since: `random`, `numpy.random`."""
-        now, names = _rng(), []
-        if now["python"] != self.rng["python"]:
+    def moved_rng(self, then: Mapping[str, Any] | None = None) -> list[str]:
+        """Which of Python's own generators moved since, or since they stood as they did `then`: `random`, `numpy.random`."""
+        now, names, then = _rng(), [], self.rng if then is None else then
+        if now["python"] != then["python"]:
             names.append("random")
-        if "numpy" in now and "numpy" in self.rng:
-            old, new = self.rng["numpy"], now["numpy"]
+        if "numpy" in now and "numpy" in then:
+            old, new = then["numpy"], now["numpy"]
             if any((a != b).any() if hasattr(a, "any") else a != b for a, b in zip(old, new, strict=True)):
                 names.append("numpy.random")
         return names
@@ -250,7 +291,8 @@ class Snapshot:
                     self.note([holder])
 
     def again(self, drew: bool = True) -> None:
-        """Put back buffers, tensors' data and torch's generators, and leave what Python keeps as it is now.
+        """Put back buffers, tensors' data and torch's generators, and leave what Python keeps as it is now, but for what parts do
+        that are taken as they are.
 
         Those of the process are left where they are unless forward `drew` from them: then only another thread can have.
         """
@@ -259,7 +301,11 @@ class Snapshot:
             if id(d) in registries and any(d.get(k, d) is not v for k, v in old.items()):
                 d.update(old)
         self._restore_tensors()
-        if drew:
+        if self.inside:
+            self._put_back(self.is_inside)
+        if drew and self.draws_inside:
+            self.restore_rng()
+        elif drew:
             torch.set_rng_state(self.rng["torch"])
             if "cuda" in self.rng:
                 torch.cuda.set_rng_state_all(self.rng["cuda"])
@@ -274,22 +320,24 @@ class Snapshot:
         tables = {id(t) for m in self.modules.values() for t in (m.__dict__, m._parameters, m._buffers, m._modules)}
         for d, old in self._dicts:
             if id(d) not in tables and _moved(d, old):
-                yield (
-                    id(d),
-                    [v for k, v in old.items() if dict.get(d, k, d) is not v],
-                    [v for k, v in dict.items(d) if old.get(k, d) is not v],
-                )
+                lost = [v for k, v in old.items() if dict.get(d, k, d) is not v and not self.is_inside(d, k)]
+                new = [v for k, v in dict.items(d) if old.get(k, d) is not v and not self.is_inside(d, k)]
+                if lost or new:
+                    yield id(d), lost, new
         for values, was in self._lists:
-            if _changed(now := _items(values), was):
+            if _changed(now := _items(values), was) and not self.is_inside(values):
                 yield id(values), list(was), now
         for s, before in self._sets:
-            if set.__ne__(s, before):
+            if set.__ne__(s, before) and not self.is_inside(s):
                 yield id(s), list(before), list(s)
         for array, kept in self._arrays:
-            if array.tobytes() != kept.tobytes():
+            if array.tobytes() != kept.tobytes() and not self.is_inside(array):
                 yield id(array), kept.ravel().tolist(), array.ravel().tolist()
         for slots, names in self._slots:
-            moved = [(was, now) for n, was in names.items() if (now := slot_of(slots.thing, n)) is not was]
+            moved = [
+                (was, now) for n, was in names.items()
+                if (now := slot_of(slots.thing, n)) is not was and not self.is_inside(slots.thing, n)
+            ]  # fmt: skip
             if moved:
                 yield id(slots.thing), [was for was, _ in moved], [now for _, now in moved]
 
@@ -312,7 +360,7 @@ class Snapshot:
             old = before[id(module.__dict__)]
             for name in {**old, **module.__dict__}:
                 was, now = old.get(name, missing), module.__dict__.get(name, missing)
-                if was is not now:
+                if was is not now and not self.is_inside(module.__dict__, name):
                     yield path, name, None if was is missing else was, None if now is missing else now
 
     def replaced_buffers(self) -> Iterator[tuple[str, str, torch.Tensor]]:
@@ -321,7 +369,7 @@ class Snapshot:
         for path, module in self.modules.items():
             old = before[id(module._buffers)]
             for name, now in module._buffers.items():
-                if now is not None and old.get(name) is not now:
+                if now is not None and old.get(name) is not now and not self.is_inside(module._buffers):
                     yield path, name, now
 
     def registered(self) -> Iterator[tuple[str, str, str]]:
@@ -332,7 +380,7 @@ class Snapshot:
                 old = before.get(id(table), table)
                 for name in {**old, **table}:
                     was, now = old.get(name), table.get(name)
-                    if was is not now and (what == "parameter" or _holds_tensors(was) or _holds_tensors(now)):
+                    if was is not now and not self.is_inside(table) and (what == "parameter" or _holds_tensors(was) or _holds_tensors(now)):
                         yield path, name, what
 
     def restore(self, drew: bool = True) -> None:
@@ -341,33 +389,7 @@ class Snapshot:
         The random generators of the process are left where they are unless the model `drew` from them: they are every thread's,
         and to rewind them would give another thread its numbers twice.
         """
-        for d, old in self._dicts:
-            if _moved(d, old):
-                d.clear()
-                d.update(old)
-        for values, was in self._lists:
-            if _changed(_items(values), was):
-                values.clear()
-                values.extend(was)
-        for s, before in self._sets:
-            if set.__ne__(s, before):
-                s.clear()
-                s.update(before)
-        for array, kept in self._arrays:
-            if array.tobytes() != kept.tobytes():
-                array[...] = kept
-        for slots, names in self._slots:
-            for name, old_value in names.items():
-                if slot_of(slots.thing, name) is not old_value:
-                    slots[name] = old_value
-        for thing, known, then in self._variables:
-            found = variables(thing, known)
-            table = thing if is_a(thing, dict) else Slots(thing)
-            for name in {**then, **found}:
-                if name not in then and is_a(thing, dict):
-                    del thing[name]
-                elif then.get(name, MISSING) is not found.get(name, MISSING):
-                    table[name] = then.get(name, MISSING)
+        self._put_back(None)
         for memory, kept in self._memories:
             if not kept and memory.cache_info().currsize:  # of others, single results can't be taken out
                 memory.cache_clear()
@@ -381,10 +403,53 @@ class Snapshot:
         switches.put_back(self._switches)
         self._restore_tensors()
         self._saved.clear()
-        for put, state in (*self._generators, *self._own_rng):
+        for put, state in self._generators:
             put(state)
         if drew:
             self.restore_rng()
+
+    def _put_back(self, only: Callable[..., bool] | None) -> None:
+        """Put back what Python keeps: all of it, or `only` what this says of a container and a key of it."""
+        for d, old in self._dicts:
+            if not _moved(d, old):
+                continue
+            if only is None or only(d):
+                d.clear()
+                d.update(old)
+                continue
+            for key in [k for k in {**old, **d} if only(d, k) and old.get(k, MISSING) is not d.get(k, MISSING)]:
+                if key in old:
+                    d[key] = old[key]
+                else:
+                    del d[key]
+        for values, was in self._lists:
+            if (only is None or only(values)) and _changed(_items(values), was):
+                values.clear()
+                values.extend(was)
+        for s, before in self._sets:
+            if (only is None or only(s)) and set.__ne__(s, before):
+                s.clear()
+                s.update(before)
+        for array, kept in self._arrays:
+            if (only is None or only(array)) and array.tobytes() != kept.tobytes():
+                array[...] = kept
+        for slots, names in self._slots:
+            for name, old_value in names.items():
+                if slot_of(slots.thing, name) is not old_value and (only is None or only(slots.thing, name)):
+                    slots[name] = old_value
+        for thing, known, then in self._variables:
+            found = variables(thing, known)
+            table = thing if is_a(thing, dict) else Slots(thing)
+            for name in {**then, **found}:
+                if only is not None and not only(thing, name):
+                    continue
+                if name not in then and is_a(thing, dict):
+                    del thing[name]
+                elif then.get(name, MISSING) is not found.get(name, MISSING):
+                    table[name] = then.get(name, MISSING)
+        for one, _, put, state in self._own_rng:
+            if only is None or only(one):
+                put(state)
 
     def _restore_tensors(self) -> None:
         for tensor, data in self._saved.values():

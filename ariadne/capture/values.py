@@ -184,9 +184,9 @@ class Values:
             return Ref(name)
         return self._stranger(t)
 
-    def parameters(self, tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
-        """The names of those tensors that are parameters of the model."""
-        return tuple(self.tensor(t).name for t in tensors if self.state.get(id(t), ("",))[0] == "parameter")
+    def registered(self, tensors: Iterable[torch.Tensor], *kinds: str) -> tuple[str, ...]:
+        """The names of those tensors that are parameters, or other state of these kinds, of the model."""
+        return tuple(self.tensor(t).name for t in tensors if self.state.get(id(t), ("",))[0] in kinds)
 
     def _stranger(self, t: torch.Tensor) -> Ref:
         """A tensor that no recorded op made: another view of a known one (as `.data` gives), or a constant."""

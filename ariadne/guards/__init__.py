@@ -4,6 +4,7 @@ Recordings and the model flow in; checks that run at each call, in microseconds,
 order::
 
     attributes    what Python keeps behind a module's attribute
+    whole         parts of a model that are taken as they are
     versions      numbers that change when a dict is written
     classes       what a class gives for a name
     functions     which Python functions are reached from what forward reads
@@ -72,3 +73,4 @@ from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.roots import Reached, outside_of
 from ariadne.guards.switches import SWITCHES, TORCH, Switched
 from ariadne.guards.tensors import StateGuard, asks_sizes
+from ariadne.guards.whole import Taken, is_whole, looked_into, opaque

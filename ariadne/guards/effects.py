@@ -8,7 +8,7 @@ second run in the state that the first one left: what changes there again is no 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -195,17 +195,32 @@ class Containers:
         found = next(thing for at, thing, _, _ in self._noted.values() if at == place)
         return found.thing if is_a(found, Root) else found
 
-    def changes(self) -> dict[Place, Change]:
-        """The containers that hold other things now."""
+    def changes(self, inside: Callable[..., bool] = lambda thing, key: False) -> dict[Place, Change]:
+        """The containers that hold other things now; not those, or those keys, that are changed `inside` of an opaque part."""
         found = {}
         for place, thing, kind, was in self._noted.values():
             change = Change(kind, was, contents(thing, kind), thing.maxlen if is_a(thing, deque) else None)
+            if change.kind in ("list", "set"):
+                if inside(thing, None):
+                    continue
+            else:
+                change = _outside(change, thing, inside)
             if kind == "set":
                 if change.before != change.after:
                     found[place] = change
             elif change.put() or change.gone() or len(change.before) != len(change.after):
                 found[place] = change
         return found
+
+
+def _outside(change: Change, thing: Any, inside: Callable[..., bool]) -> Change:
+    """The change without what stands at keys that are changed `inside`."""
+    holders = (thing.thing,) if is_a(thing, Root) else (thing, own_of(thing))
+    mine = {k for k in (*change.before, *change.after) if any(inside(h, k) for h in holders if h is not None)}
+    if not mine:
+        return change
+    before, after = ({k: v for k, v in side.items() if k not in mine} for side in (change.before, change.after))
+    return replace(change, before=before, after=after)
 
 
 def contents(value: Any, kind: str) -> Any:

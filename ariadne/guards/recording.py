@@ -34,7 +34,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a scripted function may do: the tensors that it may write into or give back, and whether it may draw."""
+    """What a function that is kept whole may do: the tensors that it may write into or give back, and whether it may draw."""
 
     writes: tuple[torch.Tensor, ...]
     aliases: tuple[torch.Tensor, ...]
@@ -57,6 +57,9 @@ class Recording:
     looked: set[str] = field(default_factory=set)
     asked: set[int | None] = field(default_factory=set)  # storages of the model's tensors whose type it asked
     raised: bool = False  # an op has, and forward may have gone on
+    opaque: bool = False  # parts ran that are taken as they are
+    outside_of_parts: set[tuple[int, Any]] = field(default_factory=set)  # what Python changed outside of such parts
+    numbers: dict[str, Any] | None = None  # how the last such part left Python's own generators
     scripted: bool = False  # functions under torch.jit.script ran
     drew: bool = False  # it drew from a generator of the process
     drew_python: bool = False  # and that was Python's, `random`

@@ -1,0 +1,72 @@
+"""Calls of Python that is kept whole: a function under `torch.jit.script`, or a part that `ariadne.opaque` was told of, is one op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ariadne import tree
+from ariadne.errors import WitnessError
+from ariadne.plan import TraceNode
+
+OPAQUE = "python.opaque."  # how the target of an op begins that `ariadne.opaque` was told of
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function that is kept whole, as a callable of flat arguments that gives flat results.
+
+    `given` is the structure of its arguments, `gives` that of its results in words, for the graph executor makes the class of a
+    namedtuple anew at each call; `one`: it is a single value; `tensors`: which of the results are tensors. `unwritten`: the
+    arguments that it was not seen to write into, and must not. `moves`: it was seen to change something in Python beside its
+    results, or to draw from Python's own generators.
+    """
+
+    function: Any
+    name: str
+    given: tree.Spec
+    gives: str
+    one: bool
+    tensors: tuple[bool, ...]
+    unwritten: tuple[int, ...] = ()
+    moves: bool = field(default=False, compare=False)
+
+    def __call__(self, *leaves: Any) -> Any:
+        """Raises `WitnessError` where the results have another structure than at capture, or an argument was written into."""
+        args, kwargs = tree.unflatten(leaves, self.given)
+        before = [version(leaves[i]) for i in self.unwritten]
+        found, spec = tree.flatten(self.function(*args, **kwargs))
+        if str(spec) != self.gives or tuple([isinstance(f, torch.Tensor) for f in found]) != self.tensors:
+            raise WitnessError(
+                f"{self.words} gives {spec}, and at capture it gave {self.gives}, or tensors where other "
+                "things were: what was captured does not hold; call prepare_split again with inputs that take the new path"
+            )
+        if before and before != [version(leaves[i]) for i in self.unwritten]:
+            raise WitnessError(
+                f"{self.words} wrote into a tensor that it was given, and at capture it did not: what was "
+                "captured does not hold; let it write into a clone() of its own"
+            )
+        return found[0] if self.one else found
+
+    @property
+    def words(self) -> str:
+        """What it is, for an error message."""
+        kind = "scripted function" if isinstance(self.function, torch.jit.ScriptFunction) else "opaque part"
+        return f"the {kind} {self.name!r}"
+
+
+def version(t: torch.Tensor) -> int:
+    """How often a tensor was written into, where torch counts it."""
+    return 0 if t.is_inference() else t._version
+
+
+def is_opaque_call(node: TraceNode) -> bool:
+    """Whether an op of a plan is a call of a part that `ariadne.opaque` was told of."""
+    return node.target.startswith(OPAQUE)
+
+
+def itself(value: Any) -> Any:
+    """What a number that such a function gave is asked through, so that it can be held against what it was."""
+    return value

@@ -1,0 +1,239 @@
+"""Parts: what `ariadne.opaque` was told of is run as it is, and noted as one op.
+
+A real run shows what the part gives, which tensors it reads of the model and which it writes into, and what it changes in Python:
+that is its own affair, as long as nothing else of forward reads or changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ariadne import tree
+from ariadne.capture.call import Call, version
+from ariadne.capture.followed import plain
+from ariadne.capture.recorder import Recorder
+from ariadne.capture.refusals import refuse_transforms
+from ariadne.capture.state import Snapshot
+from ariadne.capture.values import CONSTANTS, SYMBOLIC
+from ariadne.errors import UnsupportedError, named
+from ariadne.guards import LEAVES, Effect, Recording, held, is_a, is_array
+from ariadne.plan import storage_of, tensors_in
+
+_DEEP = 8  # so many steps into what forward reads, what a part changes is looked for
+
+
+class _Reads(TorchDispatchMode):
+    """Notes the memory of the model's tensors that ops read."""
+
+    def __init__(self, state: set[int]) -> None:
+        super().__init__()
+        self.state, self.found = state, set[int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        keys = {storage_of(t) for t in tensors_in((args, tuple(kwargs.values())))}
+        self.found |= {key for key in keys if key in self.state}
+        return func(*args, **kwargs)
+
+
+class Parts:
+    """Runs the parts of one recorded forward."""
+
+    def __init__(self, recorder: Recorder, call: Callable[..., Any]) -> None:
+        self.recorder, self.call = recorder, call
+        self.last: Snapshot = recorder.snapshot  # how Python stood when a part had run
+
+    def module(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """One call of a module."""
+        own = [*module.parameters(), *module.buffers()]
+        return self._run(module, type(module).__name__, lambda *a, **k: self.call(module, *a, **k), args, kwargs, own)
+
+    def function(self, whole: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call of a function."""
+        if not self.recorder.is_mine():
+            return function(*args, **kwargs)
+        return self._run(whole, getattr(whole, "__name__", "part"), function, args, kwargs, ())
+
+    def _run(
+        self, part: Any, name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+        own: Sequence[torch.Tensor],
+    ) -> Any:  # fmt: skip
+        recorder, recording, snapshot = self.recorder, self.recorder.recording, self.recorder.snapshot
+        if recorder.fake is not None:
+            recording.read_size = f"the opaque part {name!r} in {recorder.where()} shows what it makes in real runs alone"
+            raise UnsupportedError(recording.read_size)
+        refuse_transforms(recorder.where())
+        leaves, given = tree.flatten((args, kwargs))
+        self._refuse_objects(name, leaves)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        recorder._keep(tensors)
+        with recorder.aside():
+            before = snapshot.anew()
+            recording.outside_of_parts |= self.last.spots()
+            alone = not snapshot.moved_rng(recording.numbers)
+            seen = _Seen(tensors, self._known())
+            args, kwargs = tree.unflatten([plain(leaf) for leaf in leaves], given)
+            stood, reads = tree.flatten((args, kwargs)), _Reads(recorder.state)
+            with recorder.drawing(), torch._C._DisablePythonDispatcher(), reads:
+                try:
+                    out = run(*args, **kwargs)
+                except Exception:
+                    recording.raised = True
+                    raise
+            now = tree.flatten((args, kwargs))
+            if stood[1] != now[1] or any(a is not b for a, b in zip(stood[0], now[0], strict=True)):
+                raise UnsupportedError(
+                    f"the opaque part {name!r} in {recorder.where()} changes a list or dict that it is given, which a plan can't "
+                    "hold; return what it puts there"
+                )
+            results, gives = self._results(name, out, tensors)
+            written = seen.written()
+            self.last = snapshot.anew()
+            snapshot.inside |= before.spots()
+            drew = bool(before.moved_rng())
+            if alone:
+                recording.numbers = self.last.rng
+            snapshot.draws_inside |= drew
+            recording.drew |= drew
+            recording.opaque = True
+        unwritten = tuple(
+            i for i, leaf in enumerate(leaves)
+            if isinstance(leaf, torch.Tensor) and not any(leaf is t for t in written)
+        )  # fmt: skip
+        kinds = tuple(isinstance(r, torch.Tensor) for r in results)
+        moves = drew or bool(before.spots())
+        call = Call(part, name, given, str(gives), gives.kind == tree.LEAF, kinds, unwritten, moves)
+        aliases = tuple(t for t in tensors if not t.is_nested)
+        within = {id(t): t for t in (*own, *snapshot.owning(reads.found), *written)}
+        recorder.add(call, (*leaves,), results, Effect(tuple(written), aliases, True), within=within)
+        return tree.unflatten(results, gives)
+
+    def _refuse_objects(self, name: str, leaves: Sequence[Any]) -> None:
+        """Raise `UnsupportedError` for an argument that a plan would freeze: an object that forward makes."""
+        snapshot = self.recorder.snapshot
+        for leaf in leaves:
+            if isinstance(leaf, (torch.Tensor, *CONSTANTS, *SYMBOLIC)) or is_a(leaf, type) or snapshot.holds(leaf):
+                continue
+            raise UnsupportedError(
+                f"the opaque part {name!r} in {self.recorder.where()} takes an object of type {type(leaf).__name__}, which a plan "
+                "would freeze; pass tensors, numbers and strings, in lists, tuples and dicts, or what the model holds"
+            )
+
+    def _known(self) -> Iterator[torch.Tensor]:
+        """The tensors that a plan knows."""
+        yield from self.recorder.snapshot.owning(self.recorder.state)
+        for event in self.recorder.recording.events:
+            yield from tensors_in((event.args, event.out))
+
+    def _results(self, name: str, out: Any, given: Sequence[torch.Tensor]) -> tuple[list[Any], tree.Spec]:
+        """The leaves of what a part gave, those that are known already as tensors of their own."""
+        recorder = self.recorder
+        leaves, spec = tree.flatten(out)
+        odd = next((leaf for leaf in leaves if not isinstance(leaf, (torch.Tensor, *CONSTANTS))), None)
+        if odd is not None:
+            raise UnsupportedError(
+                f"the opaque part {name!r} in {recorder.where()} gives an object of type {type(odd).__name__}, which a plan can't "
+                "hold; let it return tensors, numbers and strings, in lists, tuples and dicts"
+            )
+        mine = {id(t) for t in given}
+        known = {id(t): t for t in self._known()}
+        memory = {key for t in known.values() if id(t) not in mine and (key := storage_of(t)) is not None}
+        memory -= {storage_of(t) for t in given} | recorder.state
+        through = {t.grad_fn for t in given}
+        nodes = {t.grad_fn for t in known.values() if t.grad_fn is not None} - through
+        for leaf in leaves:
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            if storage_of(leaf) in memory or (leaf.grad_fn is not None and _leads_to(leaf.grad_fn, nodes, through)):
+                raise UnsupportedError(
+                    f"the opaque part {name!r} in {recorder.where()} gives a tensor that it had from elsewhere in this call, and not "
+                    "as an argument; pass it to the part"
+                )
+        found = {**known, **{id(t): t for t in given}}
+        return [recorder._named_anew(leaf) if id(leaf) in found else leaf for leaf in leaves], spec
+
+
+class _Seen:
+    """Tensors before a part runs: how often they were written into; of those `given`, and buffers, their data."""
+
+    def __init__(self, given: Sequence[torch.Tensor], known: Iterator[torch.Tensor]) -> None:
+        self.tensors = {id(t): t for t in (*given, *known)}
+        self.versions = {at: version(t) for at, t in self.tensors.items()}
+        self.given = {id(t) for t in given}
+        looked = (t for t in self.tensors.values() if id(t) in self.given or not isinstance(t, nn.Parameter))
+        self.data = {id(t): t.detach().clone() for t in looked if id(t) in self.given and not t.is_nested}
+
+    def written(self) -> list[torch.Tensor]:
+        """Those that hold other data now; of others in the same memory, those that were given."""
+        moved = {at for at, t in self.tensors.items() if version(t) != self.versions[at]}
+        moved |= {at for at, data in self.data.items() if not _same(self.tensors[at], data)}
+        memory = {storage_of(self.tensors[at]) for at in moved & self.given}
+        return [t for at, t in self.tensors.items() if at in moved and (at in self.given or storage_of(t) not in memory)]
+
+
+def _same(t: torch.Tensor, data: torch.Tensor) -> bool:
+    """Whether a tensor holds the same data, bit for bit; NaN is NaN."""
+    t = t.detach()
+    return t.shape == data.shape and bool(((t == data) | ((t != t) & (data != data))).all())
+
+
+def _leads_to(node: Any, others: set[Any], through: set[Any]) -> bool:
+    """Whether a graph leads to one of these nodes by another way than `through` those."""
+    todo, seen = [node] if node not in through else [], {node, *through}
+    while todo:
+        one = todo.pop()
+        if one in others:
+            return True
+        new = {n for n, _ in one.next_functions if n is not None} - seen
+        seen |= new
+        todo += new
+    return False
+
+
+def refuse_shared(found: Recording, snapshot: Snapshot) -> None:
+    """Raise `UnsupportedError` where forward reads or changes, outside of opaque parts, what one of them changes in Python."""
+    inside = snapshot.inside
+    if not inside:
+        return
+    both = inside & found.outside_of_parts
+    if both:
+        name = next((k for _, k in both if isinstance(k, str)), "a container")
+        raise UnsupportedError(f"forward changes {name!r} in an opaque part and outside of it, too; {_OWN}")
+    for (path, name), (module, _, _) in found.read_attributes.items():
+        value = module.__dict__.get(name)
+        if snapshot.is_inside(module.__dict__, name) or _holds(value, snapshot.is_inside):
+            raise UnsupportedError(
+                f"forward reads the attribute {name!r} of {named(path)}, which an opaque part changes; {_OWN}"
+            )
+    for one in found.outside:
+        if snapshot.is_inside(_thing(one.table), one.key) or _holds(one.value, snapshot.is_inside):
+            raise UnsupportedError(f"forward reads {one.name}, which an opaque part changes; {_OWN}")
+
+
+_OWN = "what such a part changes in Python must be its own: let it return what forward needs"
+
+
+def _thing(table: Any) -> Any:
+    return getattr(table, "thing", table)
+
+
+def _holds(value: Any, inside: Callable[..., bool]) -> bool:
+    """Whether something that a part changes stands in a value."""
+    todo, seen = [(value, 0)], set[int]()
+    while todo:
+        one, depth = todo.pop()
+        if type(one) in LEAVES or id(one) in seen or depth > _DEEP:
+            continue
+        seen.add(id(one))
+        own = getattr(one, "__dict__", None) if not isinstance(one, (nn.Module, Mapping)) else None
+        if inside(one) or (isinstance(own, dict) and any(inside(own, key) for key in own)):
+            return True
+        if is_array(one):
+            continue
+        todo += [(thing, depth + 1) for _, thing in held(one)]
+    return False
