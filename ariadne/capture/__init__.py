@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 from ariadne.capture.call import Call, is_opaque_call
 from ariadne.capture.example import Captured, Example, batch_dims, called, declared, swallowed
+from ariadne.capture.reach import Reach
 from ariadne.capture.refusals import PATCHING, Patches
 from ariadne.capture.scripted import is_scripted
 from ariadne.capture.state import Snapshot, left_as_found
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = [
     "capture",
     "Snapshot",
+    "Reach",
     "left_as_found",
     "is_scripted",
     "is_opaque_call",

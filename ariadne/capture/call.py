@@ -70,3 +70,13 @@ def is_opaque_call(node: TraceNode) -> bool:
 def itself(value: Any) -> Any:
     """What a number that such a function gave is asked through, so that it can be held against what it was."""
     return value
+
+
+def of_rank(t: torch.Tensor) -> int:
+    """How many dims a tensor has that an opaque part gave."""
+    return t.dim()
+
+
+def of_type(t: torch.Tensor) -> str:
+    """The same with its dtype, where forward asks for dtypes."""
+    return f"{t.dim()}d, {t.dtype}"

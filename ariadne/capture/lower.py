@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ariadne import tree
-from ariadne.capture.call import OPAQUE, Call, itself
+from ariadne.capture.call import OPAQUE, Call, itself, of_rank, of_type
 from ariadne.capture.foreseen import Dims, Foresight
 from ariadne.capture.outcome import Outcome
 from ariadne.capture.scripted import TARGET, bare
@@ -350,17 +350,22 @@ class Lowering:
         node = TraceNode(target, (callee, *args), (), tuple(names), unpack, event.module, event.call, event.region, writes,
                          tuple((n, a) for n in names for a in aliased), effect.draws, within=within)  # fmt: skip
         self.values.nodes.append(node)
-        for name, out in zip(names, event.out, strict=True):
-            if isinstance(out, torch.Tensor):
-                known = True if scripted else None  # its shapes are its own affair; of a part they are asked in each call
-                dims = (known,) * out.dim() if self.values.fake is None else ()
-                self._data_dependent_sizes(node, name, out, dims)
-                continue
+        def hold(name: str, by: Any, was: Any) -> None:
             held = self.values.new(f"{name}_held", "scalar")
             self.values.nodes.append(
-                TraceNode(target, (self.values.object(itself), Ref(name)), (), (held,), module=event.module,
-                          call=event.call, witness=self.values.atom(out), is_witness=True)
+                TraceNode(target, (self.values.object(by), Ref(name)), (), (held,), module=event.module,
+                          call=event.call, witness=was, is_witness=True)
             )  # fmt: skip
+
+        for name, out in zip(names, event.out, strict=True):
+            if not isinstance(out, torch.Tensor):
+                hold(name, itself, self.values.atom(out))
+                continue
+            known = True  # its shapes are its own affair
+            if not scripted:  # of a part they are asked in each call
+                known, kind = None, of_type if "dtype" in self.recorded.looked else of_rank
+                hold(name, kind, kind(out))
+            self._data_dependent_sizes(node, name, out, (known,) * out.dim() if self.values.fake is None else ())
 
     def _opaque_argument(self, value: Any, cls: Any) -> Any:
         if isinstance(value, (torch.Tensor, *CONSTANTS, *SYMBOLIC)):

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.utils._sympy.printers import PythonPrinter
 
+from ariadne.capture.call import is_opaque_call
 from ariadne.capture.foreseen import Unplaced, on_fake
 from ariadne.capture.recorder import Recorder
 from ariadne.errors import UnsupportedError
@@ -229,7 +230,12 @@ def _is_told(plan: TracePlan, i: int, name: str) -> bool:
 
 
 def _is_python(plan: TracePlan, node: TraceNode) -> bool:
-    """Whether an op is Python that reads a tensor whose sizes follow the batch, and may do with them what it likes."""
+    """Whether an op is Python that reads a tensor whose sizes follow the batch, and may do with them what it likes.
+
+    What an opaque part makes of them is asked in each call.
+    """
+    if is_opaque_call(node):
+        return False
     shapes = (plan.values[name].shape for name in node.reads if name in plan.values)
     return node.target.startswith("python.") and any(isinstance(d, Expr) for shape in shapes for d in shape)
 

@@ -7,6 +7,9 @@ was put into buffers, attributes and containers.
 
 from __future__ import annotations
 
+import pickle
+import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ariadne.capture import Snapshot
+from ariadne.capture import Call, Reach, Snapshot, is_opaque_call
 from ariadne.errors import WitnessError
 from ariadne.guards import MISSING, follow, is_a
 from ariadne.plan import Groups, Store, TracePlan, Value
@@ -46,6 +49,9 @@ class Moves:
             if name in plan.values and plan.values[name].is_state
         ]
         self._draws = any(node.seeded for node in nodes)
+        calls = [plan.objects[r] for node in nodes if is_opaque_call(node) for r in node.reads if r in plan.objects]
+        self.python = any(is_a(thing, Call) and thing.moves for thing in calls)  # an opaque part changes something there
+        self._reach = Reach(model) if self.python else None
         self._generators = [thing for thing in plan.objects.values() if is_a(thing, torch.Generator)]
         self._slots = [
             (getattr(model.get_submodule(s.path), s.table), s.name)
@@ -64,9 +70,9 @@ class Moves:
         kept = Kept()
         tensors = [*(get() for get in self._tensors), *(given[i] for i in self._given)]
         kept.tensors = [(t, _copied(t), t.grad_fn) for t in {id(t): t for t in tensors}.values()]
-        kept.numbers = numbers(self._generators) if self._draws or self._generators else []
+        kept.numbers = numbers(self._generators, self.python) if self._draws or self._generators else []
         kept.slots = [(table, key, table.get(key, MISSING)) for table, key in self._slots]
-        kept.snapshot = self._noted(call)
+        kept.snapshot = self._noted(call) if self._reach is None else self._reach.snapshot(call, None)
         return kept
 
     def _noted(self, call: Any) -> Snapshot | None:
@@ -171,9 +177,13 @@ def _put_back_graph(t: torch.Tensor, before: torch.Tensor) -> None:
             t.copy_(before)
 
 
-def numbers(generators: Sequence[torch.Generator] = ()) -> Numbers:
-    """The random generators of torch, and these: how each is set, and its state."""
+def numbers(generators: Sequence[torch.Generator] = (), python: bool = False) -> Numbers:
+    """The random generators of torch, these, and with `python` its own: how each is set, and its state."""
     found: Numbers = [(torch.set_rng_state, torch.get_rng_state())]
+    if python:
+        found.append((random.setstate, random.getstate()))
+    if python and "numpy" in sys.modules:
+        found.append((sys.modules["numpy"].random.set_state, sys.modules["numpy"].random.get_state()))
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         found.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
     return found + [(g.set_state, g.get_state()) for g in generators]
@@ -182,7 +192,11 @@ def numbers(generators: Sequence[torch.Generator] = ()) -> Numbers:
 def alike(some: Numbers, others: Numbers) -> bool:
     """Whether generators stand at the same numbers."""
     flat = [[t for _, s in one for t in (s if isinstance(s, list) else [s])] for one in (some, others)]
-    return len(flat[0]) == len(flat[1]) and all(map(torch.equal, *flat))
+    return len(flat[0]) == len(flat[1]) and all(map(_same, *flat))
+
+
+def _same(a: Any, b: Any) -> bool:
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else pickle.dumps(a) == pickle.dumps(b)
 
 
 def _getter(value: Value, model: nn.Module) -> Getter:

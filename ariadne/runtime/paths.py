@@ -26,7 +26,7 @@ class Before:
 
     def __init__(self, moves: Moves, kept: Kept, call: Any, entered: tuple[Any, ...]) -> None:
         self.moves, self.kept, self.call, self.entered = moves, kept, call, entered
-        self.after = numbers() if kept.numbers else []
+        self.after = numbers(python=moves.python) if kept.numbers else []
         self.seen = moves.seen(entered[1:], call)
         self.instead: BoundaryPayload | None = None  # the boundary of the path that the suffix turned out to take
 
@@ -192,9 +192,9 @@ class Paths(Plans):
                 f"{question}. The prefix must run again on the other path, and its inputs, or state that it reads, were written "
                 "into since. Run each suffix before that; or show the path beforehand, prepare_split(..., more_examples=[...])"
             ) from question
-        now = numbers() if before.kept.numbers else []
-        drawn = bool(now) and not alike(now, before.after)  # by something else, since the prefix ran
         assert variant.prefix_moves is not None
+        now = numbers(python=before.moves.python) if before.kept.numbers else []
+        drawn = bool(now) and not alike(now, before.after)  # by something else, since the prefix ran
         undone = variant.prefix_moves.keep(before.entered[1:], before.call)
         kept = before.kept
         try:
