@@ -38,7 +38,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ariadne.capture.call import Call, is_opaque_call
+from ariadne.capture.call import QUESTIONS, Call, is_opaque_call
 from ariadne.capture.example import Captured, Example, batch_dims, called, declared, swallowed
 from ariadne.capture.reach import Reach
 from ariadne.capture.refusals import PATCHING, Patches
@@ -56,6 +56,7 @@ __all__ = [
     "is_scripted",
     "is_opaque_call",
     "Call",
+    "QUESTIONS",
     "Captured",
     "Example",
     "declared",

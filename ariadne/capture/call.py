@@ -80,3 +80,6 @@ def of_rank(t: torch.Tensor) -> int:
 def of_type(t: torch.Tensor) -> str:
     """The same with its dtype, where forward asks for dtypes."""
     return f"{t.dim()}d, {t.dtype}"
+
+
+QUESTIONS = (itself, of_rank, of_type)

@@ -350,6 +350,7 @@ class Lowering:
         node = TraceNode(target, (callee, *args), (), tuple(names), unpack, event.module, event.call, event.region, writes,
                          tuple((n, a) for n in names for a in aliased), effect.draws, within=within)  # fmt: skip
         self.values.nodes.append(node)
+
         def hold(name: str, by: Any, was: Any) -> None:
             held = self.values.new(f"{name}_held", "scalar")
             self.values.nodes.append(

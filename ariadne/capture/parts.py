@@ -7,6 +7,7 @@ that is its own affair, as long as nothing else of forward reads or changes it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ariadne.capture.call import Call, version
 from ariadne.capture.followed import plain
 from ariadne.capture.recorder import Recorder
 from ariadne.capture.refusals import refuse_transforms
-from ariadne.capture.state import Snapshot
+from ariadne.capture.state import Snapshot, Spot
 from ariadne.capture.values import CONSTANTS, SYMBOLIC
 from ariadne.errors import UnsupportedError, named
 from ariadne.guards import LEAVES, Effect, Recording, held, is_a, is_array
@@ -50,22 +51,26 @@ class Parts:
 
     def module(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """One call of a module."""
-        own = [*module.parameters(), *module.buffers()]
-        return self._run(module, type(module).__name__, lambda *a, **k: self.call(module, *a, **k), args, kwargs, own)
+        with self.recorder.aside():
+            own, inner = [*module.parameters(), *module.buffers()], [*module.modules()]
+        return self._run(module, type(module).__name__, partial(self.call, module), args, kwargs, own, inner)
 
     def function(self, whole: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of a function."""
         if not self.recorder.is_mine():
             return function(*args, **kwargs)
-        return self._run(whole, getattr(whole, "__name__", "part"), function, args, kwargs, ())
+        given = [m for leaf in tree.leaves((args, kwargs)) if isinstance(leaf, nn.Module) for m in leaf.modules()]
+        return self._run(whole, getattr(whole, "__name__", "part"), function, args, kwargs, (), given)
 
     def _run(
         self, part: Any, name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-        own: Sequence[torch.Tensor],
+        own: Sequence[torch.Tensor], modules: Sequence[nn.Module],
     ) -> Any:  # fmt: skip
         recorder, recording, snapshot = self.recorder, self.recorder.recording, self.recorder.snapshot
         if recorder.fake is not None:
-            recording.read_size = f"the opaque part {name!r} in {recorder.where()} shows what it makes in real runs alone"
+            recording.read_size = (
+                f"the opaque part {name!r} in {recorder.where()} shows what it makes in real runs alone"
+            )
             raise UnsupportedError(recording.read_size)
         refuse_transforms(recorder.where())
         leaves, given = tree.flatten((args, kwargs))
@@ -74,7 +79,7 @@ class Parts:
         recorder._keep(tensors)
         with recorder.aside():
             before = snapshot.anew()
-            recording.outside_of_parts |= self.last.spots()
+            self._refuse_before(name, self.last.spots(), modules)
             alone = not snapshot.moved_rng(recording.numbers)
             seen = _Seen(tensors, self._known())
             args, kwargs = tree.unflatten([plain(leaf) for leaf in leaves], given)
@@ -93,6 +98,12 @@ class Parts:
                 )
             results, gives = self._results(name, out, tensors)
             written = seen.written()
+            hidden = next((t for t in written if id(t) not in seen.given and storage_of(t) not in recorder.state), None)
+            if hidden is not None:
+                raise UnsupportedError(
+                    f"the opaque part {name!r} in {recorder.where()} writes into a tensor {list(hidden.shape)} of forward's that it "
+                    "was not given; pass it to the part"
+                )
             self.last = snapshot.anew()
             snapshot.inside |= before.spots()
             drew = bool(before.moved_rng())
@@ -112,6 +123,20 @@ class Parts:
         within = {id(t): t for t in (*own, *snapshot.owning(reads.found), *written)}
         recorder.add(call, (*leaves,), results, Effect(tuple(written), aliases, True), within=within)
         return tree.unflatten(results, gives)
+
+    def _refuse_before(self, name: str, changed: set[Spot], modules: Sequence[nn.Module]) -> None:
+        """Raise `UnsupportedError` if forward `changed` something in Python that the part may read: a plan does so only later."""
+        recorder = self.recorder
+        recorder.recording.outside_of_parts |= changed
+        others = {at for m in recorder.snapshot.modules.values() for at in _tables(m)}
+        others -= {at for m in modules for at in _tables(m)}
+        found = next((key for at, key in recorder.recording.outside_of_parts if at not in others), recorder)
+        if found is not recorder:
+            told = f"the attribute {found!r}" if isinstance(found, str) else "something in a container"
+            raise UnsupportedError(
+                f"forward changes {told} before it calls the opaque part {name!r} in {recorder.where()}, which may read that; pass it "
+                "to the part as an argument"
+            )
 
     def _refuse_objects(self, name: str, leaves: Sequence[Any]) -> None:
         """Raise `UnsupportedError` for an argument that a plan would freeze: an object that forward makes."""
@@ -158,6 +183,13 @@ class Parts:
         return [recorder._named_anew(leaf) if id(leaf) in found else leaf for leaf in leaves], spec
 
 
+def _tables(module: nn.Module) -> Iterator[int]:
+    """What tells the dicts of a module's attributes from others."""
+    own = module.__dict__
+    yield id(own)
+    yield from (id(own[name]) for name in ("_parameters", "_buffers", "_modules") if name in own)
+
+
 class _Seen:
     """Tensors before a part runs: how often they were written into; of those `given`, and buffers, their data."""
 
@@ -173,7 +205,9 @@ class _Seen:
         moved = {at for at, t in self.tensors.items() if version(t) != self.versions[at]}
         moved |= {at for at, data in self.data.items() if not _same(self.tensors[at], data)}
         memory = {storage_of(self.tensors[at]) for at in moved & self.given}
-        return [t for at, t in self.tensors.items() if at in moved and (at in self.given or storage_of(t) not in memory)]
+        return [
+            t for at, t in self.tensors.items() if at in moved and (at in self.given or storage_of(t) not in memory)
+        ]
 
 
 def _same(t: torch.Tensor, data: torch.Tensor) -> bool:

@@ -136,7 +136,7 @@ def refuse_transforms(where: str) -> None:
 
 def refuse_scripted(model: nn.Module) -> None:
     """Raise `UnsupportedError` if a module is TorchScript, which keeps its Python and its tables to itself."""
-    for path, module in looked_into(model):
+    for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise UnsupportedError(
                 f"{named(path)} is a TorchScript module ({type(module).__name__}), whose forward can't be followed; put "

@@ -189,7 +189,6 @@ def is_scripted(node: TraceNode) -> bool:
     return node.target.startswith(TARGET)
 
 
-
 def bare(call: Call) -> Any:
     """The function itself where it takes and gives the same, and can't give anything else."""
     takes = all(c.kind == tree.LEAF for c in call.given.children[0].children) and not call.given.children[1].keys

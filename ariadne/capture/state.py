@@ -367,8 +367,8 @@ class Snapshot:
         """The buffers that forward replaced by assignment: (module path, name, the new tensor)."""
         before = {id(d): old for d, old in self._dicts}
         for path, module in self.modules.items():
-            old = before.get(id(module._buffers))
-            for name, now in module._buffers.items() if old is not None else ():
+            old = before[id(module._buffers)]
+            for name, now in module._buffers.items():
                 if now is not None and old.get(name) is not now and not self.is_inside(module._buffers):
                     yield path, name, now
 
@@ -377,10 +377,14 @@ class Snapshot:
         before = {id(d): old for d, old in self._dicts}
         for path, module in self.modules.items():
             for table, what in ((module._parameters, "parameter"), (module._modules, "submodule")):
-                old = before.get(id(table))
-                for name in {**old, **table} if old is not None else ():  # TorchScript modules show them anew
+                old = before.get(id(table), table)
+                for name in {**old, **table}:
                     was, now = old.get(name), table.get(name)
-                    if was is not now and not self.is_inside(table) and (what == "parameter" or _holds_tensors(was) or _holds_tensors(now)):
+                    if (
+                        was is not now
+                        and not self.is_inside(table)
+                        and (what == "parameter" or _holds_tensors(was) or _holds_tensors(now))
+                    ):
                         yield path, name, what
 
     def restore(self, drew: bool = True) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ariadne.compiled.ahead import Ahead
+from ariadne.capture import is_opaque_call
 from ariadne.compiled.buckets import Bucketed
 from ariadne.compiled.compilable import Strides, compilable, constant_dims, odd_strides, pinned
 from ariadne.compiled.lift import Lifted, Miss, lift
@@ -394,6 +395,18 @@ def compiled(source: Source, plan: TracePlan, nodes: Sequence[TraceNode], label:
              report: SegmentReport) -> Callable[..., Any]:  # fmt: skip
     """The ops `nodes`, a side of a cut of `plan`, as a callable that compiles itself as `options` say; its account is `report`."""
     chosen = CompileOptions.parse(options)
+    part = next(filter(is_opaque_call, nodes), None)
+    if part is not None:
+        why = (
+            f"{source.name!r} calls the opaque part {part.target.rpartition('.')[2]!r}, into which no compiler may look"
+        )
+        if chosen.on_error != "eager":
+            raise CompileError(
+                f"{why}; use mode='generated_eager', or compile_options={{'on_compile_error': 'eager'}} to run that side eagerly"
+            )
+        report.state = "eager"
+        report.notes.append(why)
+        return load(source, label)
     if chosen.chosen:
         return best(source, plan, nodes, label, chosen, report)
     if chosen.ahead:

@@ -39,6 +39,7 @@ from ariadne.guards.marks import ASKING_FOR_CLASSES, Marks, Registered, Strides,
 from ariadne.guards.opened import State, asks_itself, counts_by_which
 from ariadne.guards.outside import Outside, with_contents
 from ariadne.guards.recording import Recording
+from ariadne.guards.whole import looked_into
 from ariadne.plan import storage_of
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -85,7 +86,7 @@ class Baseline:
 
     The keys after the first are steps into what the attribute holds. `training` has the flags of the whole and of all modules
     but those of torch whose code names none: there it decides nothing, and a look at a module's dict costs a few cache misses.
-    `foreign` are modules that another one's code looked at, `strays` those that ran and stand in no registry. Nothing here belongs
+    `followed` are modules of opaque parts, which are run as they are then. `foreign` are modules that another one's code looked at, `strays` those that ran and stand in no registry. Nothing here belongs
     to one cut.
     """
 
@@ -117,6 +118,9 @@ class Baseline:
         self.flags = [flag for recorded in recordings for flag in recorded.flags]
         self.foreign: set[str] = set()
         self.installed: set[types.CodeType] = set()  # hooks that forward itself registers, and that change no result
+        looked = {id(m) for _, m in looked_into(model)}
+        used = set[str]().union(*(recorded.used for recorded in recordings))
+        self.followed = {p for p, m in self.modules.items() if p not in self.strays and id(m) not in looked} - used
         seen: set[tuple[Any, ...]] = set()
         names = Names(recordings)
         self._asked: Collection[int | None] = set[int | None]().union(*(recorded.asked for recorded in recordings))
@@ -240,6 +244,7 @@ class Baseline:
         new.mark_names, new.marks, new.exact = self.mark_names, self.marks, self.exact
         new.ties, new.missing, new.installed = self.ties, self.missing, self.installed
         new.outside, new.foreign, new.inherited = [o.of_copy(memo) for o in self.outside], self.foreign, self.inherited
+        new.followed = self.followed
         for path, module in old.items():
             if list(module._modules.items()) != self.children[path]:
                 new.children[path] = self.children[path]

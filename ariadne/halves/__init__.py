@@ -7,6 +7,7 @@ A plan and its cut flow in, or a file; out flow a file, or plans of one side and
     weights     tensors in a file, by memory map
     given       weights from elsewhere, held against a half's
     skeleton    the modules of a half
+    called      Python that a half calls
     sized       the sizes beside the batch that a half serves
     form        a plan of one side as data, and back
     moves       a half on another device or in another dtype

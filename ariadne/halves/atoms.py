@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as torch_pytree
 
 from ariadne import tree
+from ariadne.capture import QUESTIONS
 from ariadne.errors import HalfError
 from ariadne.plan import FUNCTIONS, HELPERS, Expr, Namespace, Ref
 
@@ -27,12 +28,12 @@ _TORCH: dict[str, tuple[type, Callable[[str], Any]]] = {
     for name, kind in (("dtype", torch.dtype), ("layout", torch.layout), ("memory_format", torch.memory_format))
 }
 DEVICES = frozenset(("cpu", "cuda", "mps", "xpu", "hpu", "mtia", "meta"))
-# Containers that need no leave to be loaded: they do nothing but hold.
+# Containers and questions that need no leave to be loaded: they do nothing but hold, or look.
 KNOWN = {
     f"{cls.__module__}:{cls.__qualname__}": cls
     for cls in (OrderedDict, torch.Size, torch.nn.utils.rnn.PackedSequence, *vars(torch.return_types).values())
     if isinstance(cls, type)
-}
+} | {f"{ask.__module__}:{ask.__qualname__}": ask for ask in QUESTIONS}
 
 
 def need(true: bool, otherwise: str) -> None:

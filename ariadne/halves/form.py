@@ -24,12 +24,12 @@ from ariadne.halves.atoms import (
     mapped,
     name,
     need,
-    place,
     table,
     text,
     told,
     told_spec,
 )
+from ariadne.halves.called import read_object, told_object
 from ariadne.halves.sized import need_sizes_of_inputs, told_sizes, with_sizes
 from ariadne.halves.weights import Row, row
 from ariadne.plan import WHOLE, Apart, Assumption, Batches, Ref, Region, Store, TraceNode, TracePlan, Value, check, uses
@@ -81,21 +81,10 @@ def told_side(side: Side, constants: Mapping[str, Row]) -> dict[str, Any]:
         "output_spec": told_spec(plan.output_spec),
         "output": told(plan.output),
         "constants": {n: [*constants[n].told(), str(t.device)] for n, t in plan.constants.items()},
-        "objects": {n: _told_object(o) for n, o in plan.objects.items()},
+        "objects": {n: told_object(o) for n, o in plan.objects.items()},
         "assumption": {f.name: told(getattr(assumed, f.name)) for f in fields(assumed)},
         **({"sizes": told_sizes(plan)} if plan.sizes else {}),
     }
-
-
-def _told_object(thing: Any) -> list[str]:
-    owner = getattr(thing, "__self__", None)
-    if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
-        return ["function", place(owner)]
-    if isinstance(thing, torch.Generator):
-        raise HalfError(
-            "forward draws from a torch.Generator of the model's own, which a file can't hold; draw from torch's own"
-        )
-    return ["object", place(thing)]
 
 
 def _told_node(node: TraceNode) -> dict[str, Any]:
@@ -166,7 +155,9 @@ class SideReader:
         values = {v.name: v for v in (self._value(v) for v in rows)}
         need(len(values) == len(rows) and symbol not in values, "a value appears twice")
         nodes = tuple(self._node(n, reader, values) for n in items(d["nodes"], "the ops"))
-        objects = {name(k, "an object"): self._object(v) for k, v in mapped(d["objects"], "the objects").items()}
+        objects = {
+            name(k, "an object"): read_object(v, self.classes) for k, v in mapped(d["objects"], "the objects").items()
+        }
         constants = {}
         for k, v in mapped(d["constants"], "the constants").items():
             parts = items(v, "a constant")
@@ -385,18 +376,6 @@ class SideReader:
         else:
             need(node.target in self.ops, f"the op {node.target[:80]!r} has no schema")
             ops.check(node, self.ops[node.target], values)
-
-    def _object(self, data: Any) -> Any:
-        pair = items(data, "an object")
-        need(len(pair) == 2 and pair[0] in ("function", "object"), "an object is malformed")
-        found = self.classes.find(pair[1], "a function that forward calls")
-        if pair[0] == "object":
-            return found
-        need(
-            isinstance(found, type) and issubclass(found, torch.autograd.Function),
-            f"{pair[1]!r} is no autograd.Function",
-        )
-        return found.apply
 
     def _store(self, data: Any, reader: Reader) -> Store:
         parts = items(data, "what is stored")
