@@ -1,4 +1,4 @@
-"""Calls of Python that is kept whole: a function under `torch.jit.script`, or a part that `ariadne.opaque` was told of, is one op."""
+"""Calls of Python that is kept whole, as one op: functions under `torch.jit.script`, and parts that `ariadne.opaque` was told of."""
 
 from __future__ import annotations
 

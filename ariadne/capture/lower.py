@@ -362,7 +362,7 @@ class Lowering:
             if not isinstance(out, torch.Tensor):
                 hold(name, itself, self.values.atom(out))
                 continue
-            known = True  # its shapes are its own affair
+            known: bool | None = True  # its shapes are its own affair
             if not scripted:  # of a part they are asked in each call
                 known, kind = None, of_type if "dtype" in self.recorded.looked else of_rank
                 hold(name, kind, kind(out))

@@ -32,7 +32,7 @@ class _Reads(TorchDispatchMode):
     """Notes the memory of the model's tensors that ops read."""
 
     def __init__(self, state: set[int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.state, self.found = state, set[int]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -67,10 +67,9 @@ class Parts:
         own: Sequence[torch.Tensor], modules: Sequence[nn.Module],
     ) -> Any:  # fmt: skip
         recorder, recording, snapshot = self.recorder, self.recorder.recording, self.recorder.snapshot
+        told = self._told(name)
         if recorder.fake is not None:
-            recording.read_size = (
-                f"the opaque part {name!r} in {recorder.where()} shows what it makes in real runs alone"
-            )
+            recording.read_size = f"{told} shows what it makes in real runs alone"
             raise UnsupportedError(recording.read_size)
         refuse_transforms(recorder.where())
         leaves, given = tree.flatten((args, kwargs))
@@ -93,7 +92,7 @@ class Parts:
             now = tree.flatten((args, kwargs))
             if stood[1] != now[1] or any(a is not b for a, b in zip(stood[0], now[0], strict=True)):
                 raise UnsupportedError(
-                    f"the opaque part {name!r} in {recorder.where()} changes a list or dict that it is given, which a plan can't "
+                    f"{told} changes a list or dict that it is given, which a plan can't "
                     "hold; return what it puts there"
                 )
             results, gives = self._results(name, out, tensors)
@@ -101,7 +100,7 @@ class Parts:
             hidden = next((t for t in written if id(t) not in seen.given and storage_of(t) not in recorder.state), None)
             if hidden is not None:
                 raise UnsupportedError(
-                    f"the opaque part {name!r} in {recorder.where()} writes into a tensor {list(hidden.shape)} of forward's that it "
+                    f"{told} writes into a tensor {list(hidden.shape)} of forward's that it "
                     "was not given; pass it to the part"
                 )
             self.last = snapshot.anew()
@@ -124,6 +123,9 @@ class Parts:
         recorder.add(call, (*leaves,), results, Effect(tuple(written), aliases, True), within=within)
         return tree.unflatten(results, gives)
 
+    def _told(self, name: str) -> str:
+        return f"the opaque part {name!r} in {self.recorder.where()}"
+
     def _refuse_before(self, name: str, changed: set[Spot], modules: Sequence[nn.Module]) -> None:
         """Raise `UnsupportedError` if forward `changed` something in Python that the part may read: a plan does so only later."""
         recorder = self.recorder
@@ -134,8 +136,8 @@ class Parts:
         if found is not recorder:
             told = f"the attribute {found!r}" if isinstance(found, str) else "something in a container"
             raise UnsupportedError(
-                f"forward changes {told} before it calls the opaque part {name!r} in {recorder.where()}, which may read that; pass it "
-                "to the part as an argument"
+                f"forward changes {told} before it calls {self._told(name)}, which may read that; pass it to "
+                "the part as an argument"
             )
 
     def _refuse_objects(self, name: str, leaves: Sequence[Any]) -> None:
@@ -145,7 +147,7 @@ class Parts:
             if isinstance(leaf, (torch.Tensor, *CONSTANTS, *SYMBOLIC)) or is_a(leaf, type) or snapshot.holds(leaf):
                 continue
             raise UnsupportedError(
-                f"the opaque part {name!r} in {self.recorder.where()} takes an object of type {type(leaf).__name__}, which a plan "
+                f"{self._told(name)} takes an object of type {type(leaf).__name__}, which a plan "
                 "would freeze; pass tensors, numbers and strings, in lists, tuples and dicts, or what the model holds"
             )
 
@@ -157,12 +159,12 @@ class Parts:
 
     def _results(self, name: str, out: Any, given: Sequence[torch.Tensor]) -> tuple[list[Any], tree.Spec]:
         """The leaves of what a part gave, those that are known already as tensors of their own."""
-        recorder = self.recorder
+        recorder, told = self.recorder, self._told(name)
         leaves, spec = tree.flatten(out)
         odd = next((leaf for leaf in leaves if not isinstance(leaf, (torch.Tensor, *CONSTANTS))), None)
         if odd is not None:
             raise UnsupportedError(
-                f"the opaque part {name!r} in {recorder.where()} gives an object of type {type(odd).__name__}, which a plan can't "
+                f"{told} gives an object of type {type(odd).__name__}, which a plan can't "
                 "hold; let it return tensors, numbers and strings, in lists, tuples and dicts"
             )
         mine = {id(t) for t in given}
@@ -176,7 +178,7 @@ class Parts:
                 continue
             if storage_of(leaf) in memory or (leaf.grad_fn is not None and _leads_to(leaf.grad_fn, nodes, through)):
                 raise UnsupportedError(
-                    f"the opaque part {name!r} in {recorder.where()} gives a tensor that it had from elsewhere in this call, and not "
+                    f"{told} gives a tensor that it had from elsewhere in this call, and not "
                     "as an argument; pass it to the part"
                 )
         found = {**known, **{id(t): t for t in given}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 import sys
 from collections import OrderedDict, deque
@@ -147,7 +146,7 @@ class Snapshot:
         for thing, known, then in self._variables:
             now = variables(thing, known)
             found |= {(id(thing), n) for n in {**then, **now} if then.get(n, MISSING) is not now.get(n, MISSING)}
-        found |= {(id(one), None) for one, get, _, was in self._own_rng if pickle.dumps(get()) != pickle.dumps(was)}
+        found |= {(id(one), None) for one, get, _, was in self._own_rng if repr(get()) != repr(was)}
         return found
 
     def remembers(self) -> bool:

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from ariadne.compiled.ahead import Ahead
 from ariadne.capture import is_opaque_call
+from ariadne.compiled.ahead import Ahead
 from ariadne.compiled.buckets import Bucketed
 from ariadne.compiled.compilable import Strides, compilable, constant_dims, odd_strides, pinned
 from ariadne.compiled.lift import Lifted, Miss, lift
