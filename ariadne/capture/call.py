@@ -1,4 +1,4 @@
-"""Calls of Python that is kept whole, as one op: functions under `torch.jit.script`, and parts that `ariadne.opaque` was told of."""
+"""Calls of Python that is kept whole, as one op: functions under `torch.jit.script`, and parts that `ariadne.opaque` takes."""
 
 from __future__ import annotations
 

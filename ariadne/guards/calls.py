@@ -272,9 +272,7 @@ class ModuleGuard:
     def __init__(self, plan: TracePlan, nodes: range, baseline: Baseline) -> None:
         self.baseline = baseline
         self.called = called = {call.path for call in plan.calls}
-        paths = {""} | {
-            path for path in baseline.modules if path not in called or path in baseline.foreign
-        } - baseline.followed
+        paths = {"", *(baseline.modules.keys() - (called - baseline.foreign) - baseline.followed)}
         for call in plan.calls:
             overlaps = call.start < nodes.stop and call.end > nodes.start
             if overlaps or (call.start == call.end and nodes.start <= call.start <= nodes.stop):
