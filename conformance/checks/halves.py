@@ -81,7 +81,7 @@ def _functions(split: Split) -> list[str]:
     found = set()
     for plan in split.runtime._plans:
         for thing in plan.objects.values():
-            owner = getattr(thing, "__self__", thing)
+            owner = getattr(thing, "__self__", getattr(thing, "function", thing))
             if not callable(owner):  # a container that the plan stores in
                 continue
             found.add(f"{owner.__module__}:{owner.__qualname__}")

@@ -48,20 +48,18 @@ class OpaqueModule(_Ends):
 
 @ariadne.opaque
 class _Noisy(nn.Module):
-    """Draws from Python's, numpy's and torch's generators, and keeps what it saw."""
+    """Draws from Python's, numpy's and torch's generators."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[float] = []
         self.weight = nn.Parameter(torch.ones(16))
 
     def forward(self, x: Tensor, *, scale: float) -> dict[str, Tensor]:
         by = scale * random.random() + float(np.random.rand())
-        self.seen = [*self.seen[-3:], by]
         return {"low": x * self.weight * by, "noise": torch.rand_like(x)}
 
 
-@toy("opaque_class", "draws draws-in-eval state")
+@toy("opaque_class", "draws draws-in-eval")
 class OpaqueClass(_Ends):
     """A class of modules taken as they are, called twice: random numbers of three generators, and a dict of results."""
 
@@ -95,19 +93,20 @@ class OpaqueMethod(_Ends):
 
 
 @ariadne.opaque
-def _largest(x: Tensor, by_mean: bool) -> tuple[Tensor, int]:
-    rows = [row for row in x if bool(row.mean() > 0)] if by_mean else list(x)
-    return (torch.stack(rows) if rows else x[:0]).sum(0, keepdim=True), len(rows) % 2
+def largest(x: Tensor, above: float) -> tuple[Tensor, int]:
+    """The sum of the rows whose mean lies above a number, and how many dims a row has."""
+    rows = [row for row in x if bool(row.mean() > above)]
+    return (torch.stack(rows) if rows else x[:0]).sum(0, keepdim=True), x.dim() - 1
 
 
 @toy("opaque_function", "data-dependent rows-mixed")
 class OpaqueFunction(_Ends):
-    """A function taken as it is, that gives a number on which forward branches."""
+    """A function taken as it is, that branches on data and gives a number that forward computes with."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.enter(x).relu()
-        total, odd = _largest(self.leave(h), True)
-        return self.leave(h) + total if odd else self.leave(h) - total
+        total, dims = largest(self.leave(h), 0.0)
+        return self.leave(h) + total.div(dims)
 
 
 ENTRIES = tuple(toy.entries)
