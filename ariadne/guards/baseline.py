@@ -86,8 +86,8 @@ class Baseline:
 
     The keys after the first are steps into what the attribute holds. `training` has the flags of the whole and of all modules
     but those of torch whose code names none: there it decides nothing, and a look at a module's dict costs a few cache misses.
-    `followed` are modules of opaque parts, run as they are then, `foreign` those that another one's code looked at, `strays` those that
-    ran and stand in no registry. Nothing here belongs to one cut.
+    `followed` are modules of opaque parts, run as they are then, `foreign` those that another one's code looked at, `strays` those
+    that ran and stand in no registry. Nothing here belongs to one cut.
     """
 
     def __init__(self, model: nn.Module, recordings: Sequence[Recording] = (), leaves: Sequence[Any] = ()) -> None:
