@@ -8,6 +8,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     example       the inputs that a model is captured with, and what a capture gives
     disguise      symbols that pose as numbers to forward's Python
     followed      sizes that are followed through arithmetic, and end the run where C would read them
+    values        the values of a plan in the making: live tensors and objects by name
     packed        packed sequences on fake tensors
     foreseen      which sizes of an op's results follow from the sizes of its inputs
     sizes         sizes that remember what they were compared with
@@ -23,7 +24,6 @@ against and a baseline of the model flow out. The model is left as found. The fi
     settled       flags of a first call, and the batch of the last one
     first         what forward filled at an earlier call
     identity      what forward compares by `is`
-    values        the values of a plan in the making: live tensors and objects by name
     outcome       what forward leaves: its output, what it stores, what it puts into containers
     lower         a recording of live tensors becomes a plan of names
     generalize    plans observed at several batches become one, or are shown to disagree
