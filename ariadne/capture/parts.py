@@ -117,7 +117,7 @@ class Parts:
         )  # fmt: skip
         kinds = tuple(isinstance(r, torch.Tensor) for r in results)
         moves = drew or bool(before.spots())
-        call = Call(part, name, given, str(gives), gives.kind == tree.LEAF, kinds, unwritten, moves)
+        call = Call(part, name, given, str(gives), gives.kind == tree.LEAF, kinds, unwritten, moves, drew)
         aliases = tuple(t for t in tensors if not t.is_nested)
         within = {id(t): t for t in (*own, *snapshot.owning(reads.found), *written)}
         recorder.add(call, (*leaves,), results, Effect(tuple(written), aliases, True), within=within)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ariadne.capture import Call
 from ariadne.errors import PipelineError, UnsupportedError
 from ariadne.pipeline.alone import parts_of
 from ariadne.plan import Expr, Ref, TraceNode, TracePlan, substitute
@@ -79,7 +80,26 @@ def behind_first(plan: TracePlan, cuts: Sequence[Any]) -> tuple[TraceNode, ...]:
             "forward draws from a torch.Generator of its own, of which each process of a pipeline would have another; draw "
             "from the default generator"
         )
+    _refuse_opaque(plan, cuts)
     return found
+
+
+def _refuse_opaque(plan: TracePlan, cuts: Sequence[Any]) -> None:
+    """Raise `UnsupportedError` where an opaque part shares with others what each process has for itself."""
+    kept = dict[int, int]()  # by a part's function that keeps something in Python, where it is called
+    for i, part in enumerate(parts_of(plan, cuts)):
+        calls = (plan.objects.get(r) for node in part.nodes(plan) for r in node.reads)
+        for call in (c for c in calls if isinstance(c, Call) and c.moves):
+            if (i and call.draws) or kept.setdefault(id(call.function), i) != i:
+                how = (
+                    "draws from Python's own generators"
+                    if call.draws
+                    else "keeps something in Python between two parts"
+                )
+                raise UnsupportedError(
+                    f"{call.words} {how}, and each process of a pipeline has these for itself; draw from torch's generator, keep "
+                    "state in tensors, or cut so that it lies in one part"
+                )
 
 
 def foresee(plan: TracePlan, nodes: Sequence[TraceNode], batch: int) -> bool:
