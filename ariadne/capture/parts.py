@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ariadne import tree
 from ariadne.capture.call import Call, version
 from ariadne.capture.followed import plain
-from ariadne.capture.recorder import Recorder
+from ariadne.capture.recorder import Recorder, runs_again
 from ariadne.capture.refusals import refuse_transforms
 from ariadne.capture.state import Snapshot, Spot
 from ariadne.capture.values import CONSTANTS, SYMBOLIC
@@ -29,16 +29,19 @@ _DEEP = 8  # so many steps into what forward reads, what a part changes is looke
 
 
 class _Reads(TorchDispatchMode):
-    """Notes the memory of the model's tensors that ops read."""
+    """Notes the memory of the model's tensors that ops read, and keeps the data of those that they may write into."""
 
-    def __init__(self, state: set[int]) -> None:
+    def __init__(self, state: set[int], snapshot: Snapshot) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.state, self.found = state, set[int]()
+        self.state, self.snapshot, self.found = state, snapshot, set[int]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        keys = {storage_of(t) for t in tensors_in((args, tuple(kwargs.values())))}
-        self.found |= {key for key in keys if key in self.state}
+        for t in tensors_in((args, tuple(kwargs.values()))):
+            if (key := storage_of(t)) in self.state and key is not None:
+                self.found.add(key)
+                if func._schema.is_mutable:
+                    self.snapshot.save_owners(t)
         return func(*args, **kwargs)
 
 
@@ -82,7 +85,7 @@ class Parts:
             alone = not snapshot.moved_rng(recording.numbers)
             seen = _Seen(tensors, self._known())
             args, kwargs = tree.unflatten([plain(leaf) for leaf in leaves], given)
-            stood, reads = tree.flatten((args, kwargs)), _Reads(recorder.state)
+            stood, reads = tree.flatten((args, kwargs)), _Reads(recorder.state, snapshot)
             with recorder.drawing(), torch._C._DisablePythonDispatcher(), reads:
                 try:
                     out = run(*args, **kwargs)
@@ -117,6 +120,11 @@ class Parts:
         )  # fmt: skip
         kinds = tuple(isinstance(r, torch.Tensor) for r in results)
         moves = drew or bool(before.spots())
+        if runs_again() and (moves or any(storage_of(t) in recorder.state for t in written)):
+            raise UnsupportedError(
+                f"{told} keeps something, or draws from Python's generators, within torch.utils.checkpoint: the backward pass runs "
+                "it again, which a plan does not. Leave it out of the checkpoint"
+            )
         call = Call(part, name, given, str(gives), gives.kind == tree.LEAF, kinds, unwritten, moves, drew)
         aliases = tuple(t for t in tensors if not t.is_nested)
         within = {id(t): t for t in (*own, *snapshot.owning(reads.found), *written)}

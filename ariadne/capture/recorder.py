@@ -284,7 +284,7 @@ class Recorder(ProxyTorchDispatchMode):
         strangers = []
         for i in written_arguments(func, bound := bind(func, args, kwargs)):
             written = list(tensors_in(bound[i]))
-            if not self.depth and any(storage_of(t) in self.state for t in written) and _runs_again():
+            if not self.depth and any(storage_of(t) in self.state for t in written) and runs_again():
                 raise UnsupportedError(
                     f"forward writes into a tensor of the model within torch.utils.checkpoint in {self.where()}: the backward pass "
                     "runs that part again, and writes again, which a plan does not. Pass use_reentrant=True, which keeps the part "
@@ -315,7 +315,7 @@ class Recorder(ProxyTorchDispatchMode):
             self.add(torch.ops.aten.detach.default, (source,), t)
 
 
-def _runs_again() -> bool:
+def runs_again() -> bool:
     """Whether what runs now will run once more in the backward pass."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"

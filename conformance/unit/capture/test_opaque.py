@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import ariadne
 from ariadne import SplitSpec, prepare_split
@@ -130,6 +131,20 @@ def test_preparing_leaves_the_part_as_it_was() -> None:
     model = of(_keeps)
     prepare_split(model, (torch.randn(3, 4),), split=SplitSpec("after:enter", trainable=True))
     assert (model.part.calls, model.part.kept) == (0, [])
+
+
+def test_weights_that_it_writes_into_are_left_as_found_and_written_once_a_call() -> None:
+    def decays(part: Part, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            part.inner.weight.mul_(0.5)
+        return part.inner(x.detach())
+
+    model = of(decays)
+    twin, x = copy.deepcopy(model), torch.randn(3, 4)
+    runtime = prepare_split(model, (x,), split=SplitSpec("after:enter", trainable=False))
+    assert torch.equal(model.part.inner.weight, twin.part.inner.weight)
+    for _ in range(3):
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), twin(x))
 
 
 def test_its_parameters_belong_to_the_side_that_calls_it() -> None:
@@ -374,6 +389,11 @@ class Elsewhere(Net):
         return self.leave(self.part(h * 2) + h)
 
 
+class Checkpointed(Net):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.leave(checkpoint(self.part, self.enter(x), use_reentrant=False))
+
+
 def _unlike(part: Part, x: torch.Tensor) -> torch.Tensor:
     return x * np.random.default_rng().random()
 
@@ -388,6 +408,7 @@ REFUSED: list[tuple[str, Callable[..., Any], type[Net]]] = [
     ("something in a container before it calls the opaque part", lambda p, x: HELD["h"].mul_(2) + x, Elsewhere),
     ("gives an object of type object", lambda p, x: object(), Net),
     ("gives another result when it runs again", _unlike, Net),
+    ("within torch.utils.checkpoint: the backward pass runs it again", _counts, Checkpointed),
 ]
 
 
