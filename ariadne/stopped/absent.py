@@ -1,7 +1,7 @@
-"""Tensors without data: what stands in forward for a tensor that was made before the cut, where forward is run without that part.
+"""Tensors without data: what stands in forward for a tensor from before the cut, where forward is run without that part.
 
-A ghost has the sizes, type and device of the tensor, so Python's logic of shapes goes on as it would. After the cut an op that takes
-it gets the tensor that crossed in its place, or the call ends with an error that says what was needed.
+A ghost has the sizes, type and device of the tensor, so Python's logic of shapes goes on as it would. After the cut an op that
+takes it gets the tensor that crossed in its place, or the call ends with an error that says what was needed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from ariadne.boundary import register_boundary_serializer
 from ariadne.errors import BoundaryError
 
 _Tensor: Any = torch.Tensor
-_GETTERS = "shape dtype device layout ndim requires_grad is_cuda is_cpu is_sparse is_quantized is_meta is_nested".split()
-_METHODS = "size dim numel nelement stride is_floating_point is_complex is_contiguous element_size __len__ __hash__".split()
+_GETTERS = (
+    "shape dtype device layout ndim requires_grad is_cuda is_cpu is_sparse is_quantized is_meta is_nested".split()
+)
+_METHODS = (
+    "size dim numel nelement stride is_floating_point is_complex is_contiguous element_size __len__ __hash__".split()
+)
 # What a tensor without data answers as well as one with data: such calls are neither counted nor kept.
 ANSWERED: frozenset[Any] = frozenset(
     {*(getattr(_Tensor, n).__get__ for n in _GETTERS), *(getattr(_Tensor, n) for n in _METHODS)}
@@ -90,8 +94,8 @@ class Standing:
         for t, version in self.watched.values():
             if not t.is_inference() and t._version != version:
                 raise self.fail(
-                    "after the cut forward writes into a tensor from before it that shares memory with another one, and from a "
-                    "boundary alone the other would not see that. Run the suffix in the process of the prefix, once; or cut elsewhere"
+                    "after the cut forward writes into a tensor from before it that shares memory with another one, which would "
+                    "not see that from a boundary alone. Run the suffix in the process of the prefix, once; or cut elsewhere"
                 )
 
 
@@ -107,7 +111,7 @@ class Ghost(torch.Tensor):
     def of(kind: Absent, at: tuple[Any, ...], told: str, standing: Standing) -> Ghost:
         """One like that."""
         shape, stride, dtype, device, wanting = kind.kind
-        made: Any = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Any = torch.Tensor._make_wrapper_subclass(
             Ghost, shape, strides=stride, dtype=dtype, device=device, requires_grad=wanting
         )
         made.at, made.told, made.standing, made.here = at, told, standing, None
@@ -138,15 +142,15 @@ class Ghost(torch.Tensor):
         return found
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         ghost = next(t for t in tree.leaves((args, kwargs)) if isinstance(t, Ghost))
         where = "after" if ghost.standing.passed else "before"
         raise ghost.standing.fail(
             f"{where} the cut {func} takes {ghost.told} where that can't be followed: a scripted function or an "
-            "autograd.Function takes it, and it is from before the cut. Run the suffix in the process of the prefix, or cut elsewhere"
+            "autograd.Function takes it. Run the suffix in the process of the prefix, or cut elsewhere"
         )
 
-    def __repr__(self, **options: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Ghost({self.told}, {list(self.shape)})"
 
 

@@ -40,6 +40,7 @@ class StoppedBoundary(BoundaryPayload):
     ) -> None:
         super().__init__(split_id, signature, 1, (label,), (raw,), requires_grad, graph)
         self.forward, self.before, self.kept = forward, forward.halt.before, forward.halt.kept
+        self.owner: object = None  # the runtime that made it
         self.flags: tuple[bool, ...] = ()  # which modules were training
         self.used: list[torch.Tensor] = []  # the leaves that the suffix, and its loss, reached
         held = [
@@ -65,7 +66,7 @@ class StoppedBoundary(BoundaryPayload):
         self.refuse_if_written()
         if self.forward.halt.ended:
             return BoundaryPayload(self.split_id, self.plan_signature, 1, self.labels, self.raw, self.requires_grad)
-        tensors = {label: t for label, t in self.tensors.items()}
+        tensors = dict(self.tensors)
         wanting = list(self.requires_grad)
         for number, t in enumerate(self.kept):
             tensors[f"kept_{number}"] = t.detach()
@@ -74,6 +75,14 @@ class StoppedBoundary(BoundaryPayload):
         labels = (*tensors, PYTHON)
         raw = (*tensors.values(), self.before.told())
         return BoundaryPayload(self.split_id, self.plan_signature, 1, labels, raw, tuple(wanting))
+
+    def hold_kept(self) -> None:
+        """Have the graph of what else crosses too, whose gradients come from a suffix that was trained elsewhere."""
+        if self._graph is None or not self.kept or self.labels[-1] == f"kept_{len(self.kept) - 1}":
+            return
+        self.labels += tuple(f"kept_{number}" for number in range(len(self.kept)))
+        self.raw += tuple(t.detach() for t in self.kept)
+        self._graph += tuple(self.kept)
 
     def to_bytes(self) -> bytes:
         """What crosses as bytes, for any process that prepared the same split.

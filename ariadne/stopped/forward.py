@@ -36,7 +36,8 @@ class Halt:
     """Where a forward waits: `output` of the module, or of forward itself where that `ended` before the call came.
 
     `made`: how many autograd nodes its thread had made. `autocast`: whether weights may have been cast for both halves. `switches`:
-    how those of the process stood. `before`: what was done so far, and `kept` what crosses besides the output, for a suffix elsewhere.
+    how those of the process stood. `before`: what was done so far, and `kept`
+    what crosses besides the output, for a suffix elsewhere.
     """
 
     output: Any

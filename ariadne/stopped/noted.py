@@ -1,7 +1,9 @@
-"""What the part of forward before the cut did, noted as it runs: what each call of torch gave, so that it can be skipped elsewhere."""
+"""What forward did before the cut, noted as it runs: what each call of torch gave, so that it can be skipped elsewhere."""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +22,7 @@ from ariadne.guards import simple
 from ariadne.stopped.absent import ANSWERED, Absent
 from ariadne.stopped.python import MISSING, Place, PythonState, generators
 
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 CONTAINERS: dict[str, Any] = {
     "list": list,
     "tuple": tuple,
@@ -28,6 +30,8 @@ CONTAINERS: dict[str, Any] = {
 }
 _NAMES = {kind: name for name, kind in CONTAINERS.items()}
 _PLAIN = frozenset({bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Size})
+_INDEX = re.compile(r"\[\d+\]")
+_SMALL = 1 << 12  # bytes
 Name = tuple[Any, ...]  # ("call", number, leaf), ("input", leaf), ("state", name)
 
 
@@ -35,12 +39,11 @@ Name = tuple[Any, ...]  # ("call", number, leaf), ("input", leaf), ("state", nam
 class Wanted:
     """What the suffix uses from before the cut, as far as examples showed it, besides what the cut's module returns.
 
-    `sites`: where in Python tensors were made. `inputs`: positions of input leaves. `state`: names of the model's tensors that the
+    `sites`: where in Python tensors were made, or where in the inputs they stand. `state`: names of the model's tensors that the
     prefix writes. `attributes`: those that it changes. `everything` keeps all, to find out.
     """
 
     sites: set[Any] = field(default_factory=set)
-    inputs: set[int] = field(default_factory=set)
     state: set[str] = field(default_factory=set)
     attributes: frozenset[Place] = frozenset()
     everything: bool = False
@@ -48,9 +51,7 @@ class Wanted:
     def add(self, used: Iterable[Name], sites: Mapping[Name, Any], attributes: frozenset[Place]) -> None:
         """What one run used, and where that was made."""
         for name in used:
-            if name[0] == "input":
-                self.inputs.add(name[1])
-            elif name[0] == "state":
+            if name[0] == "state":
                 self.state.add(name[1])
             else:
                 self.sites.add(sites[name])
@@ -139,15 +140,14 @@ class Noting(TorchFunctionMode):
         self.calls: list[Any] = []
         self.kinds: dict[Absent, int] = {}
         self.made: dict[int, tuple[Any, Name, Any]] = {}  # by id: a weak reference, the name, where it was made
-        self.inputs = [*tree.leaves(inputs)]
         self.told_inputs = tree.map_leaves(self._input, inputs)
         self.state = dict(state_of(model))
         self.ids = {id(t): name for name, t in self.state.items()}
         self.versions = {name: _version(t) for name, t in self.state.items()}
         self.python = PythonState(model)
-        for at, t in enumerate(self.inputs):
+        for at, (path, t) in enumerate(tree.paths(inputs)):
             if isinstance(t, torch.Tensor):
-                self.made.setdefault(id(t), (weakref.ref(t), ("input", at), None))
+                self.made.setdefault(id(t), (weakref.ref(t), ("input", at), _INDEX.sub("[]", path)))
 
     def _input(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -193,26 +193,30 @@ class Noting(TorchFunctionMode):
         wanted = self.wanted
         of_output = [t for t in tree.leaves(output) if isinstance(t, torch.Tensor)]
         ids = {id(t) for t in of_output}
-        crossing: list[Name] = []
-        tensors: list[torch.Tensor] = []
-        for ref, name, site in self.made.values():
-            t = ref()
-            if t is None or id(t) in ids:
-                continue
-            if wanted.everything or (name[1] in wanted.inputs if name[0] == "input" else site in wanted.sites):
-                crossing.append(name)
-                tensors.append(t)
+        alive = [
+            (name, site, t) for ref, name, site in self.made.values() if (t := ref()) is not None and id(t) not in ids
+        ]
+        used = [(name, t) for name, site, t in alive if wanted.everything or site in wanted.sites]
+        taken = {_memory(t) for t in (*of_output, *self.state.values(), *(t for _, t in used))}
+        for name, site, t in alive:  # what is small comes too: another path may need it
+            if site not in wanted.sites and _memory(t) not in taken and t.numel() * t.element_size() <= _SMALL:
+                taken.add(_memory(t))
+                used.append((name, t))
+        crossing: list[Name] = [name for name, _ in used]
+        tensors = [t for _, t in used]
         self.site_of = {name: site for _, name, site in self.made.values()}
         written = [name for name, t in self.state.items() if _version(t) != self.versions[name]]
-        for name in written:
-            if wanted.everything or name in wanted.state:
-                crossing.append(("state", name))
-                tensors.append(self.state[name].detach().clone())
+        for of_model in written:
+            if wanted.everything or of_model in wanted.state:
+                crossing.append(("state", of_model))
+                tensors.append(self.state[of_model].detach().clone())
         refusal = self._refusal(of_output, tensors)
         attributes = []
         for place, _, before, after in self.python.changes():
             if not (_known(before) and _known(after)):
-                refusal = refusal or f"forward changes the attribute {place[2]!r} of {place[0] or 'the model'} before the cut"
+                refusal = (
+                    refusal or f"forward changes the attribute {place[2]!r} of {place[0] or 'the model'} before the cut"
+                )
             attributes.append((place, _told(before), _told(after)))
         now = generators()
         moved = {name: state for name, state in self.python.generators.items() if state != now[name]}

@@ -143,7 +143,9 @@ def _same(thing: Any, was: Any) -> bool:
     if isinstance(thing, dict):
         return len(thing) == len(was) and all(thing.get(k, MISSING) is v for k, v in was.items())
     if isinstance(thing, set):
-        return len(thing) == len(was) and all(any(a is b for b in thing) for a in was) if len(was) < 65 else thing == was
+        return (
+            len(thing) == len(was) and all(any(a is b for b in thing) for a in was) if len(was) < 65 else thing == was
+        )
     return len(thing) == len(was) and all(a is b for a, b in zip(thing, was, strict=True))
 
 

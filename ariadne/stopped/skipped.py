@@ -1,8 +1,8 @@
 """Forward with its part before the cut skipped: from what crossed alone, in any process that has the model.
 
-Python runs forward from its beginning, and each call of torch before the cut gives a tensor without data, or what it gave on the other
-side. Nothing is computed and nothing is drawn there, and what Python changes there is put back at the end: it happened once, where
-the prefix ran. From the end of the module's call on forward runs as it is.
+Python runs forward from its beginning, and each call of torch before the cut gives a tensor without data, or what it gave on the
+other side. Nothing is computed and nothing is drawn there, and what Python changes there is put back at the end: it happened once,
+where the prefix ran. From the end of the module's call on forward runs as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ariadne.errors import BoundaryError, named
 from ariadne.stopped.absent import ANSWERED, Absent, Ghost, Standing, present, settled
 from ariadne.stopped.gate import Awaited
 from ariadne.stopped.noted import CONTAINERS, Before, Lost, state_of
-from ariadne.stopped.python import MISSING, Place, PythonState, generators, set_generators
+from ariadne.stopped.python import MISSING, Place, PythonState, set_generators
 
 _ASTRAY = (
     "before the cut forward goes another way here than where the prefix ran ({}): what it follows differs, such as an attribute, a "
@@ -111,8 +111,8 @@ class Skipping(TorchFunctionMode):
         for name, t, version in versions:
             if t._version != version:
                 raise self.standing.fail(
-                    f"both sides of the cut write into {name!r}, a tensor of the model, which is one tensor in one process only. Run "
-                    "the suffix in the process of the prefix, once; or cut elsewhere"
+                    f"both sides of the cut write into {name!r}, a tensor of the model, which is one in one process only. "
+                    "Run the suffix in the process of the prefix, once; or cut elsewhere"
                 )
         return found
 
@@ -201,8 +201,8 @@ def _set_attributes(model: nn.Module, before: Before, known: frozenset[Place]) -
         path, table, name = place
         if place not in known:
             raise BoundaryError(
-                f"the prefix changed the attribute {name!r} of {named(path)}, which it did in no example of this side; run the suffix "
-                "in the process of the prefix, or show both sides such inputs, by more_examples=[...]"
+                f"the prefix changed the attribute {name!r} of {named(path)}, which it did in no example of this side; run the "
+                "suffix in the process of the prefix, or show both sides such inputs, by more_examples=[...]"
             )
         found = _table(model, path, table)
         if was == ():
@@ -215,13 +215,15 @@ def _refuse_other(model: nn.Module, before: Before) -> None:
     """Raise `BoundaryError` unless what the skipped part changed is now as it was at the cut where the prefix ran."""
     for (path, table, name), _, after in before.attributes:
         now = _table(model, path, table).get(name, MISSING)
-        if after != "tensors" and (now is not MISSING) != bool(after) or (type(after) is tuple and after and not tree.identical(now, after[0])):
+        if after == "tensors" or (now is MISSING and after == ()):
+            continue
+        if not after or not tree.identical(now, after[0]):
             raise BoundaryError(_ASTRAY.format(f"the attribute {name!r} of {named(path)} comes out as {str(now)[:80]}"))
 
 
 def _table(model: nn.Module, path: str, table: str) -> dict[str, Any]:
     found = model.get_submodule(path).__dict__
-    return found if table == "__dict__" else found[table]  # type: ignore[no-any-return]
+    return found if table == "__dict__" else found[table]
 
 
 def leave(mode: TorchFunctionMode) -> None:

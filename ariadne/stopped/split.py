@@ -301,8 +301,11 @@ class PythonSplit:
                 f"boundary_grads is the dict that train_suffix returned; found {type(boundary_grads).__name__}"
             )
         mine = self._accept(boundary)
+        if isinstance(mine, StoppedBoundary) and "train_suffix" not in mine._consumed:
+            mine.hold_kept()
         shares: list[Any] = [p for p, _ in mine._shared]
-        owned = Owned.of(shares, (*self.suffix_parameters(), *mine.used))
+        used = mine.used if isinstance(mine, StoppedBoundary) else ()
+        owned = Owned.of(shares, (*self.suffix_parameters(), *used))
         backward_prefix(mine, boundary_grads, optimizer=optimizer, scaler=scaler, owned=owned)
 
     # --- elsewhere ------------------------------------------------------------------------------------------------
@@ -341,7 +344,7 @@ class PythonSplit:
             self.prove_training(self._example)
 
     def _look_for_kept(self, example: Example, grad: bool) -> None:
-        """Find out what the suffix uses from before the cut, by running it on all that there is; `stays` says why none may leave."""
+        """Find out what the suffix uses from before the cut, by running it on all that there is; `stays` says why none leaves."""
         if self.stays:
             return
         found = Wanted(everything=True)
@@ -359,7 +362,12 @@ class PythonSplit:
             places = frozenset(place for place, _, _ in halt.before.attributes)
             crossed = [t.detach().requires_grad_(t.requires_grad) for t in (*tensors, *halt.kept)]
             _, used = run_rest(
-                self.model, self.module, self.candidate.call, halt.before, crossed, known=self._wanted.attributes | places
+                self.model,
+                self.module,
+                self.candidate.call,
+                halt.before,
+                crossed,
+                known=self._wanted.attributes | places,
             )
             self._wanted.add(used, noting.site_of, places)
 
@@ -433,6 +441,7 @@ class PythonSplit:
             self.split_id, self._signature, self._label(forward), forward, inputs, raw, wanting, graph
         )
         made.flags = tuple([m.training for m in self._modules])
+        made.owner = self
         if self.stays:
             made.before = Before(refusal=self.stays)
         return made
@@ -442,10 +451,13 @@ class PythonSplit:
             raise BoundaryError(
                 f"a boundary is what run_prefix or run_training_prefix returns; found {type(boundary).__name__}"
             )
-        if boundary.plan_signature != self._signature or boundary.split_id != self.split_id:
+        sent = boundary.plan_signature == self._signature
+        mine = boundary.owner is self if isinstance(boundary, StoppedBoundary) else sent
+        if not mine or boundary.split_id != self.split_id:
             raise BoundaryError(
                 f"this boundary was made by another split ({boundary.split_id} of {boundary.plan_signature}); this one is "
-                f"{self.split_id} of {self._signature}. Run the prefix and the suffix of one split of one model"
+                f"{self.split_id} of {self._signature}. Run both sides with one runtime, "
+                "or send the boundary by to_bytes to a split of an equal model"
             )
         return boundary
 
@@ -476,7 +488,11 @@ class PythonSplit:
 def _signature(model: nn.Module, candidate: CallCandidate, measured: Measured) -> str:
     """What is one for two splits of models that are alike, in any process: modules, their tensors, the calls of the example."""
     told = [
-        (path, type(m).__qualname__, [(n, str(t.dtype), tuple(t.shape)) for n, t in m._parameters.items() if t is not None])
+        (
+            path,
+            type(m).__qualname__,
+            [(n, str(t.dtype), tuple(t.shape)) for n, t in m._parameters.items() if t is not None],
+        )
         for path, m in model.named_modules()
     ]
     text = repr((told, candidate.split_id, [end[1:3] for end in measured.ends]))
