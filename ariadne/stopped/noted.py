@@ -31,7 +31,6 @@ CONTAINERS: dict[str, Any] = {
 _NAMES = {kind: name for name, kind in CONTAINERS.items()}
 _PLAIN = frozenset({bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Size})
 _INDEX = re.compile(r"\[\d+\]")
-_SMALL = 1 << 12  # bytes
 Name = tuple[Any, ...]  # ("call", number, leaf), ("input", leaf), ("state", name)
 
 
@@ -40,13 +39,15 @@ class Wanted:
     """What the suffix uses from before the cut, as far as examples showed it, besides what the cut's module returns.
 
     `sites`: where in Python tensors were made, or where in the inputs they stand. `state`: names of the model's tensors that the
-    prefix writes. `attributes`: those that it changes. `everything` keeps all, to find out.
+    prefix writes. `attributes`: those that it changes. `everything` keeps all, to find out. Tensors of so few bytes as `small`
+    come too: another path may need them.
     """
 
     sites: set[Any] = field(default_factory=set)
     state: set[str] = field(default_factory=set)
     attributes: frozenset[Place] = frozenset()
     everything: bool = False
+    small: int = 1 << 12
 
     def add(self, used: Iterable[Name], sites: Mapping[Name, Any], attributes: frozenset[Place]) -> None:
         """What one run used, and where that was made."""
@@ -198,8 +199,8 @@ class Noting(TorchFunctionMode):
         ]
         used = [(name, t) for name, site, t in alive if wanted.everything or site in wanted.sites]
         taken = {_memory(t) for t in (*of_output, *self.state.values(), *(t for _, t in used))}
-        for name, site, t in alive:  # what is small comes too: another path may need it
-            if site not in wanted.sites and _memory(t) not in taken and t.numel() * t.element_size() <= _SMALL:
+        for name, site, t in alive:
+            if site not in wanted.sites and _memory(t) not in taken and t.numel() * t.element_size() <= wanted.small:
                 taken.add(_memory(t))
                 used.append((name, t))
         crossing: list[Name] = [name for name, _ in used]

@@ -39,7 +39,7 @@ from ariadne.stopped.calls import CallCandidate, Measured, choose, measure
 from ariadne.stopped.crossing import Crossing
 from ariadne.stopped.forward import Forward
 from ariadne.stopped.noted import Before, Noting, Wanted
-from ariadne.stopped.proof import hold, isolated, weighed
+from ariadne.stopped.proof import hold, isolated, prove_step
 from ariadne.stopped.skipped import run_rest
 from ariadne.units import size
 
@@ -82,7 +82,7 @@ class PythonSplit:
         self.module = model.get_submodule(self.candidate.after)
         self._modules = [*model.modules()]
         self._signature = _signature(model, self.candidate, measured)
-        self._wanted = Wanted()
+        self.wanted = Wanted()
         self.stays = ""  # why a boundary can be run in this process alone, once; empty where it can be sent
 
     # --- what it is -----------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class PythonSplit:
             return told  # forward returned before the cut came
         with torch.set_grad_enabled(grad):
             return run_rest(
-                self.model, self.module, self.candidate.call, Before.read(told), crossed, known=self._wanted.attributes
+                self.model, self.module, self.candidate.call, Before.read(told), crossed, known=self.wanted.attributes
             )[0]
 
     def joined(self, *args: Any, **kwargs: Any) -> Any:
@@ -323,7 +323,11 @@ class PythonSplit:
         if isinstance(boundary, CallCandidate):
             boundary = boundary.split_id
         parsed = parse_boundary(self.split_id if boundary is None else boundary)
-        made = PythonSplit(self.model, replace(self.settings, boundary=parsed), self._example, self._measured, self.why)
+        return self.elsewhere(replace(self.settings, boundary=parsed))
+
+    def elsewhere(self, settings: Settings) -> PythonSplit:
+        """The same model under other settings, held against the model on the example."""
+        made = PythonSplit(self.model, settings, self._example, self._measured, self.why)
         made.prove()
         return made
 
@@ -367,9 +371,9 @@ class PythonSplit:
                 self.candidate.call,
                 halt.before,
                 crossed,
-                known=self._wanted.attributes | places,
+                known=self.wanted.attributes | places,
             )
-            self._wanted.add(used, noting.site_of, places)
+            self.wanted.add(used, noting.site_of, places)
 
         def whole(*args: Any, **kwargs: Any) -> Any:
             return self.model(*args, **kwargs)
@@ -390,44 +394,20 @@ class PythonSplit:
         return self.run_suffix(self.run_prefix(*args, **kwargs))
 
     def prove_training(self, example: Example) -> None:
-        """Hold a training step against the whole model's, whose loss weighs each element of the output; both from one state."""
-        parameters = dict(self.model.named_parameters())
-        losses = []
-
-        def gradients(args: Any) -> dict[str, Any]:
-            inputs = {f"input{at}": t.grad for at, t in tree.paths(args) if isinstance(t, torch.Tensor) and t.is_leaf}
-            return {**{name: p.grad for name, p in parameters.items()}, **inputs}
-
-        def clear() -> None:
-            for p in parameters.values():
-                p.grad = None
-
-        def whole(*args: Any, **kwargs: Any) -> Any:
-            clear()
-            loss = weighed(self.model(*args, **kwargs))
-            losses.append(loss)
-            if loss is not None:
-                loss.backward()
-            return gradients((args, kwargs)), loss
-
-        def split(*args: Any, **kwargs: Any) -> Any:
-            clear()
-            boundary = self._training_prefix(args, kwargs)
-            loss_fn: Any = lambda out, _: weighed(out)  # noqa: E731 - what gives no loss is refused there
-            loss, found = self.train_suffix(boundary, loss_fn=loss_fn)
-            self.backward_prefix(boundary, found)
-            return gradients((args, kwargs)), loss
-
+        """Hold a training step against the whole model's on an example; raises `VerificationError`."""
         with self._lock:
             self._look_for_kept(example, True)
-            if isolated(self.model, example, True, whole)[1] is not None:
-                hold(self.model, example, True, whole, split, self.split_id)
-            self._proved = True
+            was, self._proved = self._proved, True
+            try:
+                prove_step(self.model, example, self, self.split_id)
+            except BaseException:
+                self._proved = was
+                raise
 
     # --- the parts of a call --------------------------------------------------------------------------------------
 
     def _started(self, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> Forward:
-        noting = None if self.stays else Noting(self.model, (args, kwargs), self._wanted)
+        noting = None if self.stays else Noting(self.model, (args, kwargs), self.wanted)
         module, number = self.module, self.candidate.call
         return Forward(self.model, args, kwargs, module=module, number=number, grad=grad, noting=noting)
 

@@ -1,0 +1,329 @@
+"""A split whose prefix is a graph and whose suffix is the model's own Python: forward is captured up to the cut.
+
+What is captured is forward, left at the end of a module's call; it gives what crosses. So the prefix is generated code, may be saved
+to a file, and its boundaries are run wherever the model is, with the part before the cut skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Never
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode, _push_mode
+
+from ariadne import tree
+from ariadne.boundary import BoundaryPayload
+from ariadne.capture import Example
+from ariadne.cut import parse_boundary
+from ariadne.errors import BoundaryError, FrontierError, HalfError, SpecError, UnsupportedError
+from ariadne.plan import TracePlan
+from ariadne.runtime import Gradients, SplitRuntime
+from ariadne.stopped.absent import ANSWERED
+from ariadne.stopped.calls import CallCandidate
+from ariadne.stopped.forward import Forward
+from ariadne.stopped.gate import Awaited
+from ariadne.stopped.noted import Before, Name, Noting
+from ariadne.stopped.proof import hold, isolated, prove_step
+from ariadne.stopped.skipped import leave, run_rest
+from ariadne.stopped.split import PythonSplit
+
+Make = Callable[[nn.Module, str], SplitRuntime]
+
+
+class _Reached(BaseException):
+    """Leaves forward at the cut."""
+
+
+class _Picking(TorchFunctionMode):
+    """Keeps what some calls of torch give, by their numbers."""
+
+    def __init__(self, names: Sequence[Name]) -> None:
+        super().__init__()
+        self.wanted, self.at = {name[1] for name in names if name[0] == "call"}, 0
+        self.found: dict[int, Any] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func not in ANSWERED:
+            if self.at in self.wanted:
+                self.found[self.at] = found
+            self.at += 1
+        return found
+
+
+def up_to(model: nn.Module, path: str, number: int, crossing: Sequence[Name]) -> nn.Module:
+    """The model, all of it shared, with a forward that ends with that call of that module and gives what crosses."""
+    whole = type(model)
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        reached: list[Any] = []
+
+        def stop(output: Any) -> Never:
+            reached.append(output)
+            raise _Reached
+
+        picking = _Picking(crossing) if any(name[0] == "call" for name in crossing) else None
+        awaited = Awaited(self.get_submodule(path), number, stop)
+        if picking is not None:
+            _push_mode(picking)
+        try:
+            whole.forward(self, *args, **kwargs)
+        except _Reached:
+            pass
+        finally:
+            if picking is not None:
+                leave(picking)
+            awaited.close()
+        given, found = [*tree.leaves((args, kwargs))], picking.found if picking is not None else {}
+        tensors = [t for t in tree.leaves(reached[0]) if isinstance(t, torch.Tensor)]
+        for kind, at, *leaf in crossing:
+            made = [t for t in tree.leaves(given[at] if kind == "input" else found[at]) if isinstance(t, torch.Tensor)]
+            tensors.append(made[leaf[0] if leaf else 0])
+        return tuple([t.view_as(t) for t in tensors])
+
+    made: nn.Module = object.__new__(
+        type(whole.__name__, (whole,), {"forward": forward, "__module__": whole.__module__})
+    )
+    made.__dict__ = model.__dict__
+    return made
+
+
+class MixedSplit:
+    """A model split at the end of a module's call: a graph before it, the model's own Python after it.
+
+    Made by `prepare_split(..., fallback="python-suffix")`, which says in `why` why the whole is no graph. The methods are those
+    of `SplitRuntime`, and so is what they give. `graph` is the split that makes the boundaries: `save(..., side="prefix")` writes its
+    prefix to a file, and `run_suffix` takes the boundaries of such a half. Inputs have the form and, but for the batch, the sizes of
+    the example.
+
+    >>> runtime = prepare_split(detector, ([image],), split="after:backbone", fallback="python-suffix")
+    >>> runtime.save("edge.safetensors", side="prefix")
+    >>> runtime.run_suffix(ariadne.load("edge.safetensors").run_prefix([image]))
+    [{'boxes': ..., 'labels': ..., 'scores': ...}]
+    """
+
+    def __init__(self, python: PythonSplit, make: Make, example: Example) -> None:
+        self.model, self.why, self.python = python.model, python.why, python
+        self.settings, self.candidate, self.candidates = python.settings, python.candidate, python.candidates
+        self._make, self._example, self._lock = make, example, threading.RLock()
+        self._tables: dict[Any, Before] = {}
+        self._proved = False
+        if self.model._forward_hooks or self.model._forward_pre_hooks:
+            raise UnsupportedError(
+                "the model itself has forward hooks, which would see a forward that ends at the cut; remove them, or use "
+                "fallback='python'"
+            )
+        before = self._before(example.batch, False)
+        names = tuple(name for name in before.crossing)
+        if any(name[0] == "state" for name in names):
+            raise UnsupportedError(f"the suffix uses {names[0][1]!r}, into which the prefix writes. Cut elsewhere")
+        self.crossing = names
+        prefix = up_to(self.model, self.candidate.after, self.candidate.call, names)
+        try:
+            self.graph = make(prefix, self.candidate.split_id)
+        except FrontierError as error:
+            raise FrontierError(
+                f"the part up to {self.candidate.split_id!r} is no prefix of its own: {error}"
+            ) from error
+        for plan in self.graph.plans:
+            _refuse_asking(plan)
+
+    @property
+    def split_id(self) -> str:
+        """The string that names the cut: "after:backbone"."""
+        return self.candidate.split_id
+
+    @property
+    def prefix_source(self) -> str:
+        """The prefix's generated code."""
+        return self.graph.prefix_source
+
+    def prefix_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the prefix uses, each once."""
+        return self.graph.prefix_parameters()
+
+    def suffix_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the example used after the cut, each once."""
+        return self.python.suffix_parameters()
+
+    def shared_parameters(self) -> list[nn.Parameter]:
+        """The parameters of both sides."""
+        ids = {id(p) for p in self.suffix_parameters()}
+        return [p for p in self.prefix_parameters() if id(p) in ids]
+
+    def __repr__(self) -> str:
+        return f"MixedSplit({type(self.model).__name__}, {self.split_id}, {self.graph.candidate.cut} ops as a graph)"
+
+    # --- running --------------------------------------------------------------------------------------------------
+
+    def run_prefix(self, *args: Any, **kwargs: Any) -> BoundaryPayload:
+        """Run the prefix without gradients; as `SplitRuntime.run_prefix`."""
+        return self.graph.run_prefix(*args, **kwargs)
+
+    def run_suffix(self, boundary: BoundaryPayload) -> Any:
+        """Run the rest of forward from a boundary, of this split or of a half; returns what the model returns.
+
+        The first boundary of a batch size runs the part before the cut once more, on the example's numbers, to see what it does.
+        """
+        tensors = self.graph.run_suffix(boundary)
+        _refuse_asking(self.graph.accept(boundary).plan)
+        return self._rest(tensors, boundary.batch, False)
+
+    def run_training_prefix(self, *args: Any, **kwargs: Any) -> BoundaryPayload:
+        """Run the prefix with gradients; as `SplitRuntime.run_training_prefix`."""
+        if not self._proved:
+            self.prove_training()
+        return self.graph.run_training_prefix(*args, **kwargs)
+
+    def train_suffix(
+        self,
+        boundary: BoundaryPayload,
+        targets: Any = None,
+        *,
+        loss_fn: Callable[[Any, Any], torch.Tensor],
+        optimizer: torch.optim.Optimizer | None = None,
+        scaler: Any = None,
+    ) -> tuple[torch.Tensor, Gradients]:
+        """Run the rest of forward and the loss, and walk back to the cut; as `SplitRuntime.train_suffix`."""
+        _refuse_asking(self.graph.accept(boundary).plan)
+        batch = boundary.batch
+
+        def rest(tensors: Any, asked: Any) -> torch.Tensor:
+            return loss_fn(self._rest(tensors, batch, True), asked)
+
+        return self.graph.train_suffix(boundary, targets, loss_fn=rest, optimizer=optimizer, scaler=scaler)
+
+    def backward_prefix(
+        self,
+        boundary: BoundaryPayload,
+        boundary_grads: Mapping[str, torch.Tensor | None],
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        scaler: Any = None,
+    ) -> None:
+        """Walk back through the prefix; as `SplitRuntime.backward_prefix`."""
+        self.graph.backward_prefix(boundary, boundary_grads, optimizer=optimizer, scaler=scaler)
+
+    def joined(self, *args: Any, **kwargs: Any) -> Any:
+        """The model itself, in the grad mode of the caller."""
+        return self.model(*args, **kwargs)
+
+    def save(self, path: str | os.PathLike[str], *, side: str, weights: bool = True) -> None:
+        """Write the prefix to a file, as `SplitRuntime.save`; the suffix is Python, and stays where the model is."""
+        if side == "suffix":
+            raise HalfError(
+                f"the suffix of this split runs the model's own Python ({self.why}), for which a file has no form; save the "
+                "prefix, and run its boundaries where the model is"
+            )
+        self.graph.save(path, side=side, weights=weights)
+
+    def resplit(self, boundary: str | CallCandidate) -> MixedSplit:
+        """The same model, cut at the end of another call: captured up to there, and held against the model."""
+        if isinstance(boundary, CallCandidate):
+            boundary = boundary.split_id
+        settings = replace(self.settings, boundary=parse_boundary(boundary))
+        return mixed(self.python.elsewhere(settings), self._make, self._example)
+
+    # --- the parts of a call --------------------------------------------------------------------------------------
+
+    def _before(self, batch: int, grad: bool) -> Before:
+        """What forward does before the cut at a batch size, seen once."""
+        key = batch, grad, tuple([m.training for m in self.model.modules()])
+        found = self._tables.get(key)
+        if found is not None:
+            return found
+
+        def run(*args: Any, **kwargs: Any) -> Before:
+            noting = Noting(self.model, (args, kwargs), replace(self.python.wanted, small=0))
+            forward = Forward(
+                self.model,
+                args,
+                kwargs,
+                module=self.python.module,
+                number=self.candidate.call,
+                grad=grad,
+                noting=noting,
+            )
+            forward.orders.put(None)
+            if forward.halt.ended:
+                raise BoundaryError(
+                    "forward returns before the cut comes, for the example's numbers at this batch size"
+                )
+            return forward.halt.before
+
+        with self._lock:
+            before: Before = isolated(self.model, self._example, grad, run, batch)
+        moved = [*(place[2] for place, _, _ in before.attributes), *before.generators]
+        if before.refusal or moved:
+            raise UnsupportedError(
+                "forward can't be captured up to the cut: "
+                + (before.refusal or f"it changes {moved[0]!r} before it")
+                + ". Cut elsewhere, or use fallback='python'"
+            )
+        self._tables[key] = before
+        return before
+
+    def _rest(self, tensors: Sequence[torch.Tensor], batch: int, grad: bool) -> Any:
+        before = self._before(batch, grad)
+        if before.crossing != self.crossing:
+            raise BoundaryError(
+                "at this batch size, or in this mode, the suffix needs other tensors than in the example, so what crosses would "
+                "not do; prepare with inputs like these"
+            )
+        with torch.set_grad_enabled(grad):
+            known = frozenset[Any]()
+            return run_rest(self.model, self.python.module, self.candidate.call, before, tensors, known=known)[0]
+
+    # --- proof ----------------------------------------------------------------------------------------------------
+
+    def prove(self) -> None:
+        """Hold the split against the model on the example; raises `VerificationError`."""
+
+        def split(*args: Any, **kwargs: Any) -> Any:
+            return self.run_suffix(self.run_prefix(*args, **kwargs))
+
+        hold(self.model, self._example, False, self.model, split, self.split_id)
+        if self.settings.spec.trainable:
+            self.prove_training()
+
+    def prove_training(self) -> None:
+        """Hold a training step on the example against the whole model's; raises `VerificationError`."""
+        with self._lock:
+            self._proved = True
+            try:
+                prove_step(self.model, self._example, self, self.split_id)
+            except BaseException:
+                self._proved = False
+                raise
+
+    def __getattr__(self, name: str) -> Never:
+        if name in ("plan", "trace_plan", "suffix_source", "visualize", "suffix_state_dict", "cache_key"):
+            raise SpecError(
+                f"this split has no {name!r}: its suffix is the model's own Python. Its prefix is in runtime.graph"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def _refuse_asking(plan: TracePlan) -> None:
+    """Raise `UnsupportedError` for a prefix whose sizes, or whose way, follow data: the suffix could not know of it."""
+    if plan.questions:
+        raise UnsupportedError(
+            f"before the cut forward reads numbers out of a tensor ({plan.questions[0][1].target}), on which sizes and the way of "
+            "Python depend: such a prefix can't be a graph beside a suffix in Python. Cut before that, or use fallback='python'"
+        )
+
+
+def mixed(python: PythonSplit, make: Make, example: Example) -> MixedSplit:
+    """A graph up to the cut of a Python split, held against the model there; raises what capturing it raises."""
+    if python.stays:
+        raise UnsupportedError(
+            f"the suffix can't be run from what crosses alone: {python.stays}. Use fallback='python', for one process"
+        )
+    made = MixedSplit(python, make, example)
+    made.prove()
+    return made
