@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ariadne.prepare import prepare_split, prepare_split_replay, validate_dynamic_batches
     from ariadne.remote import Remote, connect, serve
     from ariadne.runtime import RuntimeCacheKey, SplitRuntime
-    from ariadne.stopped import PythonSplit
+    from ariadne.stopped import MixedSplit, PythonSplit
 
 __all__ = [
     "AriadneError",
@@ -48,6 +48,7 @@ __all__ = [
     "Half",
     "Remote",
     "Pipeline",
+    "MixedSplit",
     "PythonSplit",
     "ReplayBoundary",
     "RuntimeCacheKey",
@@ -74,6 +75,7 @@ _HOMES = {
     "Half": "half",
     "Remote": "remote",
     "Pipeline": "pipeline",
+    "MixedSplit": "stopped",
     "PythonSplit": "stopped",
     "ReplayBoundary": "boundary",
     "RuntimeCacheKey": "runtime",

@@ -20,7 +20,7 @@ from ariadne.errors import BatchError, CaptureError, InputError, SpecError, Veri
 from ariadne.guards import is_a
 from ariadne.plan import TracePlan, uses
 from ariadne.runtime import AT_FAULT, Settings, SplitRuntime, prove
-from ariadne.stopped import MixedSplit, PythonSplit, mixed, prepared
+from ariadne.stopped import MixedSplit, PythonSplit, beside, prepared
 
 Fallback = Literal["refuse", "python", "python-suffix"]
 _FALLBACKS = ("refuse", "python", "python-suffix")
@@ -79,7 +79,8 @@ def prepare_split(
     tuple and a dict of keywords: of other paths, where Python branches on data, or of batches that need a plan of their own; else
     the first call that needs one waits for it. `fallback`: what to do where no graph holds forward: "refuse" raises the error that
     says why; "python" gives a `PythonSplit`, which stops the model's own Python at the end of a module's call and goes on with it;
-    "python-suffix" gives a `MixedSplit`, whose prefix is a graph and whose suffix is the model's own Python. The model is left as found, training flags, buffers, gradients and RNG state included.
+    "python-suffix" gives a `MixedSplit`, whose prefix is a graph and whose suffix is the model's own Python. The model is left as
+    found, training flags, buffers, gradients and RNG state included.
 
     Raises `SpecError` and `InputError` for invalid arguments, `CaptureError` where forward can't be held in a
     plan, `FrontierError` where there is no such cut, `VerificationError` where split and whole differ on the example.
@@ -209,6 +210,8 @@ def _with_fallback(
     ) as error:  # at another batch forward may raise whatever it likes; if it does on the example, it will again
         why = f"no graph holds it: {type(error).__name__}: {error}"
     stopped = prepared(model, settings, example, why, training=training)
+    for inputs in more:
+        stopped.learn(inputs)
     if fallback == "python":
         return stopped
     if settings.spec.dynamic:
@@ -220,7 +223,7 @@ def _with_fallback(
         spec = replace(settings.spec, boundary=boundary, trainable=False)
         return _prepare(part, example, replace(settings, spec=spec, boundary=parse_boundary(boundary)), training, more)
 
-    return mixed(stopped, prefix, example)
+    return beside(stopped, prefix, example)
 
 
 def _prepare(

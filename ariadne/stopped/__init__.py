@@ -18,7 +18,7 @@ files, in import order::
     mixed       a graph before the cut, the model's own Python after it
 """
 
-from ariadne.stopped.mixed import MixedSplit, mixed
+from ariadne.stopped.mixed import MixedSplit, beside
 from ariadne.stopped.split import PythonSplit, prepared
 
-__all__ = ["MixedSplit", "PythonSplit", "mixed", "prepared"]
+__all__ = ["MixedSplit", "PythonSplit", "beside", "prepared"]

@@ -1,14 +1,15 @@
 """A split whose prefix is a graph and whose suffix is the model's own Python: forward is captured up to the cut.
 
-What is captured is forward, left at the end of a module's call; it gives what crosses. So the prefix is generated code, may be saved
-to a file, and its boundaries are run wherever the model is, with the part before the cut skipped.
+What is captured is forward, left at the end of a module's call; it gives what crosses. So the prefix is generated code, may be
+saved to a file, and its boundaries are run wherever the model is, with the part before the cut skipped.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Never
 
@@ -23,11 +24,10 @@ from ariadne.cut import parse_boundary
 from ariadne.errors import BoundaryError, FrontierError, HalfError, SpecError, UnsupportedError
 from ariadne.plan import TracePlan
 from ariadne.runtime import Gradients, SplitRuntime
-from ariadne.stopped.absent import ANSWERED
 from ariadne.stopped.calls import CallCandidate
 from ariadne.stopped.forward import Forward
 from ariadne.stopped.gate import Awaited
-from ariadne.stopped.noted import Before, Name, Noting
+from ariadne.stopped.noted import Before, Made, Name, Noting, place_of_call, state_of
 from ariadne.stopped.proof import hold, isolated, prove_step
 from ariadne.stopped.skipped import leave, run_rest
 from ariadne.stopped.split import PythonSplit
@@ -40,23 +40,33 @@ class _Reached(BaseException):
 
 
 class _Picking(TorchFunctionMode):
-    """Keeps what some calls of torch give, by their numbers."""
+    """Keeps the tensors that are made at some places in Python: by place, and which of those made there, from 0.
 
-    def __init__(self, names: Sequence[Name]) -> None:
+    The capture calls torch in ways of its own, so calls can't be counted; what each place makes can.
+    """
+
+    def __init__(self, wanted: Collection[Made], known: Iterable[Any]) -> None:
         super().__init__()
-        self.wanted, self.at = {name[1] for name in names if name[0] == "call"}, 0
-        self.found: dict[int, Any] = {}
+        self.wanted, self.counts = wanted, Counter[Any]()
+        self.seen = {id(t): t for t in known}
+        self.found: dict[Made, torch.Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        if func not in ANSWERED:
-            if self.at in self.wanted:
-                self.found[self.at] = found
-            self.at += 1
+        for t in tree.leaves(found):
+            if isinstance(t, torch.Tensor) and id(t) not in self.seen:
+                self.seen[id(t)] = t
+                place = place_of_call(2)
+                made = place, self.counts[place]
+                self.counts[place] += 1
+                if made in self.wanted:
+                    self.found[made] = t
         return found
 
 
-def up_to(model: nn.Module, path: str, number: int, crossing: Sequence[Name]) -> nn.Module:
+def up_to(
+    model: nn.Module, path: str, number: int, crossing: Sequence[Name], made_at: Mapping[Name, Made]
+) -> nn.Module:
     """The model, all of it shared, with a forward that ends with that call of that module and gives what crosses."""
     whole = type(model)
 
@@ -67,7 +77,10 @@ def up_to(model: nn.Module, path: str, number: int, crossing: Sequence[Name]) ->
             reached.append(output)
             raise _Reached
 
-        picking = _Picking(crossing) if any(name[0] == "call" for name in crossing) else None
+        given = [*tree.leaves((args, kwargs))]
+        picking = None
+        if made_at:
+            picking = _Picking({*made_at.values()}, [*given, *(t for _, t in state_of(self))])
         awaited = Awaited(self.get_submodule(path), number, stop)
         if picking is not None:
             _push_mode(picking)
@@ -79,11 +92,13 @@ def up_to(model: nn.Module, path: str, number: int, crossing: Sequence[Name]) ->
             if picking is not None:
                 leave(picking)
             awaited.close()
-        given, found = [*tree.leaves((args, kwargs))], picking.found if picking is not None else {}
         tensors = [t for t in tree.leaves(reached[0]) if isinstance(t, torch.Tensor)]
-        for kind, at, *leaf in crossing:
-            made = [t for t in tree.leaves(given[at] if kind == "input" else found[at]) if isinstance(t, torch.Tensor)]
-            tensors.append(made[leaf[0] if leaf else 0])
+        for name in crossing:
+            if name[0] == "input":
+                tensors.append(given[name[1]])
+            else:
+                assert picking is not None
+                tensors.append(picking.found[made_at[name]])
         return tuple([t.view_as(t) for t in tensors])
 
     made: nn.Module = object.__new__(
@@ -96,10 +111,10 @@ def up_to(model: nn.Module, path: str, number: int, crossing: Sequence[Name]) ->
 class MixedSplit:
     """A model split at the end of a module's call: a graph before it, the model's own Python after it.
 
-    Made by `prepare_split(..., fallback="python-suffix")`, which says in `why` why the whole is no graph. The methods are those
-    of `SplitRuntime`, and so is what they give. `graph` is the split that makes the boundaries: `save(..., side="prefix")` writes its
-    prefix to a file, and `run_suffix` takes the boundaries of such a half. Inputs have the form and, but for the batch, the sizes of
-    the example.
+    Made by `prepare_split(..., fallback="python-suffix")`; `why` says why the whole is no graph. The methods are those of
+    `SplitRuntime`, and so is what they give. `graph` is the split that makes the boundaries: `save(..., side="prefix")` writes
+    its prefix to a file, and `run_suffix` takes the boundaries of such a half. Inputs have the form and, but for the batch, the
+    sizes of the example.
 
     >>> runtime = prepare_split(detector, ([image],), split="after:backbone", fallback="python-suffix")
     >>> runtime.save("edge.safetensors", side="prefix")
@@ -118,12 +133,12 @@ class MixedSplit:
                 "the model itself has forward hooks, which would see a forward that ends at the cut; remove them, or use "
                 "fallback='python'"
             )
-        before = self._before(example.batch, False)
-        names = tuple(name for name in before.crossing)
+        self._made_at: dict[Name, Made] = {}
+        names = self._before(example.batch, False).crossing
         if any(name[0] == "state" for name in names):
             raise UnsupportedError(f"the suffix uses {names[0][1]!r}, into which the prefix writes. Cut elsewhere")
         self.crossing = names
-        prefix = up_to(self.model, self.candidate.after, self.candidate.call, names)
+        prefix = up_to(self.model, self.candidate.after, self.candidate.call, names, self._made_at)
         try:
             self.graph = make(prefix, self.candidate.split_id)
         except FrontierError as error:
@@ -227,7 +242,7 @@ class MixedSplit:
         if isinstance(boundary, CallCandidate):
             boundary = boundary.split_id
         settings = replace(self.settings, boundary=parse_boundary(boundary))
-        return mixed(self.python.elsewhere(settings), self._make, self._example)
+        return beside(self.python.elsewhere(settings), self._make, self._example)
 
     # --- the parts of a call --------------------------------------------------------------------------------------
 
@@ -254,6 +269,9 @@ class MixedSplit:
                 raise BoundaryError(
                     "forward returns before the cut comes, for the example's numbers at this batch size"
                 )
+            self._made_at = self._made_at or {
+                n: noting.made_at[n] for n in forward.halt.before.crossing if n[0] == "call"
+            }
             return forward.halt.before
 
         with self._lock:
@@ -318,7 +336,7 @@ def _refuse_asking(plan: TracePlan) -> None:
         )
 
 
-def mixed(python: PythonSplit, make: Make, example: Example) -> MixedSplit:
+def beside(python: PythonSplit, make: Make, example: Example) -> MixedSplit:
     """A graph up to the cut of a Python split, held against the model there; raises what capturing it raises."""
     if python.stays:
         raise UnsupportedError(

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -22,7 +23,7 @@ from ariadne.guards import simple
 from ariadne.stopped.absent import ANSWERED, Absent
 from ariadne.stopped.python import MISSING, Place, PythonState, generators
 
-_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parent.parent))
 CONTAINERS: dict[str, Any] = {
     "list": list,
     "tuple": tuple,
@@ -31,6 +32,7 @@ CONTAINERS: dict[str, Any] = {
 _NAMES = {kind: name for name, kind in CONTAINERS.items()}
 _PLAIN = frozenset({bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Size})
 _INDEX = re.compile(r"\[\d+\]")
+Made = tuple[Any, int]  # a place in Python, and which of the tensors made there
 Name = tuple[Any, ...]  # ("call", number, leaf), ("input", leaf), ("state", name)
 
 
@@ -140,6 +142,8 @@ class Noting(TorchFunctionMode):
         self.wanted, self.names = wanted, 0
         self.calls: list[Any] = []
         self.kinds: dict[Absent, int] = {}
+        self.made_at: dict[Name, Made] = {}
+        self.counts: Counter[Any] = Counter()
         self.made: dict[int, tuple[Any, Name, Any]] = {}  # by id: a weak reference, the name, where it was made
         self.told_inputs = tree.map_leaves(self._input, inputs)
         self.state = dict(state_of(model))
@@ -180,7 +184,10 @@ class Noting(TorchFunctionMode):
             if kind is None:
                 return "lost", f"a tensor of layout {found.layout}, or of a class of its own, made by {_name(func)}"
             number, leaf[0] = leaf[0], leaf[0] + 1
-            self.made[id(found)] = weakref.ref(found), ("call", at, number), (func, _site())
+            place = place_of_call(3)
+            self.made[id(found)] = weakref.ref(found), ("call", at, number), (func, place)
+            self.made_at["call", at, number] = place, self.counts[place]
+            self.counts[place] += 1
             return self.kinds.setdefault(kind, len(self.kinds))
         kind_of = type(found)
         if kind_of in _PLAIN:
@@ -253,10 +260,10 @@ def state_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [*found.values()]
 
 
-def _site() -> Any:
-    """The place in Python outside of torch from where torch is called."""
-    frame = sys._getframe(3)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_TORCH):
+def place_of_call(depth: int) -> Any:
+    """The place in Python, outside of torch and of this package, from where torch is called, so many frames further out."""
+    frame = sys._getframe(depth)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
     return frame.f_code, frame.f_lasti
 

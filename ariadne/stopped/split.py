@@ -331,6 +331,18 @@ class PythonSplit:
         made.prove()
         return made
 
+    def learn(self, example: Any) -> None:
+        """Find out what else the suffix uses from before the cut with inputs like these, so that boundaries that are sent hold it.
+
+        `example`: a tuple of positional inputs, or a pair of such a tuple and a dict of keywords. The model is left as found.
+
+        >>> runtime.learn(([image, another],))
+        """
+        args, kwargs = example if len(example) == 2 and isinstance(example[1], dict) else (example, {})
+        with self._lock:
+            for grad in (False, True) if self._proved else (False,):
+                self._look_for_kept(Example.of(args, kwargs), grad)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> PythonSplit:
         model = copy.deepcopy(self.model, memo)
         twin = {id(p): id(q) for p, q in zip(self.model.parameters(), model.parameters(), strict=True)}
