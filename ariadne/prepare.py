@@ -220,8 +220,8 @@ def _with_fallback(
         )
 
     def prefix(part: nn.Module, boundary: str) -> SplitRuntime:
-        spec = replace(settings.spec, boundary=boundary, trainable=False)
-        return _prepare(part, example, replace(settings, spec=spec, boundary=parse_boundary(boundary)), training, more)
+        spec = replace(settings.spec, boundary=boundary, trainable=False, max_paths=1)
+        return _prepare(part, example, replace(settings, spec=spec, boundary=parse_boundary(boundary)), training)
 
     return beside(stopped, prefix, example)
 

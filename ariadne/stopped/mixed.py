@@ -21,7 +21,7 @@ from ariadne import tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.capture import Example
 from ariadne.cut import parse_boundary
-from ariadne.errors import BoundaryError, FrontierError, HalfError, SpecError, UnsupportedError
+from ariadne.errors import BoundaryError, FrontierError, HalfError, SpecError, UnsupportedError, named
 from ariadne.plan import TracePlan
 from ariadne.runtime import Gradients, SplitRuntime
 from ariadne.stopped.calls import CallCandidate
@@ -145,8 +145,9 @@ class MixedSplit:
             raise FrontierError(
                 f"the part up to {self.candidate.split_id!r} is no prefix of its own: {error}"
             ) from error
-        for plan in self.graph.plans:
-            _refuse_asking(plan)
+        self._plans = self.graph.plans  # whose answers are the example's
+        for plan in self._plans:
+            self._refuse_other_answers(plan, example.batch)
 
     @property
     def split_id(self) -> str:
@@ -186,7 +187,7 @@ class MixedSplit:
         The first boundary of a batch size runs the part before the cut once more, on the example's numbers, to see what it does.
         """
         tensors = self.graph.run_suffix(boundary)
-        _refuse_asking(self.graph.accept(boundary).plan)
+        self._refuse_other_answers(self.graph.accept(boundary).plan, boundary.batch)
         return self._rest(tensors, boundary.batch, False)
 
     def run_training_prefix(self, *args: Any, **kwargs: Any) -> BoundaryPayload:
@@ -205,7 +206,7 @@ class MixedSplit:
         scaler: Any = None,
     ) -> tuple[torch.Tensor, Gradients]:
         """Run the rest of forward and the loss, and walk back to the cut; as `SplitRuntime.train_suffix`."""
-        _refuse_asking(self.graph.accept(boundary).plan)
+        self._refuse_other_answers(self.graph.accept(boundary).plan, boundary.batch)
         batch = boundary.batch
 
         def rest(tensors: Any, asked: Any) -> torch.Tensor:
@@ -297,6 +298,21 @@ class MixedSplit:
             known = frozenset[Any]()
             return run_rest(self.model, self.python.module, self.candidate.call, before, tensors, known=known)[0]
 
+    def _refuse_other_answers(self, plan: TracePlan, batch: int) -> None:
+        """Raise `UnsupportedError` where the prefix read other numbers out of tensors than with the example, as far as is known.
+
+        What Python does before the cut is seen on the example alone, and follows the answers that it got there.
+        """
+        if not plan.questions:
+            return
+        asked = next((node for _, node in plan.questions if node.target == "aten.sym_size.int"), plan.questions[0][1])
+        if asked.target == "aten.sym_size.int" or plan not in self._plans or batch != self._example.batch:
+            raise UnsupportedError(
+                f"before the cut forward reads numbers out of a tensor ({asked.target} in {named(asked.module)}) on which its way "
+                "depends, and a suffix in Python knows what it does for those of the example alone. Cut before that, prepare with "
+                "inputs like these, or use fallback='python'"
+            )
+
     # --- proof ----------------------------------------------------------------------------------------------------
 
     def prove(self) -> None:
@@ -325,15 +341,6 @@ class MixedSplit:
                 f"this split has no {name!r}: its suffix is the model's own Python. Its prefix is in runtime.graph"
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-
-def _refuse_asking(plan: TracePlan) -> None:
-    """Raise `UnsupportedError` for a prefix whose sizes, or whose way, follow data: the suffix could not know of it."""
-    if plan.questions:
-        raise UnsupportedError(
-            f"before the cut forward reads numbers out of a tensor ({plan.questions[0][1].target}), on which sizes and the way of "
-            "Python depend: such a prefix can't be a graph beside a suffix in Python. Cut before that, or use fallback='python'"
-        )
 
 
 def beside(python: PythonSplit, make: Make, example: Example) -> MixedSplit:
