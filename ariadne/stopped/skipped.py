@@ -40,7 +40,10 @@ class Skipping(TorchFunctionMode):
             self.tensors[name] = t
         self.ghosts: dict[Any, Ghost] = {}
         self.state = dict(state_of(model))
-        self.stale = {id(self.state[name]): name for name in before.written if name in self.state}
+        strange = next((name for name in before.written if name not in self.state), None)
+        if strange is not None:
+            raise BoundaryError(_ASTRAY.format(f"the prefix writes {strange!r}, which this model has not"))
+        self.stale = {id(self.state[name]): name for name in before.written}
         self.inputs = tree.map_leaves(self._input(), before.inputs)
 
     def _input(self) -> Callable[[Any], Any]:
@@ -127,10 +130,10 @@ class Skipping(TorchFunctionMode):
         for t, real in zip(leaves, self.crossed, strict=False):
             if isinstance(t, Ghost):
                 t.here = real
+        standing.passed = True  # first: what is asked here of tensors is no call of forward's
         standing.watched = {
             id(t): (t, 0 if t.is_inference() else t._version) for t in (self.crossed[i] for i in self.before.shared)
         }
-        standing.passed = True
         return tree.map_leaves(settled, output)
 
 
