@@ -54,8 +54,8 @@ class PythonSplit:
     Made by `prepare_split(..., fallback="python")`, which says in `why` what stood in the way of a graph.
     `run_prefix`, `run_suffix`, `run_training_prefix`, `train_suffix` and `backward_prefix` are those of
     `SplitRuntime`, and so is what they give: what the model gives, bit for bit. Inputs may have any form that forward
-    takes. Forward runs in a thread of its own, once for each boundary, and what Python does in it happens once. A
-    boundary is run once and stays in its process.
+    takes. Forward runs in a thread of its own, and what Python does in it happens once. A boundary can be sent to a split of an
+    equal model, where forward runs with the part before the cut skipped; `stays` says why, where it can't.
 
     >>> runtime = prepare_split(detector, ([image],), split="after:backbone", fallback="python")
     >>> runtime.run_suffix(runtime.run_prefix([other_image]))

@@ -165,5 +165,7 @@ def test_a_detectors_prefix_is_a_file_and_its_boxes_are_python(
         assert difference(theirs, runtime.run_suffix(payload)) is None
         counts |= {len(found["boxes"]) for found in theirs}
         if "layer_blocks" in at:
-            assert len(payload.tensors) == 3  # of a pyramid of four or five: what is made of the last follows after the cut
+            assert (
+                len(payload.tensors) == 3
+            )  # of a pyramid of four or five: what is made of the last follows after the cut
     assert {0, 5} <= counts
