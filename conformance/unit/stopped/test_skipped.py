@@ -329,7 +329,7 @@ def test_a_ghost_travels_as_sizes_alone() -> None:
     assert decode(encode({}, {}, [kind]))[2] == [kind]
     ghost = Ghost.of(kind, ("call", 0, 0), "a result", Standing(passed=True))
     assert (ghost.shape, ghost.dtype, ghost.device.type, len(ghost)) == ((2, 3), torch.float32, "cpu", 2)
-    with pytest.raises(BoundaryError, match="a result .* did not cross"):
+    with pytest.raises(BoundaryError, match=r"a result .* did not cross"):
         ghost + 1
 
 
