@@ -14,6 +14,7 @@ from torch import nn
 
 _TABLES = ("_parameters", "_buffers")
 _SKIPPED = frozenset({"_modules", "_call_impl", "_compiled_call_impl", *_TABLES})
+_REGISTRIES = frozenset(name for name, value in nn.Module().__dict__.items() if isinstance(value, dict)) - _SKIPPED
 MISSING = object()
 Place = tuple[str, str, str]  # path of a module, "__dict__" or "_buffers", name
 
@@ -45,6 +46,7 @@ class PythonState:
     def __init__(self, model: nn.Module) -> None:
         self.attributes: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = []  # path, table, it, what was in it
         self.held: list[tuple[str, Any, Any]] = []  # where, a container or an object's __dict__, what was in it
+        self.empty: list[Any] = []  # registries of hooks in which nothing is: most of all that a model holds
         self.generators = generators()
         seen: set[int] = set()
         for path, module in model.named_modules():
@@ -54,7 +56,9 @@ class PythonState:
                 if found:
                     self.attributes.append((path, table, found, dict(found)))
             for name, value in module.__dict__.items():
-                if name not in _SKIPPED:
+                if name in _REGISTRIES and not value:
+                    self.empty.append(value)
+                elif name not in _SKIPPED:
                     self._note(f"{path}.{name}", value, seen)
 
     def _note(self, where: str, value: Any, seen: set[int]) -> None:
@@ -96,13 +100,16 @@ class PythonState:
 
     def changed_inside(self) -> str | None:
         """Where a container, an object or a generator that an attribute holds is otherwise now; None where none is."""
+        if any(self.empty):
+            return "a registry of hooks"
         return next((where for where, thing, was in self.held if not _same(thing, was)), None)
 
     def undoing(self) -> Undoing:
         """What was changed until now, to be put back later where nothing else changed it meanwhile."""
         attributes = [(now, name, before, after) for (_, _, name), now, before, after in self.changes()]
         held = [(thing, was, _copy(thing)) for _, thing, was in self.held if not _same(thing, was)]
-        return Undoing(attributes, held)
+        filled: list[tuple[Any, Any, Any]] = [(thing, {}, dict(thing)) for thing in self.empty if thing]
+        return Undoing(attributes, held + filled)
 
 
 @dataclass
