@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ariadne.prepare import prepare_split, prepare_split_replay, validate_dynamic_batches
     from ariadne.remote import Remote, connect, serve
     from ariadne.runtime import RuntimeCacheKey, SplitRuntime
-    from ariadne.stopped import PythonSplit
+    from ariadne.stopped import MixedSplit, PythonSplit
 
 __all__ = [
     "AriadneError",
@@ -49,6 +49,7 @@ __all__ = [
     "Half",
     "Remote",
     "Pipeline",
+    "MixedSplit",
     "PythonSplit",
     "ReplayBoundary",
     "RuntimeCacheKey",
@@ -76,6 +77,7 @@ _HOMES = {
     "Half": "half",
     "Remote": "remote",
     "Pipeline": "pipeline",
+    "MixedSplit": "stopped",
     "PythonSplit": "stopped",
     "ReplayBoundary": "boundary",
     "RuntimeCacheKey": "runtime",

@@ -20,10 +20,10 @@ from ariadne.errors import BatchError, CaptureError, InputError, SpecError, Veri
 from ariadne.guards import is_a
 from ariadne.plan import TracePlan, uses
 from ariadne.runtime import AT_FAULT, Settings, SplitRuntime, prove
-from ariadne.stopped import PythonSplit, prepared
+from ariadne.stopped import MixedSplit, PythonSplit, beside, prepared
 
-Fallback = Literal["refuse", "python"]
-_FALLBACKS = ("refuse", "python")
+Fallback = Literal["refuse", "python", "python-suffix"]
+_FALLBACKS = ("refuse", "python", "python-suffix")
 _WAY_OUT = (
     'Or run the model\'s own Python in place of a graph, in this process: prepare_split(..., split="after:<module>", '
     'fallback="python")'
@@ -55,7 +55,7 @@ def prepare_split(
     example_kwargs: Mapping[str, Any] | None = None,
     more_examples: Sequence[Any] = (),
     fallback: Fallback,
-) -> SplitRuntime | PythonSplit: ...
+) -> SplitRuntime | PythonSplit | MixedSplit: ...
 def prepare_split(
     model: nn.Module,
     example_inputs: Sequence[Any],
@@ -67,7 +67,7 @@ def prepare_split(
     example_kwargs: Mapping[str, Any] | None = None,
     more_examples: Sequence[Any] = (),
     fallback: Fallback = "refuse",
-) -> SplitRuntime | PythonSplit:
+) -> SplitRuntime | PythonSplit | MixedSplit:
     """Capture `model` once and split it at `split`, ready to run and to train on any batch in the range.
 
     `example_inputs` are positional inputs of forward, `example_kwargs` keywords; dim 0 of the first tensor is the batch,
@@ -78,8 +78,9 @@ def prepare_split(
     candidate. `more_examples`: inputs for which plans are made beforehand, each a tuple of positional inputs or a pair of such a
     tuple and a dict of keywords: of other paths, where Python branches on data, or of batches that need a plan of their own; else
     the first call that needs one waits for it. `fallback`: what to do where no graph holds forward: "refuse" raises the error that
-    says why; "python" gives a `PythonSplit`, which stops the model's own Python at the end of a module's call and goes on with it,
-    in this process. The model is left as found, training flags, buffers, gradients and RNG state included.
+    says why; "python" gives a `PythonSplit`, which stops the model's own Python at the end of a module's call and goes on with it;
+    "python-suffix" gives a `MixedSplit`, whose prefix is a graph and whose suffix is the model's own Python. The model is left as
+    found, training flags, buffers, gradients and RNG state included.
 
     Raises `SpecError` and `InputError` for invalid arguments, `CaptureError` where forward can't be held in a
     plan, `FrontierError` where there is no such cut, `VerificationError` where split and whole differ on the example.
@@ -118,7 +119,7 @@ def prepare_split_replay(
     example_kwargs: Mapping[str, Any] | None = None,
     more_examples: Sequence[Any] = (),
     fallback: Fallback,
-) -> SplitRuntime | PythonSplit: ...
+) -> SplitRuntime | PythonSplit | MixedSplit: ...
 def prepare_split_replay(
     model: nn.Module,
     example_inputs: Sequence[Any],
@@ -130,7 +131,7 @@ def prepare_split_replay(
     example_kwargs: Mapping[str, Any] | None = None,
     more_examples: Sequence[Any] = (),
     fallback: Fallback = "refuse",
-) -> SplitRuntime | PythonSplit:
+) -> SplitRuntime | PythonSplit | MixedSplit:
     """As `prepare_split`, for inference only: what training alone would need is not captured until it is asked for.
 
     Gradients of the two halves are not held against the model's either. Arguments and errors are those of `prepare_split`.
@@ -186,7 +187,7 @@ def _with_fallback(
     training: bool,
     fallback: Fallback,
     more: Sequence[Any] = (),
-) -> SplitRuntime | PythonSplit:
+) -> SplitRuntime | PythonSplit | MixedSplit:
     """A graph, cut; where none holds, what `fallback` says."""
     if fallback not in _FALLBACKS:
         raise SpecError(f"fallback is one of {', '.join(map(repr, _FALLBACKS))}; found {fallback!r}")
@@ -208,7 +209,21 @@ def _with_fallback(
         Exception
     ) as error:  # at another batch forward may raise whatever it likes; if it does on the example, it will again
         why = f"no graph holds it: {type(error).__name__}: {error}"
-    return prepared(model, settings, example, why, training=training)
+    stopped = prepared(model, settings, example, why, training=training)
+    for inputs in more:
+        stopped.learn(inputs)
+    if fallback == "python":
+        return stopped
+    if settings.spec.dynamic:
+        raise SpecError(
+            "fallback='python-suffix' takes images and inputs of the example's sizes alone; leave dynamic out"
+        )
+
+    def prefix(part: nn.Module, boundary: str) -> SplitRuntime:
+        spec = replace(settings.spec, boundary=boundary, trainable=False, max_paths=1)
+        return _prepare(part, example, replace(settings, spec=spec, boundary=parse_boundary(boundary)), training)
+
+    return beside(stopped, prefix, example)
 
 
 def _prepare(

@@ -29,6 +29,7 @@ from ariadne.runtime.training import (
     loss_of,
     refuse_shared,
     step,
+    train_suffix,
     walks,
     watched_walk,
 )

@@ -147,7 +147,8 @@ class Plans:
         `complete`, since an optimizer is made for each, they stay: what no plan reads goes where the one before it stands.
         """
         found = {side: {p: None for v in self._variants for p in v.reads.get(side, ())} for side in SIDES}
-        if complete and self._placed is None and any(v.prefix_moves is not None for v in self._variants):
+        branches = self.settings.spec.max_paths > 1 and any(v.prefix_moves is not None for v in self._variants)
+        if complete and self._placed is None and branches:
             self._placed, side = {s: {} for s in SIDES}, SIDES[0]
             for name, _ in self.model.named_parameters():
                 path, _, key = name.rpartition(".")

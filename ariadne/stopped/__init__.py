@@ -5,14 +5,20 @@ files, in import order::
 
     ambient     what a thread has of its own: modes and switches
     gate        where the end of one call of a module is noticed
+    absent      tensors without data, for what was made before the cut
+    python      what Python keeps, at one moment, and how it is put back
+    noted       what forward did before the cut
+    skipped     forward with that part skipped, from what crossed alone
     forward     a forward in a thread of its own, which waits and goes on
     boundary    the output of the call, and the forward that waits there
     crossing    in training: what crosses besides, and what the suffix's backward pass reaches
     calls       the calls of modules that a forward makes, and the one that is meant
     proof       a forward that was stopped, held against the model
     split       what a user calls
+    mixed       a graph before the cut, the model's own Python after it
 """
 
+from ariadne.stopped.mixed import MixedSplit, beside
 from ariadne.stopped.split import PythonSplit, prepared
 
-__all__ = ["PythonSplit", "prepared"]
+__all__ = ["MixedSplit", "PythonSplit", "beside", "prepared"]

@@ -21,6 +21,8 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from ariadne.errors import BoundaryError, ConsumedError
 from ariadne.stopped.ambient import Ambient, switches
 from ariadne.stopped.gate import Awaited
+from ariadne.stopped.noted import Before, Noting
+from ariadne.stopped.skipped import leave
 
 count: Callable[[], int] = torch._C._autograd._get_sequence_nr  # how many autograd nodes this thread has made
 
@@ -34,7 +36,8 @@ class Halt:
     """Where a forward waits: `output` of the module, or of forward itself where that `ended` before the call came.
 
     `made`: how many autograd nodes its thread had made. `autocast`: whether weights may have been cast for both halves. `switches`:
-    how those of the process stood.
+    how those of the process stood. `before`: what was done so far, and `kept`
+    what crosses besides the output, for a suffix elsewhere.
     """
 
     output: Any
@@ -42,6 +45,8 @@ class Halt:
     made: int
     autocast: bool
     switches: tuple[Any, ...]
+    before: Before
+    kept: list[torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -64,12 +69,13 @@ class Forward:
         module: nn.Module,
         number: int,
         grad: bool,
+        noting: Noting | None = None,
     ) -> None:
         self.ambient, self.process, self.taken = Ambient.now(grad), os.getpid(), False
         self.orders: SimpleQueue[_Order | None] = SimpleQueue()
         self._news: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         context = contextvars.copy_context()
-        work = (context, self.ambient, model, args, kwargs, module, number, self.orders, self._news)
+        work = (context, self.ambient, model, args, kwargs, module, number, noting, self.orders, self._news)
         threading.Thread(target=_work, args=work, name="ariadne forward", daemon=True).start()
         self.halt: Halt = self._next()
 
@@ -121,32 +127,41 @@ def _work(
     kwargs: dict[str, Any],
     module: nn.Module,
     number: int,
+    noting: Noting | None,
     orders: SimpleQueue[_Order | None],
     news: SimpleQueue[tuple[str, Any]],
 ) -> None:
     """What the thread does."""
     given: list[_Order] = []
 
-    def waits(output: Any, ended: bool = False) -> None:
+    def waits(output: Any, ended: bool = False) -> Any:
+        before, kept = Before(refusal="what forward did before the cut was not noted"), list[torch.Tensor]()
+        if noting is not None:
+            leave(noting)
+            before, kept = noting.finish(output)
         autocast = any(torch.is_autocast_enabled(d) for d in ("cpu", "cuda")) and torch.is_autocast_cache_enabled()
-        news.put(("halts", Halt(output, ended, count(), autocast, switches())))
-        del output
+        news.put(("halts", Halt(output, ended, count(), autocast, switches(), before, kept)))
+        held = [output]
+        del output, kept
         order = orders.get()
         if order is None:
             raise _Dropped
         given.append(order)
         if order.mode is not None:
             _beneath(order.mode)
+        return held.pop()
 
     def run() -> Any:
         with ambient.entered():
             awaited = Awaited(module, number, waits)
+            if noting is not None:
+                _push_mode(noting)
             try:
                 output = model(*args, **kwargs)
             finally:
                 awaited.close()
             if not given:
-                waits(output, ended=True)
+                output = waits(output, ended=True)
             return given[0].then(output)
 
     try:

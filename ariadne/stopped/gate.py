@@ -32,7 +32,7 @@ class _Gate:
         output = self.inner(*args, **kwargs)
         if mine:
             awaited.close()
-            awaited.reached(output)
+            return awaited.reached(output)
         return output
 
     def inner(self, *args: Any, **kwargs: Any) -> Any:
@@ -43,12 +43,13 @@ class _Gate:
 
 
 class Awaited:
-    """A call of a module that this thread waits for: when the call of that `number` ends, `reached` gets its output.
+    """A call of a module that this thread waits for: when the call of that `number` ends, `reached` gets its output,
+    and what it gives is the output then.
 
     Each thread waits for one at most. The module has an attribute more until `close`.
     """
 
-    def __init__(self, module: nn.Module, number: int, reached: Callable[[Any], None]) -> None:
+    def __init__(self, module: nn.Module, number: int, reached: Callable[[Any], Any]) -> None:
         self.module, self.number, self.reached = module, number, reached
         self.begun = 0
         self.slot = _COMPILED if module._compiled_call_impl is not None else _SLOT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -17,11 +17,11 @@ from ariadne.errors import UnsupportedError, VerificationError
 from ariadne.guards import simple
 
 
-def isolated(model: nn.Module, example: Example, grad: bool, run: Callable[..., Any]) -> Any:
+def isolated(model: nn.Module, example: Example, grad: bool, run: Callable[..., Any], batch: int | None = None) -> Any:
     """What `run` gives on fresh inputs like the example; the model and all random generators are left as found."""
     snapshot = Snapshot(model)
     snapshot.save_all()
-    args, kwargs = tree.unflatten(example.resized(example.batch), example.spec)
+    args, kwargs = tree.unflatten(example.resized(batch or example.batch), example.spec)
     try:
         with torch.set_grad_enabled(grad):
             return run(*args, **kwargs)
@@ -102,3 +102,47 @@ def weighed(output: Any) -> torch.Tensor | None:
         if isinstance(t, torch.Tensor) and t.requires_grad
     ]
     return torch.stack(losses).sum() if losses else None
+
+
+class Trained(Protocol):
+    """A split that trains."""
+
+    def run_training_prefix(self, *args: Any, **kwargs: Any) -> Any:
+        """As `SplitRuntime.run_training_prefix`."""
+
+    def train_suffix(self, boundary: Any, targets: Any = None, *, loss_fn: Callable[[Any, Any], torch.Tensor]) -> Any:
+        """As `SplitRuntime.train_suffix`."""
+
+    def backward_prefix(self, boundary: Any, boundary_grads: Any) -> None:
+        """As `SplitRuntime.backward_prefix`."""
+
+
+def prove_step(model: nn.Module, example: Example, split: Trained, at: str) -> None:
+    """Hold a training step against the whole model's, whose loss weighs each element of the output; both from one state."""
+    parameters = dict(model.named_parameters())
+
+    def gradients(args: Any) -> dict[str, Any]:
+        inputs = {f"input{path}": t.grad for path, t in tree.paths(args) if isinstance(t, torch.Tensor) and t.is_leaf}
+        return {**{name: p.grad for name, p in parameters.items()}, **inputs}
+
+    def clear() -> None:
+        for p in parameters.values():
+            p.grad = None
+
+    def whole(*args: Any, **kwargs: Any) -> Any:
+        clear()
+        loss = weighed(model(*args, **kwargs))
+        if loss is not None:
+            loss.backward()
+        return gradients((args, kwargs)), loss
+
+    def halves(*args: Any, **kwargs: Any) -> Any:
+        clear()
+        boundary = split.run_training_prefix(*args, **kwargs)
+        loss_fn: Any = lambda out, _: weighed(out)  # noqa: E731 - what gives no loss is refused there
+        loss, found = split.train_suffix(boundary, loss_fn=loss_fn)
+        split.backward_prefix(boundary, found)
+        return gradients((args, kwargs)), loss
+
+    if isolated(model, example, True, whole)[1] is not None:
+        hold(model, example, True, whole, halves, at)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-import itertools
+import hashlib
+import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Never
 
@@ -29,6 +30,7 @@ from ariadne.runtime import (
     loss_of,
     refuse_shared,
     step,
+    train_suffix,
     walks,
     watched_walk,
 )
@@ -36,14 +38,14 @@ from ariadne.stopped.boundary import StoppedBoundary
 from ariadne.stopped.calls import CallCandidate, Measured, choose, measure
 from ariadne.stopped.crossing import Crossing
 from ariadne.stopped.forward import Forward
-from ariadne.stopped.proof import hold, isolated, weighed
+from ariadne.stopped.noted import Before, Noting, Wanted
+from ariadne.stopped.proof import hold, isolated, prove_step
+from ariadne.stopped.skipped import run_rest
 from ariadne.units import size
 
 _OF_A_PLAN = frozenset(
     "plan trace_plan prefix_source suffix_source cache_key visualize save prefix_state_dict suffix_state_dict".split()
 )
-
-_numbers = itertools.count(1)
 
 
 class PythonSplit:
@@ -52,8 +54,8 @@ class PythonSplit:
     Made by `prepare_split(..., fallback="python")`, which says in `why` what stood in the way of a graph.
     `run_prefix`, `run_suffix`, `run_training_prefix`, `train_suffix` and `backward_prefix` are those of
     `SplitRuntime`, and so is what they give: what the model gives, bit for bit. Inputs may have any form that forward
-    takes. Forward runs in a thread of its own, once for each boundary, and what Python does in it happens once. A
-    boundary is run once and stays in its process.
+    takes. Forward runs in a thread of its own, and what Python does in it happens once. A boundary can be sent to a split of an
+    equal model, where forward runs with the part before the cut skipped; `stays` says why, where it can't.
 
     >>> runtime = prepare_split(detector, ([image],), split="after:backbone", fallback="python")
     >>> runtime.run_suffix(runtime.run_prefix([other_image]))
@@ -79,7 +81,9 @@ class PythonSplit:
         )
         self.module = model.get_submodule(self.candidate.after)
         self._modules = [*model.modules()]
-        self._signature = f"python-{next(_numbers)}"  # of this runtime alone
+        self._signature = _signature(model, self.candidate, measured)
+        self.wanted = Wanted()
+        self.stays = ""  # why a boundary can be run in this process alone, once; empty where it can be sent
 
     # --- what it is -----------------------------------------------------------------------------------------------
 
@@ -137,19 +141,34 @@ class PythonSplit:
         return self._boundary(forward, (args, kwargs), forward.halt.output, (), None)
 
     def run_suffix(self, boundary: BoundaryPayload) -> Any:
-        """Go on with the forward of a boundary, once; returns what the model returns, and raises what it raises.
+        """Go on with the forward of a boundary; returns what the model returns, and raises what it raises.
 
-        Raises `ConsumedError` the second time, `BoundaryError` for a boundary of another split, of training, or one whose values
-        were written into, and where a mode or a switch was changed since.
+        A boundary that came from bytes, or was run before, is run from what crossed: forward from its beginning, with the part
+        before the cut skipped. Raises `BoundaryError` for a boundary of another split, of training, or one whose values were
+        written into, where a mode or a switch was changed since, and where forward needs what did not cross.
         """
         mine = self._accept(boundary)
+        if not isinstance(mine, StoppedBoundary):
+            return self._run_rest(mine, False)
         if mine._graph is not None:
             raise BoundaryError(
                 "this boundary was made by run_training_prefix, whose forward runs with gradients; train_suffix takes it. For "
                 "run_suffix make one with run_prefix"
             )
         self._refuse_moved(mine)
+        if mine.forward.taken and not self.stays and mine.forward.process == os.getpid():
+            return self._run_rest(mine.crossing(), False)
         return mine.forward.go_on()
+
+    def _run_rest(self, boundary: BoundaryPayload, grad: bool, values: Sequence[Any] | None = None) -> Any:
+        """Run forward with the part before the cut skipped, from what crossed; `values` stand for the boundary's."""
+        *crossed, told = boundary.raw if values is None else values
+        if boundary.labels == ("output",):
+            return told  # forward returned before the cut came
+        with torch.set_grad_enabled(grad):
+            return run_rest(
+                self.model, self.module, self.candidate.call, Before.read(told), crossed, known=self.wanted.attributes
+            )[0]
 
     def joined(self, *args: Any, **kwargs: Any) -> Any:
         """The model itself, in the grad mode of the caller."""
@@ -205,6 +224,8 @@ class PythonSplit:
         ("kept_1", ...). Raises `TrainingError` where a tensor from before is used where that can't be followed.
         """
         mine = self._accept(boundary)
+        if not isinstance(mine, StoppedBoundary):
+            return self._train_rest(mine, targets, loss_fn, optimizer, scaler)
         graph = mine._graph
         if graph is None:
             raise BoundaryError(
@@ -252,6 +273,20 @@ class PythonSplit:
             label: crossing.gradients.get(label) for label in (*tensors, *(one.label for one in more))
         }
 
+    def _train_rest(
+        self, boundary: BoundaryPayload, targets: Any, loss_fn: Any, optimizer: Any, scaler: Any
+    ) -> tuple[torch.Tensor, Gradients]:
+        """`train_suffix` for a boundary that came from bytes."""
+        if not self._proved:
+            self.prove_training(self._example)
+        owned = Owned.of(self.prefix_parameters(), self.suffix_parameters())
+        shared = ["a parameter"] if owned.shared else []
+
+        def suffix(batch: int, *values: Any) -> Any:
+            return self._run_rest(boundary, True, values)
+
+        return train_suffix(suffix, boundary, targets, loss_fn, optimizer, scaler, owned, shared)
+
     def backward_prefix(
         self,
         boundary: BoundaryPayload,
@@ -266,8 +301,11 @@ class PythonSplit:
                 f"boundary_grads is the dict that train_suffix returned; found {type(boundary_grads).__name__}"
             )
         mine = self._accept(boundary)
+        if isinstance(mine, StoppedBoundary) and "train_suffix" not in mine._consumed:
+            mine.hold_kept()
         shares: list[Any] = [p for p, _ in mine._shared]
-        owned = Owned.of(shares, (*self.suffix_parameters(), *mine.used))
+        used = mine.used if isinstance(mine, StoppedBoundary) else ()
+        owned = Owned.of(shares, (*self.suffix_parameters(), *used))
         backward_prefix(mine, boundary_grads, optimizer=optimizer, scaler=scaler, owned=owned)
 
     # --- elsewhere ------------------------------------------------------------------------------------------------
@@ -285,9 +323,25 @@ class PythonSplit:
         if isinstance(boundary, CallCandidate):
             boundary = boundary.split_id
         parsed = parse_boundary(self.split_id if boundary is None else boundary)
-        made = PythonSplit(self.model, replace(self.settings, boundary=parsed), self._example, self._measured, self.why)
+        return self.elsewhere(replace(self.settings, boundary=parsed))
+
+    def elsewhere(self, settings: Settings) -> PythonSplit:
+        """The same model under other settings, held against the model on the example."""
+        made = PythonSplit(self.model, settings, self._example, self._measured, self.why)
         made.prove()
         return made
+
+    def learn(self, example: Any) -> None:
+        """Find out what else the suffix uses from before the cut with inputs like these, so that boundaries that are sent hold it.
+
+        `example`: a tuple of positional inputs, or a pair of such a tuple and a dict of keywords. The model is left as found.
+
+        >>> runtime.learn(([image, another],))
+        """
+        args, kwargs = example if len(example) == 2 and isinstance(example[1], dict) else (example, {})
+        with self._lock:
+            for grad in (False, True) if self._proved else (False,):
+                self._look_for_kept(Example.of(args, kwargs), grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PythonSplit:
         model = copy.deepcopy(self.model, memo)
@@ -299,52 +353,75 @@ class PythonSplit:
 
     def prove(self) -> None:
         """Hold the split against the model on the example; raises `VerificationError`."""
+        with self._lock:
+            self._look_for_kept(self._example, False)
         hold(self.model, self._example, False, self.model, self._joined, self.split_id)
         if self.settings.spec.trainable:
             self.prove_training(self._example)
+
+    def _look_for_kept(self, example: Example, grad: bool) -> None:
+        """Find out what the suffix uses from before the cut, by running it on all that there is; `stays` says why none leaves."""
+        if self.stays:
+            return
+        found = Wanted(everything=True)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            noting = Noting(self.model, (args, kwargs), found)
+            forward = Forward(
+                self.model, args, kwargs, module=self.module, number=self.candidate.call, grad=grad, noting=noting
+            )
+            halt = forward.halt
+            forward.orders.put(None)
+            if halt.ended:
+                return
+            tensors = [t for t in tree.leaves(halt.output) if isinstance(t, torch.Tensor)]
+            places = frozenset(place for place, _, _ in halt.before.attributes)
+            crossed = [t.detach().requires_grad_(t.requires_grad) for t in (*tensors, *halt.kept)]
+            _, used = run_rest(
+                self.model,
+                self.module,
+                self.candidate.call,
+                halt.before,
+                crossed,
+                known=self.wanted.attributes | places,
+            )
+            self.wanted.add(used, noting.site_of, places)
+
+        def whole(*args: Any, **kwargs: Any) -> Any:
+            return self.model(*args, **kwargs)
+
+        def afar(*args: Any, **kwargs: Any) -> Any:
+            forward = self._started(args, kwargs, grad)
+            boundary = self._boundary(forward, (args, kwargs), forward.halt.output, (), None).crossing()
+            forward.orders.put(None)
+            return self._run_rest(boundary, grad)
+
+        try:
+            isolated(self.model, example, grad, run)
+            hold(self.model, example, grad, whole, afar, self.split_id)
+        except Exception as error:  # whatever forward raises where it is run in such a way: then it is not
+            self.stays = f"{type(error).__name__}: {error}"
 
     def _joined(self, *args: Any, **kwargs: Any) -> Any:
         return self.run_suffix(self.run_prefix(*args, **kwargs))
 
     def prove_training(self, example: Example) -> None:
-        """Hold a training step against the whole model's, whose loss weighs each element of the output; both from one state."""
-        parameters = dict(self.model.named_parameters())
-        losses = []
-
-        def gradients(args: Any) -> dict[str, Any]:
-            inputs = {f"input{at}": t.grad for at, t in tree.paths(args) if isinstance(t, torch.Tensor) and t.is_leaf}
-            return {**{name: p.grad for name, p in parameters.items()}, **inputs}
-
-        def clear() -> None:
-            for p in parameters.values():
-                p.grad = None
-
-        def whole(*args: Any, **kwargs: Any) -> Any:
-            clear()
-            loss = weighed(self.model(*args, **kwargs))
-            losses.append(loss)
-            if loss is not None:
-                loss.backward()
-            return gradients((args, kwargs)), loss
-
-        def split(*args: Any, **kwargs: Any) -> Any:
-            clear()
-            boundary = self._training_prefix(args, kwargs)
-            loss_fn: Any = lambda out, _: weighed(out)  # noqa: E731 - what gives no loss is refused there
-            loss, found = self.train_suffix(boundary, loss_fn=loss_fn)
-            self.backward_prefix(boundary, found)
-            return gradients((args, kwargs)), loss
-
+        """Hold a training step against the whole model's on an example; raises `VerificationError`."""
         with self._lock:
-            if isolated(self.model, example, True, whole)[1] is not None:
-                hold(self.model, example, True, whole, split, self.split_id)
-            self._proved = True
+            self._look_for_kept(example, True)
+            was, self._proved = self._proved, True
+            try:
+                prove_step(self.model, example, self, self.split_id)
+            except BaseException:
+                self._proved = was
+                raise
 
     # --- the parts of a call --------------------------------------------------------------------------------------
 
     def _started(self, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> Forward:
+        noting = None if self.stays else Noting(self.model, (args, kwargs), self.wanted)
         module, number = self.module, self.candidate.call
-        return Forward(self.model, args, kwargs, module=module, number=number, grad=grad)
+        return Forward(self.model, args, kwargs, module=module, number=number, grad=grad, noting=noting)
 
     def _label(self, forward: Forward) -> str:
         return "output" if forward.halt.ended else self.candidate.after.replace(".", "_")
@@ -356,17 +433,23 @@ class PythonSplit:
             self.split_id, self._signature, self._label(forward), forward, inputs, raw, wanting, graph
         )
         made.flags = tuple([m.training for m in self._modules])
+        made.owner = self
+        if self.stays:
+            made.before = Before(refusal=self.stays)
         return made
 
-    def _accept(self, boundary: Any) -> StoppedBoundary:
+    def _accept(self, boundary: Any) -> BoundaryPayload:
         if not isinstance(boundary, BoundaryPayload):
             raise BoundaryError(
                 f"a boundary is what run_prefix or run_training_prefix returns; found {type(boundary).__name__}"
             )
-        if not isinstance(boundary, StoppedBoundary) or boundary.plan_signature != self._signature:
+        sent = boundary.plan_signature == self._signature
+        mine = boundary.owner is self if isinstance(boundary, StoppedBoundary) else sent
+        if not mine or boundary.split_id != self.split_id:
             raise BoundaryError(
                 f"this boundary was made by another split ({boundary.split_id} of {boundary.plan_signature}); this one is "
-                f"{self.split_id} of {self._signature}. Run the prefix and the suffix of one runtime, in one process"
+                f"{self.split_id} of {self._signature}. Run both sides with one runtime, "
+                "or send the boundary by to_bytes to a split of an equal model"
             )
         return boundary
 
@@ -392,6 +475,20 @@ class PythonSplit:
                 "an input was computed from parameters of this model, with gradients, outside of it; the order in which their "
                 "gradients are added can't be kept. Compute it inside of forward, or detach it"
             )
+
+
+def _signature(model: nn.Module, candidate: CallCandidate, measured: Measured) -> str:
+    """What is one for two splits of models that are alike, in any process: modules, their tensors, the calls of the example."""
+    told = [
+        (
+            path,
+            type(m).__qualname__,
+            [(n, str(t.dtype), tuple(t.shape)) for n, t in m._parameters.items() if t is not None],
+        )
+        for path, m in model.named_modules()
+    ]
+    text = repr((told, candidate.split_id, [end[1:3] for end in measured.ends]))
+    return f"python-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def prepared(model: nn.Module, settings: Settings, example: Example, why: str, *, training: bool) -> PythonSplit:

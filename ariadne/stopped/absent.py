@@ -1,0 +1,164 @@
+"""Tensors without data: what stands in forward for a tensor from before the cut, where forward is run without that part.
+
+A ghost has the sizes, type and device of the tensor, so Python's logic of shapes goes on as it would. After the cut an op that
+takes it gets the tensor that crossed in its place, or the call ends with an error that says what was needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ariadne import tree
+from ariadne.boundary import register_boundary_serializer
+from ariadne.errors import BoundaryError
+
+_Tensor: Any = torch.Tensor
+_GETTERS = (
+    "shape dtype device layout ndim requires_grad is_cuda is_cpu is_sparse is_quantized is_meta is_nested".split()
+)
+_METHODS = (
+    "size dim numel nelement stride is_floating_point is_complex is_contiguous element_size __len__ __hash__".split()
+)
+# What a tensor without data answers as well as one with data: such calls are neither counted nor kept.
+ANSWERED: frozenset[Any] = frozenset(
+    {*(getattr(_Tensor, n).__get__ for n in _GETTERS), *(getattr(_Tensor, n) for n in _METHODS)}
+)
+
+
+class Absent:
+    """A tensor as data that has none; `kind` is its sizes, strides, type, device, and whether it requires grad.
+
+    No dataclass: those are containers to whoever walks nested values.
+    """
+
+    __slots__ = ("kind",)
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        wanting: bool,
+    ) -> None:
+        self.kind = shape, stride, dtype, device, wanting
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Absent) and self.kind == other.kind
+
+    def __hash__(self) -> int:
+        return hash(self.kind)
+
+    @classmethod
+    def of(cls, t: torch.Tensor) -> Absent | None:
+        """What there is to know of a tensor; None for one that is not dense, or of a class of its own."""
+        if t.layout is not torch.strided or type(t) not in (torch.Tensor, torch.nn.Parameter) or t.is_nested:
+            return None
+        return cls(tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad)
+
+    @classmethod
+    def read(cls, told: Any) -> Absent:
+        """From a `kind` that a stranger may have written."""
+        shape, stride, dtype, device, wanting = told
+        kinds = (dtype, torch.dtype), (device, torch.device), (wanting, bool)
+        sizes = type(shape) is tuple is type(stride) and len(shape) == len(stride) <= 64
+        if not (sizes and all(type(n) is int and 0 <= n < 1 << 48 for n in (*shape, *stride))):
+            raise ValueError("sizes and strides are tuples of ints")
+        if not all(isinstance(value, kind) for value, kind in kinds):
+            raise ValueError("a dtype, a device and a flag")
+        return cls(shape, stride, dtype, device, wanting)
+
+
+register_boundary_serializer(Absent, lambda absent: absent.kind, Absent.read, "shape, stride, dtype, device, wanting")
+
+
+@dataclass
+class Standing:
+    """What the ghosts of one call share: whether the cut was passed, which of them were used, and the first error."""
+
+    passed: bool = False
+    used: list[tuple[Any, ...]] = field(default_factory=list)
+    error: BoundaryError | None = None
+    watched: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)  # may not be written into; by id
+
+    def fail(self, what: str) -> BoundaryError:
+        """The error of this call, which is raised again where forward catches it."""
+        self.error = self.error or BoundaryError(what)
+        return self.error
+
+    def refuse_writes(self) -> None:
+        """Raise `BoundaryError` where a tensor was written into that shares its memory with another that crossed, or did not."""
+        for t, version in self.watched.values():
+            if not t.is_inference() and t._version != version:
+                raise self.fail(
+                    "after the cut forward writes into a tensor from before it that shares memory with another one, which would "
+                    "not see that from a boundary alone. Run the suffix in the process of the prefix, once; or cut elsewhere"
+                )
+
+
+class Ghost(torch.Tensor):
+    """A tensor without data. `at` says which it is, `told` in words; `here` is what crossed for it."""
+
+    at: tuple[Any, ...]
+    told: str
+    standing: Standing
+    here: torch.Tensor | None
+
+    @staticmethod
+    def of(kind: Absent, at: tuple[Any, ...], told: str, standing: Standing) -> Ghost:
+        """One like that."""
+        shape, stride, dtype, device, wanting = kind.kind
+        made: Any = torch.Tensor._make_wrapper_subclass(
+            Ghost, shape, strides=stride, dtype=dtype, device=device, requires_grad=wanting
+        )
+        made.at, made.told, made.standing, made.here = at, told, standing, None
+        return made  # type: ignore[no-any-return]
+
+    def taken(self) -> torch.Tensor:
+        """What crossed for it; raises `BoundaryError` where nothing did."""
+        self.standing.used.append(self.at)
+        if self.here is None:
+            raise self.standing.fail(
+                f"after the cut forward uses {self.told} ({self.dtype} of sizes {list(self.shape)}), which did not cross: the "
+                "examples of the side with the prefix did not use it there. Show that side inputs like these, by "
+                "more_examples=[...], or cut elsewhere"
+            )
+        return self.here
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        ghosts = [t for t in tree.leaves((args, kwargs)) if isinstance(t, Ghost)]
+        if func in ANSWERED or not ghosts or not ghosts[0].standing.passed:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        standing = ghosts[0].standing
+        args, kwargs = tree.map_leaves(present, (args, kwargs or {}))
+        found = func(*args, **kwargs)
+        if standing.watched:
+            standing.refuse_writes()
+        return found
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        ghost = next(t for t in tree.leaves((args, kwargs)) if isinstance(t, Ghost))
+        where = "after" if ghost.standing.passed else "before"
+        raise ghost.standing.fail(
+            f"{where} the cut {func} takes {ghost.told} where that can't be followed: a scripted function or an "
+            "autograd.Function takes it. Run the suffix in the process of the prefix, or cut elsewhere"
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Ghost({self.told}, {list(self.shape)})"
+
+
+def present(value: Any) -> Any:
+    """A value with what crossed in the place of a ghost."""
+    return value.taken() if isinstance(value, Ghost) else value
+
+
+def settled(value: Any) -> Any:
+    """A value with what crossed in the place of a ghost for which something did."""
+    return value.here if isinstance(value, Ghost) and value.here is not None else value

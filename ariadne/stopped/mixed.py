@@ -1,0 +1,354 @@
+"""A split whose prefix is a graph and whose suffix is the model's own Python: forward is captured up to the cut.
+
+What is captured is forward, left at the end of a module's call; it gives what crosses. So the prefix is generated code, may be
+saved to a file, and its boundaries are run wherever the model is, with the part before the cut skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Never
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode, _push_mode
+
+from ariadne import tree
+from ariadne.boundary import BoundaryPayload
+from ariadne.capture import Example
+from ariadne.cut import parse_boundary
+from ariadne.errors import BoundaryError, FrontierError, HalfError, SpecError, UnsupportedError, named
+from ariadne.plan import TracePlan
+from ariadne.runtime import Gradients, SplitRuntime
+from ariadne.stopped.calls import CallCandidate
+from ariadne.stopped.forward import Forward
+from ariadne.stopped.gate import Awaited
+from ariadne.stopped.noted import Before, Made, Name, Noting, place_of_call, state_of
+from ariadne.stopped.proof import hold, isolated, prove_step
+from ariadne.stopped.skipped import leave, run_rest
+from ariadne.stopped.split import PythonSplit
+
+Make = Callable[[nn.Module, str], SplitRuntime]
+
+
+class _Reached(BaseException):
+    """Leaves forward at the cut."""
+
+
+class _Picking(TorchFunctionMode):
+    """Keeps the tensors that are made at some places in Python: by place, and which of those made there, from 0.
+
+    The capture calls torch in ways of its own, so calls can't be counted; what each place makes can.
+    """
+
+    def __init__(self, wanted: Collection[Made], known: Iterable[Any]) -> None:
+        super().__init__()
+        self.wanted, self.counts = wanted, Counter[Any]()
+        self.seen = {id(t): t for t in known}
+        self.found: dict[Made, torch.Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for t in tree.leaves(found):
+            if isinstance(t, torch.Tensor) and id(t) not in self.seen:
+                self.seen[id(t)] = t
+                place = place_of_call(2)
+                made = place, self.counts[place]
+                self.counts[place] += 1
+                if made in self.wanted:
+                    self.found[made] = t
+        return found
+
+
+def up_to(
+    model: nn.Module, path: str, number: int, crossing: Sequence[Name], made_at: Mapping[Name, Made]
+) -> nn.Module:
+    """The model, all of it shared, with a forward that ends with that call of that module and gives what crosses."""
+    whole = type(model)
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        reached: list[Any] = []
+
+        def stop(output: Any) -> Never:
+            reached.append(output)
+            raise _Reached
+
+        given = [*tree.leaves((args, kwargs))]
+        picking = None
+        if made_at:
+            picking = _Picking({*made_at.values()}, [*given, *(t for _, t in state_of(self))])
+        awaited = Awaited(self.get_submodule(path), number, stop)
+        if picking is not None:
+            _push_mode(picking)
+        try:
+            whole.forward(self, *args, **kwargs)
+        except _Reached:
+            pass
+        finally:
+            if picking is not None:
+                leave(picking)
+            awaited.close()
+        tensors = [t for t in tree.leaves(reached[0]) if isinstance(t, torch.Tensor)]
+        for name in crossing:
+            if name[0] == "input":
+                tensors.append(given[name[1]])
+            else:
+                assert picking is not None
+                tensors.append(picking.found[made_at[name]])
+        return tuple([t.view_as(t) for t in tensors])
+
+    made: nn.Module = object.__new__(
+        type(whole.__name__, (whole,), {"forward": forward, "__module__": whole.__module__})
+    )
+    made.__dict__ = model.__dict__
+    return made
+
+
+class MixedSplit:
+    """A model split at the end of a module's call: a graph before it, the model's own Python after it.
+
+    Made by `prepare_split(..., fallback="python-suffix")`; `why` says why the whole is no graph. The methods are those of
+    `SplitRuntime`, and so is what they give. `graph` is the split that makes the boundaries: `save(..., side="prefix")` writes
+    its prefix to a file, and `run_suffix` takes the boundaries of such a half. Inputs have the form and, but for the batch, the
+    sizes of the example.
+
+    >>> runtime = prepare_split(detector, ([image],), split="after:backbone", fallback="python-suffix")
+    >>> runtime.save("edge.safetensors", side="prefix")
+    >>> runtime.run_suffix(ariadne.load("edge.safetensors").run_prefix([image]))
+    [{'boxes': ..., 'labels': ..., 'scores': ...}]
+    """
+
+    def __init__(self, python: PythonSplit, make: Make, example: Example) -> None:
+        self.model, self.why, self.python = python.model, python.why, python
+        self.settings, self.candidate, self.candidates = python.settings, python.candidate, python.candidates
+        self._make, self._example, self._lock = make, example, threading.RLock()
+        self._tables: dict[Any, Before] = {}
+        self._proved = False
+        if self.model._forward_hooks or self.model._forward_pre_hooks:
+            raise UnsupportedError(
+                "the model itself has forward hooks, which would see a forward that ends at the cut; remove them, or use "
+                "fallback='python'"
+            )
+        self._made_at: dict[Name, Made] = {}
+        names = self._before(example.batch, False).crossing
+        if any(name[0] == "state" for name in names):
+            raise UnsupportedError(f"the suffix uses {names[0][1]!r}, into which the prefix writes. Cut elsewhere")
+        self.crossing = names
+        prefix = up_to(self.model, self.candidate.after, self.candidate.call, names, self._made_at)
+        try:
+            self.graph = make(prefix, self.candidate.split_id)
+        except FrontierError as error:
+            raise FrontierError(
+                f"the part up to {self.candidate.split_id!r} is no prefix of its own: {error}"
+            ) from error
+        self._plans = self.graph.plans  # whose answers are the example's
+        for plan in self._plans:
+            self._refuse_other_answers(plan, example.batch)
+
+    @property
+    def split_id(self) -> str:
+        """The string that names the cut: "after:backbone"."""
+        return self.candidate.split_id
+
+    @property
+    def prefix_source(self) -> str:
+        """The prefix's generated code."""
+        return self.graph.prefix_source
+
+    def prefix_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the prefix uses, each once."""
+        return self.graph.prefix_parameters()
+
+    def suffix_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the example used after the cut, each once."""
+        return self.python.suffix_parameters()
+
+    def shared_parameters(self) -> list[nn.Parameter]:
+        """The parameters of both sides."""
+        ids = {id(p) for p in self.suffix_parameters()}
+        return [p for p in self.prefix_parameters() if id(p) in ids]
+
+    def __repr__(self) -> str:
+        return f"MixedSplit({type(self.model).__name__}, {self.split_id}, {self.graph.candidate.cut} ops as a graph)"
+
+    # --- running --------------------------------------------------------------------------------------------------
+
+    def run_prefix(self, *args: Any, **kwargs: Any) -> BoundaryPayload:
+        """Run the prefix without gradients; as `SplitRuntime.run_prefix`."""
+        return self.graph.run_prefix(*args, **kwargs)
+
+    def run_suffix(self, boundary: BoundaryPayload) -> Any:
+        """Run the rest of forward from a boundary, of this split or of a half; returns what the model returns.
+
+        The first boundary of a batch size runs the part before the cut once more, on the example's numbers, to see what it does.
+        """
+        tensors = self.graph.run_suffix(boundary)
+        self._refuse_other_answers(self.graph.accept(boundary).plan, boundary.batch)
+        return self._rest(tensors, boundary.batch, False)
+
+    def run_training_prefix(self, *args: Any, **kwargs: Any) -> BoundaryPayload:
+        """Run the prefix with gradients; as `SplitRuntime.run_training_prefix`."""
+        if not self._proved:
+            self.prove_training()
+        return self.graph.run_training_prefix(*args, **kwargs)
+
+    def train_suffix(
+        self,
+        boundary: BoundaryPayload,
+        targets: Any = None,
+        *,
+        loss_fn: Callable[[Any, Any], torch.Tensor],
+        optimizer: torch.optim.Optimizer | None = None,
+        scaler: Any = None,
+    ) -> tuple[torch.Tensor, Gradients]:
+        """Run the rest of forward and the loss, and walk back to the cut; as `SplitRuntime.train_suffix`."""
+        self._refuse_other_answers(self.graph.accept(boundary).plan, boundary.batch)
+        batch = boundary.batch
+
+        def rest(tensors: Any, asked: Any) -> torch.Tensor:
+            return loss_fn(self._rest(tensors, batch, True), asked)
+
+        return self.graph.train_suffix(boundary, targets, loss_fn=rest, optimizer=optimizer, scaler=scaler)
+
+    def backward_prefix(
+        self,
+        boundary: BoundaryPayload,
+        boundary_grads: Mapping[str, torch.Tensor | None],
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        scaler: Any = None,
+    ) -> None:
+        """Walk back through the prefix; as `SplitRuntime.backward_prefix`."""
+        self.graph.backward_prefix(boundary, boundary_grads, optimizer=optimizer, scaler=scaler)
+
+    def joined(self, *args: Any, **kwargs: Any) -> Any:
+        """The model itself, in the grad mode of the caller."""
+        return self.model(*args, **kwargs)
+
+    def save(self, path: str | os.PathLike[str], *, side: str, weights: bool = True) -> None:
+        """Write the prefix to a file, as `SplitRuntime.save`; the suffix is Python, and stays where the model is."""
+        if side == "suffix":
+            raise HalfError(
+                f"the suffix of this split runs the model's own Python ({self.why}), for which a file has no form; save the "
+                "prefix, and run its boundaries where the model is"
+            )
+        self.graph.save(path, side=side, weights=weights)
+
+    def resplit(self, boundary: str | CallCandidate) -> MixedSplit:
+        """The same model, cut at the end of another call: captured up to there, and held against the model."""
+        if isinstance(boundary, CallCandidate):
+            boundary = boundary.split_id
+        settings = replace(self.settings, boundary=parse_boundary(boundary))
+        return beside(self.python.elsewhere(settings), self._make, self._example)
+
+    # --- the parts of a call --------------------------------------------------------------------------------------
+
+    def _before(self, batch: int, grad: bool) -> Before:
+        """What forward does before the cut at a batch size, seen once."""
+        key = batch, grad, tuple([m.training for m in self.model.modules()])
+        found = self._tables.get(key)
+        if found is not None:
+            return found
+
+        def run(*args: Any, **kwargs: Any) -> Before:
+            noting = Noting(self.model, (args, kwargs), replace(self.python.wanted, small=0))
+            forward = Forward(
+                self.model,
+                args,
+                kwargs,
+                module=self.python.module,
+                number=self.candidate.call,
+                grad=grad,
+                noting=noting,
+            )
+            forward.orders.put(None)
+            if forward.halt.ended:
+                raise BoundaryError(
+                    "forward returns before the cut comes, for the example's numbers at this batch size"
+                )
+            self._made_at = self._made_at or {
+                n: noting.made_at[n] for n in forward.halt.before.crossing if n[0] == "call"
+            }
+            return forward.halt.before
+
+        with self._lock:
+            before: Before = isolated(self.model, self._example, grad, run, batch)
+        moved = [*(place[2] for place, _, _ in before.attributes), *before.generators]
+        if before.refusal or moved:
+            raise UnsupportedError(
+                "forward can't be captured up to the cut: "
+                + (before.refusal or f"it changes {moved[0]!r} before it")
+                + ". Cut elsewhere, or use fallback='python'"
+            )
+        self._tables[key] = before
+        return before
+
+    def _rest(self, tensors: Sequence[torch.Tensor], batch: int, grad: bool) -> Any:
+        before = self._before(batch, grad)
+        if before.crossing != self.crossing:
+            raise BoundaryError(
+                "at this batch size, or in this mode, the suffix needs other tensors than in the example, so what crosses would "
+                "not do; prepare with inputs like these"
+            )
+        with torch.set_grad_enabled(grad):
+            known = frozenset[Any]()
+            return run_rest(self.model, self.python.module, self.candidate.call, before, tensors, known=known)[0]
+
+    def _refuse_other_answers(self, plan: TracePlan, batch: int) -> None:
+        """Raise `UnsupportedError` where the prefix read other numbers out of tensors than with the example, as far as is known.
+
+        What Python does before the cut is seen on the example alone, and follows the answers that it got there.
+        """
+        if not plan.questions:
+            return
+        asked = next((node for _, node in plan.questions if node.target == "aten.sym_size.int"), plan.questions[0][1])
+        if asked.target == "aten.sym_size.int" or plan not in self._plans or batch != self._example.batch:
+            raise UnsupportedError(
+                f"before the cut forward reads numbers out of a tensor ({asked.target} in {named(asked.module)}) on which its way "
+                "depends, and a suffix in Python knows what it does for those of the example alone. Cut before that, prepare with "
+                "inputs like these, or use fallback='python'"
+            )
+
+    # --- proof ----------------------------------------------------------------------------------------------------
+
+    def prove(self) -> None:
+        """Hold the split against the model on the example; raises `VerificationError`."""
+
+        def split(*args: Any, **kwargs: Any) -> Any:
+            return self.run_suffix(self.run_prefix(*args, **kwargs))
+
+        hold(self.model, self._example, False, self.model, split, self.split_id)
+        if self.settings.spec.trainable:
+            self.prove_training()
+
+    def prove_training(self) -> None:
+        """Hold a training step on the example against the whole model's; raises `VerificationError`."""
+        with self._lock:
+            self._proved = True
+            try:
+                prove_step(self.model, self._example, self, self.split_id)
+            except BaseException:
+                self._proved = False
+                raise
+
+    def __getattr__(self, name: str) -> Never:
+        if name in ("plan", "trace_plan", "suffix_source", "visualize", "suffix_state_dict", "cache_key"):
+            raise SpecError(
+                f"this split has no {name!r}: its suffix is the model's own Python. Its prefix is in runtime.graph"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def beside(python: PythonSplit, make: Make, example: Example) -> MixedSplit:
+    """A graph up to the cut of a Python split, held against the model there; raises what capturing it raises."""
+    if python.stays:
+        raise UnsupportedError(
+            f"the suffix can't be run from what crosses alone: {python.stays}. Use fallback='python', for one process"
+        )
+    made = MixedSplit(python, make, example)
+    made.prove()
+    return made

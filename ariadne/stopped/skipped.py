@@ -1,0 +1,241 @@
+"""Forward with its part before the cut skipped: from what crossed alone, in any process that has the model.
+
+Python runs forward from its beginning, and each call of torch before the cut gives a tensor without data, or what it gave on the
+other side. Nothing is computed and nothing is drawn there, and what Python changes there is put back at the end: it happened once,
+where the prefix ran. From the end of the module's call on forward runs as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+
+from ariadne import tree
+from ariadne.errors import BoundaryError, named
+from ariadne.stopped.absent import ANSWERED, Absent, Ghost, Standing, present, settled
+from ariadne.stopped.gate import Awaited
+from ariadne.stopped.noted import CONTAINERS, Before, Lost, state_of
+from ariadne.stopped.python import MISSING, Place, PythonState, set_generators
+
+_ASTRAY = (
+    "before the cut forward goes another way here than where the prefix ran ({}): what it follows differs, such as an attribute, a "
+    "training flag, or the code. Have both sides the same model in the same state"
+)
+
+
+class Skipping(TorchFunctionMode):
+    """Gives for each call of torch what was noted for it, until the cut is passed; after it, has the state that crossed taken."""
+
+    def __init__(self, model: nn.Module, before: Before, crossed: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.before, self.standing = before, Standing()
+        self.at, self.names, self.outputs = 0, 0, len(crossed) - len(before.crossing)
+        self.crossed, self.tensors = crossed, {}
+        for name, t in zip(before.crossing, crossed[self.outputs :], strict=True):
+            self.tensors[name] = t
+        self.ghosts: dict[Any, Ghost] = {}
+        self.state = dict(state_of(model))
+        strange = next((name for name in before.written if name not in self.state), None)
+        if strange is not None:
+            raise BoundaryError(_ASTRAY.format(f"the prefix writes {strange!r}, which this model has not"))
+        self.stale = {id(self.state[name]): name for name in before.written}
+        self.inputs = tree.map_leaves(self._input(), before.inputs)
+
+    def _input(self) -> Callable[[Any], Any]:
+        count = iter(range(1 << 30))
+
+        def leaf(value: Any) -> Any:
+            at = next(count)
+            if isinstance(value, Lost):
+                raise BoundaryError(f"forward takes {value.what}, which can't be sent")
+            return self._ghost(("input", at), value, f"input {at}") if isinstance(value, Absent) else value
+
+        return leaf
+
+    def _ghost(self, name: Any, kind: Absent, told: str) -> Ghost:
+        made = self.ghosts[name] = Ghost.of(kind, name, told, self.standing)
+        made.here = self.tensors.get(name)
+        return made
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in ANSWERED:
+            return func(*args, **(kwargs or {}))
+        if self.standing.passed:
+            return self._after(func, args, kwargs or {})
+        at, self.at = self.at, self.at + 1
+        if at >= len(self.before.calls):
+            raise self.standing.fail(_ASTRAY.format(f"it calls torch more than {at} times"))
+        self.names = crc32((getattr(func, "__name__", None) or type(func).__name__).encode(), self.names)
+        return self._given(self.before.calls[at], func, args, kwargs, at, [0])
+
+    def _given(self, entry: Any, func: Any, args: Any, kwargs: Any, at: int, leaf: list[int]) -> Any:
+        if type(entry) is int:
+            number, leaf[0] = leaf[0], leaf[0] + 1
+            told = f"what {getattr(func, '__name__', 'a call')} gave as call {at} of torch"
+            return self._ghost(("call", at, number), self.before.kinds[entry], told)
+        kind, *rest = entry
+        if kind == "plain":
+            return rest[0]
+        if kind == "is":
+            return [*tree.leaves((args, kwargs or {}))][rest[0]]
+        if kind == "was":
+            (name,) = rest
+            return self.state[name[1]] if name[0] == "state" else self.ghosts[name]
+        if kind == "many":
+            found = [self._given(e, func, args, kwargs, at, leaf) for e in rest[1]]
+            return CONTAINERS[rest[0]](found)
+        raise self.standing.fail(f"before the cut forward asks torch for {rest[0]}, which can't be sent in a boundary")
+
+    def _after(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A call after the cut, where the prefix writes into the model's tensors: what crossed stands for those."""
+        versions = []
+
+        def current(t: Any) -> Any:
+            name = self.stale.get(id(t))
+            if name is None or (isinstance(t, torch.Tensor) and self.state[name] is not t):
+                return t
+            self.standing.used.append(("state", name))
+            found = self.tensors.get(("state", name))
+            if found is None:
+                raise self.standing.fail(
+                    f"after the cut forward uses {name!r}, into which the part before it writes, and which did not cross: the "
+                    "examples of the side with the prefix did not use it there. Show it inputs like these, by more_examples=[...]"
+                )
+            versions.append((name, found, found._version))
+            return found
+
+        args, kwargs = tree.map_leaves(current, (args, kwargs))
+        found = func(*args, **kwargs)
+        for name, t, version in versions:
+            if t._version != version:
+                raise self.standing.fail(
+                    f"both sides of the cut write into {name!r}, a tensor of the model, which is one in one process only. "
+                    "Run the suffix in the process of the prefix, once; or cut elsewhere"
+                )
+        return found
+
+    def pass_cut(self, output: Any) -> Any:
+        """From here on forward runs as it is; gives the output of the module's call, with what crossed in it."""
+        standing = self.standing
+        if (self.at, self.names) != (len(self.before.calls), self.before.names):
+            raise standing.fail(_ASTRAY.format(f"{self.at} calls of torch, where there were {len(self.before.calls)}"))
+        leaves = [t for t in tree.leaves(output) if isinstance(t, torch.Tensor)]
+        if len(leaves) != self.outputs:
+            raise standing.fail(_ASTRAY.format(f"the module gives {len(leaves)} tensors, where it gave {self.outputs}"))
+        for t, real in zip(leaves, self.crossed, strict=False):
+            if isinstance(t, Ghost):
+                t.here = real
+        standing.passed = True  # first: what is asked here of tensors is no call of forward's
+        standing.watched = {
+            id(t): (t, 0 if t.is_inference() else t._version) for t in (self.crossed[i] for i in self.before.shared)
+        }
+        return tree.map_leaves(settled, output)
+
+
+def run_rest(
+    model: nn.Module,
+    module: nn.Module,
+    number: int,
+    before: Before,
+    crossed: Sequence[torch.Tensor],
+    *,
+    known: frozenset[Place],
+    then: Callable[[Any], Any] = lambda output: output,
+) -> tuple[Any, list[Any]]:
+    """What `then` makes of the model's output, from what crossed; and the names of what the suffix used.
+
+    `crossed`: the tensors of the module's output, then those of `before.crossing`. `known`: attributes that may be set.
+    """
+    if before.refusal:
+        raise BoundaryError(f"this boundary can't be run from what crossed alone: {before.refusal}")
+    start = PythonState(model)
+    _set_attributes(model, before, known)
+    skipping = Skipping(model, before, crossed)
+    undoing: list[Any] = []
+
+    def reached(output: Any) -> Any:
+        set_generators({name: start.generators[name] for name in before.generators if name in start.generators})
+        _refuse_other(model, before)
+        undoing.append(start.undoing())
+        output = skipping.pass_cut(output)
+        if not skipping.stale:
+            leave(skipping)
+        return output
+
+    set_generators({name: state for name, state in before.generators.items() if name in start.generators})
+    awaited = Awaited(module, number, reached)
+    args, kwargs = skipping.inputs
+    depth = torch._C._len_torch_function_stack()
+    try:
+        _push_mode(skipping)
+        try:
+            output = model(*args, **kwargs)
+            if not skipping.standing.passed:
+                raise skipping.standing.fail(_ASTRAY.format("it returns before the cut comes"))
+            result = then(tree.map_leaves(present, output))
+        except Exception as error:
+            if skipping.standing.error is not None and error is not skipping.standing.error:
+                raise skipping.standing.error from error
+            if not skipping.standing.passed and not isinstance(error, BoundaryError):
+                raise BoundaryError(_ASTRAY.format(f"{type(error).__name__}: {error}")) from error
+            raise
+        finally:
+            if torch._C._len_torch_function_stack() > depth:
+                leave(skipping)
+            awaited.close()
+    finally:
+        for one in undoing or [start.undoing()]:
+            one.run()
+        if not skipping.standing.passed:
+            set_generators(start.generators)
+    if skipping.standing.error is not None:
+        raise skipping.standing.error
+    return result, skipping.standing.used
+
+
+def _set_attributes(model: nn.Module, before: Before, known: frozenset[Place]) -> None:
+    """Have what the prefix's part changes as it was when that began."""
+    for place, was, _ in before.attributes:
+        path, table, name = place
+        if place not in known:
+            raise BoundaryError(
+                f"the prefix changed the attribute {name!r} of {named(path)}, which it did in no example of this side; run the "
+                "suffix in the process of the prefix, or show both sides such inputs, by more_examples=[...]"
+            )
+        found = _table(model, path, table)
+        if was == ():
+            found.pop(name, None)
+        elif was != "tensors":
+            found[name] = was[0]
+
+
+def _refuse_other(model: nn.Module, before: Before) -> None:
+    """Raise `BoundaryError` unless what the skipped part changed is now as it was at the cut where the prefix ran."""
+    for (path, table, name), _, after in before.attributes:
+        now = _table(model, path, table).get(name, MISSING)
+        if after == "tensors" or (now is MISSING and after == ()):
+            continue
+        if not after or not tree.identical(now, after[0]):
+            raise BoundaryError(_ASTRAY.format(f"the attribute {name!r} of {named(path)} comes out as {str(now)[:80]}"))
+
+
+def _table(model: nn.Module, path: str, table: str) -> dict[str, Any]:
+    found = model.get_submodule(path).__dict__
+    return found if table == "__dict__" else found[table]
+
+
+def leave(mode: TorchFunctionMode) -> None:
+    """Take a mode out from among those that forward has entered."""
+    above = []
+    while torch._C._len_torch_function_stack():
+        one = _pop_mode()
+        if one is mode:
+            break
+        above.append(one)
+    for other in reversed(above):
+        _push_mode(other)

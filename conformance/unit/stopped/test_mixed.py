@@ -1,0 +1,172 @@
+"""A graph before the cut, the model's own Python after it: equal to the model, the prefix also from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ariadne
+from ariadne import BoundaryPayload, MixedSplit, SplitRuntime, SplitSpec, prepare_split
+from ariadne.compare import difference
+from ariadne.errors import HalfError, SpecError, UnsupportedError, VerificationError
+from ariadne.stopped import noted
+
+X = torch.linspace(-1, 1, 12).view(3, 4)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder, self.middle, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        self.norm, self.calls = nn.BatchNorm1d(8), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.norm(self.encoder(x)).relu()
+        h = self.middle(first)
+        self.calls += 1
+        return self.head(h + first * len(x) if h.sum() > 0 else h - first)  # type: ignore[no-any-return]
+
+
+def mixed(net: nn.Module, **options: Any) -> MixedSplit:
+    spec = SplitSpec("after:middle", max_paths=1, **options)
+    made = prepare_split(net, (X,), split=spec, fallback="python-suffix")
+    assert isinstance(made, MixedSplit)
+    return made
+
+
+def total(out: Tensor, _: Any = None) -> Tensor:
+    return (out * torch.arange(out.numel()).view(out.shape).cos()).sum()
+
+
+@pytest.mark.parametrize("batch", [3, 5])
+def test_it_gives_what_the_model_gives_at_other_batches_from_bytes_and_from_a_file(batch: int, tmp_path: Path) -> None:
+    net = Net().eval()
+    runtime = mixed(net)
+    runtime.save(tmp_path / "edge.safetensors", side="prefix")
+    half = ariadne.load(tmp_path / "edge.safetensors")
+    for scale in (1.0, -4.0):
+        x = scale * torch.randn(batch, 4)
+        with torch.no_grad():
+            theirs = net(x)
+        calls = net.calls
+        boundary = runtime.run_prefix(x)
+        for one in (boundary, boundary, BoundaryPayload.from_bytes(half.run_prefix(x).to_bytes())):
+            assert torch.equal(theirs, runtime.run_suffix(one))
+        assert net.calls == calls + 3  # counted after the cut
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_it_trains_as_the_model_does(sent: bool) -> None:
+    net, twin = Net(), Net()
+    runtime = mixed(net, trainable=True)
+    ours = [torch.optim.AdamW(ps, lr=0.01) for ps in (runtime.prefix_parameters(), runtime.suffix_parameters())]
+    theirs = torch.optim.AdamW(twin.parameters(), lr=0.01)
+    for x in (X, X + 0.3, X * 2):
+        theirs.zero_grad()
+        loss = total(twin(x))
+        loss.backward()
+        theirs.step()
+        boundary = runtime.run_training_prefix(x)
+        payload = BoundaryPayload.from_bytes(boundary.to_bytes()) if sent else boundary
+        found, gradients = runtime.train_suffix(payload, loss_fn=total, optimizer=ours[1])
+        runtime.backward_prefix(boundary, gradients, optimizer=ours[0])
+        assert torch.equal(loss.detach(), found)
+        assert difference(twin.state_dict(), net.state_dict()) is None
+    assert runtime.shared_parameters() == []
+    assert net.calls == twin.calls
+
+
+def test_a_model_that_a_graph_holds_is_a_graph_on_both_sides() -> None:
+    found = prepare_split(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (X,), split="after:0", fallback="python-suffix")
+    assert isinstance(found, SplitRuntime)
+
+
+def test_the_suffix_has_no_file_and_what_it_has_not_is_named(tmp_path: Path) -> None:
+    runtime = mixed(Net().eval())
+    with pytest.raises(HalfError, match="runs the model's own Python"):
+        runtime.save(tmp_path / "x.safetensors", side="suffix")
+    with pytest.raises(SpecError, match="this split has no 'suffix_source'"):
+        _ = runtime.suffix_source
+    assert "encoder" in runtime.prefix_source
+    assert repr(runtime).startswith("MixedSplit(Net, after:middle")
+    with pytest.raises(SpecError, match="leave dynamic out"):
+        mixed(Net().eval(), dynamic={"x": {1: "W"}})
+
+
+def test_a_prefix_that_can_not_be_a_graph_is_refused() -> None:
+    class Counts(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            h = self.middle(self.encoder(x))
+            return self.head(h * self.calls if h.sum() > 0 else h)  # type: ignore[no-any-return]
+
+    class Reads(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.middle(self.encoder(x)[: int((x > 0).sum())])
+            return self.head(h + 1 if h.sum() > 0 else h)  # type: ignore[no-any-return]
+
+    with pytest.raises(UnsupportedError, match=r"can't be captured up to the cut: it changes 'calls' before it"):
+        mixed(Counts().eval())
+    runtime = mixed(Reads().eval())
+    boundary = runtime.run_prefix(X.repeat(2, 1))
+    with pytest.raises(UnsupportedError, match="reads numbers out of a tensor"):
+        runtime.run_suffix(boundary)
+
+
+def test_another_cut_is_another_split() -> None:
+    net = Net().eval()
+    runtime = mixed(net).resplit("after:norm")
+    with torch.no_grad():
+        assert torch.equal(net(X), runtime.run_suffix(runtime.run_prefix(X)))
+
+
+def test_a_crossing_value_in_anothers_place_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: of what a place in Python makes, the first is taken for all."""
+    monkeypatch.setattr(noted, "place_of_call", lambda depth: None)
+    with pytest.raises((VerificationError, KeyError), match=r"differs|None"):
+        mixed(Net().eval())
+
+
+def faster() -> nn.Module:
+    detectors: Any = pytest.importorskip("conformance.unit.stopped.test_detectors")
+    made: nn.Module = detectors.faster()
+    return made
+
+
+def retina() -> nn.Module:
+    detectors: Any = pytest.importorskip("conformance.unit.stopped.test_detectors")
+    made: nn.Module = detectors.retina()
+    return made
+
+
+@pytest.mark.parametrize(("make", "at"), [(faster, "after:backbone"), (retina, "after:backbone.fpn.layer_blocks.0")])
+def test_a_detectors_prefix_is_a_file_and_its_boxes_are_python(
+    make: Callable[[], nn.Module], at: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(1)
+    model = make().eval()
+    images = [torch.rand(3, 40, 60), torch.rand(3, 50, 50)]
+    runtime = prepare_split(model, (images,), split=at, fallback="python-suffix")
+    assert isinstance(runtime, MixedSplit)
+    runtime.save(tmp_path / "edge.safetensors", side="prefix")
+    half, holder = ariadne.load(tmp_path / "edge.safetensors"), getattr(model, "roi_heads", model)
+    counts = set()
+    for threshold in (0.0, 2.0):
+        holder.score_thresh = threshold
+        images = [torch.rand_like(image) for image in images]
+        with torch.no_grad():
+            theirs = model(images)
+        payload = BoundaryPayload.from_bytes(half.run_prefix(images).to_bytes())
+        assert difference(theirs, runtime.run_suffix(payload)) is None
+        counts |= {len(found["boxes"]) for found in theirs}
+        if "layer_blocks" in at:
+            assert (
+                len(payload.tensors) == 3
+            )  # of a pyramid of four or five: what is made of the last follows after the cut
+    assert {0, 5} <= counts
