@@ -29,6 +29,7 @@ from ariadne.boundary import BoundaryPayload
 from ariadne.capture import Example
 from ariadne.capture.ways import symbolic
 from ariadne.cut import frontiers
+from ariadne.guards import Effects
 from ariadne.runtime import SplitRuntime
 from benchmarks.memory import peak
 from benchmarks.statistics import ratio_of_pairs
@@ -263,7 +264,7 @@ class _Chain(nn.Module):
 
 def _frontier_row(length: int) -> list[str]:
     _now(f"a chain of {length}")
-    plan = symbolic(_Chain(length), Example.of((torch.randn(2, 4),), {}), "B", range(1, 65), False)
+    plan = symbolic(_Chain(length), Example.of((torch.randn(2, 4),), {}), "B", range(1, 65), False, Effects())
     times = []
     for _ in range(5):
         start = time.perf_counter()

@@ -72,3 +72,4 @@ from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.roots import Reached, outside_of
 from ariadne.guards.switches import SWITCHES, TORCH, Switched
 from ariadne.guards.tensors import StateGuard, asks_sizes
+from ariadne.guards.versions import VERSION

@@ -70,6 +70,29 @@ class Owned:
 
 
 NOTHING_OWNED = Owned.of((), ())
+_get: Callable[[dict[str, Any], str], Any] = dict.get
+
+
+class SideSlots:
+    """Where the parameters of two sides stand; what they own is laid out again only where one was replaced."""
+
+    def __init__(self, sides: Sequence[Sequence[tuple[dict[str, Any], str]]]) -> None:
+        self.tables = [table for found in sides for table, _ in found]
+        self.keys = [key for found in sides for _, key in found]
+        self.count = len(sides[0])
+        self.last: tuple[list[Any], Owned] = [], NOTHING_OWNED
+
+    def owned(self) -> Owned:
+        """What stands there now, by side."""
+        now = list(map(_get, self.tables, self.keys))
+        then, owned = self.last
+        if len(now) != len(then) or any(map(is_not, now, then)):
+            owned = Owned.of(*([p for p in side if p is not None] for side in (now[: self.count], now[self.count :])))
+            self.last = now, owned
+        return owned
+
+
+NO_SLOTS = SideSlots(((), ()))
 
 
 def train_suffix(

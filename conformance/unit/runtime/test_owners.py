@@ -234,3 +234,32 @@ def test_other_threads_ask_for_gradients_as_ever_while_a_loss_runs() -> None:
 
     runtime.train_suffix(runtime.run_training_prefix(numbers(4, 6)), loss_fn=loss_fn)
     assert len(found) == 1
+
+
+class Asking(Net):
+    """The same, where a number that Python reads decides what runs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x if bool((x > -1e9).all()) else -x)
+
+
+def test_where_python_branches_the_sides_are_laid_out_once_and_replaced_parameters_are_followed() -> None:
+    model = Asking(False)
+    runtime = prepare_split(model, (numbers(4, 6),), split="after:b")
+    front, back = sides(runtime)
+    laid_out = []
+    for i in range(3):
+        if i == 2:
+            model.c.weight = nn.Parameter(model.c.weight.detach() + 1)
+        boundary = runtime.run_training_prefix(numbers(4, 6, seed=i))
+        _, gradients = runtime.train_suffix(boundary, loss_fn=plain_of, optimizer=back)
+        runtime.backward_prefix(boundary, gradients, optimizer=front)
+        laid_out.append(runtime._slots[3])
+    assert laid_out[0] is laid_out[1] is laid_out[2]
+    assert any(p is model.c.weight for p in runtime.suffix_parameters())
+    model.d = nn.Linear(6, 6)
+    assert any(p is model.d.weight for p in runtime.suffix_parameters())
+
+
+def plain_of(output: torch.Tensor, _: Any) -> torch.Tensor:
+    return output.pow(2).mean()
