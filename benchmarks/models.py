@@ -40,6 +40,9 @@ SETS = {
     ),
 }
 
+SETS["toys"] = model_zoo.names("toys")
+SETS["zoo"] = tuple(name for name in model_zoo.names() if name not in SETS["toys"])
+
 
 def meant(names: Iterable[str]) -> tuple[str, ...]:
     """The models that the names, of models and of sets, mean, each once. Raises `model_zoo.UnknownNameError`."""

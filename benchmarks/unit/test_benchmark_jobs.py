@@ -155,7 +155,7 @@ def test_a_process_writes_its_token_into_every_record(tmp_path: Path, monkeypatc
 
 def test_packages_that_were_compiled_count_as_graphs_and_those_loaded_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     before, segments = jobs._graphs(), [SegmentReport("prefix", "cut:1"), SegmentReport("suffix", "cut:1", loaded=1)]
-    segments[0].compiled[False] = 2
+    segments[0].compiled[False], segments[0].ways[False] = 2, "ahead of time"
     runtime = SimpleNamespace(report=lambda: CompileReport("compiled", "aot_inductor", tuple(segments)))
     monkeypatch.setattr(splits, "_ahead", [runtime])
     assert jobs._graphs() == before + 2
