@@ -224,17 +224,19 @@ def _prepare_row(name: str, count: int, seconds: float) -> list[str]:
         fresh = copy.deepcopy(model)  # export leaves fake tensors in what YOLO caches
         torch.export.export(fresh, args, dynamic_shapes=({0: torch.export.Dim("B", min=1, max=64)},), strict=False)
 
+    ops: list[int] = []
+
     def split() -> None:
-        prepare_split(model, args, split="percent:50")
+        ops.append(len(prepare_split(model, args, split="percent:50").plan.nodes))
 
     a, b, ratio = pairs(export, split, max(3, count // 60), seconds / 2, least=1)
-    return [name, f"{a:.2f}", f"{b:.2f}", f"{ratio:.2f}", "1.6"]
+    return [name, str(ops[-1]), f"{a:.2f}", f"{b:.2f}", f"{b / ops[-1] * 1e3:.1f}", f"{ratio:.2f}"]
 
 
 def prepare(count: int, seconds: float) -> None:
     """`prepare_split` at percent:50 over `torch.export.export` of the same model, same process."""
     rows = (_prepare_row(name, count, seconds / len(PREPARE)) for name in PREPARE)
-    head = ["model", "export s", "prepare s", "prepare / export", "to reach"]
+    head = ["model", "ops", "export s", "prepare s", "ms an op (to reach: 3)", "prepare / export (to reach: 1.3)"]
     table("Prepare: prepare_split over torch.export", head, PREPARE, rows)
 
 
