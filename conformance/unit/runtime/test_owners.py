@@ -263,3 +263,36 @@ def test_where_python_branches_the_sides_are_laid_out_once_and_replaced_paramete
 
 def plain_of(output: torch.Tensor, _: Any) -> torch.Tensor:
     return output.pow(2).mean()
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer that clears gradients in a way of its own."""
+
+    cleared = 0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.cleared += 1
+        super().zero_grad(set_to_none)
+
+
+class Around:
+    """An optimizer that is none of torch's classes."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.cleared = inner, 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "zero_grad":
+            self.cleared += 1
+        return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize("how", [Counting, lambda p, lr: Around(torch.optim.SGD(p, lr))], ids=["subclass", "wrapper"])
+def test_an_optimizer_clears_gradients_in_its_own_way(how: Callable[..., Any]) -> None:
+    _, split, runtime = twins(False)
+    optimizer = how(runtime.suffix_parameters(), lr=0.1)
+    split.d.weight.grad = torch.full_like(split.d.weight, 7.0)
+    boundary = runtime.run_training_prefix(numbers(4, 6))
+    runtime.train_suffix(boundary, loss_fn=plain_of, optimizer=optimizer)
+    assert optimizer.cleared == 1
+    assert float(split.d.weight.grad.abs().max()) < 7
