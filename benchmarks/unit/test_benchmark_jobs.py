@@ -16,7 +16,7 @@ from torch import nn
 
 import model_zoo
 from ariadne.compiled import CompileReport, SegmentReport
-from benchmarks import child, competitors, environment, jobs, records, splits, timing
+from benchmarks import child, competitors, environment, jobs, overhead, records, splits, timing
 from benchmarks.findings import APART, Start, speeds, starts, versus
 from benchmarks.subject import Subject, strayed
 from benchmarks.variants import EAGER, NOISE, find
@@ -237,3 +237,7 @@ def test_break_even_is_shown_beyond_the_noise_of_the_same_processes(
     assert found.seconds is not None
     assert found.calls.words().startswith(words)
     assert found.seconds.verdict == found.calls.verdict
+
+
+def test_the_table_of_frontiers_is_made_as_plans_are_captured_now() -> None:
+    assert overhead._frontier_row(20)[:2] == ["20", "19"]
