@@ -1,4 +1,4 @@
-"""The benchmarks as commands: `python -m benchmarks run …` and `python -m benchmarks summary FILE…`."""
+"""The benchmarks as commands: `python -m benchmarks run …`, `… compiled …`, `… cuda …` and `… summary FILE…`."""
 
 from __future__ import annotations
 
@@ -40,27 +40,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="measure in fresh processes; continues a file that is there")
-    run.add_argument("--models", nargs="+", help=f"names of the zoo, or sets: {', '.join(SETS)}")
-    run.add_argument("--batches", nargs="+", type=_positive, help="batch sizes (1)")
-    run.add_argument("--variants", nargs="+", help=f"of {', '.join(SHORT)} (all)")
-    run.add_argument("--tasks", nargs="+", choices=TASKS, default=["inference"])
-    run.add_argument("--processes", type=_positive, default=5, help="processes for each model (5)")
-    run.add_argument("--start-processes", type=_natural, help="processes for the costs at the start (as --processes)")
-    run.add_argument("--start-batches", nargs="+", type=_positive, help="batches for these (as --batches)")
-    run.add_argument("--pairs", type=_positive, help="rounds in each process (30)")
-    run.add_argument("--settle", type=_positive, help="calls before steady state (10)")
-    run.add_argument("--threads", type=_positive, default=1, help="threads of each process (1)")
-    run.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    run.add_argument(
-        "--require-cuda", action="store_true", help="the same as --device cuda: refuse where there is none"
+    _measures(run)
+    compiled = commands.add_parser(
+        "compiled",
+        help='ten small models on a CPU: mode="compiled" without options beside torch.compile(model); a run with its own defaults',
     )
-    run.add_argument(
-        "--reference", default=os.environ.get("ARIADNE_REFERENCE"), help="a Python or folder with ariadne-split"
+    _measures(compiled)
+    compiled.set_defaults(
+        models=["small"],
+        variants=["model", "compile", "default"],
+        start_processes=0,
+        cache=Path("results/compiled-cache"),
     )
-    run.add_argument("--timeout", type=float, default=1800.0, help="seconds for one process (1800)")
-    run.add_argument("--quick", action="store_true", help="two small models, few rounds, no verdict on break-even")
-    run.add_argument("--output", type=Path, required=True, help="JSON lines, appended to")
-    run.set_defaults(parser=run)
     cuda = commands.add_parser("cuda", help="all that a CUDA device is asked, most valuable first, within a time")
     cuda.add_argument("--minutes", type=float, default=28.0, help="after which nothing goes on (28)")
     cuda.add_argument("--models", nargs="+", help=f"names of the zoo, or sets: {', '.join(SETS)} (cuda)")
@@ -71,6 +62,36 @@ def _parser() -> argparse.ArgumentParser:
     summary = commands.add_parser("summary", help="print what files of results say")
     summary.add_argument("files", nargs="+", type=Path)
     return parser
+
+
+def _measures(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a run."""
+    parser.add_argument("--models", nargs="+", help=f"names of the zoo, or sets: {', '.join(SETS)}")
+    parser.add_argument("--batches", nargs="+", type=_positive, help="batch sizes (1)")
+    parser.add_argument("--variants", nargs="+", help=f"of {', '.join(SHORT)} (all)")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["inference"])
+    parser.add_argument("--processes", type=_positive, default=5, help="processes for each model (5)")
+    parser.add_argument(
+        "--start-processes", type=_natural, help="processes for the costs at the start (as --processes)"
+    )
+    parser.add_argument("--start-batches", nargs="+", type=_positive, help="batches for these (as --batches)")
+    parser.add_argument("--pairs", type=_positive, help="rounds in each process (30)")
+    parser.add_argument("--settle", type=_positive, help="calls before steady state (10)")
+    parser.add_argument("--threads", type=_positive, default=1, help="threads of each process (1)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--require-cuda", action="store_true", help="the same as --device cuda: refuse where there is none"
+    )
+    parser.add_argument(
+        "--reference", default=os.environ.get("ARIADNE_REFERENCE"), help="a Python or folder with ariadne-split"
+    )
+    parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for one process (1800)")
+    parser.add_argument("--quick", action="store_true", help="two small models, few rounds, no verdict on break-even")
+    parser.add_argument("--output", type=Path, required=True, help="JSON lines, appended to")
+    parser.add_argument(
+        "--cache", type=Path, help="where what is compiled is kept for the next run (none: anew in each run)"
+    )
+    parser.set_defaults(parser=parser)
 
 
 def _campaign(given: argparse.Namespace) -> int:
@@ -117,6 +138,7 @@ def _run(given: argparse.Namespace) -> int:
         threads=given.threads,
         timeout=given.timeout,
         reference=given.reference,
+        cache=given.cache and given.cache.absolute(),
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the process at work is ended, too
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -258,6 +258,21 @@ def versus(records: Records, name: str, other: str) -> list[Mean]:
         off = tuple(m for m, v in models.items() if _off(v[name] + v[other], v[NOISE]))
         found.append(Mean(place, f"{name} over {other}", geomean, off))
     return found
+
+
+def versus_faster(records: Records, name: str, others: Sequence[str]) -> list[Mean]:
+    """One variant against whichever of others was the faster in the same process, over all models."""
+    groups: dict[Place, dict[str, Mapping[int, float] | str]] = defaultdict(dict)
+    for place, variants in _placed(records, "rounds").items():
+        if not variants[name]:
+            continue
+        each = [_against(variants, name, other) for other in others]
+        ratios = [found for found in each if not isinstance(found, str)]
+        worst = next((found for found in each if isinstance(found, str)), None)
+        shared = set.intersection(*map(set, ratios)) if ratios else ()
+        groups[place.overall][str(place.model)] = worst or {p: max(found[p] for found in ratios) for p in shared}
+    words = f"{name} over the faster of {' and '.join(others)}"
+    return [Mean(place, words, geometric_mean(models)) for place, models in groups.items()]
 
 
 def versus_each(records: Records, name: str, other: str) -> list[Speed]:

@@ -16,6 +16,18 @@ SETS = {
         "ultralytics/yolov8n",
         "transformers/bert_tiny",
     ),
+    "small": (
+        "nn/mlp10x64",
+        "nn/lstm_classifier",
+        "nn/transformer_encoder",
+        "torchvision/mobilenet_v3_small",
+        "torchvision/squeezenet1_1",
+        "torchvision/resnet18",
+        "timm/lcnet_035",
+        "timm/test_vit",
+        "transformers/bert_tiny",
+        "transformers/gpt2_tiny",
+    ),
     "cuda": (
         "timm/resnet50",
         "torchvision/mobilenet_v3_large",
@@ -27,6 +39,9 @@ SETS = {
         "transformers/llama_tiny",
     ),
 }
+
+SETS["toys"] = model_zoo.names("toys")
+SETS["zoo"] = tuple(name for name in model_zoo.names() if name not in SETS["toys"])
 
 
 def meant(names: Iterable[str]) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """What a split costs: the figures that the project promises, measured as interleaved pairs in one process.
 
-    python -m benchmarks.overhead [--minutes 4] [--pairs 300] [--only inference training prepare frontier memory guards]
+    python -m benchmarks.overhead [--minutes 3] [--pairs 300] [--only inference training prepare frontier memory guards start]
 
 Every ratio is the median over pairs of (split time / whole time), each pair run back to back in random order on one
 thread; the eager-against-eager column is the noise floor. A row is printed when it is measured, and takes fewer pairs where
@@ -12,9 +12,12 @@ from __future__ import annotations
 import argparse
 import copy
 import multiprocessing
+import os
 import random
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -29,8 +32,10 @@ from ariadne.boundary import BoundaryPayload
 from ariadne.capture import Example
 from ariadne.capture.ways import symbolic
 from ariadne.cut import frontiers
+from ariadne.guards import Effects
 from ariadne.runtime import SplitRuntime
 from benchmarks.memory import peak
+from benchmarks.runner import ROOT, brought
 from benchmarks.statistics import ratio_of_pairs
 from benchmarks.timing import rounds
 
@@ -223,17 +228,19 @@ def _prepare_row(name: str, count: int, seconds: float) -> list[str]:
         fresh = copy.deepcopy(model)  # export leaves fake tensors in what YOLO caches
         torch.export.export(fresh, args, dynamic_shapes=({0: torch.export.Dim("B", min=1, max=64)},), strict=False)
 
+    ops: list[int] = []
+
     def split() -> None:
-        prepare_split(model, args, split="percent:50")
+        ops.append(len(prepare_split(model, args, split="percent:50").plan.nodes))
 
     a, b, ratio = pairs(export, split, max(3, count // 60), seconds / 2, least=1)
-    return [name, f"{a:.2f}", f"{b:.2f}", f"{ratio:.2f}", "1.6"]
+    return [name, str(ops[-1]), f"{a:.2f}", f"{b:.2f}", f"{b / ops[-1] * 1e3:.1f}", f"{ratio:.2f}"]
 
 
 def prepare(count: int, seconds: float) -> None:
     """`prepare_split` at percent:50 over `torch.export.export` of the same model, same process."""
     rows = (_prepare_row(name, count, seconds / len(PREPARE)) for name in PREPARE)
-    head = ["model", "export s", "prepare s", "prepare / export", "to reach"]
+    head = ["model", "ops", "export s", "prepare s", "ms an op (to reach: 3)", "prepare / export (to reach: 1.3)"]
     table("Prepare: prepare_split over torch.export", head, PREPARE, rows)
 
 
@@ -263,7 +270,7 @@ class _Chain(nn.Module):
 
 def _frontier_row(length: int) -> list[str]:
     _now(f"a chain of {length}")
-    plan = symbolic(_Chain(length), Example.of((torch.randn(2, 4),), {}), "B", range(1, 65), False)
+    plan = symbolic(_Chain(length), Example.of((torch.randn(2, 4),), {}), "B", range(1, 65), False, Effects())
     times = []
     for _ in range(5):
         start = time.perf_counter()
@@ -318,9 +325,49 @@ def guards(count: int, seconds: float) -> None:
     table("Guards", ["check", "µs per call"], (row[0] for row in rows), rows)
 
 
+_MODEL = """
+import torch
+from torch import nn
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model, x = nn.Sequential(*(m for _ in range(10) for m in (nn.Linear(64, 64), nn.ReLU()))).eval(), torch.randn(2, 64)
+"""
+_SPLIT = """
+from ariadne import prepare_split
+runtime = prepare_split(model, (x,), split="50%", mode={!r})
+runtime.run_suffix(runtime.run_prefix(x))
+"""
+FIRST = {  # the mode, and the ratio or the seconds to reach
+    "eager: first result": ("generated_eager", "1.5 times"),
+    "compiled, packages kept: first result": ("compiled", "1.0 s more"),
+}
+
+
+def _start_row(name: str, count: int, seconds: float) -> list[str]:
+    mode, goal = FIRST[name]
+    with tempfile.TemporaryDirectory() as kept:
+        env = {**os.environ, "ARIADNE_CACHE_DIR": kept, "PYTHONPATH": os.pathsep.join([str(ROOT), *brought()])}
+
+        def process(code: str) -> None:
+            subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True)
+
+        _now(f"{name}: packages are made")
+        a, b, ratio = pairs(
+            lambda: process(_MODEL + "model(x)"), lambda: process(_MODEL + _SPLIT.format(mode)), count, seconds, least=3
+        )
+    return [name, f"{a:.2f}", f"{b:.2f}", f"{b - a:.2f}", f"{ratio:.2f}", goal]
+
+
+def start(count: int, seconds: float) -> None:
+    """Whole processes: from `python` to the first result of a split, over one that imports torch and calls the model."""
+    rows = (_start_row(name, count, seconds / len(FIRST)) for name in FIRST)
+    head = ["MLP, 10 layers of 64", "model s", "split s", "more s", "split / model", "to reach"]
+    table("The first result of a process", head, FIRST, rows)
+
+
 # With the share of the minutes that each gets. What comes before the pairs, a model built and prepared, is not counted.
-SUITES = {"guards": (guards, 0.02), "inference": (inference, 0.15), "training": (training, 0.5), "memory": (memory, 0.05),
-          "frontier": (frontier, 0.08), "prepare": (prepare, 0.2)}  # fmt: skip
+SUITES = {"guards": (guards, 0.02), "inference": (inference, 0.15), "training": (training, 0.45), "memory": (memory, 0.05),
+          "frontier": (frontier, 0.03), "prepare": (prepare, 0.2), "start": (start, 0.1)}  # fmt: skip
 
 
 def main() -> None:
@@ -329,7 +376,7 @@ def main() -> None:
     parser.add_argument(
         "--pairs", type=int, default=300, help="pairs per row, where there is time (prepare takes fewer)"
     )
-    parser.add_argument("--minutes", type=float, default=4, help="how long all of it is to take, on a quiet machine")
+    parser.add_argument("--minutes", type=float, default=3, help="how long all of it is to take, on a quiet machine")
     parser.add_argument("--only", nargs="+", choices=sorted(SUITES), default=list(SUITES))
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -34,7 +34,8 @@ class Options:
     """What to measure, and how much of it.
 
     `by_place`: all processes of one model before the next model, so that a run that is cut off has whole places. `until`: the
-    moment of `time.monotonic()` after which nothing is begun, and at which what runs is ended.
+    moment of `time.monotonic()` after which nothing is begun, and at which what runs is ended. `cache`: where what the rounds
+    compile is kept for the next run; a folder of this run's own where none is named.
     """
 
     models: tuple[str, ...]
@@ -52,6 +53,7 @@ class Options:
     reference: str | None = None
     by_place: bool = False
     until: float | None = None
+    cache: Path | None = None
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -266,7 +268,7 @@ class Runner:
         if unit.job == "start":
             kept = Path(tempfile.mkdtemp(dir=folder))  # cold: nobody has used it; warm: only the cold one has
         else:
-            kept = folder / f"kept-{unit.job}"
+            kept = (self.options.cache or folder) / f"kept-{unit.job}"
         refused: tuple[str, str] | None = None
         for cache in unit.caches:
             if refused is not None:
@@ -278,7 +280,10 @@ class Runner:
             refused = next((_refused(cache, s) for s in samples if unit.job == "start" and s["status"] != "ok"), None)
         if unit.job == "start":  # what it compiled serves the rounds, in which compiling is not measured
             shutil.copytree(
-                kept, folder / "kept-rounds", dirs_exist_ok=True, ignore=shutil.ignore_patterns("records-*")
+                kept,
+                (self.options.cache or folder) / "kept-rounds",
+                dirs_exist_ok=True,
+                ignore=shutil.ignore_patterns("records-*"),
             )
             shutil.rmtree(kept, ignore_errors=True)
 
@@ -302,7 +307,7 @@ class Runner:
         imports = {i: None for name in names if name != NOISE for i in find(name).imports}
         job |= {"variants": names, "variant": names[0], "imports": list(imports)}
         records = kept / f"records-{time.monotonic_ns()}.jsonl"
-        kept.mkdir(exist_ok=True)
+        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
         status, reason = self._start(job, records, self._environ(kept, REFERENCE in unit.variants))
         found = [json.loads(line) for line in records.read_text().splitlines()] if records.exists() else []
         by_key = {key(s): s for s in found}

@@ -5,11 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from benchmarks.findings import Compiled, Place, Speed, Start, means, recompilations, speeds, starts
+from benchmarks.findings import (
+    Compiled,
+    Mean,
+    Place,
+    Speed,
+    Start,
+    means,
+    recompilations,
+    speeds,
+    starts,
+    versus,
+    versus_each,
+    versus_faster,
+)
 from benchmarks.records import Records
-from benchmarks.statistics import Interval
+from benchmarks.statistics import Comparison, Interval
 from benchmarks.tables import table
-from benchmarks.variants import NOISE
+from benchmarks.variants import AHEAD, COMPILE, DEFAULT, EAGER, NOISE
 
 
 def text(records: Records) -> str:
@@ -31,16 +44,17 @@ def _parts(records: Records) -> Iterator[str]:
     found = speeds(records)
     head = ["task", "model", "batch", "variant", "ms", "p90, p99", "over model(x)", "95 %", "noise", "verdict"]
     yield table("Steady state, side by side", head, [_speed(s) for s in found])
-    rows = []
-    for mean in means(found):
-        g = mean.geomean
-        value, bounds = _ratio(g.ratio) if g.ratio is not None else ("", "")
-        failures = "; ".join(f"{name}: {why}" for name, why in g.failures.items())
-        rows.append(
-            [mean.place.task, str(mean.place.batch), mean.variant, value, bounds, f"{g.n} of {g.total}", failures]
-        )
     head = ["task", "batch", "variant", "over model(x)", "95 %", "models", "without a value"]
-    yield table("Geometric means", head, rows)
+    yield table("Geometric means", head, [_mean(m) for m in means(found)])
+    measured = {s.variant for s in found}
+    if COMPILE in measured and (ours := [name for name in ("compiled", AHEAD, DEFAULT) if name in measured]):
+        each = [s for name in ours for s in versus_each(records, name, COMPILE)]
+        head = ["task", "model", "batch", "variant", "ratio", "95 %", "noise", "verdict"]
+        yield table(f"Compiled split over {COMPILE}", head, [_against(s) for s in each])
+        all_of_them = [m for name in ours for m in versus(records, name, COMPILE)]
+        all_of_them += [m for name in ours for m in versus_faster(records, name, (EAGER, COMPILE))]
+        head = ["task", "batch", "variant", "ratio", "95 %", "models", "without a value"]
+        yield table(f"Geometric means over {COMPILE}", head, [_mean(m) for m in all_of_them])
     graphs = [
         [p.task, str(p.model), name, ", ".join(f"batch {b}: {_compiled(c)}" for b, c in by_batch.items())]
         for p, name, by_batch in recompilations(records)
@@ -69,6 +83,13 @@ def _parts(records: Records) -> Iterator[str]:
             yield f"\n{s.variant} on {s.place.model} at batch {s.place.batch} is off from the model by {s.strayed:.1e}"
 
 
+def _mean(mean: Mean) -> list[str]:
+    g = mean.geomean
+    value, bounds = _ratio(g.ratio) if g.ratio is not None else ("", "")
+    failures = "; ".join(f"{name}: {why}" for name, why in g.failures.items())
+    return [mean.place.task, str(mean.place.batch), mean.variant, value, bounds, f"{g.n} of {g.total}", failures]
+
+
 def _compiled(c: Compiled) -> str:
     return f"{c.graphs} ({c.again} again)" if c.again else str(c.graphs)
 
@@ -84,9 +105,17 @@ def _speed(s: Speed) -> list[str]:
     head = [*_where(s.place), s.variant, f"{1e3 * s.seconds:.3f}", tails]
     if s.against_model is None:
         return [*head, "1", "", "", ""]
-    c = s.against_model
-    verdict = "the noise itself" if s.variant == NOISE else f"{c.verdict} ({c.reason})" if c.reason else c.verdict
-    return [*head, *_ratio(c.ratio), f"{c.floor:.1%}", verdict]
+    return [*head, *_judged(s.against_model, s.variant)]
+
+
+def _against(s: Speed) -> list[str]:
+    judged = ["", "", "", s.failure or ""] if s.against_model is None else _judged(s.against_model, s.variant)
+    return [*_where(s.place), s.variant, *judged]
+
+
+def _judged(c: Comparison, variant: str) -> list[str]:
+    verdict = "the noise itself" if variant == NOISE else f"{c.verdict} ({c.reason})" if c.reason else c.verdict
+    return [*_ratio(c.ratio), f"{c.floor:.1%}", verdict]
 
 
 def _start(s: Start) -> list[str]:

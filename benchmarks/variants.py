@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 EAGER, NOISE, REFERENCE = "model", "model again", "reference"
-COMPILE, AHEAD = "torch.compile", "ahead of time"
+COMPILE, AHEAD, DEFAULT = "torch.compile", "ahead of time", "compiled by default"
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,15 @@ ALL = (
         imports=OURS,
     ),
     Variant(
+        DEFAULT,
+        'the split, mode="compiled" without options',
+        "benchmarks.splits:split",
+        {"mode": "compiled"},
+        start=True,
+        caches=True,
+        imports=OURS,
+    ),
+    Variant(
         "compiled reduce-overhead",
         "the split, compiled with CUDA graphs",
         "benchmarks.splits:split",
@@ -137,6 +146,7 @@ SHORT = {
     "debug": "debug",
     "generated": "generated",
     "compiled": "compiled",
+    "default": DEFAULT,
     "compiled-reduce-overhead": "compiled reduce-overhead",
     "aot": AHEAD,
 }

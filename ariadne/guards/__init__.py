@@ -73,4 +73,5 @@ from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.roots import Reached, outside_of
 from ariadne.guards.switches import SWITCHES, TORCH, Switched
 from ariadne.guards.tensors import StateGuard, asks_sizes
+from ariadne.guards.versions import VERSION
 from ariadne.guards.whole import Taken, is_whole, looked_into, opaque

@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
+from contextvars import ContextVar
 from functools import lru_cache
 from types import (
     BuiltinFunctionType,
@@ -218,7 +219,7 @@ class Watched:
             self.dicts.extend(own_dict(cls) for cls in changeable(type(thing)))
         elif is_memory(thing) and type(own) is dict:  # what it keeps in C are results
             self.dicts.append(own)
-        elif not is_a(thing, tuple):
+        elif not is_a(thing, tuple) and type(thing) is not ContextVar:  # whose value is asked for by itself
             self.loose = True
 
     def total(self) -> int:

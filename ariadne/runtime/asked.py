@@ -7,8 +7,7 @@ they walk from leads to the boundary, and what they want lies behind it, the who
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -35,21 +34,26 @@ _PATCHING = threading.Lock()
 _plain: list[Callable[..., Any]] = []  # torch's own, once for each loss function that runs now
 
 
-@contextmanager
-def kept_whole(boundary: BoundaryPayload, taps: type) -> Iterator[None]:
-    """Raises `TrainingError` in a block where a pass of this thread asks for a gradient of what lies behind the boundary.
+class KeptWhole:
+    """A block that raises `TrainingError` where a pass of this thread asks for a gradient of what lies behind the boundary.
 
     `taps` is the class of the nodes at which the suffix's graph ends; each has the label of what it stands for.
     """
-    before = getattr(_HERE, "at", None)
-    with _PATCHING:
-        _plain.append(_plain[0] if _plain else _autograd._engine_run_backward)
-        _autograd._engine_run_backward = _watched
-    _HERE.at = boundary, taps
-    try:
-        yield
-    finally:
-        _HERE.at = before
+
+    __slots__ = ("at", "before")
+
+    def __init__(self, boundary: BoundaryPayload, taps: type) -> None:
+        self.at = boundary, taps
+
+    def __enter__(self) -> None:
+        self.before = getattr(_HERE, "at", None)
+        with _PATCHING:
+            _plain.append(_plain[0] if _plain else _autograd._engine_run_backward)
+            _autograd._engine_run_backward = _watched
+        _HERE.at = self.at
+
+    def __exit__(self, *_: object) -> None:
+        _HERE.at = self.before
         with _PATCHING:
             own = _plain.pop()
             if not _plain:

@@ -17,6 +17,7 @@ from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierErro
 from ariadne.guards import Baseline, explain, state_types
 from ariadne.plan import TracePlan, sizes_in
 from ariadne.runtime.proof import prove
+from ariadne.runtime.training import NO_SLOTS, SideSlots
 from ariadne.runtime.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device
 
 MOST_PLANS = 16
@@ -46,6 +47,8 @@ class Plans:
         self._answered: dict[Any, Variant] = {}  # the plan of a question's answer, looked for once
         self._alike: dict[Any, Any] = {}  # what crosses by one plan and must be the same by another
         self._placed: dict[str, dict[tuple[str, str], None]] | None = None  # parameters that no plan has read, by side
+        # Where parameters stood when a round last asked: in which plans, the dicts of submodules and their versions.
+        self._slots: tuple[list[Variant], list[Any], int, SideSlots] = [], [], -1, NO_SLOTS
         self._reports: list[SegmentReport] = []  # of all plans that there ever were
         self._by_key: dict[tuple[str, str], list[Variant]] = {}  # they differ in what they rest on
         for plan, (candidates, baseline) in self._plans.items():

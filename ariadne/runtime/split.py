@@ -172,15 +172,35 @@ class SplitRuntime(Told):
     def warmup(self, *args: Any, **kwargs: Any) -> None:
         """Run both sides, so that whatever is compiled or cached on first use is there; the model stays as it is.
 
-        Once, or three times where CUDA graphs are wanted: the first run of a size compiles, the second records.
+        Once, or three times where CUDA graphs are wanted: the first run of a size compiles, the second records. In mode compiled
+        at batch 1 too, and where that was given at 2, with samples of what was given: a batch of one may need code of its own.
+        Where forward can't run at that batch, the report says why.
 
         >>> runtime.warmup(torch.randn(8, 3, 224, 224))
         """
         s = self.settings
-        records = s.mode == "compiled" and cuda_graphs(CompileOptions.parse(s.compile_options))
+        compiles = s.mode == "compiled"
+        records = compiles and cuda_graphs(CompileOptions.parse(s.compile_options))
         with left_as_found(self.model, self.plans):
             for _ in range(3 if records else 1):
                 self.run_suffix(self.run_prefix(*args, **kwargs))
+            if compiles:
+                self._warm_beside(args, kwargs, 3 if records else 1)
+
+    def _warm_beside(self, args: tuple[Any, ...], kwargs: dict[str, Any], times: int) -> None:
+        """Run at a batch of one, or where that is what was given, of two; what can't run there is a note in the report."""
+        lo, hi = self.settings.spec.batch_range
+        example = self._example(args, kwargs, self._now[False].plan, range(lo, hi + 1))
+        batch = 1 if example.batch > 1 else 2
+        if not lo <= batch <= hi:
+            return
+        try:
+            for _ in range(times):
+                args, kwargs = tree.unflatten(example.resized(batch), example.spec)
+                self.run_suffix(self.run_prefix(*args, **kwargs))
+        except Exception as error:  # the model, or a compiler, may refuse a batch that nobody asked for
+            why = " ".join(str(error).split())[:200]
+            self._reports[0].notes.append(f"not warmed up at batch {batch}: {type(error).__name__}: {why}")
 
     def report(self) -> CompileReport:
         """How the segments run: for mode compiled, what was compiled, loaded, compiled again or left to eager code.

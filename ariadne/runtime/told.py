@@ -10,9 +10,10 @@ from torch import nn
 
 from ariadne import visualization
 from ariadne.cut import SIDES, ends_of
+from ariadne.guards import VERSION
 from ariadne.plan import short_dtype
 from ariadne.runtime.paths import Paths
-from ariadne.runtime.training import Owned
+from ariadne.runtime.training import Owned, SideSlots
 from ariadne.runtime.variant import Variant
 from ariadne.segment import Source
 from ariadne.units import size
@@ -88,9 +89,14 @@ class Told(Paths):
         now = self._now[True]
         if now.prefix_moves is None:
             return now.owned()
-        sides = self.sides(complete=True)
-        slots = ([self.model.get_submodule(path)._parameters.get(key) for path, key in sides[side]] for side in SIDES)
-        return Owned.of(*([p for p in side if p is not None] for side in slots))
+        variants, dicts, total, slots = self._slots
+        if VERSION is None or variants != self._variants or sum(map(VERSION, dicts)) != total:
+            sides, at = self.sides(complete=True), self.model.get_submodule
+            slots = SideSlots([[(at(path)._parameters, key) for path, key in sides[side]] for side in SIDES])
+            if VERSION is not None:
+                dicts = [m._modules for m in self.model.modules()]
+                self._slots = [*self._variants], dicts, sum(map(VERSION, dicts)), slots
+        return slots.owned()
 
     def _owned_by(self, variant: Variant, known: bool = False) -> Owned:
         """What the sides own in a round of one plan; the prefix, where Python branches, the parameters of all paths.

@@ -20,7 +20,7 @@ from ariadne import tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.errors import BoundaryError, TrainingError
 from ariadne.plan import short_dtype
-from ariadne.runtime.asked import NOT_HELD, kept_whole
+from ariadne.runtime.asked import NOT_HELD, KeptWhole
 from ariadne.runtime.taps import Gradients, Tap, tapped
 from ariadne.runtime.turns import TURNS
 from ariadne.runtime.waiting import caught, ends, leaves_of, led_to, without_hooks
@@ -70,6 +70,29 @@ class Owned:
 
 
 NOTHING_OWNED = Owned.of((), ())
+_get: Callable[[dict[str, Any], str], Any] = dict.get
+
+
+class SideSlots:
+    """Where the parameters of two sides stand; what they own is laid out again only where one was replaced."""
+
+    def __init__(self, sides: Sequence[Sequence[tuple[dict[str, Any], str]]]) -> None:
+        self.tables = [table for found in sides for table, _ in found]
+        self.keys = [key for found in sides for _, key in found]
+        self.count = len(sides[0])
+        self.last: tuple[list[Any], Owned] = [], NOTHING_OWNED
+
+    def owned(self) -> Owned:
+        """What stands there now, by side."""
+        now = list(map(_get, self.tables, self.keys))
+        then, owned = self.last
+        if len(now) != len(then) or any(map(is_not, now, then)):
+            owned = Owned.of(*([p for p in side if p is not None] for side in (now[: self.count], now[self.count :])))
+            self.last = now, owned
+        return owned
+
+
+NO_SLOTS = SideSlots(((), ()))
 
 
 def train_suffix(
@@ -103,7 +126,7 @@ def train_suffix(
         )
     boundary.consume("train_suffix")
     if optimizer is not None:
-        optimizer.zero_grad(set_to_none=True)
+        clear(optimizer)
     enabled = _is_grad_enabled()
     _set_grad_enabled(True)
     try:
@@ -111,7 +134,7 @@ def train_suffix(
         values, kept = tapped(boundary, walking)
         output = suffix(boundary.batch, *values)
         stops, before, walked = ends(output), held_gradients(owned.prefix), walks()
-        with kept_whole(boundary, Tap._backward_cls) if here and boundary.requires_grad else _NOTHING:
+        with KeptWhole(boundary, Tap._backward_cls) if here and boundary.requires_grad else _NOTHING:
             loss = loss_of(loss_fn, output, targets)
         leaves = [leaf for leaf in leaves_of(loss, stops) if leaf.requires_grad]  # loss_fn may freeze
         waiting, noted = _reached(leaves, boundary, optimizer, owned)
@@ -339,6 +362,17 @@ def backward_prefix(
         step(optimizer, scaler)
     if scaler is not None and optimizer is not None:
         scaler.update()
+
+
+def clear(optimizer: torch.optim.Optimizer) -> None:
+    """`optimizer.zero_grad(set_to_none=True)`; without the profiler's note of it, where it is torch's own."""
+    own = getattr(type(optimizer), "zero_grad", None) is not torch.optim.Optimizer.zero_grad
+    if own or "zero_grad" in vars(optimizer):
+        return optimizer.zero_grad(set_to_none=True)
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is not None:
+                p.grad = None
 
 
 def _clear(

@@ -21,6 +21,9 @@ class Turns:
         self._changed = threading.Condition(threading.Lock())
         self._inside: dict[int, int] = {}  # how deep each thread is in
         self._waiting = 0  # who wants to be alone goes before those that come after
+        self._asleep = (
+            0  # how many threads there are to be told of a change: to tell nobody takes longer than a walk's turn
+        )
 
     def enter(self) -> None:
         """Begin a walk that adds no hooks to leaves."""
@@ -28,7 +31,7 @@ class Turns:
         with self._changed:
             if me not in self._inside:
                 while self._waiting:
-                    self._changed.wait()
+                    self._sleep()
             self._inside[me] = self._inside.get(me, 0) + 1
 
     def leave(self) -> None:
@@ -38,7 +41,16 @@ class Turns:
             self._inside[me] -= 1
             if not self._inside[me]:
                 del self._inside[me]
-                self._changed.notify_all()
+                if self._asleep:
+                    self._changed.notify_all()
+
+    def _sleep(self) -> None:
+        """Wait for a change, until it is told."""
+        self._asleep += 1
+        try:
+            self._changed.wait()
+        finally:
+            self._asleep -= 1
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -49,7 +61,7 @@ class Turns:
             if not nested:
                 self._waiting += 1
                 while self._inside:
-                    self._changed.wait()
+                    self._sleep()
             self._inside[me] = self._inside.get(me, 0) + 1
         try:
             yield

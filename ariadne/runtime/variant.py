@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from operator import is_not
 from typing import Any
 
 import torch
@@ -39,7 +38,7 @@ from ariadne.guards import Baseline, ModuleGuard, StateGuard, entrance, switches
 from ariadne.plan import Apart, Expr, Groups, TraceNode, TracePlan, Value, short_dtype, uses
 from ariadne.runtime.moved import Moves
 from ariadne.runtime.shared import rest
-from ariadne.runtime.training import NOTHING_OWNED, Owned
+from ariadne.runtime.training import Owned, SideSlots
 from ariadne.segment import Interpreter, Source, emit, load
 
 
@@ -65,9 +64,6 @@ class Settings:
             CompileOptions.parse(self.compile_options)
         if self.compile_options is not None:
             object.__setattr__(self, "compile_options", dict(self.compile_options))
-
-
-_get: Callable[[dict[str, Any], str], Any] = dict.get
 
 
 class Absent:
@@ -124,10 +120,8 @@ class Variant:
         known = plan.apart or told_apart(plan, candidate)
         self.cast, self.reachable, self.sized_by_data = known.cast, known.reachable, known.sized_by_data
         apart = [(module(path)._parameters, key) for path, key in known.shared] if plan.apart else []
-        self._slots = [slots.get(side, apart) for side in SIDES]  # of a side that is not here, those that it shares
-        self._tables = [table for found in self._slots for table, _ in found]
-        self._keys = [key for found in self._slots for _, key in found]
-        self._owned: tuple[list[Any], Owned] = [], NOTHING_OWNED
+        # Of a side that is not here, those that it shares.
+        self._slots = SideSlots([slots.get(side, apart) for side in SIDES])
         self._switches = switches.readers(plan.assumption.switches)
         label = f"{candidate.split_id} of {type(model).__name__}"
         self.reports: list[SegmentReport] = []
@@ -262,13 +256,7 @@ class Variant:
 
     def owned(self) -> Owned:
         """The parameters that the ops of each side read now; laid out again only where one was replaced."""
-        now = list(map(_get, self._tables, self._keys))
-        then, owned = self._owned
-        if len(now) != len(then) or any(map(is_not, now, then)):
-            count = len(self._slots[0])
-            owned = Owned.of(*([p for p in side if p is not None] for side in (now[:count], now[count:])))
-            self._owned = now, owned
-        return owned
+        return self._slots.owned()
 
 
 def told_apart(plan: TracePlan, candidate: SplitCandidate, part: str = "", first: int = 0) -> Apart:

@@ -16,7 +16,7 @@ from torch import nn
 
 import model_zoo
 from ariadne.compiled import CompileReport, SegmentReport
-from benchmarks import child, competitors, environment, jobs, records, splits, timing
+from benchmarks import child, competitors, environment, jobs, overhead, records, splits, timing
 from benchmarks.findings import APART, Start, speeds, starts, versus
 from benchmarks.subject import Subject, strayed
 from benchmarks.variants import EAGER, NOISE, find
@@ -155,7 +155,7 @@ def test_a_process_writes_its_token_into_every_record(tmp_path: Path, monkeypatc
 
 def test_packages_that_were_compiled_count_as_graphs_and_those_loaded_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     before, segments = jobs._graphs(), [SegmentReport("prefix", "cut:1"), SegmentReport("suffix", "cut:1", loaded=1)]
-    segments[0].compiled[False] = 2
+    segments[0].compiled[False], segments[0].ways[False] = 2, "ahead of time"
     runtime = SimpleNamespace(report=lambda: CompileReport("compiled", "aot_inductor", tuple(segments)))
     monkeypatch.setattr(splits, "_ahead", [runtime])
     assert jobs._graphs() == before + 2
@@ -237,3 +237,7 @@ def test_break_even_is_shown_beyond_the_noise_of_the_same_processes(
     assert found.seconds is not None
     assert found.calls.words().startswith(words)
     assert found.seconds.verdict == found.calls.verdict
+
+
+def test_the_table_of_frontiers_is_made_as_plans_are_captured_now() -> None:
+    assert overhead._frontier_row(20)[:2] == ["20", "19"]

@@ -131,6 +131,20 @@ def test_a_run_is_continued_where_it_stopped(started: list[dict[str, Any]], tmp_
     assert len(started) == 22
 
 
+def test_compiled_by_default_is_held_against_torch_compile_and_keeps_what_was_compiled(
+    started: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
+    options = ["--models", MODEL, "--processes", "5", "--pairs", "9", "--cache", str(cache)]
+    assert main(["compiled", *options, "--output", str(tmp_path / "r.jsonl")]) == 0
+    assert {j["inductor"] for j in started} == {str(cache / "kept-rounds" / "inductor")}
+    assert [j["variants"] for j in started] == [[EAGER, NOISE, "torch.compile", "compiled by default"]] * 5
+    out = capsys.readouterr().out
+    for other in ("torch.compile", "the faster of model and torch.compile"):
+        row = rf"\| inference \| 1 +\| compiled by default over {other} +\| (2\.0|1\.9)\d+ +\| .* \| 1 of 1 "
+        assert re.search(row, out)
+
+
 def test_cold_has_a_cache_of_its_own_and_warm_has_that_of_cold(started: list[dict[str, Any]], tmp_path: Path) -> None:
     Runner(replace(OPTIONS, batches=(1,), start_processes=2), tmp_path / "r.jsonl", lambda _: None).run()
     caches = [(j["process"], j["cache"], j["inductor"]) for j in started if j["variant"] == "torch.compile"]

@@ -48,6 +48,38 @@ def test_one_graph_for_each_side_serves_every_batch_whichever_came_first(first: 
     assert (report.recompiles, [s.compiled for s in report.segments]) == (0, [{False: 1, True: 0}] * 2)
 
 
+class OfItsOwn(nn.Module):
+    """A batch of one goes another way, or no way."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        super().__init__()
+        self.first, self.second, self.refuses = nn.Linear(6, 6), nn.Linear(6, 6), refuses
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] == 1 and self.refuses:
+            raise ValueError("one sample is too few")
+        x = self.first(x)
+        return self.second(x.sin().cos() if x.shape[0] == 1 else x.relu())
+
+
+@pytest.mark.parametrize("first", [1, 4])
+def test_a_warm_up_compiles_what_a_batch_of_one_needs_too(first: int) -> None:
+    graphs = Graphs()
+    runtime = made(OfItsOwn, 6, backend=graphs)
+    runtime.warmup(numbers(first, 6))
+    assert len(graphs) == 4
+    for batch in BATCHES:
+        same(whole(runtime.model, x := numbers(batch, 6, seed=batch)), halves(runtime, x))
+    assert len(graphs) == 4
+
+
+def test_a_batch_of_one_that_the_model_refuses_is_a_note_of_the_warm_up() -> None:
+    runtime = made(lambda: OfItsOwn(refuses=True), 6, backend="eager")
+    runtime.warmup(numbers(4, 6))
+    assert "not warmed up at batch 1: ValueError: one sample is too few" in str(runtime.report())
+    same(whole(runtime.model, x := numbers(3, 6)), halves(runtime, x))
+
+
 def test_training_compiles_once_more_and_gives_the_gradients_of_the_model_at_every_batch() -> None:
     runtime = made(Conv, 3, 8, 8, train=True, backend="eager")
     twin = copy.deepcopy(runtime.model)

@@ -293,6 +293,16 @@ def test_a_package_is_taken_for_its_own_cut_and_constants_and_follows_the_weight
     assert len(pretended) == 8  # the last has other weights alone, and those are handed to native code at each call
 
 
+def forget(monkeypatch: pytest.MonkeyPatch, *forgotten: str) -> None:
+    """Plant a bug: packages are named as if they did not depend on these."""
+    dumps = json.dumps
+
+    def forgetful(told: Any, **options: Any) -> str:
+        return dumps({k: v for k, v in told.items() if k not in forgotten} if "ambient" in told else told, **options)
+
+    monkeypatch.setattr(ahead.json, "dumps", forgetful)
+
+
 @pytest.mark.parametrize(
     ("forgotten", "splits", "wrong"),
     [
@@ -308,12 +318,7 @@ def test_a_planted_stale_package_is_noticed(
     pretended: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    dumps = json.dumps
-
-    def forgetful(told: Any, **options: Any) -> str:
-        return dumps({k: v for k, v in told.items() if k not in forgotten} if "ambient" in told else told, **options)
-
-    monkeypatch.setattr(ahead.json, "dumps", forgetful)
+    forget(monkeypatch, *forgotten)
     assert differing(*splits) == wrong
 
 
@@ -329,6 +334,59 @@ def test_a_planted_package_that_holds_weights_is_noticed(pretended: list[str], m
 
     monkeypatch.setattr(Ahead, "__call__", stale)
     assert differing((Scaled(2.0), "cut:3"), (other(7), "cut:3")) == ["cut:3"]
+
+
+CHANGES: dict[str, tuple[Any, str, Any]] = {
+    "torch": (torch, "__version__", "2.99.0"),
+    "machine": (ahead, "_processor", lambda: ("another processor",)),
+    "threads": (torch, "get_num_threads", lambda: 3),
+    "settings": (ahead, "_inductor_settings", lambda: "others"),
+    "sources": (ahead, "_sources", lambda: "another release"),
+}
+
+
+@pytest.mark.parametrize("planted", [False, True], ids=["as it is", "planted"])
+@pytest.mark.parametrize("changed", CHANGES)
+def test_a_package_of_another_torch_machine_or_release_is_not_taken(
+    changed: str, planted: bool, pretended: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if planted:
+        forget(monkeypatch, changed)
+    assert not differing((Scaled(2.0), "cut:3"))
+    monkeypatch.setattr(*CHANGES[changed])
+    assert not differing((Scaled(2.0), "cut:3"))
+    assert len(pretended) == (2 if planted else 4)
+
+
+@pytest.mark.parametrize("planted", [False, True], ids=["as it is", "planted"])
+def test_a_package_that_was_written_over_is_made_anew(
+    planted: bool, pretended: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if planted:
+        monkeypatch.setattr(Kept, "checked", lambda self, card: str(card.package))
+    assert not differing((Scaled(2.0), "cut:2"))
+    first, second = sorted((tmp_path / "packages").glob("*.pt2"))
+    other = first.read_text()
+    first.write_text(second.read_text())
+    second.write_text(other)
+    assert differing((Scaled(2.0), "cut:2")) == (["cut:2"] if planted else [])
+
+
+@posix
+@pytest.mark.parametrize("planted", [False, True], ids=["as it is", "planted"])
+def test_a_folder_that_became_open_to_others_gives_no_package(
+    planted: bool, pretended: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not differing((Scaled(2.0), "cut:3"))
+    runtime = prepare_split(Scaled(2.0), (numbers(4, 5),), split="cut:3", mode="compiled")
+    (tmp_path / "packages").chmod(0o777)
+    if planted:
+        monkeypatch.setattr(Kept, "trusted", lambda self: self)
+        halves(runtime, numbers(3, 5))
+        assert [s.state for s in runtime.report().segments] == ["loaded"] * 2
+        return
+    with pytest.raises(SpecError, match="can be written to by others"):
+        halves(runtime, numbers(3, 5))
 
 
 def test_names_in_a_kernel_count_for_what_they_stand_for() -> None:

@@ -450,3 +450,12 @@ def test_a_function_that_keeps_results_is_looked_into_again_only_when_it_was_wri
     finally:
         remembered.__wrapped__ = was  # type: ignore[method-assign]
     assert state.is_same()
+
+
+def test_a_context_variable_is_asked_for_its_value_and_not_taken_apart_at_each_call() -> None:
+    holder: Any = Scale()
+    holder.kept = contextvars.ContextVar("kept", default=1.0)
+    state = State(holder)
+    assert not state.watched.loose
+    holder.kept = contextvars.ContextVar("kept", default=1.0)
+    assert not state.is_same()

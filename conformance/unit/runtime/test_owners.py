@@ -234,3 +234,65 @@ def test_other_threads_ask_for_gradients_as_ever_while_a_loss_runs() -> None:
 
     runtime.train_suffix(runtime.run_training_prefix(numbers(4, 6)), loss_fn=loss_fn)
     assert len(found) == 1
+
+
+class Asking(Net):
+    """The same, where a number that Python reads decides what runs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x if bool((x > -1e9).all()) else -x)
+
+
+def test_where_python_branches_the_sides_are_laid_out_once_and_replaced_parameters_are_followed() -> None:
+    model = Asking(False)
+    runtime = prepare_split(model, (numbers(4, 6),), split="after:b")
+    front, back = sides(runtime)
+    laid_out = []
+    for i in range(3):
+        if i == 2:
+            model.c.weight = nn.Parameter(model.c.weight.detach() + 1)
+        boundary = runtime.run_training_prefix(numbers(4, 6, seed=i))
+        _, gradients = runtime.train_suffix(boundary, loss_fn=plain_of, optimizer=back)
+        runtime.backward_prefix(boundary, gradients, optimizer=front)
+        laid_out.append(runtime._slots[3])
+    assert laid_out[0] is laid_out[1] is laid_out[2]
+    assert any(p is model.c.weight for p in runtime.suffix_parameters())
+    model.d = nn.Linear(6, 6)
+    assert any(p is model.d.weight for p in runtime.suffix_parameters())
+
+
+def plain_of(output: torch.Tensor, _: Any) -> torch.Tensor:
+    return output.pow(2).mean()
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer that clears gradients in a way of its own."""
+
+    cleared = 0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.cleared += 1
+        super().zero_grad(set_to_none)
+
+
+class Around:
+    """An optimizer that is none of torch's classes."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.cleared = inner, 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "zero_grad":
+            self.cleared += 1
+        return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize("how", [Counting, lambda p, lr: Around(torch.optim.SGD(p, lr))], ids=["subclass", "wrapper"])
+def test_an_optimizer_clears_gradients_in_its_own_way(how: Callable[..., Any]) -> None:
+    _, split, runtime = twins(False)
+    optimizer = how(runtime.suffix_parameters(), lr=0.1)
+    split.d.weight.grad = torch.full_like(split.d.weight, 7.0)
+    boundary = runtime.run_training_prefix(numbers(4, 6))
+    runtime.train_suffix(boundary, loss_fn=plain_of, optimizer=optimizer)
+    assert optimizer.cleared == 1
+    assert float(split.d.weight.grad.abs().max()) < 7
