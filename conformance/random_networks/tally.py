@@ -14,7 +14,9 @@ from conformance.random_networks.program import Program
 from conformance.suite.environment import ROOT, sources
 
 VARIABLE = "ARIADNE_FUZZ_RESULTS"
-PROFILE = os.environ.get("ARIADNE_HYPOTHESIS_PROFILE", "smoke")  # how many programs are drawn: smoke, full, wide or nightly
+PROFILE = os.environ.get(
+    "ARIADNE_HYPOTHESIS_PROFILE", "smoke"
+)  # how many programs are drawn: smoke, full, wide or nightly
 
 
 @dataclass(frozen=True)

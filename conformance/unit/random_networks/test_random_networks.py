@@ -53,7 +53,9 @@ def test_random_programs_split_equal_whole() -> None:
     print(json.dumps(tally.line()))
     assert counts["programs"] >= settings().max_examples * 0.8, "programs are to be valid by construction"
     modes = 2 if EXTENT.both_modes else 1
-    assert counts["uncut"] <= 0.5 * modes * counts["programs"], "most programs are to have a cut, in eval and in train mode"
+    assert counts["uncut"] <= 0.5 * modes * counts["programs"], (
+        "most programs are to have a cut, in eval and in train mode"
+    )
     assert counts["refused"] <= (0.5 if EXTENT.named else 0.2) * counts["programs"]
     assert counts["cuts"] > counts["programs"]
     assert counts["steps"] > counts["programs"]

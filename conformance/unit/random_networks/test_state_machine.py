@@ -47,7 +47,9 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.session: Session | None = None
 
-    @initialize(program=programs(most=EXTENT.session_steps, refusable=False, named=EXTENT.named), training=st.booleans())
+    @initialize(
+        program=programs(most=EXTENT.session_steps, refusable=False, named=EXTENT.named), training=st.booleans()
+    )
     def begin(self, program: Program, training: bool) -> None:
         if not runs(program):  # it was drawn on meta tensors, which autocast leaves as they are
             self.tally.counts["invalid"] += 1
