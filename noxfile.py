@@ -129,18 +129,18 @@ def asks(query: str, family: str) -> bool:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Run random networks against their eager twins: `-- smoke`, `full` (as without) or `nightly`; the rest goes to pytest."""
+    """Run random networks against their eager twins: `-- smoke`, `full` (as without), `wide` or `nightly`; the rest to pytest."""
     install(session, "-e", ".[remote]", "numpy", groups=("test",))
     profile, options = "full", [*session.posargs]
-    if options and options[0] in ("smoke", "full", "nightly"):
+    if options and options[0] in ("smoke", "full", "wide", "nightly"):
         profile, options = options[0], options[1:]
     drawn = ("random_networks", "state_machine", "views_and_writes")
     files = [f"conformance/unit/random_networks/test_{name}.py" for name in drawn]
     env = {"ARIADNE_HYPOTHESIS_PROFILE": profile, "ARIADNE_FUZZ_RESULTS": str(Path("results/fuzz.jsonl").resolve())}
     Path("results").mkdir(exist_ok=True)
-    env |= {"ARIADNE_HALVES_FUZZ": {"smoke": "150", "full": "5000", "nightly": "500000"}[profile]}
+    env |= {"ARIADNE_HALVES_FUZZ": {"smoke": "150", "full": "5000", "wide": "5000", "nightly": "500000"}[profile]}
     files.append("conformance/unit/halves/test_halves.py::test_mutated_files_are_refused_or_decoded")
-    env |= {"ARIADNE_REMOTE_FUZZ": {"smoke": "3000", "full": "100000", "nightly": "1000000"}[profile]}
+    env |= {"ARIADNE_REMOTE_FUZZ": {"smoke": "3000", "full": "100000", "wide": "100000", "nightly": "1000000"}[profile]}
     files.append("conformance/unit/remote/test_remote_strangers.py::test_mutated_messages_cost_their_sender_alone")
     session.run("pytest", *files, *options, env=offline(session) | ONE_THREAD | env)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.errors import TrainingError
-from ariadne.runtime import SplitRuntime, Variant, caught, ends, leaves_of, taps, training
+from ariadne.runtime import Ends, SplitRuntime, Variant, caught, leaves_of, taps, training
 
 Shares = dict[str, torch.Tensor]  # of tied parameters, by name: what later parts have for them
 
@@ -40,7 +40,7 @@ class Flight:
     labels: list[str] = field(default_factory=list)
     arrived: taps.Gradients = field(default_factory=dict)
     walking: list[bool] = field(default_factory=list)
-    ends: set[Any] = field(default_factory=set)
+    ends: Iterable[Any] = ()
 
 
 def onward(variant: Variant, raw: tuple[Any, ...], batch: int, to: Onward, trains: bool) -> BoundaryPayload:
@@ -84,7 +84,7 @@ def later(runtime: SplitRuntime, boundary: BoundaryPayload, to: Mapping[str, Onw
         flight.taken = [at[label] for label in flight.labels]
         out = variant.run(variant.suffix, boundary.batch, *values)
         if next_ is None:
-            flight.output, flight.ends = out, ends(out)
+            flight.output, flight.ends = out, Ends(out)
         else:
             flight.gives = onward(variant, out, boundary.batch, next_, True)
     return flight

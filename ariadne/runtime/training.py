@@ -23,7 +23,7 @@ from ariadne.plan import short_dtype
 from ariadne.runtime.asked import NOT_HELD, KeptWhole
 from ariadne.runtime.taps import Gradients, Tap, tapped
 from ariadne.runtime.turns import TURNS
-from ariadne.runtime.waiting import caught, ends, leaves_of, led_to, without_hooks
+from ariadne.runtime.waiting import Ends, caught, leaves_of, led_to, without_hooks
 
 Held = tuple[
     Sequence[torch.Tensor], list[torch.Tensor | None], list[int]
@@ -133,7 +133,7 @@ def train_suffix(
         walking: list[bool] = []
         values, kept = tapped(boundary, walking)
         output = suffix(boundary.batch, *values)
-        stops, before, walked = ends(output), held_gradients(owned.prefix), walks()
+        stops, before, walked = Ends(output), held_gradients(owned.prefix), walks()
         with KeptWhole(boundary, Tap._backward_cls) if here and boundary.requires_grad else _NOTHING:
             loss = loss_of(loss_fn, output, targets)
         leaves = [leaf for leaf in leaves_of(loss, stops) if leaf.requires_grad]  # loss_fn may freeze

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,16 +25,26 @@ _AccumulateGrad = torch._C._functions.AccumulateGrad
 _task: Callable[[], int] = torch._C._current_graph_task_id
 
 
-def ends(output: Any) -> set[Node]:
-    """The nodes at which the graph of a loss meets that of the output it is made from."""
-    if isinstance(output, torch.Tensor):
-        found = [output.grad_fn]
-    else:
-        found = [t.grad_fn for t in tree.leaves(output) if isinstance(t, torch.Tensor)]
-    return {node for node in found if node is not None}
+class Ends:
+    """The nodes at which the graph of a loss meets that of the output it is made from; to be gone through when the loss is there.
+
+    A view whose memory was written into gets its node when it is first asked for one. In the whole model that is in the loss: a
+    node made before would have its turn later in the walk back, and gradients would be added in another order. So views are asked
+    after the loss. One that the loss wrote into is passed over: what it leads to is walked through.
+    """
+
+    def __init__(self, output: Any) -> None:
+        found = [output] if isinstance(output, torch.Tensor) else tree.leaves(output)
+        tensors = [t for t in found if isinstance(t, torch.Tensor)]
+        self._nodes = [t.grad_fn for t in tensors if not t._is_view()]
+        self._views = [(t, t._version) for t in tensors if t._is_view()]
+
+    def __iter__(self) -> Iterator[Node]:
+        yield from (node for node in self._nodes if node is not None)
+        yield from (t.grad_fn for t, version in self._views if t._version == version and t.grad_fn is not None)
 
 
-def leaves_of(loss: torch.Tensor, stops: Collection[Node]) -> list[torch.Tensor]:
+def leaves_of(loss: torch.Tensor, stops: Iterable[Node]) -> list[torch.Tensor]:
     """The leaves to which the graph of `loss` leads otherwise than through `stops`: for most losses none."""
     return [node.variable for node in _behind([loss], stops)]
 
@@ -49,7 +59,7 @@ def led_to(values: Iterable[Any], wanted: Iterable[torch.Tensor] | None) -> set[
     return found if ids is None else found & ids
 
 
-def _behind(roots: Iterable[torch.Tensor], stops: Collection[Node]) -> list[Any]:
+def _behind(roots: Iterable[torch.Tensor], stops: Iterable[Node]) -> list[Any]:
     """The nodes that accumulate gradients to which the graph of any root leads otherwise than through `stops`."""
     seen: set[Any] = set(stops)
     ahead: list[Any] = [t.grad_fn or get_gradient_edge(t).node for t in roots]

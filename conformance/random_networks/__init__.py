@@ -7,7 +7,8 @@ In import order::
     compare          equal, bit for bit
     draw             programs from hypothesis, valid by construction
     twins, counts    a model beside its split twin; what was compared
+    tally            what a run counted, and how far it tries each program
     session, trial   what a user does over time; one program held against every promise
-    corpus, tally    programs that failed once; what a run counted
+    corpus           programs that failed once
     search           a run of hypothesis that keeps what fails
 """

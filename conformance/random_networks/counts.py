@@ -24,6 +24,8 @@ class Counts:
     steps: int = 0
     uncut: int = 0  # modes in which the plan has no safe cut
     raising: int = 0  # calls that the whole model refuses, and the split too
+    captured: int = 0  # plans that a call needed and the preparation had not made
+    penalised: int = 0  # training steps whose loss has a penalty over all parameters
     inexact: int = 0  # steps that the split refuses, since gradients might be added in another order
     refused: list[str] = field(default_factory=list)
 
@@ -39,6 +41,7 @@ def allowed(
 
     A guard may fire where something is `refusable`; a cut may be missing where the plan excludes the batch.
     """
+    plans = len(runtime.plans)
     try:
         ran = act()
     except GuardError as error:
@@ -59,6 +62,7 @@ def allowed(
         raise Different(f"{runtime.split_id}, batch {batch}: {type(error).__name__}: {error}") from error
     else:
         counts.raising += not ran
+        counts.captured += max(0, len(runtime.plans) - plans)
         return ran
     twins.reset()
     return False

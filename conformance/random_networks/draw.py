@@ -34,6 +34,8 @@ DRAWN_SHAPES = (["B", 4], ["B", 3, 4], ["B", 1], ["B", 2, 3], ["B"], ["B", 0], [
 STATIC_SHAPES = ([4], [5, 4], [1, 4], [])
 # AssertionError: of the shape rules of torch 2.11, where a dim is out of range.
 REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, AssertionError)
+# What was silently wrong once, and random programs meet seldom.
+NAMED = ("append", "note", *["packed"] * 6, *(n for n in STEPS if n.startswith(("scripted", "count_"))), "compress")
 _KINDS = [*parts.KINDS, *["linear"] * 8, *["batch_norm"] * 3, "lookup", "dropout", "relu", "gain", "average"]
 Gene = tuple[str, int, int, int, int]
 
@@ -294,8 +296,11 @@ _MODAL += [("call", 0, 0, i, 0) for i, k in enumerate(parts.KINDS) if k in ("bat
 
 
 @st.composite
-def programs(draw: Any, most: int = MOST_STEPS, refusable: bool = True) -> Program:
-    """Random programs that hold at least one step; their shapes were validated on meta tensors."""
+def programs(draw: Any, most: int = MOST_STEPS, refusable: bool = True, named: bool = False) -> Program:
+    """Random programs that hold at least one step; their shapes were validated on meta tensors.
+
+    Those that are `named` hold one of the steps in `NAMED`, the first from a drawn one on that fits; or none, if none does.
+    """
     newest = st.sampled_from((0, 0, 0, 0, 1, 2, 3, 5))  # mostly what was made last, so that networks are deep
     gene = st.tuples(st.sampled_from(_weighted()), newest, st.integers(0, 5), st.integers(0, 63), st.integers(0, 7))
     meta = Meta(draw(_inputs()))
@@ -303,6 +308,11 @@ def programs(draw: Any, most: int = MOST_STEPS, refusable: bool = True) -> Progr
     grow(meta, draw(st.sampled_from(_MODAL)))
     for one in draw(st.lists(gene, min_size=min(6, most - 1), max_size=most - 1)):
         grow(meta, one)
+    if named:
+        first, before = draw(st.integers(0, len(NAMED) - 1)), len(meta.steps)
+        for name in (*NAMED[first:], *NAMED[:first]):
+            if len(meta.steps) == before:
+                grow(meta, (name, draw(newest), 0, draw(st.integers(0, 3)), 0))
     if refusable and draw(st.sampled_from((*[False] * 11, True))):
         grow(meta, (draw(st.sampled_from([n for n, s in STEPS.items() if s.refusable])), 0, 0, 0, 0))
     output = _template(meta, draw(st.sampled_from(FORMS)), draw(st.lists(st.integers(0, 9), min_size=1, max_size=3)))

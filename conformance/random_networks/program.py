@@ -107,6 +107,8 @@ class Program:
     @property
     def refusable(self) -> str:
         """Why a capture may be refused, if any step allows it."""
+        if self.batch == 1 and any(s["do"] == "packed" for s in self.steps):
+            return "of one sequence, the sizes of a packed one are data: a suffix over a wire knows one path"
         return next((r for s in self.steps if (r := STEPS[s["do"]].refusable)), "")
 
     @property

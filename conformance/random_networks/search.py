@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from conformance.random_networks.corpus import save
 from conformance.random_networks.draw import programs
 from conformance.random_networks.program import Program
-from conformance.random_networks.tally import Tally
+from conformance.random_networks.tally import EXTENT, Tally
 from conformance.random_networks.trial import trial
 from conformance.random_networks.twins import Invalid
 
@@ -36,10 +36,10 @@ def search(chosen: settings, tally: Tally, keep: Path | None) -> Tally:
     failing: list[tuple[Program, Exception]] = []
 
     @settings(chosen, suppress_health_check=QUIET, report_multiple_bugs=False)
-    @given(programs())
+    @given(programs(EXTENT.steps, named=EXTENT.named))
     def hold(program: Program) -> None:
         try:
-            counts = trial(program)
+            counts = trial(program, EXTENT)
         except Invalid:
             if not failing:
                 tally.counts["invalid"] += 1
@@ -48,7 +48,7 @@ def search(chosen: settings, tally: Tally, keep: Path | None) -> Tally:
             raise
         else:
             if not failing:  # what is tried to make a failing program smaller is no search
-                tally.add(counts)
+                tally.add(counts, program)
 
     try:
         hold()

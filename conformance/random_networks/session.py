@@ -84,7 +84,9 @@ class Session:
     def _step(self, number: int) -> None:
         if self.runtime:
             act = partial(self.twins.train, self.runtime, self.batch, f"step {number}", seed=number)
-            self.counts.steps += self._allowed(act)
+            stepped = self._allowed(act)
+            self.counts.steps += stepped
+            self.counts.penalised += stepped and number % 2 == 1
 
     def _allowed(self, act: Callable[[], bool]) -> bool:
         return allowed(

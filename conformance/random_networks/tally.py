@@ -6,13 +6,33 @@ import json
 import os
 import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 from conformance.random_networks.counts import Counts
+from conformance.random_networks.program import Program
 from conformance.suite.environment import ROOT, sources
 
 VARIABLE = "ARIADNE_FUZZ_RESULTS"
-PROFILE = os.environ.get("ARIADNE_HYPOTHESIS_PROFILE", "smoke")  # how many programs are drawn: smoke, full or nightly
+PROFILE = os.environ.get(
+    "ARIADNE_HYPOTHESIS_PROFILE", "smoke"
+)  # how many programs are drawn: smoke, full, wide or nightly
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How far each program is tried: its most steps, in one mode or both, at about how many cuts; a session's actions."""
+
+    steps: int = 12
+    both_modes: bool = True
+    cuts: int = 1000
+    session_steps: int = 8
+    actions: int = 16
+    named: bool = False  # whether each program has one of the steps in `draw.NAMED`
+
+
+ALL = Extent()
+EXTENT = {"wide": Extent(steps=5, both_modes=False, cuts=3, session_steps=4, actions=8, named=True)}.get(PROFILE, ALL)
 
 
 class Tally:
@@ -22,9 +42,11 @@ class Tally:
         self.kind, self.profile, self.start = kind, profile, time.monotonic()
         self.counts: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()  # programs, by the class of the error
+        self.drawn: Counter[str] = Counter()  # programs, by the kinds of steps that they have
 
-    def add(self, counts: Counts) -> None:
+    def add(self, counts: Counts, program: Program) -> None:
         """One program that was held against every promise."""
+        self.drawn.update({step["do"] for step in program.steps})
         self.counts.update(programs=1, cuts=counts.cuts, unsafe=counts.unsafe, replays=counts.replays)
         self.refusals.update({text.partition(":")[0] for text in counts.refused})
         self.counts.update(
@@ -33,15 +55,17 @@ class Tally:
             refused=bool(counts.refused),
             uncut=counts.uncut,
             inexact=counts.inexact,
+            captured=counts.captured,
+            penalised=counts.penalised,
         )
 
     def line(self) -> dict[str, Any]:
         """The counts, each there even where it is zero."""
-        names = "programs cuts unsafe replays steps raising refused uncut inexact invalid failures".split()
+        names = "programs cuts unsafe replays steps penalised captured raising refused uncut inexact invalid failures".split()
         seconds = round(time.monotonic() - self.start, 1)
         line = {"kind": self.kind, "profile": self.profile, "sources": sources(ROOT), "seconds": seconds}
         line |= {n: self.counts[n] for n in names}
-        return line | {"refusals": dict(sorted(self.refusals.items()))}
+        return line | {"refusals": dict(sorted(self.refusals.items())), "drawn": dict(sorted(self.drawn.items()))}
 
     def write(self) -> None:
         """Append the counts to the file that the environment names, if it names one."""

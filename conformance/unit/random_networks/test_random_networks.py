@@ -32,7 +32,7 @@ from conformance.random_networks.parts import KINDS
 from conformance.random_networks.program import Program, build
 from conformance.random_networks.search import FIRST_FAILURE, QUIET, SMALLEST_FAILURE, Found, search
 from conformance.random_networks.steps import STEPS
-from conformance.random_networks.tally import PROFILE, VARIABLE, Tally
+from conformance.random_networks.tally import EXTENT, PROFILE, VARIABLE, Tally
 from conformance.random_networks.trial import trial
 from conformance.random_networks.twins import Invalid
 
@@ -52,8 +52,11 @@ def test_random_programs_split_equal_whole() -> None:
     counts = tally.counts
     print(json.dumps(tally.line()))
     assert counts["programs"] >= settings().max_examples * 0.8, "programs are to be valid by construction"
-    assert counts["uncut"] <= 0.5 * 2 * counts["programs"], "most programs are to have a cut, in eval and in train mode"
-    assert counts["refused"] <= 0.2 * counts["programs"]
+    modes = 2 if EXTENT.both_modes else 1
+    assert counts["uncut"] <= 0.5 * modes * counts["programs"], (
+        "most programs are to have a cut, in eval and in train mode"
+    )
+    assert counts["refused"] <= (0.5 if EXTENT.named else 0.2) * counts["programs"]
     assert counts["cuts"] > counts["programs"]
     assert counts["steps"] > counts["programs"]
 

@@ -19,12 +19,11 @@ from conformance.random_networks.draw import programs
 from conformance.random_networks.program import Program
 from conformance.random_networks.search import FIRST_FAILURE, QUIET, SMALLEST_FAILURE
 from conformance.random_networks.session import ACTIONS, Session
-from conformance.random_networks.tally import PROFILE, VARIABLE, Tally
+from conformance.random_networks.tally import EXTENT, PROFILE, VARIABLE, Tally
 from conformance.random_networks.trial import trial, whole_runs
 from conformance.random_networks.twins import Invalid
 
 logging.getLogger("torch.__trace").addFilter(lambda record: False)
-ACTIONS_PER_SESSION = 16
 NUMBERS = st.integers(0, 30)
 
 
@@ -48,7 +47,9 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.session: Session | None = None
 
-    @initialize(program=programs(most=8, refusable=False), training=st.booleans())
+    @initialize(
+        program=programs(most=EXTENT.session_steps, refusable=False, named=EXTENT.named), training=st.booleans()
+    )
     def begin(self, program: Program, training: bool) -> None:
         if not runs(program):  # it was drawn on meta tensors, which autocast leaves as they are
             self.tally.counts["invalid"] += 1
@@ -69,7 +70,7 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         outside.put_back()
         if self.session and not self.failing:  # what is tried to make a failing session smaller is no search
-            self.tally.add(self.session.counts)
+            self.tally.add(self.session.counts, self.session.program)
 
     @rule()
     def trace(self) -> None:
@@ -144,7 +145,7 @@ def explore(chosen: settings, tally: Tally, keep: Path | None) -> Tally:
     """Run the state machine; the smallest failing session is saved in the folder `keep`, if there is one."""
     machine = type("Machine", (Machine,), {"failing": [], "tally": tally})
     chosen = settings(
-        chosen, stateful_step_count=ACTIONS_PER_SESSION, suppress_health_check=QUIET, report_multiple_bugs=False
+        chosen, stateful_step_count=EXTENT.actions, suppress_health_check=QUIET, report_multiple_bugs=False
     )
     try:
         run_state_machine_as_test(machine, settings=chosen)

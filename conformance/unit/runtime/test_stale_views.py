@@ -15,6 +15,7 @@ from torch import nn
 from ariadne import SplitSpec, prepare_split
 from ariadne.cut.frontier import GradientOrder
 from ariadne.errors import FrontierError, TrainingError
+from ariadne.runtime import Ends, training
 from conformance.suite.compare import difference
 from conformance.unit.trap_kit import without_what_is_a_view
 
@@ -314,6 +315,29 @@ def test_a_batch_at_which_what_is_written_into_is_a_view_as_it_was_not_does_not_
         runtime.run_training_prefix(X[:1])
     with torch.no_grad():
         assert all(map(torch.equal, model(X[:1]), runtime.run_suffix(runtime.run_prefix(X[:1]))))
+
+
+def returns_a_stale_view(m: Any, x: torch.Tensor) -> Any:
+    """Four gradients of one tensor: three of its own, and one of a view that the loss is the first to ask for its node."""
+    y = m.first(x)
+    y.sin_()
+    view = y.expand(-1, -1)
+    y.neg_()
+    return torch.sigmoid(y) * y, y, view, y * 1, y
+
+
+def test_the_loss_is_the_first_to_ask_a_stale_view_of_the_output_for_its_node() -> None:
+    assert not differing(returns_a_stale_view)
+
+
+def test_a_stale_view_that_was_asked_before_the_loss_would_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Early(Ends):
+        def __init__(self, output: Any) -> None:
+            super().__init__(output)
+            list(self)
+
+    monkeypatch.setattr(training, "Ends", Early)
+    assert differing(returns_a_stale_view)
 
 
 def test_numbers_without_gradients_may_be_written_into_at_any_cut() -> None:
