@@ -44,6 +44,11 @@ def pair(tmp_path: Path, model: nn.Module, x: Any, split: str = "50%", **options
     return runtime, ariadne.load(tmp_path / "prefix"), ariadne.load(tmp_path / "suffix")
 
 
+def _value(half: Any, name: str) -> list[Any]:
+    """A row of the first plan's values."""
+    return next(v for v in half["plans"][0]["values"] if v[0] == name)
+
+
 def sent(boundary: Any) -> Any:
     return ariadne.BoundaryPayload.from_bytes(boundary.to_bytes())
 
@@ -362,6 +367,8 @@ def test_python_of_the_model_is_named_and_called_only_with_leave(tmp_path: Path)
         (lambda h: h["state"][0][5].__setitem__(0, 2**40), "does not hold what lies in it"),
         (lambda h: h["plans"][0]["nodes"][0]["args"].__setitem__(0, {"ref": ["B", None]}), "a reference is to the batch"),
         (lambda h: h["state"][0][0][0].__setitem__(2, "forward.x"), "taken|kept nowhere|not in the file"),
+        (lambda h: h["plans"][0]["cut"]["live"].append(h["plans"][0]["cut"]["live"][0]), "crosses twice"),
+        (lambda h: _value(h, h["plans"][0]["nodes"][0]["out"][0]).__setitem__(1, "constant"), "is a constant that is not there"),
         (lambda h: h.update(format=2), "has format 2, and this Ariadne"),
     ],
 )  # fmt: skip
