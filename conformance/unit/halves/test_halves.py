@@ -379,6 +379,15 @@ def test_a_file_that_lies_is_refused(tmp_path: Path, change: Any, says: str) -> 
         ariadne.load(tmp_path / "prefix")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here the device is there")
+def test_a_constant_on_a_device_that_is_not_here_is_refused(tmp_path: Path) -> None:
+    model, x = halves_fuzz.Net().eval(), torch.randn(2, 3, 8, 8)
+    ariadne.prepare_split(model, (x,), split="50%").save(tmp_path / "suffix", side="suffix")
+    rewritten(tmp_path / "suffix", lambda h: h["plans"][0]["constants"]["constant"].__setitem__(5, "cuda:0"))
+    with pytest.raises(HalfError, match="is on 'cuda:0', a device that this process can't use"):
+        ariadne.load(tmp_path / "suffix")
+
+
 def test_what_is_no_half_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x"
     safetensors.torch.save_file({"a": torch.zeros(2)}, path)
