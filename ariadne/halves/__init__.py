@@ -9,6 +9,7 @@ A plan and its cut flow in, or a file; out flow a file, or plans of one side and
     skeleton    the modules of a half
     called      Python that a half calls
     sized       the sizes beside the batch that a half serves
+    together    whether the parts of a side go together
     form        a plan of one side as data, and back
     moves       a half on another device or in another dtype
     writing     a side of a split becomes a file

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ariadne import tree
-from ariadne.cut import SIDES, SplitCandidate
+from ariadne.cut import SplitCandidate
 from ariadne.errors import HalfError
 from ariadne.guards import SWITCHES
 from ariadne.halves import ops
@@ -30,9 +30,10 @@ from ariadne.halves.atoms import (
     told_spec,
 )
 from ariadne.halves.called import read_object, told_object
-from ariadne.halves.sized import need_sizes_of_inputs, told_sizes, with_sizes
+from ariadne.halves.sized import told_sizes, with_sizes
+from ariadne.halves.together import held_together
 from ariadne.halves.weights import Row, row
-from ariadne.plan import WHOLE, Apart, Assumption, Batches, Ref, Region, Store, TraceNode, TracePlan, Value, check, uses
+from ariadne.plan import WHOLE, Apart, Assumption, Batches, Ref, Region, Store, TraceNode, TracePlan, Value
 
 KINDS = ("input", "parameter", "buffer", "constant", "tensor", "sequence", "scalar", "object")
 _SIZES = frozenset(("aten.sym_size.int", WHOLE))  # targets that stand for no op of their own
@@ -218,60 +219,7 @@ class SideReader:
         )
         if "sizes" in d:
             plan = with_sizes(plan, d["sizes"])
-        return Side(self._held_together(plan, candidate), candidate)
-
-    def _held_together(self, plan: TracePlan, candidate: SplitCandidate) -> TracePlan:
-        """The plan, if each name in it is made by an op, comes in, or is at hand."""
-        assert plan.apart is not None
-        prefix, values = plan.apart.part == SIDES[0], plan.values
-        ends = (0, len(plan.nodes)) if prefix else (candidate.cut, candidate.cut)
-        need((plan.first, candidate.cut) == ends, "its ops are not those of one side of its cut")
-        known = {n for _, n in plan.inputs} if prefix else set(candidate.live)
-        need(
-            known <= values.keys() and not known & plan.definitions.keys(),
-            "a value comes in that is not there, or is made here",
-        )
-        need(
-            set(candidate.live) <= values.keys() and set(candidate.written) <= set(candidate.live),
-            "it gives what is not there",
-        )
-        taken: set[str] = set()
-        for v in values.values():
-            at_hand = v.is_state or v.name in plan.constants or v.name in plan.objects
-            made = at_hand or v.name in known or v.name in plan.definitions
-            # A size that another side follows may stand in a shape; nothing here may take it.
-            need(made or v.kind == "scalar", f"nothing makes the value {v.name!r}")
-            taken |= set() if made else {v.name}
-            need(not v.is_state or v.name not in plan.definitions, f"an op makes the state {v.name!r}")
-        for node in plan.nodes:
-            need(not taken & {*node.reads}, f"an op {node.target!r} takes a number that nothing makes")
-            need(
-                {*node.writes, *(n for pair in node.may_alias for n in pair)} <= values.keys(),
-                "an op writes into nothing",
-            )
-        named = {
-            *uses(plan.output),
-            *(n for s in plan.stores for n in uses(s.atoms)),
-            *(candidate.live if prefix else ()),
-        }
-        need(named <= {*values, plan.batch_symbol} - taken, "it gives a value that is not there")
-        size, leaves = plan.input_spec.size, [*(i for i, _ in plan.inputs), *(i for i, _ in plan.literals)]
-        if prefix:
-            children = plan.input_spec.children
-            whole = plan.input_spec.kind == "tuple" and [c.kind for c in children] == ["tuple", "dict"]
-            need(whole and sorted(leaves) == list(range(size)), "its inputs are not the leaves of their structure")
-            need(all(values[n].kind == "input" for _, n in plan.inputs), "an input is none")
-            tensors = {i for i, _ in plan.inputs}
-            need(all({*pair} <= tensors for pair in plan.tied_inputs), "inputs are tied that are not there")
-            need_sizes_of_inputs(plan)
-        else:
-            need(not leaves, "a suffix takes inputs")
-        try:
-            return check(plan)
-        except AssertionError as error:
-            raise HalfError(
-                f"this is not a half as Ariadne writes it: {error}. Save it again, or refuse who sent it"
-            ) from None
+        return Side(held_together(plan, candidate), candidate)
 
     @staticmethod
     def _two(value: Any, what: str) -> list[list[Any]]:

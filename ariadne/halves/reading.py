@@ -115,4 +115,11 @@ def _fill(plan: TracePlan, rows: Mapping[str, tuple[Row, str]], file: File) -> N
     for name, t in file.tensors({n: at for n, (at, _) in rows.items()}):
         value = plan.values[name]
         need((value.dtype, value.shape) == (t.dtype, tuple(t.shape)), f"the constant {name!r} is another")
-        plan.constants[name] = t.to(rows[name][1])  # type: ignore[index]
+        where = rows[name][1]
+        try:
+            plan.constants[name] = t.to(where)  # type: ignore[index]
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise HalfError(
+                f"the constant {name!r} of this half is on {where!r}, a device that this process can't use: "
+                f"{(str(error).splitlines() or [''])[0][:120]}. Load it where there is one, or save the half on another device"
+            ) from None

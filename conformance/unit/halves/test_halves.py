@@ -44,6 +44,11 @@ def pair(tmp_path: Path, model: nn.Module, x: Any, split: str = "50%", **options
     return runtime, ariadne.load(tmp_path / "prefix"), ariadne.load(tmp_path / "suffix")
 
 
+def _value(half: Any, name: str) -> list[Any]:
+    """A row of the first plan's values."""
+    return next(v for v in half["plans"][0]["values"] if v[0] == name)
+
+
 def sent(boundary: Any) -> Any:
     return ariadne.BoundaryPayload.from_bytes(boundary.to_bytes())
 
@@ -362,6 +367,8 @@ def test_python_of_the_model_is_named_and_called_only_with_leave(tmp_path: Path)
         (lambda h: h["state"][0][5].__setitem__(0, 2**40), "does not hold what lies in it"),
         (lambda h: h["plans"][0]["nodes"][0]["args"].__setitem__(0, {"ref": ["B", None]}), "a reference is to the batch"),
         (lambda h: h["state"][0][0][0].__setitem__(2, "forward.x"), "taken|kept nowhere|not in the file"),
+        (lambda h: h["plans"][0]["cut"]["live"].append(h["plans"][0]["cut"]["live"][0]), "crosses twice"),
+        (lambda h: _value(h, h["plans"][0]["nodes"][0]["out"][0]).__setitem__(1, "constant"), "is a constant that is not there"),
         (lambda h: h.update(format=2), "has format 2, and this Ariadne"),
     ],
 )  # fmt: skip
@@ -370,6 +377,15 @@ def test_a_file_that_lies_is_refused(tmp_path: Path, change: Any, says: str) -> 
     rewritten(tmp_path / "prefix", change)
     with pytest.raises(HalfError, match=says):
         ariadne.load(tmp_path / "prefix")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here the device is there")
+def test_a_constant_on_a_device_that_is_not_here_is_refused(tmp_path: Path) -> None:
+    model, x = halves_fuzz.Net().eval(), torch.randn(2, 3, 8, 8)
+    ariadne.prepare_split(model, (x,), split="50%").save(tmp_path / "suffix", side="suffix")
+    rewritten(tmp_path / "suffix", lambda h: h["plans"][0]["constants"]["constant"].__setitem__(5, "cuda:0"))
+    with pytest.raises(HalfError, match="is on 'cuda:0', a device that this process can't use"):
+        ariadne.load(tmp_path / "suffix")
 
 
 def test_what_is_no_half_is_refused(tmp_path: Path) -> None:
