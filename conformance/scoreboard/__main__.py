@@ -11,6 +11,7 @@ from pathlib import Path
 import model_zoo
 from conformance import wild
 from conformance.scoreboard import again, page, runner
+from conformance.scoreboard.chosen import board
 from conformance.scoreboard.programs import QUICK
 from conformance.scoreboard.questions import QUESTIONS, script
 from conformance.targets import NAMES
@@ -23,7 +24,7 @@ def main(arguments: list[str]) -> int:
     ask = commands.add_parser("run", help="ask, and append the answers to a file; what it has is not asked again")
     ask.add_argument("--target", action="append", help=f"one of {', '.join(NAMES)}, or a .py file; may be repeated")
     ask.add_argument(
-        "--program", action="append", help="a pattern such as 'one/*' or 'torchvision/resnet*'; repeatable"
+        "--program", action="append", help="a pattern such as 'one/*' or 'torchvision/resnet*', or 'board'; repeatable"
     )
     ask.add_argument("--results", type=Path, default=Path("results/scoreboard/answers.jsonl"))
     ask.add_argument("--limit", type=float, default=60, help="seconds for each question")
@@ -42,12 +43,10 @@ def main(arguments: list[str]) -> int:
     child.add_argument("--target", required=True)
     child.add_argument("--results", type=Path, required=True)
     child.add_argument("--limit", type=float, required=True)
-    child.add_argument("--seconds", type=float)
-    child.add_argument("programs", nargs="+")
     options = parser.parse_args(arguments)
     try:
         if options.command == "child":
-            runner.child(options.target, options.programs, options.results, options.limit, options.seconds)
+            runner.child(options.target, options.results, options.limit)
         elif options.command == "run":
             until = None if options.minutes is None else time.monotonic() + 60 * options.minutes
             programs = chosen(options.program or ["one/*"])
@@ -73,11 +72,11 @@ def main(arguments: list[str]) -> int:
 
 
 def chosen(patterns: list[str]) -> list[str]:
-    """The programs whose names match, in the patterns' order; ValueError for a pattern that none does."""
+    """The programs whose names match, in the patterns' order ("board": those of `chosen`); ValueError for a pattern that none does."""
     known = [*QUICK, *model_zoo.names(), *wild.names()]
     found: list[str] = []
     for pattern in patterns:
-        matching = [name for name in known if fnmatch(name, pattern)]
+        matching = board() if pattern == "board" else [name for name in known if fnmatch(name, pattern)]
         if not matching:
             raise ValueError(
                 f"no program matches {pattern!r}; toys are one/…, models of the zoo `python -m model_zoo list`"
