@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
         "--program", action="append", help="a pattern such as 'one/*' or 'torchvision/resnet*', or 'board'; repeatable"
     )
     ask.add_argument("--results", type=Path, default=Path("results/scoreboard/answers.jsonl"))
-    ask.add_argument("--limit", type=float, default=60, help="seconds for each question")
+    ask.add_argument("--limit", type=float, default=20, help="seconds of processor time for each question")
     ask.add_argument("--minutes", type=float, help="begin no program after this many")
     show = commands.add_parser("page", help="draw the page of files of answers")
     show.add_argument("results", type=Path, nargs="+")
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
 
 
 def chosen(patterns: list[str]) -> list[str]:
-    """The programs whose names match, in the patterns' order ("board": those of `chosen`); ValueError for a pattern that none does."""
+    """The programs whose names match, in the patterns' order, "board" those of `chosen`; ValueError where none does."""
     known = [*QUICK, *model_zoo.names(), *wild.names()]
     found: list[str] = []
     for pattern in patterns:

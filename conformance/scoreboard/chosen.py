@@ -17,9 +17,13 @@ PARAMETERS: dict[str, int] = json.loads((Path(__file__).parent / "parameters.jso
 
 
 def board() -> list[str]:
-    """The toys and the chosen models of the zoo, in the order of a digest of their names: the first n are a fair sample of all."""
+    """The toys, then the chosen models of the zoo, each in the order of a digest of their names: the first n are a fair sample."""
     toys = [name for name in model_zoo.names() if name.partition("/")[0] in SMALL]
-    return sorted([*QUICK, *toys, *of_the_zoo()], key=lambda name: hashlib.sha256(name.encode()).digest())
+    return [*_mixed([*QUICK, *toys]), *_mixed(of_the_zoo())]
+
+
+def _mixed(names: list[str]) -> list[str]:
+    return sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
 
 
 def of_the_zoo(count: int = OF_THE_ZOO) -> list[str]:
