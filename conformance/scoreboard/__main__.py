@@ -10,8 +10,7 @@ from pathlib import Path
 
 import model_zoo
 from conformance import wild
-from conformance.scoreboard import again, page, runner
-from conformance.scoreboard.chosen import board
+from conformance.scoreboard import again, chosen, page, runner
 from conformance.scoreboard.programs import QUICK
 from conformance.scoreboard.questions import QUESTIONS, script
 from conformance.targets import NAMES
@@ -34,6 +33,7 @@ def main(arguments: list[str]) -> int:
     show.add_argument("--output", type=Path, default=Path("results/scoreboard"))
     again_ = commands.add_parser("again", help="run the script of every counted wrong case of a file again")
     again_.add_argument("results", type=Path)
+    commands.add_parser("count", help="count the parameters of the zoo's models, by which `board` is chosen")
     commands.add_parser("scripts")  # what `again` starts
     repeat = commands.add_parser("repeat", help="repeat one case: TARGET PROGRAM QUESTION")
     repeat.add_argument("target")
@@ -49,12 +49,14 @@ def main(arguments: list[str]) -> int:
             runner.child(options.target, options.results, options.limit)
         elif options.command == "run":
             until = None if options.minutes is None else time.monotonic() + 60 * options.minutes
-            programs = chosen(options.program or ["one/*"])
+            programs = programs_of(options.program or ["one/*"])
             runner.run(options.target or NAMES, programs, options.results, limit=options.limit, until=until)
         elif options.command == "again":
             others = again.run(options.results)
             print("\n".join(others) or "every script printed what stands in the table")
             return 1 if others else 0
+        elif options.command == "count":
+            chosen.count()
         elif options.command == "scripts":
             again.scripts(sys.stdin.read())
         elif options.command == "page":
@@ -71,12 +73,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def chosen(patterns: list[str]) -> list[str]:
+def programs_of(patterns: list[str]) -> list[str]:
     """The programs whose names match, in the patterns' order, "board" those of `chosen`; ValueError where none does."""
     known = [*QUICK, *model_zoo.names(), *wild.names()]
     found: list[str] = []
     for pattern in patterns:
-        matching = board() if pattern == "board" else [name for name in known if fnmatch(name, pattern)]
+        matching = chosen.board() if pattern == "board" else [name for name in known if fnmatch(name, pattern)]
         if not matching:
             raise ValueError(
                 f"no program matches {pattern!r}; toys are one/…, models of the zoo `python -m model_zoo list`"

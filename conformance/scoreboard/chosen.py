@@ -12,8 +12,16 @@ from conformance.scoreboard.programs import QUICK
 
 SMALL = ("toys", "nn")
 OF_THE_ZOO = 60
-# How many parameters each of the zoo's models has, kept here since counting them takes a minute.
-PARAMETERS: dict[str, int] = json.loads((Path(__file__).parent / "parameters.json").read_text(encoding="utf-8"))
+FILE = Path(__file__).parent / "parameters.json"
+# How many parameters each of the zoo's models has, kept here since counting them takes minutes: `... scoreboard count`.
+PARAMETERS: dict[str, int] = json.loads(FILE.read_text(encoding="utf-8"))
+
+
+def count() -> None:
+    """Build each of the zoo's models, and keep how many parameters it has."""
+    names = [name for name in model_zoo.names() if name.partition("/")[0] not in SMALL]
+    found = {name: sum(p.numel() for p in model_zoo.entry(name).build().parameters()) for name in names}
+    FILE.write_text(json.dumps(found, indent=0) + "\n", encoding="utf-8")
 
 
 def board() -> list[str]:

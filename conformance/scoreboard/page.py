@@ -11,7 +11,6 @@ from pathlib import Path
 import jinja2
 
 from conformance.scoreboard import again, table
-from conformance.scoreboard.asking import WARNED, WRONG
 from conformance.scoreboard.programs import DIFFICULTIES
 from conformance.scoreboard.questions import QUESTIONS
 
@@ -54,7 +53,6 @@ def render(board: table.Board, raw: Sequence[str], template: str, scripts: str) 
         taxonomy=table.taxonomy(board.systems),
         repeat=table.repeat,
         shown=table.shown,
-        doubtful=(WRONG, WARNED),
         raw=raw,
         scripts=scripts,
     )

@@ -55,7 +55,7 @@ def run(
     """
     results = Results(path)
     results.write("facts", facts())
-    done = results.records().keys()
+    done = set(results.records())
     workers = [Worker(name, path, limit) for name in targets]
     try:
         for number, each in enumerate(programs):
@@ -63,8 +63,7 @@ def run(
                 print(f"the time is up; not asked about {len(programs) - number} models", flush=True)
                 return
             for worker in workers:
-                if any((worker.stem, each, key) not in done for key in expected(each)):
-                    worker.ask(each)
+                worker.ask(each, done)
             print(f"{number + 1} of {len(programs)}: {each}", flush=True)
     finally:
         for worker in workers:
@@ -90,26 +89,34 @@ class Worker:
         self.process: subprocess.Popen[str] | None = None
         self.missing = False
 
-    def ask(self, each: str) -> None:
-        """Have all questions about a program answered; one that kills or hangs the process is no answer in time."""
-        while not self.missing:
+    def ask(self, each: str, done: set[tuple[str, str, str]]) -> None:
+        """Have all questions about a program answered that are not `done`; one that ends or hangs the process has no answer."""
+        while not self.missing and any((self.stem, each, key) not in done for key in expected(each)):
             if self.process is None or self.process.poll() is not None:
+                self.end()
                 self.process = self._started()
-            code = self._answered(self.process, each)
-            if code == 0:
+            if self._answered(self.process, each):
                 return
+            code = self.process.wait()
+            if code == 0:  # it had grown large
+                continue
             begun = [line for line in self.results.of("begun") if line["target"] == self.stem]
-            done = self.results.records()
+            done |= self.results.records().keys()
             if not begun or (key := (self.stem, begun[-1]["program"], begun[-1]["question"])) in done:
                 raise RuntimeError(f"{self.name}: the process ended with {code} before it asked anything")
             self.results.add(Record(*key, outcome=TIMEOUT, words=f"the process ended with {code}"))
+            done.add(key)
+            for other in expected(each) if key[2] == "captures" else ():
+                if (self.stem, each, other) not in done:
+                    self.results.add(Record(self.stem, each, other, NOT_ASKED, "capturing ended the process before"))
+                    done.add((self.stem, each, other))
 
     def end(self) -> None:
         """The process ends where its input does."""
-        if self.process is not None and self.process.stdin is not None:
+        if self.process is not None:
             with suppress(BrokenPipeError):
-                self.process.stdin.close()
-            self.process.wait()
+                self.process.communicate()
+            self.process = None
 
     def _started(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "conformance.scoreboard", "child", "--target", self.name]
@@ -118,24 +125,23 @@ class Worker:
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env=variables, stdin=pipe, stdout=pipe, text=True, bufsize=1)
 
-    def _answered(self, process: subprocess.Popen[str], each: str) -> int:
-        """Hand a program to the process and wait; 0 when it is through with it or its target is missing, else how it ended."""
+    def _answered(self, process: subprocess.Popen[str], each: str) -> bool:
+        """Hand a program to the process and wait; whether it is through with it, or its target is missing. Else it has ended."""
         assert process.stdin is not None
         assert process.stdout is not None
         with suppress(BrokenPipeError):
             process.stdin.write(each + "\n")
+        patience = 6 * self.limit + 120  # its own alarm should have rung before, and importing takes a while
         size, since = -1, time.monotonic()
         while True:
             if select.select([process.stdout], [], [], 1)[0]:
                 line = process.stdout.readline().strip()
                 self.missing = line == MISSING
-                return 0 if line in (DONE, MISSING) else process.wait()  # the end of its output is its own
+                return line in (DONE, MISSING)
             now = self.results.path.stat().st_size
             if now != size:
                 size, since = now, time.monotonic()
-            elif (
-                time.monotonic() - since > 6 * self.limit + 120
-            ):  # its own alarm should have rung, and importing takes a while
+            elif time.monotonic() - since > patience:
                 process.kill()
 
 
@@ -151,13 +157,18 @@ def child(name: str, path: Path, limit: float) -> None:
     done = set(results.records())
     for line in sys.stdin:
         each = line.strip()
-        try:
-            ask(made, each, results, limit, done)
-        except MissingPackageError as error:
-            print(f"{made.name:22} {each} is left out: {error}", flush=True)
+        attended(made, each, results, limit, done)
         answers.write(DONE + "\n")
         if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > LARGEST_KB:
             return
+
+
+def attended(made: Target, each: str, results: Results, limit: float, done: Collection[tuple[str, str, str]]) -> None:
+    """Ask about a program, or say that its package is not installed and leave it out."""
+    try:
+        ask(made, each, results, limit, done)
+    except MissingPackageError as error:
+        print(f"{made.name:22} {each} is left out: {error}", flush=True)
 
 
 def introduced(name: str, results: Results) -> Target | None:

@@ -12,7 +12,11 @@ from conformance.targets.base import LARGEST, Captured, Loss, Target
 
 
 def capture(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, fallback: Literal["refuse", "python"] = "refuse"
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    fallback: Literal["refuse", "python"] = "refuse",
 ) -> Captured:
     """As the README's first example, in the middle."""
     spec = SplitSpec("percent:50", dynamic_batch=(1, LARGEST))
