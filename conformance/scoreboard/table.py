@@ -98,7 +98,7 @@ class Cell:
         """The counts in words; what is not promised stands in brackets."""
         parts = words(self.promised)
         others = words(self.excused, differs="differ")
-        return ", ".join(parts + ([f"[not promised: {', '.join(others)}]"] if others else [])) or "–"
+        return " ".join(([", ".join(parts)] if parts else []) + ([f"[{', '.join(others)}]"] if others else [])) or "–"
 
 
 def words(found: Counter[str], *, differs: str = "WRONG") -> list[str]:

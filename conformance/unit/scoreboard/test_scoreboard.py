@@ -132,7 +132,7 @@ def test_what_is_disclaimed_is_shown_and_not_counted() -> None:
     assert excuse(target.disclaims, (), "hook") == "hook: a snapshot"
     assert not excuse(target.disclaims, ("plain",), "same")
     cell = table.Cell((Record("t", "one/plain", "hook", WRONG, excused="hook: a snapshot"),))
-    assert (cell.tone, cell.text) == ("quiet", "[not promised: 1 differ]")
+    assert (cell.tone, cell.text) == ("quiet", "[1 differ]")
     assert table.Cell((Record("t", "one/plain", "same", WRONG),)).text == "1 WRONG"
 
 
