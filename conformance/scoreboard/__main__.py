@@ -31,6 +31,11 @@ def main(arguments: list[str]) -> int:
     show = commands.add_parser("page", help="draw the page of files of answers")
     show.add_argument("results", type=Path, nargs="+")
     show.add_argument("--output", type=Path, default=Path("results/scoreboard"))
+    public = commands.add_parser(
+        "publish", help="draw the page of the models that every system of a file was asked about"
+    )
+    public.add_argument("results", type=Path)
+    public.add_argument("output", type=Path)
     again_ = commands.add_parser("again", help="run the script of every counted wrong case of a file again")
     again_.add_argument("results", type=Path)
     commands.add_parser("count", help="count the parameters of the zoo's models, by which `board` is chosen")
@@ -59,8 +64,8 @@ def main(arguments: list[str]) -> int:
             chosen.count()
         elif options.command == "scripts":
             again.scripts(sys.stdin.read())
-        elif options.command == "page":
-            found = page.write(options.results, options.output)
+        elif options.command in ("page", "publish"):
+            found = (page.write if options.command == "page" else page.publish)(options.results, options.output)
             print(f"{options.output / 'index.html'}; wrong without a word where promised, of Ariadne: {found}")
             return 1 if found else 0
         else:

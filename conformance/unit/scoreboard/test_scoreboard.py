@@ -379,6 +379,24 @@ def test_the_page_sorts_by_the_one_script_that_it_may_run(tmp_path: Path) -> Non
     assert cells == sorted(cells)
 
 
+def test_what_is_published_is_the_models_that_every_system_was_asked_about(tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    for name, programs in (("fx_trace", ["one/plain", "one/writes_through_view"]), ("jit_script", ["one/plain"])):
+        made = runner.introduced(name, Results(answers))
+        assert made is not None
+        for each in programs:
+            runner.ask(made, each, Results(answers), 60)
+    assert not table.board([answers]).even
+    assert page.publish(answers, tmp_path / "public") == 0
+    public = table.board([tmp_path / "public/answers.jsonl"])
+    assert public.even
+    assert public.programs == ["one/plain"]
+    known = table.board([answers])
+    for system, whole in zip(public.systems, known.systems, strict=True):
+        assert system.about == whole.about
+        assert system.records == tuple(r for r in whole.records if r.program == "one/plain")
+
+
 @pytest.mark.parametrize("key", QUESTIONS)
 def test_every_script_has_five_lines_at_most_and_is_python(key: str) -> None:
     code = script("jit_trace", "one/plain", QUESTIONS[key])
