@@ -3,6 +3,7 @@
 Each file imports only from those before it::
 
     programs    the models, each with what is difficult about it
+    chosen      which of them the published board is about
     questions   what is asked, as steps that a script can repeat
     asking      one model twice: a system captures one of them, the other stays whole
     records     the answers, line by line in a file, so that a run resumes

@@ -18,20 +18,25 @@ AGAIN = "again"
 
 
 def run(path: Path) -> list[str]:
-    """Run the script of each counted wrong case of a file; returns the cases that printed something else, in words."""
+    """Run the script of each counted wrong case of a file, but those that printed the same before.
+
+    Returns the cases that printed something else, in words.
+    """
     results = Results(path)
+    known = last_of([path])
     others = []
     for system in board([path]).systems:
-        if not system.wrong:
+        wrong = [case for case in system.wrong if not known.get(case.key)]
+        if not wrong:
             continue
-        scripts = [shown(case) for case in system.wrong]
+        scripts = [shown(case) for case in wrong]
         command = [sys.executable, "-m", "conformance.scoreboard", "scripts"]
         environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
         done = subprocess.run(command, input=json.dumps(scripts), env=environment, text=True, capture_output=True)
         lines = [line for line in done.stdout.splitlines() if line.startswith(AGAIN + " ")]
         printed = [json.loads(line.removeprefix(AGAIN + " ")) for line in lines]
         printed += [[f"the process ended with {done.returncode}"]] * (len(scripts) - len(printed))
-        for case, words in zip(system.wrong, printed, strict=True):
+        for case, words in zip(wrong, printed, strict=True):
             same = f"{case.outcome}: {case.words}" in words  # a script goes on after the first wrong step
             results.write(
                 AGAIN, {"target": case.target, "program": case.program, "question": case.question, "same": same}
@@ -57,7 +62,12 @@ def scripts(text: str) -> None:
 
 def repeated(found: Board, paths: Sequence[Path]) -> tuple[int, int]:
     """How many of the counted wrong cases were run again, and how many of these printed the same."""
-    lines = [line for path in paths for line in Results(path).of(AGAIN)]
-    last = {(line["target"], line["program"], line["question"]): bool(line["same"]) for line in lines}
+    last = last_of(paths)
     known = [last[case.key] for system in found.systems for case in system.wrong if case.key in last]
     return len(known), sum(known)
+
+
+def last_of(paths: Sequence[Path]) -> dict[tuple[str, str, str], bool]:
+    """The cases that were run again, and whether they printed the same the last time."""
+    lines = [line for path in paths for line in Results(path).of(AGAIN)]
+    return {(line["target"], line["program"], line["question"]): bool(line["same"]) for line in lines}

@@ -207,7 +207,7 @@ class Pair:
                 return found
         return result
 
-    def timed(self, rounds: int = 9) -> dict[str, float]:
+    def timed(self) -> dict[str, float]:
         """What captured models cost: seconds of the capture with its first call, time and memory of a call beside the model's own.
 
         Times are medians over rounds in which the two take turns. `peak_over_eager`: the most bytes that torch's allocator lent
@@ -221,6 +221,7 @@ class Pair:
         with torch.no_grad():
             slower = max(elapsed(call) for call in calls.values())
             repeat = max(1, min(50, int(0.01 / max(slower, 1e-5))))
+            rounds = 9 if slower < 0.1 else 3
             for turn in range(rounds + 1):
                 for name, call in calls.items():
                     seconds = elapsed(call, repeat)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import jinja2
 
-from conformance.scoreboard import again, table
-from conformance.scoreboard.asking import WARNED, WRONG
+from conformance.scoreboard import again, runner, table
 from conformance.scoreboard.programs import DIFFICULTIES
 from conformance.scoreboard.questions import QUESTIONS
+from conformance.scoreboard.records import Results
 
 _ENVIRONMENT = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -41,6 +41,17 @@ def write(paths: Sequence[Path], output: Path) -> int:
     return sum(len(system.wrong) for system in board.systems if system.about["package"] == "ariadne-runtime")
 
 
+def publish(path: Path, output: Path) -> int:
+    """The page of the models that every system of a file was asked about, and their answers; returns what `write` does."""
+    results = Results(path)
+    asked: dict[str, set[str]] = {}
+    for target, program, question in results.records():
+        if question == runner.TIME:  # the last one
+            asked.setdefault(target, set()).add(program)
+    results.kept(set.intersection(*asked.values()), output / path.name)
+    return write([output / path.name], output)
+
+
 def render(board: table.Board, raw: Sequence[str], template: str, scripts: str) -> str:
     """The page over a board, from a template beside this file."""
     sorting = (Path(__file__).parent / "sort.js").read_text(encoding="utf-8")
@@ -54,7 +65,6 @@ def render(board: table.Board, raw: Sequence[str], template: str, scripts: str) 
         taxonomy=table.taxonomy(board.systems),
         repeat=table.repeat,
         shown=table.shown,
-        doubtful=(WRONG, WARNED),
         raw=raw,
         scripts=scripts,
     )

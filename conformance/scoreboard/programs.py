@@ -23,6 +23,7 @@ DIFFICULTIES: Mapping[str, str] = {
     "branch-on-data": "Python decides by the data",
     "branch-on-batch": "Python decides by the batch",
     "branch-on-mode": "Python decides by a mode of torch",
+    "branch-on-capture": "Python asks torch whether it is being captured",
     "random": "draws random numbers",
     "python-random": "draws from Python's or numpy's generator",
     "writes": "writes in place",
@@ -294,6 +295,7 @@ _BY_NAME = {
         "toys/size_by_identity",
     ),
     "branch-on-mode": ("toys/grad_mode_branch",),
+    "branch-on-capture": ("toys/is_compiling_branch",),
     "python-random": ("toys/numpy_draw", "toys/python_draw"),
     "cache": ("toys/cache_beside_record", "toys/cached_attribute", "toys/first_call_flag", "toys/mask_of_the_longest"),
 }

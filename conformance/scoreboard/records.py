@@ -66,22 +66,36 @@ class Results:
         for line in self.lines():
             if line["kind"] == "answer":
                 fields = {k: v for k, v in line.items() if k != "kind"}
-                record = Record(**{**fields, "difficulties": tuple(fields["difficulties"])})
+                record = Record(**{**fields, "difficulties": tuple(fields.get("difficulties", ()))})
                 found[record.key] = record
         return found
+
+    def kept(self, programs: Iterable[str], path: Path) -> None:
+        """Write a file of the answers about these programs, without what can be worked out again and what was asked twice."""
+        programs = set(programs)
+        lines = {(line["kind"], line.get("target")): line for line in self.lines() if line["kind"] != "answer"}
+        lines = {key: line for key, line in lines.items() if key[0] in ("facts", "target", "missing")}
+        again = {(x["target"], x["program"], x["question"]): x for x in self.of("again") if x["program"] in programs}
+        derived = ("excused", "difficulties")
+        answers = [
+            {"kind": "answer"} | {k: v for k, v in asdict(record).items() if v and k not in derived}
+            for record in self.records().values()
+            if record.program in programs
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in [*lines.values(), *answers, *again.values()])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", newline="\n")
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """The other lines of one kind: "facts", "target" or "missing"."""
         return [line for line in self.lines() if line["kind"] == kind]
 
     def write(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Append one line, and see to it that it is on the disk."""
+        """Append one line; it outlives the process."""
         self._mend()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"kind": kind, **fields}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
 
     def add(self, record: Record) -> None:
         """Append an answer."""
@@ -89,7 +103,11 @@ class Results:
 
     def _mend(self) -> None:
         """Take away a line that was cut short."""
-        if self.path.exists():
-            data = self.path.read_bytes()
-            if data and not data.endswith(b"\n"):
-                self.path.write_bytes(data[: data.rfind(b"\n") + 1])
+        if not self.path.exists() or not self.path.stat().st_size:
+            return
+        with self.path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            if file.read() == b"\n":
+                return
+        data = self.path.read_bytes()
+        self.path.write_bytes(data[: data.rfind(b"\n") + 1])

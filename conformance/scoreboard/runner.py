@@ -1,15 +1,17 @@
-"""A process for each target; one that hangs or dies costs the case that it was at, and a new one goes on after that."""
+"""A process for each target, which take turns; one that hangs or dies costs the case that it was at, and a new one goes on."""
 
 from __future__ import annotations
 
 import os
 import platform
+import resource
+import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -38,6 +40,8 @@ from model_zoo import MissingPackageError
 
 TIME = "time"  # measured beside the questions, where the answer is right
 MEASURED = "measured"
+DONE, MISSING = "done", "missing"  # what a worker says of a program
+LARGEST_KB = 3_000_000  # a worker that has held more is replaced
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "onnx", "onnxscript", "onnxruntime", "torchlens", "numpy")
 
 
@@ -46,26 +50,24 @@ def run(
 ) -> None:
     """Ask every target about every program, and append the answers; what the file has already is not asked again.
 
-    `limit` seconds are given to each question. No new program begins after `until`, in the time of `time.monotonic`; of what is
-    left of it, each target gets its share.
+    Every target is asked about a program before the next one begins: a run that ends early is as even as a whole one. `limit`
+    seconds are given to each question. No program begins after `until`, in the time of `time.monotonic`.
     """
     results = Results(path)
     results.write("facts", facts())
-    for number, name in enumerate(targets):
-        strikes, share = 0, None
-        if until is not None:  # of the time that is left, as much as each of those that are still to come
-            share = time.monotonic() + (until - time.monotonic()) / (len(targets) - number)
-        while True:
-            done = results.records().keys()
-            left = [p for p in programs if any((stem(name), p, key) not in done for key in expected(p))]
-            rest = None if share is None else share - time.monotonic()
-            if left and rest is not None and rest <= 0:
-                print(f"{name}: the time is up; not asked about {len(left)} models", flush=True)
-            if not left or strikes > 20 or (rest is not None and rest <= 0):
-                break
-            if not _child(name, left, path, limit, rest):
-                break
-            strikes += 1
+    done = set(results.records())
+    workers = [Worker(name, path, limit) for name in targets]
+    try:
+        for number, each in enumerate(programs):
+            if until is not None and time.monotonic() > until:
+                print(f"the time is up; not asked about {len(programs) - number} models", flush=True)
+                return
+            for worker in workers:
+                worker.ask(each, done)
+            print(f"{number + 1} of {len(programs)}: {each}", flush=True)
+    finally:
+        for worker in workers:
+            worker.end()
 
 
 def expected(name: str) -> list[str]:
@@ -79,58 +81,115 @@ def stem(name: str) -> str:
     return Path(name).stem if name.endswith(".py") else name
 
 
-def _child(name: str, programs: Sequence[str], path: Path, limit: float, rest: float | None) -> bool:
-    """Run a process for a target over programs; whether another one should go on after it."""
-    command = [sys.executable, "-m", "conformance.scoreboard", "child", "--target", name, "--results", str(path)]
-    command += ["--limit", str(limit), *(["--seconds", str(rest)] if rest is not None else []), *programs]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONWARNINGS": "ignore", "KINETO_LOG_LEVEL": "99"})
-    size, since = -1, time.monotonic()
-    while process.poll() is None:
-        time.sleep(0.5)
-        now = path.stat().st_size
-        if now != size:
-            size, since = now, time.monotonic()
-        elif time.monotonic() - since > 3 * limit + 120:  # its own alarm should have rung, and importing takes a while
-            process.kill()
-    if process.wait() == 0:
-        return False
-    results = Results(path)
-    begun = [line for line in results.of("begun") if line["target"] == stem(name)]
-    done = results.records()
-    if not begun or (key := (stem(name), begun[-1]["program"], begun[-1]["question"])) in done:
-        raise RuntimeError(f"{name}: the process ended with {process.returncode} before it asked anything")
-    results.add(Record(*key, outcome=TIMEOUT, words=f"the process ended with {process.returncode}"))
-    return True
+class Worker:
+    """A target's process, which takes one program after another; a new one takes its place where it died, hangs or grew large."""
+
+    def __init__(self, name: str, path: Path, limit: float) -> None:
+        self.name, self.stem, self.results, self.limit = name, stem(name), Results(path), limit
+        self.process: subprocess.Popen[str] | None = None
+        self.missing = False
+
+    def ask(self, each: str, done: set[tuple[str, str, str]]) -> None:
+        """Have all questions about a program answered that are not `done`; one that ends or hangs the process has no answer."""
+        while not self.missing and any((self.stem, each, key) not in done for key in expected(each)):
+            if self.process is None or self.process.poll() is not None:
+                self.end()
+                self.process = self._started()
+            if self._answered(self.process, each):
+                return
+            code = self.process.wait()
+            if code == 0:  # it had grown large
+                continue
+            begun = [line for line in self.results.of("begun") if line["target"] == self.stem]
+            done |= self.results.records().keys()
+            if not begun or (key := (self.stem, begun[-1]["program"], begun[-1]["question"])) in done:
+                raise RuntimeError(f"{self.name}: the process ended with {code} before it asked anything")
+            self.results.add(Record(*key, outcome=TIMEOUT, words=f"the process ended with {code}"))
+            done.add(key)
+            for other in expected(each) if key[2] == "captures" else ():
+                if (self.stem, each, other) not in done:
+                    self.results.add(Record(self.stem, each, other, NOT_ASKED, "capturing ended the process before"))
+                    done.add((self.stem, each, other))
+
+    def end(self) -> None:
+        """The process ends where its input does."""
+        if self.process is not None:
+            with suppress(BrokenPipeError):
+                self.process.communicate()
+            self.process = None
+
+    def _started(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "conformance.scoreboard", "child", "--target", self.name]
+        command += ["--results", str(self.results.path), "--limit", str(self.limit)]
+        variables = {**os.environ, "PYTHONWARNINGS": "ignore", "KINETO_LOG_LEVEL": "99"}
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=variables, stdin=pipe, stdout=pipe, text=True, bufsize=1)
+
+    def _answered(self, process: subprocess.Popen[str], each: str) -> bool:
+        """Hand a program to the process and wait; whether it is through with it, or its target is missing. Else it has ended."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(each + "\n")
+        patience = 6 * self.limit + 120  # its own alarm should have rung before, and importing takes a while
+        size, since = -1, time.monotonic()
+        while True:
+            if select.select([process.stdout], [], [], 1)[0]:
+                line = process.stdout.readline().strip()
+                self.missing = line == MISSING
+                return line in (DONE, MISSING)
+            now = self.results.path.stat().st_size
+            if now != size:
+                size, since = now, time.monotonic()
+            elif time.monotonic() - since > patience:
+                process.kill()
 
 
-def child(name: str, programs: Sequence[str], path: Path, limit: float, seconds: float | None) -> None:
-    """Ask one target; this is what runs in its process."""
+def child(name: str, path: Path, limit: float) -> None:
+    """Ask one target about the programs that stdin names; this is what runs in its process."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)  # what packages print goes elsewhere
+    os.dup2(2, 1)
     results = Results(path)
+    made = introduced(name, results)
+    if made is None:
+        answers.write(MISSING + "\n")
+        return
+    done = set(results.records())
+    for line in sys.stdin:
+        each = line.strip()
+        attended(made, each, results, limit, done)
+        answers.write(DONE + "\n")
+        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > LARGEST_KB:
+            return
+
+
+def attended(made: Target, each: str, results: Results, limit: float, done: Collection[tuple[str, str, str]]) -> None:
+    """Ask about a program, or say that its package is not installed and leave it out."""
+    try:
+        ask(made, each, results, limit, done)
+    except MissingPackageError as error:
+        print(f"{made.name:22} {each} is left out: {error}", flush=True)
+
+
+def introduced(name: str, results: Results) -> Target | None:
+    """The target, and a line that says what it is; None, and a line, where it is not installed."""
     try:
         made = target(name)
     except MissingTargetError as error:
         results.write("missing", {"target": stem(name), "words": str(error)})
         print(f"missing: {error}", flush=True)
-        return
+        return None
     torch.set_num_threads(1)
     about = {"title": made.title, "split": made.kind, "package": made.package, "version": version(made)}
     about |= {"source": made.source, "tolerance": made.tolerance, "disclaims": dict(made.disclaims)}
     results.write("target", {"target": made.name, **about})
-    begin = time.monotonic()
-    for each in programs:
-        if seconds is not None and time.monotonic() - begin > seconds:
-            return
-        try:
-            ask(made, each, results, limit)
-        except MissingPackageError as error:
-            print(f"{made.name:22} {each} is left out: {error}", flush=True)
+    return made
 
 
-def ask(made: Target, name: str, results: Results, limit: float) -> None:
-    """Put all questions about one program to a target, and append the answers."""
+def ask(made: Target, name: str, results: Results, limit: float, done: Collection[tuple[str, str, str]] = ()) -> None:
+    """Put all questions about one program to a target, but those that are `done`, and append the answers."""
     asked = program(name)
-    done = results.records().keys()
-    pairs: dict[bool, Pair] = {}
+    known = Known(made, asked)
     too_long = False
     for key in expected(name):
         if (made.name, name, key) in done:
@@ -143,64 +202,81 @@ def ask(made: Target, name: str, results: Results, limit: float) -> None:
         try:
             with alarm(limit):
                 if key == TIME:
-                    record = _timed(made, asked, pairs)
+                    record = known.timed()
                 else:
-                    question = QUESTIONS[key]
-                    found = answer(made, asked, question, pairs)
+                    found = known.answer(QUESTIONS[key])
                     why = excuse(made.disclaims, asked.difficulties, key)
                     record = Record(made.name, name, key, found.outcome, found.words, why)
         except OutOfTimeError:
-            pairs.clear()
+            known = Known(made, asked)
             too_long = key == "captures"
-            record = Record(made.name, name, key, TIMEOUT, f"no answer in {limit:g} s")
+            record = Record(made.name, name, key, TIMEOUT, f"no answer in {limit:g} s of processor time")
         spent = round(time.monotonic() - begin, 3)
         fields = {**vars(record), "difficulties": tuple(sorted(asked.difficulties)), "seconds": spent}
         results.add(Record(**fields))
-    print(f"{made.name:22} {name}", flush=True)
 
 
-def answer(made: Target, asked: Program, question: Question, pairs: dict[bool, Pair]) -> Answer:
-    """A target's answer. A capture that answered rightly so far is used again; what is wrong then is asked of a new one, too."""
-    known = pairs.pop(question.training, None)
-    if known is not None and not question.changes and not asked.stateful:
-        found = known.answer(question)
-        if found.outcome in (RIGHT, ROUNDED):
-            pairs[question.training] = known
-        if found.outcome not in (WRONG, WARNED):
-            return found
-    pair = Pair(made, asked.name, question.training)
-    found = pair.answer(question)
-    if found.outcome in (RIGHT, ROUNDED) and not question.changes:
-        pairs[question.training] = pair
-    return found
+class Known:
+    """What a target has captured of a program so far, in eval and in training mode."""
 
+    def __init__(self, made: Target, asked: Program) -> None:
+        self.made, self.asked = made, asked
+        self.pairs: dict[bool, Pair] = {}
+        self.flawless: dict[bool, bool] = {}
+        self.refused: dict[bool, Answer] = {}  # the capture itself
 
-def _timed(made: Target, asked: Program, pairs: dict[bool, Pair]) -> Record:
-    pair = pairs.get(False)
-    if pair is None:
-        pair = Pair(made, asked.name)
-        if pair.answer(QUESTIONS["captures"]).outcome not in (RIGHT, ROUNDED):
-            return Record(made.name, asked.name, TIME, NOT_ASKED, "there is no capture that gives the example's output")
-    found = attempt(pair.timed)
-    if isinstance(found, Answer):
-        return Record(made.name, asked.name, TIME, REFUSED, found.words)
-    return Record(made.name, asked.name, TIME, MEASURED, figures={k: float(f"{v:.4g}") for k, v in found.items()})
+    def answer(self, question: Question) -> Answer:
+        """A capture is used again; what is wrong then, or no more right after another answer was not, is asked of a new one, too.
+
+        A capture that was refused is not tried again.
+        """
+        mode = question.training
+        if mode in self.refused:
+            return self.refused[mode]
+        if mode in self.pairs and not question.changes and not self.asked.stateful:
+            found = self.pairs[mode].answer(question)
+            good = found.outcome in (RIGHT, ROUNDED)
+            if good or (self.flawless[mode] and found.outcome not in (WRONG, WARNED)):
+                self.flawless[mode] &= good
+                return found
+        pair = Pair(self.made, self.asked.name, mode)
+        found = pair.answer(question)
+        if pair.captured is None:
+            self.refused[mode] = found
+        elif not question.changes:
+            self.pairs[mode], self.flawless[mode] = pair, found.outcome in (RIGHT, ROUNDED)
+        return found
+
+    def timed(self) -> Record:
+        """The figures, where the example's output is right."""
+        name = self.made.name, self.asked.name, TIME
+        pair = Pair(self.made, self.asked.name) if self.asked.stateful else self.pairs.get(False)
+        if False in self.refused or pair is None or pair.answer(QUESTIONS["captures"]).outcome not in (RIGHT, ROUNDED):
+            return Record(*name, NOT_ASKED, "there is no capture that gives the example's output")
+        found = attempt(pair.timed)
+        if isinstance(found, Answer):
+            return Record(*name, REFUSED, found.words)
+        return Record(*name, MEASURED, figures={k: float(f"{v:.4g}") for k, v in found.items()})
 
 
 @contextmanager
 def alarm(limit: float) -> Iterator[None]:
-    """Raise OutOfTimeError where the block takes longer than this many seconds."""
+    """Raise OutOfTimeError where the block takes more seconds of processor time than this, or four times as many by the clock."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise OutOfTimeError
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, limit)
+    timers = {signal.SIGPROF: (signal.ITIMER_PROF, limit), signal.SIGALRM: (signal.ITIMER_REAL, 4 * limit)}
+    before = {number: signal.signal(number, ring) for number in timers}
+    for timer, seconds in timers.values():
+        signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for timer, _ in timers.values():
+            signal.setitimer(timer, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def facts() -> dict[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.scoreboard.asking import NOT_ASKED, REFUSED, RIGHT, ROUNDED, TIMEOUT, WARNED, WRONG
+from conformance.scoreboard.chosen import SMALL
 from conformance.scoreboard.programs import DIFFICULTIES, program
 from conformance.scoreboard.questions import QUESTIONS, script
 from conformance.scoreboard.records import Record, Results, excuse
@@ -25,6 +26,24 @@ OPINIONS: Mapping[str, tuple[str, bool | None, bool | None]] = {
     "make_fx": ("human in the loop", False, None),
     "jit_trace": ("best effort", True, False),
 }
+
+
+DOUBTFUL = (WRONG, WARNED)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases that came to the same, in the same words."""
+
+    outcome: str
+    words: str
+    excused: str
+    cases: tuple[Record, ...]
+
+    @property
+    def counted(self) -> bool:
+        """Whether it counts against the system, so that each case shows its script."""
+        return self.outcome in DOUBTFUL and not self.excused
 
 
 @dataclass(frozen=True)
@@ -42,6 +61,21 @@ class Cell:
     def excused(self) -> Counter[str]:
         """The same, of those that it does not promise."""
         return Counter(c.outcome for c in self.cases if c.excused)
+
+    @property
+    def right(self) -> list[str]:
+        """The models whose answer is right."""
+        return [c.program for c in self.cases if c.outcome in (RIGHT, ROUNDED)]
+
+    @property
+    def groups(self) -> list[Group]:
+        """The other cases: what counts against the system first, then what costs the most models."""
+        found: dict[tuple[str, str, str], list[Record]] = {}
+        for case in self.cases:
+            if case.outcome not in (RIGHT, ROUNDED):
+                found.setdefault((case.outcome, case.words, case.excused), []).append(case)
+        groups = [Group(*key, tuple(cases)) for key, cases in found.items()]
+        return sorted(groups, key=lambda g: (not g.counted, g.outcome not in (REFUSED, TIMEOUT), -len(g.cases)))
 
     @property
     def tone(self) -> str:
@@ -64,7 +98,7 @@ class Cell:
         """The counts in words; what is not promised stands in brackets."""
         parts = words(self.promised)
         others = words(self.excused, differs="differ")
-        return ", ".join(parts + ([f"[not promised: {', '.join(others)}]"] if others else [])) or "–"
+        return " ".join(([", ".join(parts)] if parts else []) + ([f"[{', '.join(others)}]"] if others else [])) or "–"
 
 
 def words(found: Counter[str], *, differs: str = "WRONG") -> list[str]:
@@ -108,15 +142,17 @@ class System:
         return tuple(r for r in self.records if r.outcome == WRONG and not r.excused)
 
     @property
-    def reasons(self) -> list[tuple[str, int]]:
-        """Why it could not capture, by how many models that costs; names and numbers are taken out to see what is alike."""
-        refused = [
-            r.words.removeprefix("at capture: ")
-            for r in self.records
-            if (r.question, r.outcome) == ("captures", REFUSED)
-        ]
-        alike = Counter(re.sub(r"'[^']*'|\b\d[\d.]*\b|0x\w+", "…", text)[:150] for text in refused)
-        return alike.most_common()
+    def reasons(self) -> list[tuple[str, list[str]]]:
+        """Why it said no, with the models that this costs; names and numbers are taken out to see what is alike.
+
+        Of the questions about a model as it is, and only where it is promised. A refused capture is told once.
+        """
+        alike: dict[str, dict[str, None]] = {}
+        for r in self.records:
+            if r.outcome == REFUSED and r.question in ASKED_OF_A_MODEL_AS_IT_IS and not r.excused:
+                text = re.sub(r"'[^']*'|\b\d[\d.]*\b|0x\w+", "…", r.words.removeprefix("at capture: "))[:150]
+                alike.setdefault(text, {})[r.program] = None
+        return sorted(((text, list(programs)) for text, programs in alike.items()), key=lambda found: -len(found[1]))
 
     def figure(self, name: str) -> float | None:
         """The median of a figure over the programs that were timed."""
@@ -148,6 +184,16 @@ class Board:
     def programs(self) -> list[str]:
         """The programs that some system was asked about."""
         return list(dict.fromkeys(r.program for s in self.systems for r in s.records))
+
+    @property
+    def even(self) -> bool:
+        """Whether every system was asked about the same models."""
+        return all(set(s.programs) == set(self.programs) for s in self.systems)
+
+    @property
+    def toys(self) -> int:
+        """How many of the programs were written to be asked about."""
+        return sum(name.partition("/")[0] in (*SMALL, "one") for name in self.programs)
 
     @property
     def difficulties(self) -> list[str]:
@@ -191,7 +237,9 @@ def board(paths: Sequence[Path]) -> Board:
         tags = tuple(sorted(program(r.program).difficulties))
         why = excuse(about[r.target]["disclaims"], tags, r.question)
         records[key] = replace(r, difficulties=tags, excused=why)
-    systems = [System(n, a, tuple(r for r in records.values() if r.target == n)) for n, a in about.items()]
+    order = {name: number for number, name in enumerate(NAMES)}
+    named = sorted(about, key=lambda name: order.get(name, len(NAMES)))
+    systems = [System(n, about[n], tuple(r for r in records.values() if r.target == n)) for n in named]
     absent = {name: missing.get(name, "no answers in this run") for name in (*NAMES, *missing) if name not in about}
     return Board(facts, tuple(s for s in systems if s.records), absent)
 

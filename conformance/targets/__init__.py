@@ -14,6 +14,7 @@ from conformance.targets.base import Target
 
 NAMES = (
     "ariadne_here",
+    "ariadne_python",
     "ariadne_split",
     "jit_trace",
     "jit_script",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -11,10 +11,16 @@ from ariadne import SplitSpec, prepare_split
 from conformance.targets.base import LARGEST, Captured, Loss, Target
 
 
-def capture(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+def capture(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    fallback: Literal["refuse", "python"] = "refuse",
+) -> Captured:
     """As the README's first example, in the middle."""
     spec = SplitSpec("percent:50", dynamic_batch=(1, LARGEST))
-    runtime = prepare_split(model, tuple(args), split=spec, example_kwargs=dict(kwargs) or None)
+    runtime = prepare_split(model, tuple(args), split=spec, example_kwargs=dict(kwargs) or None, fallback=fallback)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return runtime.run_suffix(runtime.run_prefix(*args, **kwargs))

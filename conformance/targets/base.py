@@ -80,6 +80,7 @@ TRACED: Mapping[str, str] = {
     "branch-on-data": "a trace holds the path of the example",
     "branch-on-batch": "a trace holds the path of the example",
     "branch-on-mode": "a trace holds the path of the example",
+    "branch-on-capture": "documented: who asks is told that it is being captured",
     "python-random": "a number that Python draws is a constant of the trace",
     "python-state": "what Python changes is not in the graph",
 }

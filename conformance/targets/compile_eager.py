@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from conformance.targets.base import Captured, Target
+from conformance.targets.base import TRACED, Captured, Target
 
 
 def capture(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
@@ -27,5 +27,8 @@ TARGET = Target(
     package="torch",
     source="https://docs.pytorch.org/docs/stable/torch.compiler_nn_module.html",
     capture=capture,
-    disclaims={"hook": "documented: hooks of modules are not guarded unless skip_nnmodule_hook_guards=False"},
+    disclaims={
+        "hook": "documented: hooks of modules are not guarded unless skip_nnmodule_hook_guards=False",
+        "branch-on-capture": TRACED["branch-on-capture"],
+    },
 )

@@ -9,9 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from conformance.targets.base import SNAPSHOT, Captured, Target, batched, rows
+from conformance.targets.base import SNAPSHOT, TRACED, Captured, Target, batched, rows
 
-EXPORT_DISCLAIMS = {**SNAPSHOT, "python-state": "side effects on Python objects are documented as not captured"}
+STATIC = "documented: a value that is neither a tensor nor a size is static, a constant of the graph"
+EXPORT_DISCLAIMS = {
+    **SNAPSHOT,
+    "python-state": "side effects on Python objects are documented as not captured",
+    "python-random": STATIC,
+    "branch-on-mode": STATIC,
+    "branch-on-capture": TRACED["branch-on-capture"],
+}
 
 
 def capture(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, strict: bool = False) -> Captured:

@@ -35,6 +35,7 @@ TARGET = Target(
         **SNAPSHOT,
         **TRACED,
         "batches": "the guards of its symbols are left to the caller",
+        "one": "the guards of its symbols are left to the caller",
         "gradients": "AOTAutograd traces forward and backward together; walking back through a trace of forward is not documented",
         "state": "a function of tensors; what it writes is the caller's to keep",
         "left": "a function of tensors; the state of a module that it closes over is the caller's to keep",

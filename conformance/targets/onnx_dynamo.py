@@ -11,7 +11,8 @@ import onnxscript  # noqa: F401  the exporter needs it, and would say so only wh
 import torch
 from torch import nn
 
-from conformance.targets.base import SNAPSHOT, Captured, Target, batched, rows
+from conformance.targets.base import Captured, Target, batched, rows
+from conformance.targets.export import EXPORT_DISCLAIMS
 
 TENSORS = torch.utils._pytree.tree_leaves
 
@@ -49,7 +50,7 @@ TARGET = Target(
     source="https://docs.pytorch.org/docs/stable/onnx_export.html",
     capture=capture,
     disclaims={
-        **SNAPSHOT,
+        **EXPORT_DISCLAIMS,
         "gradients": "inference only",
         "train": "exported for inference",
         "state": "a graph of outputs; buffers are constants",

@@ -9,7 +9,8 @@ import torch
 from torch import fx, nn
 from torch.distributed.pipelining import pipeline
 
-from conformance.targets.base import SNAPSHOT, Captured, Target
+from conformance.targets.base import Captured, Target
+from conformance.targets.export import EXPORT_DISCLAIMS
 
 
 def middle(module: fx.GraphModule) -> fx.GraphModule:
@@ -36,11 +37,10 @@ TARGET = Target(
     source="https://docs.pytorch.org/docs/stable/distributed.pipelining.html",
     capture=capture,
     disclaims={
-        **SNAPSHOT,
+        **EXPORT_DISCLAIMS,
         "batches": "static shapes: the micro-batch of the example",
         "one": "static shapes: the micro-batch of the example",
         "gradients": "its stages train under a schedule over processes, which is not asked here",
         "state": "buffers belong to its stages",
-        "python-state": "captured by torch.export",
     },
 )

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import nn
-from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
+from torch import fx, nn
+from torchvision.models.feature_extraction import NodePathTracer, create_feature_extractor
 
 from conformance.targets.base import Captured, Target
 from conformance.targets.fx_trace import FX_DISCLAIMS
 
 
 def capture(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
-    """What is held against the model is its output, which is the last node; a node in the middle is returned beside it."""
-    training, _ = get_graph_node_names(model)
-    calls = [name for name in training if name not in ("x", "output")]
-    wanted = dict.fromkeys([calls[len(calls) // 2], calls[-1]])
-    made = create_feature_extractor(model, return_nodes=list(wanted))
-    return Captured(lambda *a, **k: made(*a, **k)[calls[-1]], owner=made)
+    """What is held against the model is its output, put together from its nodes; a node in the middle is returned beside them."""
+    tracer = NodePathTracer()
+    graph = tracer.trace(model)
+    names = tracer.node_to_qualname
+    calls = [names[node] for node in graph.nodes if node.op.startswith("call_") and node in names]
+    [output] = [node.args[0] for node in graph.nodes if node.op == "output"]
+    wanted = [calls[len(calls) // 2]]
+
+    def put_together(node: fx.Node, value: Callable[[fx.Node], Any]) -> Any:
+        """A node's value; one without a name, such as a named tuple around the outputs, is made here."""
+        if node in names:
+            return value(node)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: put_together(each, value))
+        return node.target(*args, **kwargs) if callable(node.target) else None
+
+    fx.map_arg(output, lambda node: put_together(node, lambda each: wanted.append(names[each])))
+    made = create_feature_extractor(model, return_nodes=list(dict.fromkeys(wanted)))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        features = made(*args, **kwargs)
+        return fx.map_arg(output, lambda node: put_together(node, lambda each: features[names[each]]))
+
+    return Captured(call, owner=made)
 
 
 TARGET = Target(
@@ -30,7 +47,6 @@ TARGET = Target(
     capture=capture,
     disclaims={
         **FX_DISCLAIMS,
-        "nested-output": "a node is a tensor: its features are named nodes, not the output's form",
         "writes": "a feature is what a node gives; what is written into it later is not said",
         "views": "a feature is what a node gives; what is written into it later is not said",
     },

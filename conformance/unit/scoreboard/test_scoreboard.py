@@ -17,8 +17,9 @@ import pytest
 import torch
 from torch import nn
 
+import model_zoo
 from conformance import targets, wild
-from conformance.scoreboard import again, page, runner, table
+from conformance.scoreboard import again, chosen, page, runner, table
 from conformance.scoreboard.asking import NOT_ASKED, REFUSED, RIGHT, ROUNDED, TIMEOUT, WARNED, WRONG, Pair, said
 from conformance.scoreboard.programs import QUICK, program
 from conformance.scoreboard.questions import QUESTIONS, script
@@ -131,7 +132,7 @@ def test_what_is_disclaimed_is_shown_and_not_counted() -> None:
     assert excuse(target.disclaims, (), "hook") == "hook: a snapshot"
     assert not excuse(target.disclaims, ("plain",), "same")
     cell = table.Cell((Record("t", "one/plain", "hook", WRONG, excused="hook: a snapshot"),))
-    assert (cell.tone, cell.text) == ("quiet", "[not promised: 1 differ]")
+    assert (cell.tone, cell.text) == ("quiet", "[1 differ]")
     assert table.Cell((Record("t", "one/plain", "same", WRONG),)).text == "1 WRONG"
 
 
@@ -181,46 +182,59 @@ def test_the_time_of_a_capture_has_its_first_call_in_it_and_memory_is_measured()
 
     pair = Pair(made(lazily), "one/plain")
     assert pair.answer(QUESTIONS["captures"]).outcome == RIGHT
-    figures = pair.timed(rounds=3)
+    figures = pair.timed()
     assert figures["capture_s"] >= 0.2
     assert figures["peak_over_eager"] > 1000
 
 
 TARGET = """
-import time
+import os, time
 from conformance.targets.base import Captured, Target
 
 def capture(model, args, kwargs):
-    time.sleep({sleep})
+    {does}
     return Captured(model)
 
 TARGET = Target("always", "The model itself", "capture", "torch", "a test", capture, tolerance=0.0)
 """
 
 
-def test_a_file_is_a_target_and_a_run_resumes_where_it_was_cut_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_a_target_and_a_run_resumes_where_it_was_cut_short(tmp_path: Path) -> None:
     file, answers = tmp_path / "always.py", tmp_path / "answers.jsonl"
-    file.write_text(TARGET.format(sleep=0))
-    results = Results(answers)
-    runner.child(str(file), ["one/plain"], answers, 60, None)
-    assert {r.outcome for r in results.records().values()} == {RIGHT, runner.MEASURED}
-    assert [key for _, _, key in results.records()] == runner.expected("one/plain")
+    file.write_text(TARGET.format(does="pass"))
+    made = runner.introduced(str(file), Results(answers))
+    assert made is not None
+    runner.ask(made, "one/plain", Results(answers), 60)
+    assert {r.outcome for r in Results(answers).records().values()} == {RIGHT, runner.MEASURED}
+    assert [key for _, _, key in Results(answers).records()] == runner.expected("one/plain")
     whole = answers.read_text()
     last = whole.splitlines(keepends=True)[-1]
     answers.write_text(whole[: -len(last) // 2])  # the process ended as it wrote the last line
-    asked: list[str] = []
-    monkeypatch.setattr(runner, "answer", lambda *a: asked.append(a[2].key))
-    runner.child(str(file), ["one/plain"], answers, 60, None)
-    assert not asked
-    assert [key for _, _, key in results.records()] == runner.expected("one/plain")
+    runner.ask(made, "one/plain", Results(answers), 60, set(Results(answers).records()))
+    assert [key for _, _, key in Results(answers).records()] == runner.expected("one/plain")
     assert answers.read_text().count('"question": "same", "outcome"') == 1
+
+
+def test_targets_take_turns_and_a_process_that_dies_costs_only_its_own_case(tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    for name, does in (("always", "pass"), ("dying", "type(model).__name__ != 'Skip' or os._exit(7)")):
+        (tmp_path / f"{name}.py").write_text(TARGET.format(does=does).replace("always", name))
+    files = [str(tmp_path / f"{name}.py") for name in ("always", "dying")]
+    runner.run(files, ["one/skip", "one/keyword"], answers, limit=60)
+    found = Results(answers).records()
+    asked = [(program, target) for target, program, _ in found]
+    programs = ("one/skip", "one/keyword")
+    assert list(dict.fromkeys(asked)) == [(program, name) for program in programs for name in ("always", "dying")]
+    died = found["dying", "one/skip", "captures"]
+    assert (died.outcome, died.words) == (TIMEOUT, "the process ended with 7")
+    assert {r.outcome for key, r in found.items() if key[0] == "dying" and key[2] == "same"} == {NOT_ASKED, RIGHT}
+    for name in ("always", "dying"):
+        assert {key[2] for key in found if key[:2] == (name, "one/skip")} == set(runner.expected("one/skip"))
 
 
 def test_a_target_that_hangs_costs_only_its_own_question(tmp_path: Path) -> None:
     file, answers = tmp_path / "always.py", tmp_path / "answers.jsonl"
-    file.write_text(TARGET.format(sleep=30))
+    file.write_text(TARGET.format(does="time.sleep(30)"))
     begin = time.monotonic()
     runner.ask(targets.target(str(file)), "one/keyword", Results(answers), 0.2)
     found = Results(answers).records().values()
@@ -231,10 +245,9 @@ def test_a_target_that_hangs_costs_only_its_own_question(tmp_path: Path) -> None
 def test_a_package_that_is_not_installed_is_said_and_counts_for_nothing(tmp_path: Path) -> None:
     file, answers = tmp_path / "absent.py", tmp_path / "answers.jsonl"
     file.write_text("import what_is_not_there\n")
-    runner.child(str(file), ["one/plain"], answers, 60, None)
-    results = Results(answers)
-    assert not results.records()
-    assert [line["target"] for line in results.of("missing")] == ["absent"]
+    assert runner.introduced(str(file), Results(answers)) is None
+    assert not Results(answers).records()
+    assert [line["target"] for line in Results(answers).of("missing")] == ["absent"]
 
 
 def test_a_model_whose_package_is_not_installed_is_left_out_and_the_next_is_asked(
@@ -244,8 +257,10 @@ def test_a_model_whose_package_is_not_installed_is_left_out_and_the_next_is_aske
         raise MissingPackageError("monai")
 
     monkeypatch.setattr(making, "package", absent)
-    runner.child("jit_script", ["wild/monai/unet", "one/keyword"], tmp_path / "answers.jsonl", 60, None)
-    assert {program for _, program, _ in Results(tmp_path / "answers.jsonl").records()} == {"one/keyword"}
+    results = Results(tmp_path / "answers.jsonl")
+    for name in ("wild/monai/unet", "one/keyword"):
+        runner.attended(targets.target("jit_script"), name, results, 60, ())
+    assert {program for _, program, _ in results.records()} == {"one/keyword"}
 
 
 def test_each_model_of_the_tier_is_of_a_package_that_is_pinned() -> None:
@@ -275,6 +290,65 @@ def test_the_script_of_a_wrong_case_prints_what_was_found(target: str, name: str
     assert printed.getvalue().splitlines()[-1] == str(found)
 
 
+class Refuses:
+    """A capture that is refused each time, and counts how often it was tried."""
+
+    def __init__(self) -> None:
+        self.tried = 0
+
+    def __call__(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+        self.tried += 1
+        raise RuntimeError("not this model")
+
+
+def test_a_capture_that_was_refused_is_not_tried_again_in_the_same_mode() -> None:
+    capture = Refuses()
+    known = runner.Known(made(capture), program("one/keyword"))
+    assert {known.answer(QUESTIONS[key]).outcome for key in ("captures", "same", "train", "left")} == {REFUSED}
+    assert known.timed().outcome == NOT_ASKED
+    assert capture.tried == 2
+
+
+def test_a_refusal_that_follows_another_is_asked_of_a_new_capture() -> None:
+    def poisoned(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+        broken: list[bool] = []
+
+        def call(x: torch.Tensor, **kwargs: Any) -> Any:
+            if broken or len(x) == 7:
+                broken.append(True)
+                raise RuntimeError("broken by a batch of seven")
+            return model(x, **kwargs)
+
+        return Captured(call)
+
+    known = runner.Known(made(poisoned), program("one/keyword"))
+    found = [known.answer(QUESTIONS[key]).outcome for key in ("captures", "same", "batches", "one")]
+    assert found == [RIGHT, RIGHT, REFUSED, RIGHT]
+
+
+def test_the_board_is_every_toy_and_as_many_models_of_each_library_as_its_share_of_the_zoo() -> None:
+    chosen_ = chosen.of_the_zoo()
+    zoo = [name for name in model_zoo.names() if name.partition("/")[0] not in chosen.SMALL]
+    assert set(chosen.PARAMETERS) == set(zoo), "python -m conformance.scoreboard count"
+    assert len(chosen_) == chosen.OF_THE_ZOO
+    for library in {name.partition("/")[0] for name in zoo}:
+        of = [name for name in zoo if name.startswith(f"{library}/")]
+        mine = [name for name in chosen_ if name in of]
+        assert abs(len(mine) - len(of) * len(chosen_) / len(zoo)) < 1
+        largest = max(chosen.PARAMETERS[name] for name in mine)
+        assert all(chosen.PARAMETERS[name] >= largest for name in of if name not in mine)
+    board = chosen.board()
+    assert set(board) == {*QUICK, *chosen_, *(n for n in model_zoo.names() if n not in zoo)}
+    small = [name for name in board if name not in chosen_]
+    assert board == small + board[len(small) :]
+
+
+@pytest.mark.parametrize("name", ["torchvision/mobilenet_v3_small", "timm/test_vit"])
+def test_the_kept_numbers_of_parameters_are_those_of_the_models(name: str) -> None:
+    model = model_zoo.entry(name).build()
+    assert chosen.PARAMETERS[name] == sum(p.numel() for p in model.parameters())
+
+
 def test_the_scripts_of_wrong_cases_are_run_again_and_one_that_prints_something_else_is_told(tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
     runner.ask(targets.target("fx_trace"), "one/writes_through_view", Results(answers), 60)
@@ -292,7 +366,9 @@ def test_the_scripts_of_wrong_cases_are_run_again_and_one_that_prints_something_
 
 def test_the_page_sorts_by_the_one_script_that_it_may_run(tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
-    runner.child("jit_script", ["one/plain"], answers, 60, None)
+    made = runner.introduced("jit_script", Results(answers))
+    assert made is not None
+    runner.ask(made, "one/plain", Results(answers), 60)
     page.write([answers], tmp_path)
     text = (tmp_path / "index.html").read_text()
     [script] = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
@@ -301,6 +377,24 @@ def test_the_page_sorts_by_the_one_script_that_it_may_run(tmp_path: Path) -> Non
     assert 'data-sort="1"' in text
     cells = [table.Cell((Record("t", "p", "same", outcome),)).score for outcome in (WRONG, REFUSED, RIGHT)]
     assert cells == sorted(cells)
+
+
+def test_what_is_published_is_the_models_that_every_system_was_asked_about(tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    for name, programs in (("fx_trace", ["one/plain", "one/writes_through_view"]), ("jit_script", ["one/plain"])):
+        made = runner.introduced(name, Results(answers))
+        assert made is not None
+        for each in programs:
+            runner.ask(made, each, Results(answers), 60)
+    assert not table.board([answers]).even
+    assert page.publish(answers, tmp_path / "public") == 0
+    public = table.board([tmp_path / "public/answers.jsonl"])
+    assert public.even
+    assert public.programs == ["one/plain"]
+    known = table.board([answers])
+    for system, whole in zip(public.systems, known.systems, strict=True):
+        assert system.about == whole.about
+        assert system.records == tuple(r for r in whole.records if r.program == "one/plain")
 
 
 @pytest.mark.parametrize("key", QUESTIONS)
