@@ -69,7 +69,7 @@ def _of_the_suite(run: Run, found: list[Judged]) -> str:
     left = run.suite - len({str(j.case) for j in found})
     if not left:
         return "That is the whole suite."
-    return f"The suite has {run.suite:,} checks; these are the part that was asked for (conformance/tiers.toml names the usual parts)."
+    return f"The suite has {run.suite:,} checks; these are the part that was asked for (conformance/tiers.toml names usual parts)."
 
 
 def _most(found: list[Judged]) -> str:
