@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from benchmarks.break_even import BETWEEN, NEVER
 from benchmarks.findings import Mean, Speed, Start
+from benchmarks.statistics import doubt
 from benchmarks.variants import AHEAD, COMPILE
 from reports.document import Answer
 from reports.equality import Judged, counts
@@ -46,7 +48,7 @@ def _right(run: Run, found: list[Judged]) -> Iterator[str]:
     differed = f"in {n[FAIL]:,} it did not" if n[FAIL] else "none differed"
     yield (
         f"{start}: in {n[PASS]:,} of {plural(len(found), 'check')} the split gave what the whole model gives, bit for bit, and "
-        f"{differed}."
+        f"{differed}. {_of_the_suite(run, found)}"
     )
     if n[EXPECTED]:
         yield f"{n[EXPECTED]:,} could not be compared or were refused with a reason, as was known before."
@@ -54,10 +56,27 @@ def _right(run: Run, found: list[Judged]) -> Iterator[str]:
         yield f"{n[UNEXPECTED] + n[MISSING]:,} have no result, or not the expected one."
     yield (
         f"{toys:,} of the checks are of toys, small programs that isolate one difficulty each; {len(found) - toys:,} are of "
-        f"{plural(len(models), 'whole model')}."
+        f"{plural(len(models), 'whole model')}{_most(found)}."
     )
+    if compiled := sum(j.case.get("backend") not in (None, *PLAIN, "debug") for j in found):
+        yield f"{compiled} of the checks ran compiled code, which may round in its own way, and compared within a tolerance."
     if run.selftest is not None:
         yield f"Of {run.selftest['mutants']} planted bugs the checks noticed {run.selftest['killed']}."
+
+
+def _of_the_suite(run: Run, found: list[Judged]) -> str:
+    """How many checks there are in all: whoever ran these chose them by name, before there were results."""
+    left = run.suite - len({str(j.case) for j in found})
+    if not left:
+        return "That is the whole suite."
+    return f"The suite has {run.suite:,} checks; these are the part that was asked for (conformance/tiers.toml names usual parts)."
+
+
+def _most(found: list[Judged]) -> str:
+    """The whole model with the most checks, where it has a quarter of them or more: a count of models hides it."""
+    counted = Counter(j.case.model for j in found if not j.case.model.startswith(TOYS))
+    (name, n), *others = counted.most_common() or [("", 0)]
+    return f", {n:,} of them of {name} alone" if others and 4 * n >= counted.total() else ""
 
 
 def _faster(speeds: list[Speed], means: list[Mean]) -> Iterator[str]:
@@ -115,7 +134,8 @@ def _compared(m: Mean, speeds: list[Speed]) -> str:
         return f"{name} takes {r.estimate:.2f}x the model's time, {1 - r.estimate:.0%} less{models}"
     if tone == "bad":
         return f"{name} is slower, {r.estimate:.2f}x the model's time{models}"
-    return f"{name} is about as fast as the model ({r.estimate:.2f}x, within the noise)"
+    why = doubt(r, m.geomean.processes, floor_of(speeds, m.place))
+    return f"{name} shows no difference from the model ({r.estimate:.2f}x; {why})"
 
 
 def _pays(starts: list[Start]) -> Iterator[str]:
@@ -136,8 +156,10 @@ def _pays(starts: list[Start]) -> Iterator[str]:
             if not paid
             else "Yes"
             if paid == len(compiled)
-            else f"In {paid} of {len(compiled)} inference cases"
+            else f"In {paid} of {len(compiled)} cases of inference"
         )
+        if 0 < paid < len(compiled):
+            start += " (a case is a model, a way of compiling, and an empty or a kept cache)"
         yield f"{start}{', in a process that makes enough calls' if paid else ''}."
     for variant in dict.fromkeys(s.variant for s in known):
         told = [
@@ -178,10 +200,10 @@ def _paid(some: list[Start], when: str) -> str:
     after = (
         "from the first call on"
         if calls <= 1
-        else f"after about {_rounded(calls)} calls ({_duration(seconds)} of the model's time)"
+        else f"after about {_rounded(calls)} calls, which take the model itself {_duration(seconds)}"
     )
-    middle = f", in the middle on {(one.place.model or '').rpartition('/')[2]}," if len(paid) > 1 else ""
-    return f"{when}, it has paid on {len(paid)} of {plural(len(some), 'model')}{middle} {after}"
+    median = f"; on the median one, {(one.place.model or '').rpartition('/')[2]}," if len(paid) > 1 else ""
+    return f"{when}, it has paid on {len(paid)} of {plural(len(some), 'model')}{median} {after}"
 
 
 def _rounded(value: float) -> str:

@@ -403,6 +403,7 @@ def prepare_pipeline(
     balance: Balance | None = None,
     times: Sequence[float] | None = None,
     dynamic_batch: tuple[int, int] | None = (1, 64),
+    batch_dim: Mapping[str, int | None] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
     mode: ExecutionMode = "generated_eager",
     draws: Literal["whole", "seeded"] | None = None,
@@ -413,9 +414,11 @@ def prepare_pipeline(
     ("after:layer1"). With `parts`, `balance` says what the dearest part is to have least of: "time" (measured here, of each op; or
     `times`, seconds of each op of the plan), "parameters", "memory" (bytes of parameters and of what ops make) or "boundary_bytes";
     None makes parts of equal numbers of ops. All ranks must come to the same cuts: where `torch.distributed` is initialised, the
-    times of rank 0 count, and all ranks must call this. `dynamic_batch` are the sizes that a micro-batch may have. `draws`: "whole"
-    draws the random numbers of the whole model, "seeded" gives each micro-batch a seed of its own (see `Pipeline.microbatch`), None
-    takes the first where it is possible. Inputs, `example_kwargs` and `mode` are those of `prepare_split`. All parts
+    times of rank 0 count, and all ranks must call this. `dynamic_batch` are the sizes that a micro-batch may have.
+    `batch_dim` says which dim of an input is its batch, as in `SplitSpec`: inputs are parted along it, targets along dim 0. `draws`
+    says: "whole" draws the random numbers of the whole model, "seeded" gives each micro-batch a seed of its own (see
+    `Pipeline.microbatch`), None takes the first where it is possible. Inputs, `example_kwargs` and `mode` are those of
+    `prepare_split`. All parts
     together are held against the model: outputs and gradients, bit for bit. The model is left as found.
 
     Raises what `prepare_split` raises; `FrontierError` too where boundaries don't ascend, where there are fewer usable cuts
@@ -433,7 +436,7 @@ def prepare_pipeline(
     texts = [] if boundaries is None else [boundaries] if isinstance(boundaries, str) else [*boundaries]
     if boundaries is not None and not texts:
         raise SpecError("boundaries names no cut; name one or more, such as ['after:layer1', 'after:layer2']")
-    spec = SplitSpec(texts[0] if texts else "auto", dynamic_batch=dynamic_batch)
+    spec = SplitSpec(texts[0] if texts else "auto", dynamic_batch=dynamic_batch, batch_dim=batch_dim)
     settings = Settings(spec, parse_boundary(spec.boundary), mode, None, None)
     example = example_of(model, example_inputs, example_kwargs, spec)
     recapture, captures = captured_for(model, example, spec, True)

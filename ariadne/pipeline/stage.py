@@ -25,6 +25,7 @@ from ariadne.pipeline.flight import Flight, back
 from ariadne.pipeline.later import Later, back_to_inputs, halves_well
 from ariadne.pipeline.message import Message, Room, packed
 from ariadne.pipeline.part import Part
+from ariadne.plan import TracePlan
 
 if TYPE_CHECKING:
     from ariadne.pipeline.loaded import LoadedPart
@@ -80,6 +81,7 @@ class Stage(PipelineStage):
         self._later: dict[int, Later] = {}
         self._behind: dict[int, draws.State] = {}  # where the generators stand behind the last part, for the loss
         self.batches: dict[int, int] = {}
+        self._signatures: dict[int, str] = {}
         self.compared: set[str] = (
             set()
         )  # of the shared parameters those whose numbers were held against the other ranks'
@@ -120,7 +122,16 @@ class Stage(PipelineStage):
         super().clear_runtime_states()
         with self.told("waiting for the last step"):
             self.channel.flush()
-        for held in (self._flights, self._given, self._answers, self._kept, self._later, self._behind, self.batches):
+        for held in (
+            self._flights,
+            self._given,
+            self._answers,
+            self._kept,
+            self._later,
+            self._behind,
+            self.batches,
+            self._signatures,
+        ):
             held.clear()
         self._coming, self._returning = _Box(), _Box()
 
@@ -170,7 +181,7 @@ class Stage(PipelineStage):
 
     def _next(self, chunk: int) -> tuple[Flight, _Drawn | None]:
         boundary, drawn = self._read(self._coming.take(chunk))
-        self.batches[chunk] = boundary.batch
+        self.batches[chunk], self._signatures[chunk] = boundary.batch, boundary.plan_signature
         if drawn is None:
             return self.submod.fly((boundary,), {}, self.has_backward), None
         with self._generators.at(drawn.state):
@@ -193,6 +204,10 @@ class Stage(PipelineStage):
             before = self._generators.state()
             yield
             draws.refuse_drawn(before, self._generators.state())
+
+    def plans(self) -> list[TracePlan]:
+        """The plans that the micro-batches of the last step ran by."""
+        return [self.pipeline.drawing(signature)[0] for signature in dict.fromkeys(self._signatures.values())]
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """The sends of what this part gave for a micro-batch."""

@@ -99,7 +99,7 @@ class Together:
         if self._output_merge_spec is not None:  # type: ignore[attr-defined]
             return super()._merge_outputs(output_chunks)  # type: ignore[misc]
         last = next(stage for stage in self.stages if stage.is_last)
-        return merged(output_chunks, [last.batches[i] for i in sorted(last.batches)])
+        return merged(output_chunks, [last.batches[i] for i in sorted(last.batches)], last.plans())
 
 
 def scheduled(

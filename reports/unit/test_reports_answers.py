@@ -53,7 +53,10 @@ def test_whether_it_is_right_is_what_the_cases_came_to_and_toys_are_told_apart(
         ({"generated": 0.5, "compiled": 0.7}, "Of these, the split as plain Python is the fastest here."),
         ({"generated": 0.7, "compiled": 0.5}, "Of these, the split compiled by torch.compile is the fastest here."),
         ({"generated": 2.0}, "the split as plain Python is slower, 2.00x the model's time"),
-        ({"generated": 1.0}, "is about as fast as the model (1.00x, within the noise)"),
+        (
+            {"generated": 1.0},
+            "the split as plain Python shows no difference from the model (1.00x; the interval holds 1)",
+        ),
         ({"generated": "failed: no"}, "the split as plain Python failed on all 1 model"),
     ],
 )

@@ -14,7 +14,6 @@ from ariadne import BoundaryPayload, SplitSpec, prepare_split
 from ariadne.capture import Example, batch_dims
 from ariadne.check import check, passed
 from ariadne.errors import BatchError, InputError, SpecError
-from ariadne.pipeline.micro import parted
 
 ALONG = {"x": 1, "hx_0": 1, "hx_1": 1, "table": None}
 
@@ -178,9 +177,3 @@ def test_examples_are_resized_and_turned_along_their_dims() -> None:
 
 def test_the_check_goes_along_the_batch() -> None:
     assert passed(check(Recurrent(), inputs(3), batch_dim=ALONG, batches=(1, 2, 8), steps=1))
-
-
-def test_a_pipeline_parts_inputs_along_dim_0() -> None:
-    _, runtime = prepared()
-    with pytest.raises(SpecError, match="dim 1 of an input is its batch, and a pipeline parts inputs"):
-        parted(runtime.plan, inputs(4), {}, 2)

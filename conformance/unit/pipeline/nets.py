@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -166,6 +166,21 @@ class AllAtOnce(nn.Module):
         return self.head(h + (wave * torch.complex(h, h)).real)
 
 
+class TimeFirst(nn.Module):
+    """The batch is dim 1; of the outputs one has it last, and one, a table, has as many rows as a micro-batch by accident."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.layers = nn.LSTM(6, 6), nn.ModuleList([nn.Linear(6, 6) for _ in range(6)])
+        self.table = nn.Parameter(torch.ones(4, 6))
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+        h = self.encoder(x)[0]
+        for layer in self.layers:
+            h = layer(h).tanh() * scale
+        return {"h": h, "means": h.mean(0).t(), "table": self.table * 2}
+
+
 @dataclass(frozen=True)
 class Case:
     """A net, how inputs and targets of a batch are drawn, and a loss."""
@@ -174,6 +189,7 @@ class Case:
     inputs: Callable[[int, torch.Generator], tuple[Any, ...]]
     target: Callable[[int, torch.Generator], torch.Tensor]
     loss: Callable[[Any, torch.Tensor], torch.Tensor]
+    options: dict[str, Any] = field(default_factory=dict)  # of prepare_pipeline
 
 
 def _rows(n: int, g: torch.Generator) -> tuple[torch.Tensor]:
@@ -214,6 +230,13 @@ CASES = {
         lambda n, g: (torch.randn(n, 3, 8, 8, generator=g),),
         lambda n, g: torch.randint(5, (n,), generator=g),
         lambda out, target: F.cross_entropy(out["logits"], target),
+    ),
+    "time_first": Case(
+        TimeFirst,
+        lambda n, g: (torch.randn(4, n, 6, generator=g), torch.rand(6, generator=g)),
+        _row,
+        lambda out, target: squared(out["means"].t(), target) + out["table"].square().mean(),
+        {"batch_dim": {"x": 1, "scale": None}},
     ),
     "noisy_loss": Case(Dropped, _rows, _row, lambda out, target: squared(F.dropout(out, 0.3), target)),
     "all": Case(AllAtOnce, _tokens, _next_tokens, _entropy),

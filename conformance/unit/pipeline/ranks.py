@@ -88,7 +88,7 @@ def made(case: str, parts: int, **options: Any) -> tuple[torch.nn.Module, Pipeli
     torch.manual_seed(0)
     net = CASES[case].make()
     inputs = CASES[case].inputs(4, torch.Generator().manual_seed(1))
-    return net, prepare_pipeline(net, inputs, parts=parts, **options)
+    return net, prepare_pipeline(net, inputs, parts=parts, **CASES[case].options, **options)
 
 
 def step(schedule: Any, case: str, size: int, seed: int, training: bool = True) -> Any:
@@ -167,7 +167,7 @@ def train(
         compare(f"step {number}: losses", losses, made_schedule.losses)
         if found is not None:
             sizes = [len(x) for x in torch.empty(size).tensor_split(count)]
-            compare(f"step {number}: output", _bare(merged(outputs, sizes)), _bare(found))
+            compare(f"step {number}: output", _bare(merged(outputs, sizes, [pipeline.plan])), _bare(found))
         for part in mine:
             for name, p in part.named_parameters():
                 compare(f"step {number}: gradient of {name}", whole.get_parameter(name).grad, p.grad)
@@ -191,7 +191,7 @@ def train(
                     results.append(whole(*args, **kwargs))
         if evaluated is not None:
             sizes = [len(x) for x in torch.empty(3 * count - 1).tensor_split(count)]
-            compare(f"step {number}: evaluated", merged(results, sizes), evaluated)
+            compare(f"step {number}: evaluated", merged(results, sizes, [pipeline.plan]), evaluated)
     return wrong
 
 

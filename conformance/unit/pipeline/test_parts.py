@@ -157,6 +157,22 @@ def test_inputs_are_parted_along_the_batch_alone_and_outputs_joined_again() -> N
     assert len(out["loss"]) == 3
 
 
+def test_inputs_are_parted_and_outputs_joined_along_the_dim_that_is_the_batch() -> None:
+    net, pipeline = made("time_first", 2)
+    x, scale = torch.randn(4, 12, 6), torch.rand(6)
+    micro = pipeline.parted((x, scale), {}, 3)
+    assert [args[0].shape for args, _ in micro] == [(4, 4, 6)] * 3
+    with torch.no_grad():
+        outputs = [pipeline(*args) for args, _ in micro]
+        whole = [net(*args) for args, _ in micro]
+    out = merged(outputs, [4, 4, 4], [pipeline.plan])
+    assert torch.equal(out["h"], torch.cat([o["h"] for o in whole], 1))
+    assert torch.equal(out["means"], torch.cat([o["means"] for o in whole], 1))
+    assert len(out["table"]) == 3, "a table has no batch, though it has as many rows as a micro-batch"
+    with pytest.raises(SpecError, match="these inputs have another form than the example"):
+        pipeline.parted((x,), {"scale": scale}, 3)
+
+
 def test_a_boundary_of_another_cut_is_refused() -> None:
     _, pipeline = made("skip", 4)
     boundary = pipeline.parts[0](torch.randn(4, 6))

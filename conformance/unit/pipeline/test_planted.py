@@ -82,10 +82,15 @@ def _ragged_last_first(plan: Any, args: Any, kwargs: Any, count: int) -> Any:
     return [((piece, *rest), {}) for piece in x.split(sizes)]
 
 
-def _sizes_of_the_first_step(outputs: Any, sizes: Any) -> Any:
+def _sizes_of_the_first_step(outputs: Any, sizes: Any, plans: Any) -> Any:
     """Outputs are put together as in the first step that this rank saw."""
     first = steps.__dict__.setdefault("_first_sizes", list(sizes))
-    return merged([o[:size] for o, size in zip(outputs, first, strict=True)], first)
+    return merged([o[:size] for o, size in zip(outputs, first, strict=True)], first, plans)
+
+
+def _along_the_first_dim(outputs: Any, sizes: Any, plans: Any) -> Any:
+    """Whatever is as large as its micro-batch is joined."""
+    return merged(outputs, sizes)
 
 
 def _decaying(leaf: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -131,6 +136,7 @@ PLANTED: dict[str, tuple[str, str, Callable[[], Any]]] = {
     "an evaluation that counts as a step": ("norm", "1F1B", _patched(Part, "fly", _as_if_training)),
     "smaller micro-batches first": ("skip", "GPipe", _patched(pipeline, "parted", _ragged_last_first)),
     "the sizes of another step": ("skip", "LoopedBFS", _patched(steps, "merged", _sizes_of_the_first_step)),
+    "joined by accident": ("time_first", "GPipe", _patched(steps, "merged", _along_the_first_dim)),
     "the last micro-batch alone": ("skip", "ZBVZeroBubble", _patched(later, "accumulate", _decaying)),
     "zeros for no gradient": ("images", "1F1B", _patched(stage, "back", _none_as_zeros)),
 }

@@ -21,7 +21,7 @@ ON_TWO = [("skip", "GPipe", 2, 4), ("norm", "1F1B", 2, 4), ("frozen_start", "1F1
 ON_TWO += [("tied", "Interleaved1F1B", 4, 4), ("tied", "1F1B", 2, 4, "Adam"), ("dropout", "LoopedBFS", 4, 4)]
 ON_TWO += [("integers", "InterleavedZeroBubble", 4, 4), ("skip", "ZBVZeroBubble", 4, 4), ("tied", "DualPipeV", 4, 4)]
 ON_TWO += [("noisy_loss", "ZBVZeroBubble", 4, 5, "SGD", "seeded"), ("frozen_middle", "DualPipeV", 4, 6)]
-ON_TWO += [("all", "InterleavedZeroBubble", 4, 4)]
+ON_TWO += [("all", "InterleavedZeroBubble", 4, 4), ("time_first", "1F1B", 2, 4)]
 
 
 def refuse_differences(found: list[tuple[str | None, Any]]) -> None:
