@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ def parted(
     """
     leaves, spec = tree.flatten((args, kwargs))
     if spec == plan.input_spec:
-        batched = plan.batched
+        batched: Mapping[int, int] = plan.batched
     elif any(plan.batched.values()):
         raise SpecError(
             "these inputs have another form than the example, whose batch is not dim 0 of each; call the pipeline once with inputs "
