@@ -73,9 +73,16 @@ def merged(chunks: Sequence[Any], batches: Sequence[int], plans: Iterable[TraceP
 
 
 def _along(plan: TracePlan) -> list[int | None] | None:
-    """Along which dim each leaf of the output has the batch; None for a plan of one batch, where sizes are numbers."""
+    """Along which dim each leaf of the output has the batch; None for a plan of one batch, where sizes are numbers.
+
+    What has a further size that follows the batch, such as a table of all pairs of samples, can't be put together.
+    """
     if not plan.batched:
         return None
     symbol = Expr(plan.batch_symbol)
     shapes = [plan.values[one.name].shape if isinstance(one, Ref) else () for one in plan.output]
-    return [shape.index(symbol) if symbol in shape else None for shape in shapes]
+    follow = [[i for i, size in enumerate(shape) if isinstance(size, Expr)] for shape in shapes]
+    return [
+        dims[0] if len(dims) == 1 and shape[dims[0]] == symbol else None
+        for shape, dims in zip(shapes, follow, strict=True)
+    ]

@@ -173,6 +173,28 @@ def test_inputs_are_parted_and_outputs_joined_along_the_dim_that_is_the_batch() 
         pipeline.parted((x,), {"scale": scale}, 3)
 
 
+class Pairs(nn.Module):
+    """How near each sample is to each other one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.second(self.first(x).tanh())
+        return h @ h.t(), h.repeat(2, 1)
+
+
+@pytest.mark.parametrize("sizes", [[4, 4], [4, 3]])
+def test_outputs_of_all_pairs_of_samples_are_listed_not_joined(sizes: list[int]) -> None:
+    torch.manual_seed(0)
+    pipeline = prepare_pipeline(Pairs(), (torch.randn(4, 6),), parts=2)
+    outputs = [pipeline(torch.randn(n, 6)) for n in sizes]
+    near, twice = merged(outputs, sizes, [pipeline.plan])
+    assert [t.shape[1] for t in near] == sizes
+    assert len(twice) == 2
+
+
 def test_a_boundary_of_another_cut_is_refused() -> None:
     _, pipeline = made("skip", 4)
     boundary = pipeline.parts[0](torch.randn(4, 6))
