@@ -3,7 +3,8 @@
 `save` writes both halves of each model, with inputs, the boundary as bytes, and what came out; `load`, run where another torch is
 installed, loads them, and holds them bit for bit against the whole model of that torch with the same weights. It tells what differs
 from the numbers that were saved: kernels round otherwise from one version to the next. It ends with 1 where a half gives other
-numbers than the whole model, and with 0 where each is equal or refused with its reason.
+numbers than the whole model, and with 0 where each is equal or refused with its reason. Install one version of the models' own
+libraries on both sides: where they differ, the whole model may be another one, and nothing is compared.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,14 @@ def _step(run: Any, parameters: list[tuple[str, nn.Parameter]]) -> list[Any]:
         p.grad = None
     torch.manual_seed(1)
     loss = run()
-    return [loss.detach(), *(repr(None) if p.grad is None else p.grad.clone() for _, p in parameters)]
+    wanted = [p for _, p in parameters if p.requires_grad]
+    return [loss.detach(), *(repr(None) if p.grad is None else p.grad.clone() for p in wanted)]
+
+
+def _library(name: str) -> str:
+    """The package that a model of the zoo is of, with its version: another one may build another model."""
+    family = name.partition("/")[0]
+    return f"{family} {metadata.version(family)}" if family not in ("nn", "toys") else ""
 
 
 def _whole(entry: Any, model: nn.Module, args: Any, kwargs: Any) -> list[Any]:
@@ -101,6 +110,7 @@ def save(name: str, mode: str, folder: Path) -> str:
         runtime.save(folder / side, side=side)
     record: dict[str, Any] = {
         "torch": str(torch.__version__),
+        "library": _library(name),
         "inputs": _flat((args, kwargs)),
         "state": model.state_dict(),
     }
@@ -127,6 +137,8 @@ def load(name: str, mode: str, folder: Path) -> str:
         return f"refused: {error}"
     torch.manual_seed(0)
     model = entry.build().train(mode == "train")
+    if record["library"] != _library(name):
+        return f"not compared: {record['library']} built the model, and here is {_library(name)}"
     model.load_state_dict(record["state"])
     args, kwargs = _inputs(entry, record["inputs"])
     like = tree.flatten(model(*args, **kwargs))[1] if mode == "train" else None
