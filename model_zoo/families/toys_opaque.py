@@ -59,7 +59,7 @@ class _Noisy(nn.Module):
         return {"low": x * self.weight * by, "noise": torch.rand_like(x)}
 
 
-@toy("opaque_class", "draws draws-in-eval")
+@toy("opaque_class", "draws draws-in-eval rows-mixed")
 class OpaqueClass(_Ends):
     """A class of modules taken as they are, called twice: random numbers of three generators, and a dict of results."""
 
@@ -73,7 +73,7 @@ class OpaqueClass(_Ends):
         return self.leave(second["low"] + first["noise"] * second["noise"])
 
 
-@toy("opaque_method")
+@toy("opaque_method", "data-dependent")
 class OpaqueMethod(_Ends):
     """A method taken as it is, in numpy by an autograd function of its own, with a list of tensors for an argument."""
 
@@ -105,7 +105,7 @@ class OpaqueFunction(_Ends):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.enter(x).relu()
-        total, dims = largest(self.leave(h), 0.0)
+        total, dims = largest(self.leave(h), -1.0)
         return self.leave(h) + total.div(dims)
 
 

@@ -119,11 +119,11 @@ def test_whether_cuda_graphs_are_wanted_and_training_without_them(
 
 
 def test_where_graphs_are_recorded_warmup_runs_until_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    for on_cuda, runs in ((False, 1), (True, 3)):
+    for on_cuda, batches in ((False, [3, 1]), (True, [3, 3, 3, 1, 1, 1])):
         runtime = made(Offset, 5, boundary="after:first", mode="reduce-overhead")
         monkeypatch.setattr(torch.cuda, "is_available", lambda on_cuda=on_cuda: on_cuda)
         ran: list[int] = []
-        monkeypatch.setattr(runtime, "run_prefix", lambda x, ran=ran: ran.append(1))
+        monkeypatch.setattr(runtime, "run_prefix", lambda x, ran=ran: ran.append(len(x)))
         monkeypatch.setattr(runtime, "run_suffix", lambda boundary: None)
         runtime.warmup(numbers(3, 5))
-        assert len(ran) == runs
+        assert ran == batches
