@@ -38,6 +38,8 @@ class Call:
         """Raises `WitnessError` where the results have another structure than at capture, or an argument was written into."""
         args, kwargs = tree.unflatten(leaves, self.given)
         before = [version(leaves[i]) for i in self.unwritten]
+        given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        marks = [marks_of(t) for t in given]
         found, spec = tree.flatten(self.function(*args, **kwargs))
         if str(spec) != self.gives or tuple([isinstance(f, torch.Tensor) for f in found]) != self.tensors:
             raise WitnessError(
@@ -49,6 +51,11 @@ class Call:
                 f"{self.words} wrote into a tensor that it was given, and at capture it did not: what was "
                 "captured does not hold; let it write into a clone() of its own"
             )
+        if marks != [marks_of(t) for t in given]:
+            raise WitnessError(
+                f"{self.words} registered a hook on a tensor that it was given, which in a split sees a part of its gradient; let "
+                "it register one on a tensor of its own, such as t.view_as(t)"
+            )
         return found[0] if self.one else found
 
     @property
@@ -56,6 +63,11 @@ class Call:
         """What it is, for an error message."""
         kind = "scripted function" if isinstance(self.function, torch.jit.ScriptFunction) else "opaque part"
         return f"the {kind} {self.name!r}"
+
+
+def marks_of(t: torch.Tensor) -> tuple[frozenset[int], frozenset[int], bool]:
+    """What hooks a tensor has, and whether it keeps its gradient."""
+    return frozenset(t._backward_hooks or ()), frozenset(t._post_accumulate_grad_hooks or ()), t.retains_grad
 
 
 def version(t: torch.Tensor) -> int:

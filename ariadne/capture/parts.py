@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ariadne import tree
-from ariadne.capture.call import Call, version
+from ariadne.capture.call import Call, marks_of, version
 from ariadne.capture.followed import plain
 from ariadne.capture.recorder import Recorder, runs_again
 from ariadne.capture.refusals import refuse_transforms
@@ -84,6 +84,8 @@ class Parts:
             self._refuse_before(name, self.last.spots(), modules)
             alone = not snapshot.moved_rng(recording.numbers)
             seen = _Seen(tensors, self._known())
+            own_before = before.kept_memory()
+            marks = _Marks((*tensors, *snapshot.all_tensors()))
             args, kwargs = tree.unflatten([plain(leaf) for leaf in leaves], given)
             stood, reads = tree.flatten((args, kwargs)), _Reads(recorder.state, snapshot)
             with recorder.drawing(), torch._C._DisablePythonDispatcher(), reads:
@@ -106,7 +108,17 @@ class Parts:
                     f"{told} writes into a tensor {list(hidden.shape)} of forward's that it "
                     "was not given; pass it to the part"
                 )
+            recorder.refuse_kept(written)
+            changed = marks.changed()
+            if changed is not None:
+                raise UnsupportedError(
+                    f"{told} registers a hook on, or sets an attribute of, a tensor {list(changed.shape)} that it was given or "
+                    "that the model holds, which a plan can't hold; do so before the model is prepared, or on one of the part's own"
+                )
             self.last = snapshot.anew()
+            left = dict.fromkeys(self.last.kept_memory() - own_before, told)
+            recorder.kept |= left
+            recording.left_by_parts |= left
             snapshot.inside |= before.spots()
             drew = bool(before.moved_rng())
             if alone:
@@ -200,6 +212,27 @@ def _tables(module: nn.Module) -> Iterator[int]:
     yield from (id(own[name]) for name in ("_parameters", "_buffers", "_modules") if name in own)
 
 
+class _Marks:
+    """The hooks and attributes of tensors before a part runs."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.found = [(t, marks_of(t), {**vars(t)}) for t in {id(t): t for t in tensors}.values()]
+
+    def changed(self) -> torch.Tensor | None:
+        """The first that has others now; all of them are put back."""
+        first = None
+        for t, (hooks, after, retains), own in self.found:
+            same = vars(t).keys() == own.keys() and all(vars(t)[k] is v for k, v in own.items())
+            if marks_of(t) != (hooks, after, retains) or not same:
+                first = t if first is None else first
+                for table, known in ((t._backward_hooks or {}, hooks), (t._post_accumulate_grad_hooks or {}, after)):
+                    for key in [k for k in table if k not in known]:
+                        del table[key]
+                vars(t).clear()
+                vars(t).update(own)
+        return first
+
+
 class _Seen:
     """Tensors before a part runs: how often they were written into; of those `given`, and buffers, their data."""
 
@@ -244,6 +277,15 @@ def refuse_shared(found: Recording, snapshot: Snapshot) -> None:
     inside = snapshot.inside
     if not inside:
         return
+    left = found.left_by_parts
+    made = {storage_of(t) for e in found.events for t in tensors_in(e.out)}
+    for event in found.events:
+        for t in tensors_in((event.args, *event.within)):
+            key = storage_of(t)
+            if key in left and key not in made and not isinstance(event.target, Call):
+                raise UnsupportedError(
+                    f"forward reads a tensor {list(t.shape)} that {left[key]} put in Python in this call; {_OWN}"
+                )
     both = inside & found.outside_of_parts
     if both:
         name = next((k for _, k in both if isinstance(k, str)), "a container")

@@ -52,6 +52,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.within: dict[int, torch.Tensor] | None = None  # what the ops of a function that is kept whole read
         self.ambient, self.settings = modes(), switches.settings()
         self.state: set[int] = set()  # the storages of the model's tensors
+        self.kept: dict[int, str] = {}  # those that opaque parts left in Python in this call, and which part
         self.autocast: list[str] = []
         self.scope = 0
         self.drawn: torch.Tensor = snapshot.rng["torch"]  # how forward left torch's generator when it drew last
@@ -228,6 +229,7 @@ class Recorder(ProxyTorchDispatchMode):
             self.watch.lose("a scripted function branches on sizes, if it does, in no Python")
         refuse_transforms(self.where())
         written = running.tensors(running.effects.writes)
+        self.refuse_kept(written)
         runs = running
         if self.fake is None:
             self._keep(written)
@@ -284,6 +286,7 @@ class Recorder(ProxyTorchDispatchMode):
         strangers = []
         for i in written_arguments(func, bound := bind(func, args, kwargs)):
             written = list(tensors_in(bound[i]))
+            self.refuse_kept(written)
             if not self.depth and any(storage_of(t) in self.state for t in written) and runs_again():
                 raise UnsupportedError(
                     f"forward writes into a tensor of the model within torch.utils.checkpoint in {self.where()}: the backward pass "
@@ -292,6 +295,16 @@ class Recorder(ProxyTorchDispatchMode):
                 )
             strangers += self._keep(written)
         return strangers
+
+    def refuse_kept(self, written: Iterable[torch.Tensor]) -> None:
+        """Raise `UnsupportedError` for a write into what an opaque part keeps: where a cut lies between, it would miss it."""
+        told = (
+            next((self.kept[key] for t in written if (key := storage_of(t)) in self.kept), None) if self.kept else None
+        )
+        if told is not None:
+            raise UnsupportedError(
+                f"forward writes in {self.where()} into a tensor that {told} keeps in Python; let the part keep a clone() of it"
+            )
 
     def _keep(self, written: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
         strangers = []

@@ -219,6 +219,30 @@ class Snapshot:
         """What tells the memory of parameters and buffers, and of other tensors that dicts and lists hold, from that of others."""
         return set(self._owners)
 
+    def kept_memory(self) -> set[int]:
+        """The memory of all tensors that Python holds, those in tuples, slots and variables too."""
+        found, todo = set[int](), list[Any]()
+        for table, _ in self._dicts:
+            todo += dict.values(table)
+        for values, _ in self._lists:
+            todo += _items(values)
+        for slots, names in self._slots:
+            todo += [slot_of(slots.thing, n) for n in names]
+        for thing, known, _ in self._variables:
+            todo += variables(thing, known).values()
+        while todo:
+            one = todo.pop()
+            if is_a(one, torch.Tensor):
+                if one.layout is torch.strided and not one.is_meta:
+                    found.add(one.untyped_storage()._cdata)
+            elif is_a(one, (tuple, frozenset)):
+                todo += one
+        return found
+
+    def all_tensors(self) -> list[torch.Tensor]:
+        """All of the model's tensors that it knows."""
+        return [t for owners in self._owners.values() for t in owners]
+
     def owning(self, memory: Collection[int]) -> Iterator[torch.Tensor]:
         """The model's tensors whose memory this is."""
         for key in memory:

@@ -51,6 +51,7 @@ class Recording:
 
     events: list[Event] = field(default_factory=list)
     calls: list[list[Any]] = field(default_factory=list)
+    left_by_parts: dict[int, str] = field(default_factory=dict)  # the memory that opaque parts left in Python
     read_attributes: dict[tuple[str, str], tuple[nn.Module, Any, int]] = field(default_factory=dict)
     written: set[tuple[str, str]] = field(default_factory=set)
     missing: set[tuple[str, str]] = field(default_factory=set)

@@ -104,10 +104,12 @@ class Told(Paths):
         `known`: both sides are said to share what they share on any path.
         """
         mine = variant.owned()
+        if variant.opaque:
+            mine = replace(mine, guessed=True)
         if variant.prefix_moves is None:
             return mine
         every = self._owned()
-        owned = Owned.of(every.prefix, mine.suffix)
+        owned = replace(Owned.of(every.prefix, mine.suffix), guessed=mine.guessed)
         return replace(owned, shared=every.shared) if known else owned
 
     def __repr__(self) -> str:

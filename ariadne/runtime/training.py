@@ -23,7 +23,7 @@ from ariadne.plan import short_dtype
 from ariadne.runtime.asked import NOT_HELD, KeptWhole
 from ariadne.runtime.taps import Gradients, Tap, tapped
 from ariadne.runtime.turns import TURNS
-from ariadne.runtime.waiting import Ends, caught, leaves_of, led_to, without_hooks
+from ariadne.runtime.waiting import Ends, caught, leaves_behind, leaves_of, led_to, without_hooks
 
 Held = tuple[
     Sequence[torch.Tensor], list[torch.Tensor | None], list[int]
@@ -36,13 +36,17 @@ _is_grad_enabled, _set_grad_enabled = torch._C.is_grad_enabled, torch._C._set_gr
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """The parameters that two sides read, each once, and those that both read; and the ids of them by side."""
+    """The parameters that two sides read, each once, and those that both read; and the ids of them by side.
+
+    `guessed`: an opaque part may use others than it did when the model was prepared.
+    """
 
     prefix: Sequence[torch.nn.Parameter]
     suffix: Sequence[torch.nn.Parameter]
     shared: Sequence[torch.nn.Parameter]
     of_prefix: frozenset[int]
     of_suffix: frozenset[int]
+    guessed: bool = False
 
     @classmethod
     def of(cls, prefix: Iterable[Any], suffix: Iterable[Any]) -> Owned:
@@ -138,6 +142,8 @@ def train_suffix(
             loss = loss_of(loss_fn, output, targets)
         leaves = [leaf for leaf in leaves_of(loss, stops) if leaf.requires_grad]  # loss_fn may freeze
         waiting, noted = _reached(leaves, boundary, optimizer, owned)
+        if owned.guessed:
+            _refuse_strays(stops, values, boundary, owned)
         del output, values, stops, leaves
         waiting += [p for p in shared if here and p.requires_grad and not any(p is w for w in waiting)]
         walking.append(True)
@@ -148,6 +154,27 @@ def train_suffix(
     if optimizer is not None:
         step(optimizer, scaler)
     return loss.detach(), kept
+
+
+def _refuse_strays(stops: Ends, values: Any, boundary: BoundaryPayload, owned: Owned) -> None:
+    """Raise `TrainingError` where an opaque part used a parameter that was the other side's alone when the model was prepared."""
+    taps = [v.grad_fn for v in tree.leaves(tuple(values)) if isinstance(v, torch.Tensor) and v.grad_fn is not None]
+    graph = [t for t in tree.leaves(tuple(boundary._graph or ())) if isinstance(t, torch.Tensor)]
+    before = [t.grad_fn for t in graph if t.grad_fn is not None]
+    found = [
+        leaf
+        for nodes, until, others in (
+            (stops, taps, owned.of_prefix - owned.of_suffix),
+            (before, (), owned.of_suffix - owned.of_prefix),
+        )
+        for leaf in leaves_behind(nodes, until)
+        if id(leaf) in others
+    ]
+    if found:
+        raise TrainingError(
+            f"an opaque part used a parameter (shape {tuple(found[0].shape)}) of the other side of the cut, which it did not use "
+            "when the model was prepared: its gradient would come in two shares. Prepare with inputs for which it uses it"
+        )
 
 
 def watched_walk(

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ariadne.boundary import BoundaryPayload, sizes_of
+from ariadne.capture import is_opaque_call
 from ariadne.compiled import SegmentReport, compiled
 from ariadne.cut import (
     MODES,
@@ -122,6 +123,7 @@ class Variant:
         apart = [(module(path)._parameters, key) for path, key in known.shared] if plan.apart else []
         # Of a side that is not here, those that it shares.
         self._slots = SideSlots([slots.get(side, apart) for side in SIDES])
+        self.opaque = any(map(is_opaque_call, plan.nodes))
         self._switches = switches.readers(plan.assumption.switches)
         label = f"{candidate.split_id} of {type(model).__name__}"
         self.reports: list[SegmentReport] = []

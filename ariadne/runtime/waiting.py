@@ -49,6 +49,11 @@ def leaves_of(loss: torch.Tensor, stops: Iterable[Node]) -> list[torch.Tensor]:
     return [node.variable for node in _behind([loss], stops)]
 
 
+def leaves_behind(nodes: Iterable[Node], stops: Iterable[Node]) -> list[torch.Tensor]:
+    """The leaves to which some nodes lead otherwise than through `stops`."""
+    return [node.variable for node in _behind((), stops, nodes)]
+
+
 def led_to(values: Iterable[Any], wanted: Iterable[torch.Tensor] | None) -> set[int]:
     """Those of some leaves, or of all where that is None, by id, to which the graph of any of the values leads."""
     ids = {id(leaf) for leaf in wanted} if wanted is not None else None
@@ -59,10 +64,10 @@ def led_to(values: Iterable[Any], wanted: Iterable[torch.Tensor] | None) -> set[
     return found if ids is None else found & ids
 
 
-def _behind(roots: Iterable[torch.Tensor], stops: Iterable[Node]) -> list[Any]:
-    """The nodes that accumulate gradients to which the graph of any root leads otherwise than through `stops`."""
+def _behind(roots: Iterable[torch.Tensor], stops: Iterable[Node], nodes: Iterable[Node] = ()) -> list[Any]:
+    """The nodes that accumulate gradients to which the graph of any root, or of `nodes`, leads otherwise than through `stops`."""
     seen: set[Any] = set(stops)
-    ahead: list[Any] = [t.grad_fn or get_gradient_edge(t).node for t in roots]
+    ahead: list[Any] = [*(t.grad_fn or get_gradient_edge(t).node for t in roots), *nodes]
     found = []
     while ahead:
         node = ahead.pop()

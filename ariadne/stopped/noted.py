@@ -139,7 +139,7 @@ class Noting(TorchFunctionMode):
 
     def __init__(self, model: nn.Module, inputs: Any, wanted: Wanted) -> None:
         super().__init__()
-        self.wanted, self.names = wanted, 0
+        self.wanted, self.names, self.strange = wanted, 0, ""
         self.calls: list[Any] = []
         self.kinds: dict[Absent, int] = {}
         self.made_at: dict[Name, Made] = {}
@@ -154,6 +154,11 @@ class Noting(TorchFunctionMode):
             if isinstance(t, torch.Tensor):
                 self.made.setdefault(id(t), (weakref.ref(t), ("input", at), _INDEX.sub("[]", path)))
 
+    def _knows(self, t: torch.Tensor) -> bool:
+        """Whether a call of torch made it here, or it came in."""
+        known = self.made.get(id(t))
+        return known is not None and known[0]() is t
+
     def _input(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return Absent.of(leaf) or Lost(f"an input of layout {leaf.layout}, or of a class of its own")
@@ -166,7 +171,16 @@ class Noting(TorchFunctionMode):
         at = len(self.calls)
         self.calls.append(("lost", f"what {_name(func)} raises"))
         self.names = crc32(_name(func).encode(), self.names)
+        strangers = [
+            (t, _version(t))
+            for t in tree.leaves((args, kwargs))
+            if isinstance(t, torch.Tensor) and id(t) not in self.ids and not self._knows(t)
+        ]
         found = func(*args, **kwargs)
+        if any(_version(t) != was for t, was in strangers):
+            self.strange = (
+                self.strange or f"before the cut {_name(func)} writes into a tensor that no call of torch made there"
+            )
         self.calls[at] = self._entry(found, func, args, kwargs, at, [0])
         return found
 
@@ -234,6 +248,8 @@ class Noting(TorchFunctionMode):
         ), tensors  # fmt: skip
 
     def _refusal(self, output: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> str:
+        if self.strange:
+            return self.strange
         where = self.python.changed_inside()
         if where is not None:
             return f"before the cut forward changes what {where.lstrip('.')!r} holds"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import OrderedDict, deque
+import types
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,7 @@ class PythonState:
         self.held: list[tuple[str, Any, Any]] = []  # where, a container or an object's __dict__, what was in it
         self.empty: list[Any] = []  # registries of hooks in which nothing is: most of all that a model holds
         self.generators = generators()
+        self.opaque: list[tuple[str, Any, Any]] = []  # where, a thing with neither items nor a __dict__, what it was
         seen: set[int] = set()
         for path, module in model.named_modules():
             self.attributes.append((path, "__dict__", module.__dict__, dict(module.__dict__)))
@@ -63,14 +65,16 @@ class PythonState:
 
     def _note(self, where: str, value: Any, seen: set[int]) -> None:
         kind = type(value)
-        if kind in _PLAIN or id(value) in seen or isinstance(value, (torch.Tensor, nn.Module, type)) or callable(value):
+        if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)):
+            return
+        if kind in _PLAIN or id(value) in seen or isinstance(value, (torch.Tensor, nn.Module, type)):
             return
         seen.add(id(value))
-        if kind in (list, deque):
-            self.held.append((where, value, kind(value)))
+        if isinstance(value, (list, deque)):
+            self.held.append((where, value, list(value)))
             children = list(value)
-        elif kind in (dict, OrderedDict):
-            self.held.append((where, value, kind(value)))
+        elif isinstance(value, dict):
+            self.held.append((where, value, dict(value)))
             children = list(value.values())
         elif kind is set:
             self.held.append((where, value, set(value)))
@@ -83,6 +87,9 @@ class PythonState:
         elif isinstance(vars_of := getattr(value, "__dict__", None), dict):
             self.held.append((where, vars_of, dict(vars_of)))
             children = list(vars_of.values())
+        elif (told := _opaque(value)) is not None:
+            self.opaque.append((where, value, told))
+            return
         else:
             return
         for child in children:
@@ -102,6 +109,9 @@ class PythonState:
         """Where a container, an object or a generator that an attribute holds is otherwise now; None where none is."""
         if any(self.empty):
             return "a registry of hooks"
+        strange = next((where for where, thing, was in self.opaque if _opaque(thing) != was), None)
+        if strange is not None:
+            return strange
         return next((where for where, thing, was in self.held if not _same(thing, was)), None)
 
     def undoing(self) -> Undoing:
@@ -160,3 +170,16 @@ def _copy(thing: Any) -> Any:
     if isinstance(thing, random.Random):
         return thing.getstate()
     return dict(thing) if isinstance(thing, dict) else type(thing)(thing)
+
+
+def _opaque(value: Any) -> Any:
+    """What a numpy array, a generator of numpy's or an object with `__slots__` holds; None where there is no telling."""
+    bits = getattr(value, "bit_generator", None) or getattr(value, "_bit_generator", None)
+    if bits is not None:
+        return repr(bits.state)
+    if hasattr(value, "tobytes"):
+        return value.tobytes()
+    try:
+        return repr(value.__reduce_ex__(2)[1:])
+    except Exception:  # whatever a class raises
+        return None

@@ -1,0 +1,103 @@
+"""A Python split's boundary, run from its bytes: what forward changes where no call of torch tells it."""
+
+from __future__ import annotations
+
+import collections
+import random
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ariadne import BoundaryPayload, prepare_split
+from ariadne.errors import BoundaryError
+
+X = torch.linspace(-1, 0.5, 12).view(3, 4)  # its sum is below zero
+
+
+class Net(nn.Module):
+    """Draws from Python's generator after the cut; `before` and `after` are told apart by subclasses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.middle, self.head = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.kept: Any = None
+
+    def before(self, x: Tensor) -> Any:
+        return 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        more = self.before(x)
+        h = self.middle(self.encoder(x).relu())
+        h.mul_(random.random())
+        h.add_(1)
+        return self.head(h) + more
+
+
+class FromNumpy(Net):
+    def before(self, x: Tensor) -> Any:
+        total = torch.from_numpy(numpy.zeros(1, "float32"))
+        if x.sum() > 0:
+            total += 1
+        return total
+
+
+class Counter(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = collections.Counter()
+
+    def before(self, x: Tensor) -> Any:
+        self.kept["n"] += 1
+        return 0
+
+
+class Array(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = numpy.zeros(2)
+
+    def before(self, x: Tensor) -> Any:
+        if x.sum() > 0:
+            self.kept[0] += 1
+        return float(self.kept[0])
+
+
+class Numbers(Array):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = numpy.random.RandomState(0)
+
+    def before(self, x: Tensor) -> Any:
+        return float(self.kept.rand()) if x.sum() > 0 else 0.0
+
+
+def whole(model: nn.Module, x: Tensor) -> Tensor:
+    random.seed(1)
+    with torch.no_grad():
+        return model(x)
+
+
+@pytest.mark.parametrize("fallback", ["python", "python-suffix"])
+def test_a_payload_is_run_twice_where_forward_writes_into_what_crossed(fallback: Any) -> None:
+    torch.manual_seed(0)
+    model = Net().eval()
+    runtime = prepare_split(model, (X,), split="after:middle", fallback=fallback)
+    payload = BoundaryPayload.from_bytes(runtime.run_prefix(X).to_bytes())
+    for _ in range(3):
+        random.seed(1)
+        assert torch.equal(runtime.run_suffix(payload), whole(model, X))
+
+
+@pytest.mark.parametrize("net", [FromNumpy, Counter, Array, Numbers])
+def test_what_changes_where_no_call_of_torch_tells_it_is_not_sent(net: type[Net]) -> None:
+    torch.manual_seed(0)
+    model = net().eval()
+    runtime = prepare_split(model, (X,), split="after:middle", fallback="python")
+    boundary = runtime.run_prefix(-X)
+    with pytest.raises(BoundaryError, match=r"can't be sent|no bytes"):
+        boundary.to_bytes()
+    random.seed(1)
+    runtime.run_suffix(boundary)
