@@ -69,7 +69,7 @@ def _of_the_suite(run: Run, found: list[Judged]) -> str:
     left = run.suite - len({str(j.case) for j in found})
     if not left:
         return "That is the whole suite."
-    return f"The suite has {run.suite:,} checks; these are the part that was asked for (conformance/tiers.toml names usual parts)."
+    return f"The suite has {run.suite:,} checks; whoever made the run chose these (conformance/tiers.toml has the usual parts)."
 
 
 def _most(found: list[Judged]) -> str:
@@ -104,7 +104,10 @@ def _inference(here: list[Mean], speeds: list[Speed]) -> Iterator[str]:
     told = [_compared(m, speeds) for m in here]
     many = plural(max(m.geomean.total for m in here), "model")
     start = _whether([mean_tone(m, floor_of(speeds, m.place)) for m in here if not m.off])
-    yield f"{start} On {place.device}, batch {place.batch}, in the geometric mean of {many}: {'; '.join(told)}."
+    yield (
+        f"{start} Compared with the model itself, both halves in one process, so without a network. On {place.device}, "
+        f"batch {place.batch}, in the geometric mean of {many}: {'; '.join(told)}."
+    )
     known = [(m.geomean.ratio, m.variant) for m in here if m.geomean.ratio is not None and not m.off]
     if len(known) > 1:
         yield f"Of these, {SPLITS[min((r.estimate, name) for r, name in known)[1]]} is the fastest here."
@@ -160,7 +163,12 @@ def _pays(starts: list[Start]) -> Iterator[str]:
         )
         if 0 < paid < len(compiled):
             start += " (a case is a model, a way of compiling, and an empty or a kept cache)"
-        yield f"{start}{', in a process that makes enough calls' if paid else ''}."
+        told = (
+            ", in a process that makes enough calls; what it must pay off against is the model itself, uncompiled"
+            if paid
+            else ""
+        )
+        yield f"{start}{told}."
     for variant in dict.fromkeys(s.variant for s in known):
         told = [
             _paid([s for s in known if s.variant == variant and s.cache == c], words) for c, words in CACHES.items()
@@ -170,7 +178,7 @@ def _pays(starts: list[Start]) -> Iterator[str]:
 
 PLAIN = ("generated",)
 NAMES = {
-    "generated": "The split as plain Python",
+    "generated": "For comparison, the split as plain Python, where nothing is compiled",
     "compiled": "The split compiled by torch.compile",
     AHEAD: "The split compiled ahead of time",
     COMPILE: "torch.compile of the whole model",

@@ -70,7 +70,7 @@ def test_whether_compiling_pays_counts_models_and_calls(tmp_path: Path) -> None:
     samples = rounds("inference", "nn/mlp10x64", 1, {"compiled": 0.5})
     samples += starts("nn/mlp10x64", {("compiled", "cold"): (1.0, 0.5)})
     words = answer(made(tmp_path, samples), "Does compiling pay?")
-    assert words.startswith(("Yes, in a process that makes enough calls.", "Not shown."))
+    assert words.startswith(("Yes, in a process that makes enough calls;", "Not shown."))
     assert "The split compiled by torch.compile: compiled from nothing, " in words
     assert "it has paid on 1 of 1 model after about" in words or "not shown to have paid on 1 model" in words
 
