@@ -234,14 +234,13 @@ class _Marks:
 
 
 class _Seen:
-    """Tensors before a part runs: how often they were written into; of those `given`, and buffers, their data."""
+    """Tensors before a part runs: how often they were written into, and of those `given` their data."""
 
     def __init__(self, given: Sequence[torch.Tensor], known: Iterator[torch.Tensor]) -> None:
         self.tensors = {id(t): t for t in (*given, *known)}
         self.versions = {at: version(t) for at, t in self.tensors.items()}
         self.given = {id(t) for t in given}
-        looked = (t for t in self.tensors.values() if id(t) in self.given or not isinstance(t, nn.Parameter))
-        self.data = {id(t): t.detach().clone() for t in looked if id(t) in self.given and not t.is_nested}
+        self.data = {id(t): t.detach().clone() for t in given if not t.is_nested}
 
     def written(self) -> list[torch.Tensor]:
         """Those that hold other data now; of others in the same memory, those that were given."""
@@ -278,8 +277,9 @@ def refuse_shared(found: Recording, snapshot: Snapshot) -> None:
     if not inside:
         return
     left = found.left_by_parts
-    made = {storage_of(t) for e in found.events for t in tensors_in(e.out)}
-    for event in found.events:
+    events = found.events if left else ()
+    made = {storage_of(t) for e in events for t in tensors_in(e.out)}
+    for event in events:
         for t in tensors_in((event.args, *event.within)):
             key = storage_of(t)
             if key in left and key not in made and not isinstance(event.target, Call):

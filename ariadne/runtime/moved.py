@@ -49,9 +49,8 @@ class Moves:
         ]
         self._draws = any(node.seeded for node in nodes)
         calls = [plan.objects[r] for node in nodes if is_opaque_call(node) for r in node.reads if r in plan.objects]
-        self.python = any(
-            is_a(thing, Call) and thing.moves for thing in calls
-        )  # an opaque part changes something there
+        # Whether an opaque part changes something there.
+        self.python = any(is_a(thing, Call) and thing.moves for thing in calls)
         self._reach = Reach(model) if self.python else None
         self._generators = [thing for thing in plan.objects.values() if is_a(thing, torch.Generator)]
         self._slots = [

@@ -6,7 +6,6 @@ saved to a file, and its boundaries are run wherever the model is, with the part
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 from collections import Counter
@@ -295,10 +294,6 @@ class MixedSplit:
                 "at this batch size, or in this mode, the suffix needs other tensors than in the example, so what crosses would "
                 "not do; prepare with inputs like these"
             )
-        if (
-            not grad
-        ):  # forward may write into them, and the boundary may be run again; one memo keeps shared memory shared
-            tensors = copy.deepcopy(list(tensors))
         with torch.set_grad_enabled(grad):
             known = frozenset[Any]()
             return run_rest(self.model, self.python.module, self.candidate.call, before, tensors, known=known)[0]

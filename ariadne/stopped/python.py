@@ -87,10 +87,9 @@ class PythonState:
         elif isinstance(vars_of := getattr(value, "__dict__", None), dict):
             self.held.append((where, vars_of, dict(vars_of)))
             children = list(vars_of.values())
-        elif (told := _opaque(value)) is not None:
-            self.opaque.append((where, value, told))
-            return
         else:
+            if (told := _opaque(value)) is not None:
+                self.opaque.append((where, value, told))
             return
         for child in children:
             self._note(where, child, seen)

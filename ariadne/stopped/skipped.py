@@ -7,6 +7,7 @@ where the prefix ran. From the end of the module's call on forward runs as it is
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 from zlib import crc32
@@ -153,6 +154,9 @@ def run_rest(
     """
     if before.refusal:
         raise BoundaryError(f"this boundary can't be run from what crossed alone: {before.refusal}")
+    if not torch.is_grad_enabled():
+        # Forward may write into them, and the boundary may be run again; one memo keeps shared memory shared.
+        crossed = copy.deepcopy([*crossed])
     start = PythonState(model)
     _set_attributes(model, before, known)
     skipping = Skipping(model, before, crossed)

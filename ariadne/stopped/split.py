@@ -165,10 +165,6 @@ class PythonSplit:
         *crossed, told = boundary.raw if values is None else values
         if boundary.labels == ("output",):
             return told  # forward returned before the cut came
-        if (
-            not grad
-        ):  # forward may write into them, and the boundary may be run again; one memo keeps shared memory shared
-            crossed = copy.deepcopy(crossed)
         with torch.set_grad_enabled(grad):
             return run_rest(
                 self.model, self.module, self.candidate.call, Before.read(told), crossed, known=self.wanted.attributes
