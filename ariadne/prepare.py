@@ -408,7 +408,9 @@ def example_of(model: nn.Module, args: Sequence[Any], given: Mapping[str, Any] |
         )
     batch = first[0].shape[first[1]] if first else 1
     if batch < 1:
-        raise BatchError("the example inputs have batch 0, of which nothing is learnt for others; pass at least one sample")
+        raise BatchError(
+            "the example inputs have batch 0, of which nothing is learnt for others; pass at least one sample"
+        )
     if spec.trace_batch_mode == "batch_1" and batch != 1:
         raise BatchError(f"trace_batch_mode 'batch_1' needs example inputs of batch 1; found batch {batch}")
     if spec.trace_batch_mode == "batch_gt1" and batch < 2:

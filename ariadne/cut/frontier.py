@@ -303,7 +303,9 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
         if call.end > call.start and call.path:
             ends.setdefault(call.end, call.path if times[call.path] == 1 else f"{call.path}#{call.call}")
     env: dict[str, Any] = plan.traced
-    weights = {name: value.nbytes(env) / (plan.traced_batch or 1) for name, value in plan.values.items() if crosses(value)}
+    weights = {
+        name: value.nbytes(env) / (plan.traced_batch or 1) for name, value in plan.values.items() if crosses(value)
+    }
     old_reads: dict[str, int] = {}
     for i, node in enumerate(plan.nodes):
         for r in node.reads:
