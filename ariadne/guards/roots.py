@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from ariadne.guards.attributes import LEAVES, MISSING, Attribute, follow, is_a, is_array, is_memory, is_opaque, kind_of
+from ariadne.guards.classes import own_dict
 from ariadne.guards.links import is_known
 
 _NEAR = 3  # so many functions away from a hook or a method, what a function reaches is looked at
@@ -110,7 +111,7 @@ class _Search:
                 if is_a(thing, (FunctionType, partial)) or is_memory(thing):
                     self.enter(thing, 0)
                 elif not name.startswith("__"):
-                    self.consider(thing, Root(f"{base.__name__}.{name}", thing), 0)
+                    self.consider(thing, _of_class(base, name, thing), 0)
 
     def enter(self, thing: Any, far: int) -> None:
         """Look at what a function, or something else that can be called, reaches."""
@@ -180,7 +181,7 @@ class _Search:
                 for name in sorted({*names} & vars(value).keys()):
                     inner = vars(value)[name]
                     if not is_opaque(inner):
-                        self.consider(inner, Root(f"{value.__name__}.{name}", inner), far + 1)
+                        self.consider(inner, _of_class(value, name, inner), far + 1)
         elif type(value) not in LEAVES and value is not MISSING and not is_opaque(value) and not is_array(value):
             self.keep(root)
 
@@ -198,6 +199,12 @@ class _Search:
             name = f"{root.name} ({i})"
         self.names.add(name)
         self.found[key] = replace(root, name=name)
+
+
+def _of_class(cls: type, name: str, thing: Any) -> Root:
+    """What stands in a class under a name: by the name, so that another that is put there is found."""
+    table, what = own_dict(cls), f"{cls.__name__}.{name}"
+    return Root(what, table, (name,)) if table.get(name) is thing else Root(what, thing)
 
 
 def _names(code: CodeType) -> Iterator[str]:
