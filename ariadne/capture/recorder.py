@@ -74,11 +74,14 @@ class Recorder(ProxyTorchDispatchMode):
     def whole(self) -> Iterator[dict[int, torch.Tensor]]:
         """While in the block, what runs is `aside`, and the tensors that its ops read are noted, by their ids."""
         before, self.within = self.within, {}
+        lists = self.snapshot.lengths() if self.fake is None else None
         try:
             with self.aside(), self.drawing():
                 yield self.within
         finally:
             self.within = before
+            if lists is not None:
+                self.recording.repeated |= self.snapshot.grown(lists)
 
     def where(self) -> str:
         """The module that runs, for an error message."""
