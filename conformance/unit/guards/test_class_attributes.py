@@ -142,3 +142,17 @@ def test_a_number_of_the_class_that_counts_calls_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="Counts, which is 1 in a first call and something else in a second"):
         prepare_split(Counts(), (X,), split="50%")
     assert Counts.calls == 0
+
+
+def test_what_a_function_out_of_a_table_binds_to_the_class_is_bound_by_each_call() -> None:
+    def bind(s: Any, h: Tensor) -> Tensor:
+        type(s).last = h
+        return h
+
+    table = {"bind": {"by": bind}}  # two steps away, where no one looks for code
+    cls, model, _ = made(by_itself)
+    cls.keep = lambda s, h: table["bind"]["by"](s, h)
+    runtime = prepare_split(model, (X[:2],), split=SplitSpec("50%", dynamic_batch=(1, 8)))
+    assert cls.last is None
+    called(runtime)
+    assert torch.equal(cls.last, model.a(X))
