@@ -248,7 +248,7 @@ class Variant:
     def refuse_views(self, raw: Sequence[Any]) -> None:
         """Raise `TrainingError` where a value that the suffix writes into is a view, and was none at capture.
 
-        Not where a compiler wrote the prefix: it makes views of its own, and what it computes is near the whole model's, not the same.
+        Not where a compiler wrote the prefix: it makes views of its own, and what it computes is near the model's, not the same.
         """
         if any(report.side == "prefix" and not report.trains_eagerly for report in self.reports):
             return

@@ -140,7 +140,7 @@ KINDS: Mapping[str, Kind] = {
     "block": Kind(Block, _last, writes=True),
     "gain": Kind(Gain, _always(())),
     "tick": Kind(Tick, _always(()), writes=True),
-    "opaque": Kind(counting, _last),
+    "opaque": Kind(counting, _last, writes=True),
     "average": Kind(Average, _always((False,), (True,)), writes=True),
 }
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.random_networks import parts
+from conformance.random_networks.python_steps import MAY_WRITE
 from conformance.random_networks.steps import DTYPES, STEPS, UNDER, Frame
 
 CALLS = ("positional", "keywords", "list", "dict")
@@ -128,7 +129,7 @@ class Program:
     @property
     def writes(self) -> bool:
         """Whether anything in it writes in place or keeps a cast, so that a cut may have a reason to be unsafe."""
-        steps = any(STEPS[s["do"]].writes or s.get("under") == "autocast" for s in self.steps)
+        steps = any(STEPS[s["do"]].writes or s["do"] in MAY_WRITE or s.get("under") == "autocast" for s in self.steps)
         return steps or any("kind" in p and parts.KINDS[p["kind"]].writes for p in self.parts.values())
 
     def arguments(self, batch: int, seed: int = 0, device: str = "cpu") -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -11,6 +11,10 @@ from torch.utils.checkpoint import checkpoint
 
 import ariadne
 
+MAY_WRITE = (
+    "checkpointed",
+    "opaque",
+)  # steps that a plan keeps whole, and of which it does not know what they leave alone
 SCALES = (1.0, 2.0, 0.5)  # what a session lets the number of a network's class be
 
 
@@ -26,9 +30,9 @@ def bound_to_class(frame: Any, x: Tensor) -> Tensor:
     return x * 1
 
 
-def by_class(frame: Any, x: Tensor) -> Tensor:
-    """By a number of the class, read in two ways."""
-    return x * type(frame.net).scale + frame.net.scale
+def by_class(frame: Any, x: Tensor, asked: str) -> Tensor:
+    """By a number of the class."""
+    return x * (type(frame.net).scale if asked == "class" else frame.net.scale)
 
 
 def divided(frame: Any, x: Tensor, at: int, how: str) -> Tensor:

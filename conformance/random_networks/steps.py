@@ -256,7 +256,7 @@ STEPS: dict[str, Step] = {
     # what stands on its class
     "class_append": Step("f", python_steps.appended_to_class, shaped=lambda f, x: x * 1),
     "class_bind": Step("f", python_steps.bound_to_class, shaped=lambda f, x: x * 1),
-    "by_class": Step("f", python_steps.by_class),
+    "by_class": Step("f", python_steps.by_class, {"asked": ("class", "network")}),
     # a number that is not there at one batch
     "divided": Step("f", python_steps.divided, {"at": (6, 4, 1), "how": ("floor", "rest", "share", "caught")}),
     # parts that run again in the backward pass, or are taken as they are

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ariadne import SplitSpec, prepare_split
+from ariadne.capture import observed
 from ariadne.errors import HalfError, UnsupportedError
 from conformance.unit.trap_kit import Fn, numbers, same
 
@@ -193,15 +194,29 @@ def test_what_is_added_to_where_the_backward_pass_runs_again_is_refused(keep: An
         prepare_split(keeping(keep, reentrant), (X,), split=SplitSpec("50%", trainable=True))
 
 
-@pytest.mark.parametrize("keep", [keeps_the_mean, keeps_in_a_dict], ids=lambda keep: keep.__name__)
-def test_what_is_only_set_where_the_backward_pass_runs_again_is_followed(keep: Any) -> None:
-    whole, model = keeping(keep), keeping(keep)
-    model.load_state_dict(whole.state_dict())
+def trained(whole: nn.Module, model: nn.Module) -> None:
+    """One step of both, by halves of the second."""
     runtime = prepare_split(model, (X,), split=SplitSpec("after:a", trainable=True))
     whole(X).pow(2).mean().backward()
     boundary = runtime.run_training_prefix(X)
     _, gradients = runtime.train_suffix(boundary, loss_fn=lambda out, _: out.pow(2).mean())
     runtime.backward_prefix(boundary, gradients)
+
+
+@pytest.mark.planted
+def test_without_the_refusal_a_buffer_would_be_renewed_once_and_not_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observed, "refuse_repeated", lambda *_: None)
+    whole, model = keeping(averages), keeping(averages)
+    model.load_state_dict(whole.state_dict())
+    trained(whole, model)
+    assert not torch.equal(whole.mean, model.mean)
+
+
+@pytest.mark.parametrize("keep", [keeps_the_mean, keeps_in_a_dict], ids=lambda keep: keep.__name__)
+def test_what_is_only_set_where_the_backward_pass_runs_again_is_followed(keep: Any) -> None:
+    whole, model = keeping(keep), keeping(keep)
+    model.load_state_dict(whole.state_dict())
+    trained(whole, model)
     same([whole.mean, whole.kept], [model.mean, model.kept], "what is kept")
     same([p.grad for p in whole.parameters()], [p.grad for p in model.parameters()], "gradients")
 
