@@ -135,8 +135,9 @@ class Recorder(ProxyTorchDispatchMode):
                     with unset_fake_temporarily():
                         self._keep_what_is_written(func, args, kwargs)
                     bound = bind(func, args, kwargs)
-                    written = {storage_of(t) for i in written_arguments(func, bound) for t in tensors_in(bound[i])}
-                    self.within.wrote |= {id(t): t for t in self.snapshot.owning(written & self.state)}
+                    written = (storage_of(t) for i in written_arguments(func, bound) for t in tensors_in(bound[i]))
+                    mine = {key for key in written if key is not None and key in self.state}
+                    self.within.wrote |= {id(t): t for t in self.snapshot.owning(mine)}
             return func(*args, **kwargs)
         refuse_transforms(self.where())
         if func is torch.ops.aten.lift_fresh.default:
