@@ -102,6 +102,8 @@ class Twins:
                 expected = self.whole(*mine[0], **mine[1])
         except Exception as error:
             return self._raises(error, lambda: runtime.run_suffix(runtime.run_prefix(*theirs[0], **theirs[1])), where)
+        if wire:
+            _bared(self.whole)
         after = state(self.whole, self.whole_step)
         seed_all(seed)
         boundary = runtime.run_prefix(*theirs[0], **theirs[1])
@@ -110,6 +112,7 @@ class Twins:
         found = runtime.run_suffix(carried)
         if wire:  # bytes carry data: that a tensor wanted a gradient stays behind
             expected, found = (bare(value) for value in (expected, found))
+            _bared(self.split)
         same(expected, found, where)
         self.alike(where, after)
         same(mine, theirs, f"{where}, inputs")
@@ -166,6 +169,12 @@ class Twins:
 def _gradients(inputs: Inputs) -> list[tuple[bool, Tensor | None]]:
     """Of each input, whether it is a leaf, and its gradient if so: one that was written into may be none."""
     return [(t.is_leaf, t.grad if t.is_leaf else None) for t in tensors(list(inputs))]
+
+
+def _bared(model: nn.Module) -> None:
+    """What a network noted of its tensors wants no gradient from now on: beyond the wire there is no such wish."""
+    model.records[:] = bare(list(model.records))
+    model.notes.update(bare(dict(model.notes)))
 
 
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
