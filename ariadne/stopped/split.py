@@ -23,6 +23,7 @@ from ariadne.runtime import (
     Gradients,
     Owned,
     Settings,
+    Tap,
     backward_prefix,
     carried,
     held_gradients,
@@ -231,9 +232,9 @@ class PythonSplit:
             raise BoundaryError(
                 "this boundary was made by run_prefix, without gradients; make one with run_training_prefix"
             )
+        mine.refuse_if_taken("train_suffix")
         self._refuse_moved(mine)
         halt = mine.forward.halt
-        mine.refuse_if_taken("train_suffix")
         prefix = self.prefix_parameters()
         refuse_shared([p for p in prefix if p.requires_grad], optimizer, "suffix", True)
         mine.consume("train_suffix")
@@ -376,7 +377,7 @@ class PythonSplit:
                 return
             tensors = [t for t in tree.leaves(halt.output) if isinstance(t, torch.Tensor)]
             places = frozenset(place for place, _, _ in halt.before.attributes)
-            crossed = [t.detach().requires_grad_(t.requires_grad) for t in (*tensors, *halt.kept)]
+            crossed = [_as_crossed(t) for t in (*tensors, *halt.kept)]
             _, used = run_rest(
                 self.model,
                 self.module,
@@ -475,6 +476,11 @@ class PythonSplit:
                 "an input was computed from parameters of this model, with gradients, outside of it; the order in which their "
                 "gradients are added can't be kept. Compute it inside of forward, or detach it"
             )
+
+
+def _as_crossed(t: torch.Tensor) -> torch.Tensor:
+    """A tensor as the suffix gets it: without its graph, and no leaf, since forward may write into it."""
+    return Tap.apply(t.detach(), torch.zeros((), requires_grad=True), "", {}, []) if t.requires_grad else t.detach()
 
 
 def _signature(model: nn.Module, candidate: CallCandidate, measured: Measured) -> str:

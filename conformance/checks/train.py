@@ -98,7 +98,8 @@ class Trained:
             loss.backward()
         else:
             boundary = self.runtime.run_training_prefix(*args, **kwargs)
-            given = type(boundary).from_bytes(boundary.to_bytes()) if self.sends else boundary
+            sends = self.sends and not self.runtime.stays  # which the first training call finds out
+            given = type(boundary).from_bytes(boundary.to_bytes()) if sends else boundary
             loss, gradients = self.runtime.train_suffix(given, targets, loss_fn=loss_of, optimizer=self.suffix)
             self.runtime.backward_prefix(boundary, gradients, optimizer=self.prefix)
         if self.rest:
