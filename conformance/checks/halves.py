@@ -241,7 +241,7 @@ def _hold_training(bench: Bench, case: Case, split: Split, halves: list[Any]) ->
 CHECK = Check(
     "halves",
     ("cut", "mode"),
-    "both halves, from files and without the model's code, equal the model",
+    "both halves, from files and without the model's code, equal it",
     run,
     of_plans=True,
 )
