@@ -377,7 +377,12 @@ class PythonSplit:
                 return
             tensors = [t for t in tree.leaves(halt.output) if isinstance(t, torch.Tensor)]
             places = frozenset(place for place, _, _ in halt.before.attributes)
-            crossed = [_as_crossed(t) for t in (*tensors, *halt.kept)]
+            anchor = torch.zeros((), requires_grad=True)
+            # No leaf: forward may write into what crosses.
+            crossed = [
+                Tap.apply(t.detach(), anchor, "", {}, [True]) if grad and t.requires_grad else t.detach()
+                for t in (*tensors, *halt.kept)
+            ]
             _, used = run_rest(
                 self.model,
                 self.module,
@@ -462,6 +467,7 @@ class PythonSplit:
         found = began.changed(replace(now, switches=began.switches)) or began.changed(now)
         if found is None and boundary.flags != tuple([m.training for m in self._modules]):
             found = "a module was switched between train and eval"
+        found = found or boundary.forward.halt.left.moved()
         if found:
             raise BoundaryError(
                 f"since the prefix ran, a condition of its forward was changed: {found}; the whole model would have run under "
@@ -476,11 +482,6 @@ class PythonSplit:
                 "an input was computed from parameters of this model, with gradients, outside of it; the order in which their "
                 "gradients are added can't be kept. Compute it inside of forward, or detach it"
             )
-
-
-def _as_crossed(t: torch.Tensor) -> torch.Tensor:
-    """A tensor as the suffix gets it: without its graph, and no leaf, since forward may write into it."""
-    return Tap.apply(t.detach(), torch.zeros((), requires_grad=True), "", {}, []) if t.requires_grad else t.detach()
 
 
 def _signature(model: nn.Module, candidate: CallCandidate, measured: Measured) -> str:

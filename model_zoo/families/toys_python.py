@@ -21,7 +21,7 @@ class _Three(nn.Module):
         self.calls, self.kept = 0, None
 
 
-@toy("python_counts", "state no-graph")
+@toy("python_counts", "state rows-mixed no-graph")
 class PythonCounts(_Three):
     """A count on the model moves on both sides of each cut, and a tensor stands on the model while the call lasts."""
 
