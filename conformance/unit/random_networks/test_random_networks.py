@@ -26,6 +26,7 @@ import ariadne.segment.codegen
 from ariadne import SplitSpec
 from conformance.random_networks import corpus
 from conformance.random_networks.__main__ import main
+from conformance.random_networks.as_python import trial_as_python
 from conformance.random_networks.compare import Different, copied, same
 from conformance.random_networks.draw import Meta, grow, programs
 from conformance.random_networks.parts import KINDS
@@ -59,6 +60,14 @@ def test_random_programs_split_equal_whole() -> None:
     assert counts["refused"] <= (0.5 if EXTENT.named else 0.2) * counts["programs"]
     assert counts["cuts"] > counts["programs"]
     assert counts["steps"] > counts["programs"]
+
+
+def test_random_programs_split_as_python_equal_whole() -> None:
+    chosen = settings(max_examples=max(4, settings().max_examples // 20), phases=SMALLEST_FAILURE)
+    tally = search(chosen, Tally("programs, as Python", PROFILE), corpus.FOLDER, trial_as_python)
+    print(json.dumps(tally.line()))
+    assert tally.counts["replays"]
+    assert tally.counts["steps"]
 
 
 # What the programs are
