@@ -70,6 +70,22 @@ def test_random_programs_split_as_python_equal_whole() -> None:
     assert tally.counts["steps"]
 
 
+def test_what_crosses_beside_a_graph_keeps_its_strides_where_the_batch_is_one() -> None:
+    program = {
+        "batch": 1,
+        "inputs": [{"name": "x", "shape": ["B", 3, 4], "layout": "transposed"}],
+        "parts": {"m0": {"kind": "prelu", "args": [1]}},
+        "steps": [
+            {"do": "call", "of": ["x"], "with": {"module": "m0"}, "to": ["v0"]},
+            {"do": "tanh", "of": ["v0"], "to": ["v1"]},
+        ],
+        "output": {"tuple": ["v0", "v1"]},
+    }
+    counts = trial_as_python(Program.parse(json.dumps(program)))
+    assert counts.cuts == 4  # with a graph before the cut, and without, in both modes
+    assert not counts.refused
+
+
 # What the programs are
 
 
