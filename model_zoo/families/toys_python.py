@@ -37,7 +37,7 @@ class PythonCounts(_Three):
         return found
 
 
-@toy("python_noise", "draws draws-in-eval no-graph")
+@toy("python_noise", "draws draws-in-eval rows-mixed no-graph")
 class PythonNoise(_Three):
     """Python's, numpy's and torch's generators are drawn from on both sides of each cut, and decide the way."""
 
