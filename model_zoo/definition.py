@@ -43,7 +43,8 @@ class Entry:
       "nondeterministic" (two equal runs differ).
       About plans: "no-graph" (no plan holds its forward, which is split as the model's own Python), "no-graph-in-training" (so is
       that in training mode alone).
-      About what is tried: "compiled" (its training step is compiled by inductor, too, which takes a minute).
+      About what is tried: "compiled" (its training step is compiled by inductor, too, which takes a minute), "compiled-in-part" (a
+      compiler refuses one side, which then runs as it is).
       Toys are tagged with what they isolate, too: "inplace", "views", "complex".
 
     `nondeterministic`, the field, is the reason for the last of these. `dynamic`: the sizes beside the batch that its

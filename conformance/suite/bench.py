@@ -344,9 +344,10 @@ class Bench:
             side.prepared["generated"] = self.prepare(side.model, inputs)
             side.before.restore()
         if backend not in side.prepared:
+            in_part = {"on_compile_error": "eager"} if "compiled-in-part" in self.entry.tags else {}
             side.prepared[backend] = side.prepared["generated"].resplit(
                 mode="debug_interpreter" if backend == "debug" else "compiled",
-                compile_options=None if backend == "debug" else {"backend": backend},
+                compile_options=None if backend == "debug" else {"backend": backend, **in_part},
             )
         return side.prepared[backend]
 
