@@ -42,10 +42,11 @@ class Detector:
     make: Callable[[], nn.Module]
     cuts: tuple[str, ...]
     of_lists: bool = True
+    sizes: tuple[tuple[int, int], ...] = ((64, 96), (96, 64))
 
     def given(self, mode: Mode, objects: int, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Inputs with so many objects in each image."""
-        images = pictures((64, 96), (96, 64), seed=seed)
+        images = pictures(*self.sizes, seed=seed)
         if self.of_lists:
             return ((images, targets(images, objects)) if mode == "train" else (images,)), {}
         found = targets(images, objects)
@@ -173,7 +174,7 @@ DETECTORS = {
     "keypoint": Detector(keypoint, (*_PYRAMID, "rpn.head")),
     "retina": Detector(retina, (*_PYRAMID, "head")),
     "fcos": Detector(fcos, (*_PYRAMID, "head")),
-    "ssd": Detector(ssd, ("backbone.features", "backbone", "head")),
+    "ssd": Detector(ssd, ("backbone.features", "backbone", "head"), sizes=((300, 300),) * 2),  # less is too small
     "ssdlite": Detector(ssdlite, ("backbone.features.0", "backbone", "head")),
     "detr": Detector(detr, ("model.backbone", "model.encoder", "model.decoder"), of_lists=False),
     "rt_detr": Detector(rt_detr, ("model.backbone", "model.encoder", "model.decoder"), of_lists=False),
