@@ -23,6 +23,7 @@ from ariadne.runtime import (
     Gradients,
     Owned,
     Settings,
+    Tap,
     backward_prefix,
     carried,
     held_gradients,
@@ -376,7 +377,12 @@ class PythonSplit:
                 return
             tensors = [t for t in tree.leaves(halt.output) if isinstance(t, torch.Tensor)]
             places = frozenset(place for place, _, _ in halt.before.attributes)
-            crossed = [t.detach().requires_grad_(t.requires_grad) for t in (*tensors, *halt.kept)]
+            anchor = torch.zeros((), requires_grad=True)
+            # No leaf: forward may write into what crosses.
+            crossed = [
+                Tap.apply(t.detach(), anchor, "", {}, [True]) if grad and t.requires_grad else t.detach()
+                for t in (*tensors, *halt.kept)
+            ]
             _, used = run_rest(
                 self.model,
                 self.module,
