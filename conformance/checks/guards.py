@@ -16,8 +16,8 @@ import torch
 import torch.backends.mha
 from torch import nn
 
-from ariadne import SplitSpec
-from conformance.checks.base import PASSED, Check, Outcome, at, hold_moved, hold_outcomes, no_grad, outcome
+from ariadne import PythonSplit, SplitSpec
+from conformance.checks.base import PASSED, Check, Outcome, at, hold_moved, hold_outcomes, no_grad, outcome, refuses
 from conformance.suite.bench import CAPTURED, LARGEST, REFERENCE, Bench, Split
 from conformance.suite.cases import Case
 from conformance.suite.compare import difference, frozen, mapped, tensors
@@ -60,15 +60,19 @@ def run(bench: Bench, case: Case) -> Finding:
     """Every probe on a split of its own; then the phases of preparing, running and training that must refuse."""
     bench.judge(case.training)
     outcomes: dict[str, str] = {}
-    bench.facts["guarded_inputs"] = len(bench.split("q50", case.training).runtime.plan.inputs)
+    runtime = bench.split("q50", case.training).runtime
+    python = isinstance(runtime, PythonSplit)
+    if not python:
+        bench.facts["guarded_inputs"] = len(runtime.plan.inputs)
     bench.facts["probes"] = outcomes
     trains = case.training and bench.trainable(True)
-    for probe in (*PROBES, *_attributes(bench, case), *_other_data(bench)):
+    for probe in (*PROBES, *_attributes(bench, case), *_numbers_of_classes(bench, case), *_other_data(bench)):
         outcomes[probe.name] = _probe(bench, case, probe)
         if trains:
             outcomes[f"{probe.name}, in training"] = _probe(bench, case, probe, trained=True)
     for name, refusal in REFUSED.items():
-        outcomes[name] = refusal(bench, case)
+        if not (python and name in OF_PLANS):
+            outcomes[name] = refusal(bench, case)
     return PASSED
 
 
@@ -92,6 +96,10 @@ def _compared(
 ) -> str:
     phase, found, error = _trained(bench, split, given) if trained else _run(split, given)
     if error is not None and phase != "backward":
+        if isinstance(split.runtime, PythonSplit) and not refuses(error):
+            whole = outcome(lambda: twin(*ours[0], **ours[1]) if trained else no_grad(twin, ours), REFERENCE)
+            if type(whole.error) is type(error):
+                return f"{phase}: {type(error).__name__}, as the whole model"
         return _held(name, probe.expected, phase, error)
     if not probe.follows:
         raise Stop(Status.FAIL_STATE, f"{name}: no guard fired; expected {_wanted(probe.expected)}")
@@ -350,6 +358,26 @@ def _other_value(path: str, name: str, model: nn.Module) -> bool:
     return True
 
 
+def _numbers_of_classes(bench: Bench, case: Case) -> Iterator[Probe]:
+    """A probe for each plain number that stands on a class of the model's, as far as torch did not write that."""
+    classes = dict.fromkeys(c for m in bench.whole(case.training).modules() for c in type(m).__mro__)
+    own = [c for c in classes if c.__module__.partition(".")[0] not in ("torch", "builtins")]
+    found = [(c, n) for c in own for n, v in vars(c).items() if n[0] != "_" and type(v) in (bool, int, float)]
+    for cls, name in found[:MOST_ATTRIBUTES]:
+        yield Probe(f"another value of {cls.__qualname__}.{name}", _ANY, within=partial(_other_number, cls, name))
+
+
+@contextmanager
+def _other_number(cls: Any, name: str, model: nn.Module) -> Iterator[None]:
+    """Another number stands on a class of the model."""
+    before = vars(cls)[name]
+    setattr(cls, name, not before if isinstance(before, bool) else before + 1)
+    try:
+        yield
+    finally:
+        setattr(cls, name, before)
+
+
 def _other_data(bench: Bench) -> Iterator[Probe]:
     """Inputs with other numbers, which may take forward another way."""
     for seed in OTHER_SEEDS:
@@ -434,7 +462,7 @@ def _preparing(**changed: Any) -> Callable[[Bench, Case], str]:
 
         def prepare() -> Any:
             spec = SplitSpec(boundary, dynamic_batch=(1, LARGEST))
-            return bench.target(side.model, args, split=spec, compile_options=None, **given)
+            return bench.asked(side.model, args, spec, compile_options=None, **given)
 
         return _must(str(changed), "prepare", classes, prepare)
 
@@ -451,6 +479,7 @@ REFUSED: dict[str, Callable[[Bench, Case], str]] = {
     "a percentage out of range": _preparing(boundary="percent:101", classes=("SpecError",)),
     "a mode misspelt": _preparing(mode="generated_eagre", classes=("SpecError",)),
 }
+OF_PLANS = ("a batch above the range", "an empty batch")  # the model's own Python takes what the model takes
 
 CHECK = Check(
     "guards", ("mode",), "what a plan relies on is checked: refused in the right phase, or followed exactly", run

@@ -3,6 +3,7 @@
 from model_zoo.families import (
     toys_applied,
     toys_batch,
+    toys_classes,
     toys_containers,
     toys_dtypes,
     toys_errors,
@@ -12,6 +13,7 @@ from model_zoo.families import (
     toys_opaque,
     toys_opened,
     toys_past,
+    toys_python,
     toys_scripted,
     toys_settled,
     toys_sizes,
@@ -25,6 +27,7 @@ from model_zoo.families import (
 _MODULES = (
     toys_applied,
     toys_batch,
+    toys_classes,
     toys_containers,
     toys_dtypes,
     toys_errors,
@@ -34,6 +37,7 @@ _MODULES = (
     toys_opaque,
     toys_opened,
     toys_past,
+    toys_python,
     toys_scripted,
     toys_settled,
     toys_sizes,
