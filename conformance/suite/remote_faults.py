@@ -1,8 +1,8 @@
 """Faults for training in two processes: sides killed at random, connections cut, disks full; the final weights stay the same.
 
 `python -m conformance.suite.remote_faults 1000 --seed 3` kills 1,000 times. Every other run has the loss on the edge, in three
-parts. Each life of a process is a fork of this one, which has torch loaded already. All that it does hangs on the seed, save for
-how fast the machine is.
+parts; with `--loss edge` each of them has, with `--loss server` none. Each life of a process is a fork of this one, which has torch
+loaded already. All that it does hangs on the seed, save for how fast the machine is.
 """
 
 from __future__ import annotations
@@ -303,6 +303,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kills", type=int)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--loss", choices=("edge", "server"), help="on which side the loss is; both in turn, unless told"
+    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     draw, told, done = random.Random(options.seed), Counter[str](), 0
@@ -314,7 +317,8 @@ def main(arguments: list[str] | None = None) -> int:
         while done < options.kills:
             folder = base / f"run {told['runs']}"
             folder.mkdir()
-            for name in ("part0", "part1", "part2") if told["runs"] % 2 else ("prefix", "suffix"):
+            three = options.loss == "edge" or (options.loss is None and told["runs"] % 2)
+            for name in ("part0", "part1", "part2") if three else ("prefix", "suffix"):
                 shutil.copy(base / name, folder / name)
             done += disturbed(folder, draw, min(options.kills - done, 25, (options.kills + 1) // 2), told)
             told["runs"] += 1
