@@ -1,10 +1,10 @@
 """What an edge with a half's file needs: seconds to the first result, memory, and the size of the file.
 
-`python -m benchmarks.halves` prints a line of JSON for each half; `--half NAME` takes some of them, `--times N` so many processes of each kind.
-Each figure is of processes of their own, the kinds in turn, and the median of them. Seconds begin when torch is imported, and end with the
-first result. Memory is what is resident after it, less what a process of torch alone has, which maps the same weights and runs the
-same ops, and has no Ariadne; the weights themselves are added again, for torch alone must hold them too. `unread` is a file that was
-put out of the memory of the operating system before.
+`python -m benchmarks.halves` prints a line of JSON for each half; `--half NAME` takes some of them, `--times N` so many
+processes of each kind. Each figure is of processes of their own, the kinds in turn, and the median of them. Seconds begin
+when torch is imported, and end with the first result. Memory is what is resident after it, less what a process of torch alone
+has, which maps the same weights and runs the same ops, and has no Ariadne; the weights are added again, for torch alone must
+hold them too. `unread` is a file that was put out of the operating system's memory before.
 """
 
 from __future__ import annotations

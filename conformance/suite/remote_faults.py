@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import ariadne
-from ariadne.errors import CheckpointError
+from ariadne.errors import CheckpointError, StepError
 from ariadne.remote import Edge, Server, Training, checkpoint, until_told
 
 STEPS, EVERY, MOST = 40, 6, 1.0  # of the last, the norm by which gradients are clipped
@@ -140,7 +140,10 @@ def train(folder: Path, port: int, full: bool) -> None:
                 for _ in training.run(STEPS, batch):
                     pass
                 if not (folder / "here" / f"{STEPS:012d}.safetensors").exists():
-                    training.save()
+                    try:
+                        training.save()
+                    except StepError:
+                        training = None  # the server was started anew since: from the last checkpoint, then
             except CheckpointError:
                 time.sleep(0.02)  # somebody makes room, or kills us
 
