@@ -5,7 +5,8 @@ Each row is a line of JSON, printed as it comes:
 - `stages`: the parts' forward and backward passes, one after the other, over those of the whole model (1.0 is as fast);
 - `plan`: a model of 10,000 ops in 64 parts: seconds of the capture, of measuring its ops, and of planning;
 - `step`, for each number of processes: seconds of a step of one process and of all, the speed-up, what was foreseen from op times,
-  and `at_once`: how much longer a step of the whole takes when as many processes as there are cores run it beside each other.
+  and `at_once`: how much longer a step of the whole takes when that many processes run it beside each other, sharing the cores
+  evenly where they are fewer. The foreseen step is in that scale.
 
 Steps of one process and of all are measured in turn, and the medians of ratios are given, so a machine that is busy shows less
 of it. Figures to publish need an idle one, with as many cores as processes; fewer are shared, which the foreseen step knows.
@@ -170,9 +171,10 @@ def rank(me: int, world: int, store: str, options: argparse.Namespace, queue: An
         all_s = clocked(lambda: (schedule.step(*first, **last), dist.barrier()))
         one = whole_step(net, given, options.microbatches) if me == 0 else (0.0, 0.0)
         dist.barrier()
-        beside = whole_step(net, given, options.microbatches) if me < CORES else (0.0, 0.0)
+        forward, backward = whole_step(net, given, options.microbatches)
         dist.barrier()
-        rows.append((all_s, one, beside))
+        share = min(1.0, CORES / world)
+        rows.append((all_s, one, (share * forward, share * backward)))
     if me == 0:
         median = statistics.median
         both = tuple(median(beside[i] for _, _, beside in rows[1:]) for i in (0, 1))

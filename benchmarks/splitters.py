@@ -241,15 +241,30 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def table(answers: Sequence[Mapping[str, Any]]) -> str:
-    """How many models each system serves, as Markdown: one row a system."""
+    """How many models each system serves, as Markdown: a row a system; then where its answer came and was another.
+
+    A cell counts three answers: as the whole model, "differs" (another answer, without a word), "no" (an error, at this question or
+    an earlier one).
+    """
     models = {r["model"] for r in answers}
     lines = [
         f"| of {len(models)} models | in three parts | same output | same gradients | with a smaller last micro-batch |",
         "|---|---|---|---|---|",
     ]
     for system, title in TITLES.items():
-        yes = Counter(q for r in answers if r["system"] == system for q in QUESTIONS if r.get(q))
-        lines.append(f"| {title} | " + " | ".join(str(yes[q]) for q in QUESTIONS) + " |")
+        mine = [r for r in answers if r["system"] == system]
+        cells = []
+        for question in QUESTIONS:
+            counts = Counter({True: "yes", False: "differs"}.get(r.get(question), "no") for r in mine)
+            cells.append(", ".join(f"{counts[word]} {word}" for word in ("yes", "differs", "no") if counts[word]))
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    lines += ["", "| system | model | what differs |", "|---|---|---|"]
+    for r in answers:
+        others = [question for question in QUESTIONS if r.get(question) is False]
+        if others:
+            count, *names = r.get("differs", [0])
+            which = f"; {count} gradients: {', '.join(names)}{', …' if count > len(names) else ''}" if count else ""
+            lines.append(f"| {TITLES[r['system']]} | {r['model']} | {', '.join(others)}{which} |")
     return "\n".join(lines)
 
 

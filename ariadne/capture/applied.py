@@ -14,7 +14,7 @@ import torch
 
 from ariadne import tree
 from ariadne.capture.followed import Real, Size
-from ariadne.capture.recorder import Recorder
+from ariadne.capture.recorder import Recorder, Within
 from ariadne.capture.refusals import Patches
 from ariadne.errors import UnsupportedError
 from ariadne.plan import Region
@@ -52,7 +52,7 @@ class _Referred:
     def __init__(self, recorder: Recorder, patches: Patches) -> None:
         self.recorder = recorder
         self.begun: tuple[Any, Region] | None = None
-        self.within: dict[int, torch.Tensor] = {}  # what its ops read
+        self.within = Within()  # what its ops read
         self.seen: set[Any] = set()  # the classes whose own `forward` is watched
         meta: Any = type(_FUNCTION)
         find = meta.__getattribute__

@@ -304,6 +304,7 @@ class Lowering:
                 f"{cls.__name__}.apply returns something that is not a tensor, which a plan can't hold; return tensors alone"
             )
         reads = tuple(a.name for a in args if isinstance(a, Ref))
+        hidden = self.values.registered(event.effect.writes if event.effect else (), "parameter", "buffer")
         names = []
         for i, out in enumerate(outs):
             names.append(
@@ -319,10 +320,10 @@ class Lowering:
             event.module,
             event.call,
             event.region,
-            writes=tuple(r for r in reads if self.values.by_name[r].kind == "tensor"),
+            writes=(*(r for r in reads if self.values.by_name[r].kind == "tensor"), *hidden),
             may_alias=tuple((n, r) for n in names for r in reads if self.values.by_name[r].dtype is not None),
             seeded=True,
-            within=self.values.registered(event.within, "parameter"),
+            within=tuple(dict.fromkeys((*self.values.registered(event.within, "parameter"), *hidden))),
         )
         self.values.nodes.append(node)
         for name, out in zip(names, outs, strict=True):

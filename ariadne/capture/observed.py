@@ -24,6 +24,7 @@ from ariadne.capture.parts import refuse_shared
 from ariadne.capture.reach import Reach
 from ariadne.capture.recorded import recording
 from ariadne.capture.recorder import sizes_in
+from ariadne.capture.repeated import refuse_repeated
 from ariadne.capture.settled import Held, Key, refuse_change, settles
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
@@ -202,6 +203,7 @@ def observe(
             effects.assigned |= history.assigned - found.read_attributes.keys()
             effects.kept = held.kept(found.changed, effects.assigned, bool(effects.known - effects.rules.keys()))
             found.flags = held.flags(found.changed, effects.assigned)
+        refuse_repeated(found, unpruned, snapshot, effects.rules, containers)
         unpruned = with_stores(unpruned, effects, changes, put, reach)
         plan = check(prune(unpruned))
         return Observation(

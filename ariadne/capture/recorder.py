@@ -35,6 +35,14 @@ AUTOCAST_DEVICES = ("cpu", "cuda")
 _plain_shape: Any = torch._C.TensorBase.shape.__get__  # type: ignore[attr-defined]
 
 
+class Within(dict[int, torch.Tensor]):
+    """The tensors that the ops of a function that is kept whole read, by their ids; `wrote`: those of the model, if they write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrote: dict[int, torch.Tensor] = {}
+
+
 class Recorder(ProxyTorchDispatchMode):
     """The dispatch mode that records; torch lets only its own kinds of mode stand at the pre-dispatch key."""
 
@@ -49,7 +57,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.depth = 0
         self.running: tuple[OpOverload, tuple[Any, ...]] | None = None  # the op that fake tensors go through
         self.own: set[int] = set()
-        self.within: dict[int, torch.Tensor] | None = None  # what the ops of a function that is kept whole read
+        self.within: Within | None = None  # what the ops of a function that is kept whole read
         self.ambient, self.settings = modes(), switches.settings()
         self.state: set[int] = set()  # the storages of the model's tensors
         self.kept: dict[int, str] = {}  # those that opaque parts left in Python in this call, and which part
@@ -71,14 +79,17 @@ class Recorder(ProxyTorchDispatchMode):
             self.depth -= 1
 
     @contextmanager
-    def whole(self) -> Iterator[dict[int, torch.Tensor]]:
+    def whole(self) -> Iterator[Within]:
         """While in the block, what runs is `aside`, and the tensors that its ops read are noted, by their ids."""
-        before, self.within = self.within, {}
+        before, self.within = self.within, Within()
+        lists = self.snapshot.lengths() if self.fake is None else None
         try:
             with self.aside(), self.drawing():
                 yield self.within
         finally:
             self.within = before
+            if lists is not None:
+                self.recording.repeated |= self.snapshot.grown(lists)
 
     def where(self) -> str:
         """The module that runs, for an error message."""
@@ -123,6 +134,10 @@ class Recorder(ProxyTorchDispatchMode):
                 if isinstance(func, OpOverload) and func._schema.is_mutable:  # among fake tensors, too, of real ones
                     with unset_fake_temporarily():
                         self._keep_what_is_written(func, args, kwargs)
+                    bound = bind(func, args, kwargs)
+                    written = (storage_of(t) for i in written_arguments(func, bound) for t in tensors_in(bound[i]))
+                    mine = {key for key in written if key is not None and key in self.state}
+                    self.within.wrote |= {id(t): t for t in self.snapshot.owning(mine)}
             return func(*args, **kwargs)
         refuse_transforms(self.where())
         if func is torch.ops.aten.lift_fresh.default:
@@ -193,6 +208,8 @@ class Recorder(ProxyTorchDispatchMode):
         """Note one op; `region`: the modes that it ran under, where they are not those of this moment; `within`: see `whole`."""
         path, call = self.stack[-1]
         args = own_numbers(args) if self.watch is not None else args
+        if isinstance(within, Within) and within.wrote:
+            effect = Effect(tuple(within.wrote.values()), (), True)
         self.recording.events.append(
             Event(target, args, out, path, call, region or self.region(), effect, tuple((within or {}).values()))
         )

@@ -375,6 +375,16 @@ class Snapshot:
             if hasattr(type(d), "__missing__") and len(d) != len(old):
                 yield id(d), {k: v for k, v in dict.items(d) if k not in old and lasts(v)}
 
+    def lengths(self) -> tuple[list[int], list[list[Any]]]:
+        """How many entries the dicts have, and what is in the lists, for `grown`."""
+        return [dict.__len__(d) for d, _ in self._dicts], [_items(values) for values, _ in self._lists]
+
+    def grown(self, before: tuple[list[int], list[list[Any]]]) -> set[Spot]:
+        """The dicts that have another number of entries than before, and the lists that hold other things."""
+        found = {(id(d), None) for n, (d, _) in zip(before[0], self._dicts, strict=False) if dict.__len__(d) != n}
+        lists = zip(before[1], self._lists, strict=False)
+        return found | {(id(values), None) for was, (values, _) in lists if _changed(_items(values), was)}
+
     def changes(self) -> Iterator[tuple[str, str, Any, Any]]:
         """The plain attributes of modules that differ now: (module path, name, before, now)."""
         before = {id(d): old for d, old in self._dicts}

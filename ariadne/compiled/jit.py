@@ -58,6 +58,11 @@ class SegmentReport:
         first = {grad: 0 if self._was_there(grad) or (self.began_loaded and not grad) else 1 for grad in self.compiled}
         return sum(max(0, n - first[grad]) for grad, n in self.compiled.items())
 
+    @property
+    def trains_eagerly(self) -> bool:
+        """Whether training runs the segment as eager code; not before it did so once."""
+        return self.state == "eager" or self.ways.get(True) == "eager"
+
     def _was_there(self, grad: bool) -> bool:
         """Whether this side was compiled, or for inference loaded, for an earlier plan."""
         before = self.earlier

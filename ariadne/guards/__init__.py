@@ -60,6 +60,7 @@ from ariadne.guards.effects import (
     Effects,
     Place,
     Put,
+    Rule,
     attributes_of,
     effects_of,
     refusal,

@@ -33,7 +33,7 @@ from ariadne.guards.attributes import (
     strays,
 )
 from ariadne.guards.attributes import shown as shown_step
-from ariadne.guards.classes import Hiding, Lookup, changeable
+from ariadne.guards.classes import Hiding, Lookup, Nearer, changeable, own_dict
 from ariadne.guards.kept import Bytes, Contents, Defaults, Kept, Length, Same
 from ariadne.guards.marks import ASKING_FOR_CLASSES, Marks, Registered, Strides, marks_on, state_of
 from ariadne.guards.opened import State, asks_itself, counts_by_which
@@ -154,8 +154,8 @@ class Baseline:
                 elif at in recorded.defaults and path in self.modules:
                     put = recorded.defaults[at]
                     self.attributes.append((path, (name,), Defaults(module.__dict__.get(name, value), put)))
-                elif (path, name) not in changed | taken and at not in recorded.moved and path in self.modules:
-                    found = list(_kept(module, name, value, names))
+                elif (path, name) not in changed | taken and path in self.modules:
+                    found = [] if at in recorded.moved else list(_kept(module, name, value, names))
                     tensors = {keys: t for keys, t in found if isinstance(t, torch.Tensor)}
                     self.facts |= {
                         ("attribute", path, keys): facts_of(t) for keys, t in tensors.items() if self._was_asked(t)
@@ -284,9 +284,19 @@ def of_classes(
             for base in changeable(kind):
                 if base.__module__.partition(".")[0] != "torch":
                     for name in names.names.intersection(vars(base)) - names.assigned:
-                        value = found[name]
-                        if not (hasattr(type(value), "__get__") or is_a(value, type) or names.moves(value)):
-                            yield from with_contents(Outside(found, name, value, f"{kind.__qualname__}.{name}"))
+                        value = vars(base)[name]
+                        if hasattr(type(value), "__get__") or is_a(value, type):
+                            continue
+                        own = own_dict(base)
+                        hidden = (
+                            next(d for d in found.dicts if name in d) is not own
+                        )  # from all but `super()` and its name
+                        table, what = (own, base) if hidden else (found, kind)
+                        one = Outside(table, name, value, f"{what.__qualname__}.{name}")
+                        if not names.moves(value):
+                            yield from with_contents(one)
+                        elif not hidden:  # the plan puts things into what stands there, as long as nothing hides it
+                            yield replace(one, table=Nearer(kind, name), value=MISSING)
     for cls, name in registered:
         yield Outside(Lookup(cls), name, MISSING, f"{cls.__qualname__}.{name}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -37,6 +38,16 @@ class Lookup:
 
     def __getitem__(self, name: str) -> Any:
         return next((d[name] for d in self.dicts if name in d), MISSING)
+
+
+class Nearer(Lookup):
+    """The same, but only in the classes that are asked before the one in which the name stands now."""
+
+    __slots__ = ()
+
+    def __init__(self, cls: type, name: str) -> None:
+        super().__init__(cls)
+        self.dicts = [*takewhile(lambda d: name not in d, self.dicts)]
 
 
 class Hiding(Lookup):

@@ -8,7 +8,7 @@ second run in the state that the first one left: what changes there again is no 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -194,6 +194,10 @@ class Containers:
         """What stands at a place."""
         found = next(thing for at, thing, _, _ in self._noted.values() if at == place)
         return found.thing if is_a(found, Root) else found
+
+    def at(self, ids: Collection[int]) -> set[Place]:
+        """Where the containers with these ids stand."""
+        return {place for key, (place, *_) in self._noted.items() if key in ids}
 
     def changes(self, inside: Callable[..., bool] = lambda thing, key: False) -> dict[Place, Change]:
         """The containers that hold other things now; not those, or those keys, that are changed `inside` of an opaque part."""

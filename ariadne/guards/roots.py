@@ -16,8 +16,10 @@ from typing import Any
 from torch import nn
 
 from ariadne.guards.attributes import LEAVES, MISSING, Attribute, follow, is_a, is_array, is_memory, is_opaque, kind_of
+from ariadne.guards.classes import own_dict
 from ariadne.guards.links import is_known
 
+_SHORT = 256  # tables of functions that are longer are not looked through
 _NEAR = 3  # so many functions away from a hook or a method, what a function reaches is looked at
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _CALLED = (FunctionType, MethodType, partial)
@@ -74,6 +76,9 @@ class _Search:
         self.seen: set[tuple[int, ...]] = set()
         self.known: dict[int, tuple[bool, Any]] = {}
         self.classes: dict[type, None] = {}
+        self.declared: dict[
+            type, set[str]
+        ] = {}  # names in the model's own classes, which functions out of sight may assign
         self.functions: dict[int, FunctionType] = {}
         self.memories: dict[int, Any] = {}
         self.written: set[str] = (
@@ -84,7 +89,9 @@ class _Search:
     def all(self) -> Reached:
         """What was found, with the attributes of classes and functions that the functions found may assign."""
         for cls in self.classes:
-            names = {n for n in self.written if not hasattr(vars(cls).get(n), "__get__")}
+            names = {
+                n for n in self.written | self.declared.get(cls, set()) if not hasattr(vars(cls).get(n), "__get__")
+            }
             if names:
                 self.keep(Root(cls.__name__, cls, (), tuple(sorted(names))))
         for f in self.functions.values():
@@ -100,6 +107,7 @@ class _Search:
             if base.__module__.partition(".")[0] == "torch" or base is nn.Module:
                 continue
             self.classes[base] = None
+            self.declared[base] = {n for n in vars(base) if not n.startswith("__")}
             for name, thing in list(vars(base).items()):
                 if is_a(thing, (staticmethod, classmethod)):
                     thing = thing.__func__
@@ -110,7 +118,7 @@ class _Search:
                 if is_a(thing, (FunctionType, partial)) or is_memory(thing):
                     self.enter(thing, 0)
                 elif not name.startswith("__"):
-                    self.consider(thing, Root(f"{base.__name__}.{name}", thing), 0)
+                    self.consider(thing, _of_class(base, name, thing), 0)
 
     def enter(self, thing: Any, far: int) -> None:
         """Look at what a function, or something else that can be called, reaches."""
@@ -180,9 +188,11 @@ class _Search:
                 for name in sorted({*names} & vars(value).keys()):
                     inner = vars(value)[name]
                     if not is_opaque(inner):
-                        self.consider(inner, Root(f"{value.__name__}.{name}", inner), far + 1)
+                        self.consider(inner, _of_class(value, name, inner), far + 1)
         elif type(value) not in LEAVES and value is not MISSING and not is_opaque(value) and not is_array(value):
             self.keep(root)
+            for inner in _table(value):
+                self.enter(inner, far + 1)
 
     def keep(self, root: Root) -> None:
         if not root.names and not kind_of(root.now()):
@@ -198,6 +208,20 @@ class _Search:
             name = f"{root.name} ({i})"
         self.names.add(name)
         self.found[key] = replace(root, name=name)
+
+
+def _table(value: Any) -> list[Any]:
+    """The functions in a short table of such, which forward may choose from."""
+    if not is_a(value, (dict, list, tuple)) or len(value) > _SHORT:
+        return []
+    inner = dict.values(value) if is_a(value, dict) else value
+    return [thing for thing in inner if is_a(thing, _CALLED)]
+
+
+def _of_class(cls: type, name: str, thing: Any) -> Root:
+    """What stands in a class under a name: by the name, so that another that is put there is found."""
+    table, what = own_dict(cls), f"{cls.__name__}.{name}"
+    return Root(what, table, (name,)) if table.get(name) is thing else Root(what, thing)
 
 
 def _names(code: CodeType) -> Iterator[str]:

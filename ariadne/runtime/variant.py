@@ -115,9 +115,8 @@ class Variant:
             for guard in guards.values():
                 guard.explain()
             raise
-        # A compiler makes views of its own; what it computes is near the whole model's, and not the same.
-        copied = candidate.written if settings.mode != "compiled" else ()
-        self.copied = tuple((candidate.live.index(name), name) for name in copied if plan.values[name].differentiable)
+        written = (name for name in candidate.written if plan.values[name].differentiable)
+        self.copied = tuple((candidate.live.index(name), name) for name in written)
         known = plan.apart or told_apart(plan, candidate)
         self.cast, self.reachable, self.sized_by_data = known.cast, known.reachable, known.sized_by_data
         apart = [(module(path)._parameters, key) for path, key in known.shared] if plan.apart else []
@@ -247,7 +246,12 @@ class Variant:
         return boundary.labels is self.candidate.live
 
     def refuse_views(self, raw: Sequence[Any]) -> None:
-        """Raise `TrainingError` where a value that the suffix writes into is a view, and was none at capture."""
+        """Raise `TrainingError` where a value that the suffix writes into is a view, and was none at capture.
+
+        Not where a compiler wrote the prefix: it makes views of its own, and what it computes is near the model's, not the same.
+        """
+        if any(report.side == "prefix" and not report.trains_eagerly for report in self.reports):
+            return
         for i, name in self.copied:
             if raw[i]._is_view():
                 raise TrainingError(

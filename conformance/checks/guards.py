@@ -63,7 +63,7 @@ def run(bench: Bench, case: Case) -> Finding:
     bench.facts["guarded_inputs"] = len(bench.split("q50", case.training).runtime.plan.inputs)
     bench.facts["probes"] = outcomes
     trains = case.training and bench.trainable(True)
-    for probe in (*PROBES, *_attributes(bench, case), *_other_data(bench)):
+    for probe in (*PROBES, *_attributes(bench, case), *_numbers_of_classes(bench, case), *_other_data(bench)):
         outcomes[probe.name] = _probe(bench, case, probe)
         if trains:
             outcomes[f"{probe.name}, in training"] = _probe(bench, case, probe, trained=True)
@@ -348,6 +348,26 @@ def _other_value(path: str, name: str, model: nn.Module) -> bool:
     value = held[name]
     held[name] = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else value / 2
     return True
+
+
+def _numbers_of_classes(bench: Bench, case: Case) -> Iterator[Probe]:
+    """A probe for each plain number that stands on a class of the model's, as far as torch did not write that."""
+    classes = dict.fromkeys(c for m in bench.whole(case.training).modules() for c in type(m).__mro__)
+    own = [c for c in classes if c.__module__.partition(".")[0] not in ("torch", "builtins")]
+    found = [(c, n) for c in own for n, v in vars(c).items() if n[0] != "_" and type(v) in (bool, int, float)]
+    for cls, name in found[:MOST_ATTRIBUTES]:
+        yield Probe(f"another value of {cls.__qualname__}.{name}", _ANY, within=partial(_other_number, cls, name))
+
+
+@contextmanager
+def _other_number(cls: Any, name: str, model: nn.Module) -> Iterator[None]:
+    """Another number stands on a class of the model."""
+    before = vars(cls)[name]
+    setattr(cls, name, not before if isinstance(before, bool) else before + 1)
+    try:
+        yield
+    finally:
+        setattr(cls, name, before)
 
 
 def _other_data(bench: Bench) -> Iterator[Probe]:

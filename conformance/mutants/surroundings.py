@@ -31,6 +31,18 @@ class BlindToFunctions(Planted):
             guard._arm()
 
 
+class BlindToClasses(Planted):
+    """A number that stands on a class and is another one goes unnoticed, also behind one of its name, where `super()` finds it."""
+
+    piece = "guards.baseline"
+
+    def in_variant(self, variant: Variant) -> None:
+        for guard in variant.guards:
+            guard.baseline = copy.copy(guard.baseline)
+            guard.baseline.outside = [o for o in guard.baseline.outside if not o.name.endswith(".gain")]
+            guard._arm()
+
+
 class BlindToSwitches(Planted):
     """A setting of torch that forward asked for, and that stands otherwise, goes unnoticed."""
 

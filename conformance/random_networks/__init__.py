@@ -2,6 +2,9 @@
 
 In import order::
 
+    outside          what steps read beside the network
+    scripted_steps   steps that call functions under `torch.jit.script`
+    python_steps     steps whose Python no graph shows
     steps, parts     the closed vocabulary: what a program can do, and the modules that it can hold
     program          a program as data, as a module, and as inputs
     compare          equal, bit for bit

@@ -11,7 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from conformance.random_networks.python_steps import Counting
 from conformance.suite.state import seed_torch
+
+ON_CLASS = ("seen", "latest", "scale")  # what steps use on a network's class
 
 
 class Different(AssertionError):
@@ -148,5 +151,7 @@ def state(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> d
             "generators": generators(),
             "records": list(getattr(model, "records", ())),
             "notes": dict(getattr(model, "notes", {})),
+            "class": {n: getattr(type(model), n, None) for n in ON_CLASS},
+            "calls": {n: m.calls for n, m in model.named_modules() if isinstance(m, Counting)},
         }
     )

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from ariadne import SplitRuntime
 from ariadne.errors import FrontierError, GuardError, TrainingError, WitnessError
 from conformance.random_networks.compare import Different
-from conformance.random_networks.twins import Twins
+from conformance.random_networks.twins import Twins, asked
 
 LIMITS = ("over a wire", "max_paths", "were written into since")  # of plans that branch on data
 INEXACT = "may differ from the whole model's in the last bits"
+ASKS = "loss_fn asks torch.autograd.grad for"
 
 
 @dataclass
@@ -27,6 +28,7 @@ class Counts:
     captured: int = 0  # plans that a call needed and the preparation had not made
     penalised: int = 0  # training steps whose loss has a penalty over all parameters
     inexact: int = 0  # steps that the split refuses, since gradients might be added in another order
+    behind: int = 0  # steps that the split refuses, since the loss asks for a gradient of what lies behind the boundary
     refused: list[str] = field(default_factory=list)
 
     def refuse(self, error: Exception) -> None:
@@ -35,9 +37,15 @@ class Counts:
 
 
 def allowed(
-    act: Callable[[], bool], twins: Twins, runtime: SplitRuntime, batch: int, refusable: object, counts: Counts
+    act: Callable[[], bool],
+    twins: Twins,
+    runtime: SplitRuntime,
+    batch: int,
+    refusable: object,
+    counts: Counts,
+    seed: int = 0,
 ) -> bool:
-    """Run a comparison; whether it came to one.
+    """Run a comparison, of a step of that number if it is one; whether it came to one.
 
     A guard may fire where something is `refusable`; a cut may be missing where the plan excludes the batch.
     """
@@ -45,7 +53,9 @@ def allowed(
     try:
         ran = act()
     except GuardError as error:
-        if not refusable or (isinstance(error, WitnessError) and not any(limit in str(error) for limit in LIMITS)):
+        limits = LIMITS if refusable else LIMITS[:1] if twins.program.one_path else ()
+        witnessed = isinstance(error, WitnessError)
+        if not any(limit in str(error) for limit in limits) if witnessed else not refusable:
             raise Different(f"{runtime.split_id}, batch {batch}: a guard fires for no reason: {error!r}") from error
         counts.refuse(error)
     except FrontierError as error:
@@ -53,9 +63,13 @@ def allowed(
             raise Different(f"{runtime.split_id}, batch {batch}: {error!r}") from error
         counts.refuse(error)
     except TrainingError as error:
-        if INEXACT not in str(error) or not twins.program.writes:
+        wanted = asked(twins.split, seed)
+        if ASKS in str(error) and any(p is wanted for p in runtime.prefix_parameters()):
+            counts.behind += 1
+        elif INEXACT not in str(error) or not twins.program.writes:
             raise Different(f"{runtime.split_id}, batch {batch}: {error!r}") from error
-        counts.inexact += 1
+        else:
+            counts.inexact += 1
     except Different:
         raise
     except Exception as error:

@@ -31,11 +31,15 @@ ACCEPTS = {
 }
 FORMS = ("one", "tuple", "list", "dict", "nested", "pair", "constants")
 DRAWN_SHAPES = (["B", 4], ["B", 3, 4], ["B", 1], ["B", 2, 3], ["B"], ["B", 0], ["B", 4, 1])
+TIME_FIRST = ([3, "B", 4], [4, "B"])
 STATIC_SHAPES = ([4], [5, 4], [1, 4], [])
 # AssertionError: of the shape rules of torch 2.11, where a dim is out of range.
-REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, AssertionError)
+REFUSALS = (RuntimeError, ZeroDivisionError, ValueError, IndexError, TypeError, NotImplementedError, AssertionError)
 # What was silently wrong once, and random programs meet seldom.
-NAMED = ("append", "note", *["packed"] * 6, *(n for n in STEPS if n.startswith(("scripted", "count_"))), "compress")
+NAMED = (
+    "append", "note", "class_append", "class_bind", "by_class", "divided", "checkpointed", *["packed"] * 6,
+    *(n for n in STEPS if n.startswith(("scripted", "opaque", "count_"))), "compress",
+)  # fmt: skip
 _KINDS = [*parts.KINDS, *["linear"] * 8, *["batch_norm"] * 3, "lookup", "dropout", "relu", "gain", "average"]
 Gene = tuple[str, int, int, int, int]
 
@@ -45,7 +49,8 @@ def _weighted() -> list[str]:
     often = {"call": 20, "again": 10, "add": 3, "add_": 4, "relu_": 4, "scale_": 4, "mul_": 3, "put_": 4, "shift_": 3,
              "window": 5, "view": 4, "reshape": 3, "transpose": 5, "select": 2, "chunk": 3, "cat": 2, "detach": 4,
              "times_batch": 3, "arange": 2, "expand": 3, "dropout": 2, "scripted": 2, "append": 3, "note": 3,
-             "by_function": 3, "by_setting": 3}  # fmt: skip
+             "by_function": 3, "by_setting": 3, "divided": 2, "checkpointed": 3, "opaque": 2, "class_append": 2,
+             "class_bind": 2, "by_class": 2}  # fmt: skip
     names = [n for n, s in STEPS.items() if not s.refusable]
     names.insert(1, "again")
     return ["skip", *(n for name in names for n in [name] * often.get(name, 1))]
@@ -258,7 +263,7 @@ def _template(meta: Meta, form: str, picks: Sequence[int]) -> Any:
 
 def _inputs() -> st.SearchStrategy[list[dict[str, Any]]]:
     """One to four inputs; the first is a batch of floats, or of ints."""
-    batched = st.sampled_from(DRAWN_SHAPES)
+    batched = st.sampled_from((*DRAWN_SHAPES * 2, *TIME_FIRST))
     first = st.builds(_spec, batched, st.sampled_from(("float32", "float32", "int64")), st.integers(0, 7))
     shapes = st.one_of(batched, st.sampled_from(STATIC_SHAPES))
     other = st.builds(

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conformance.random_networks.python_steps import counting
+
 
 class Lookup(nn.Module):
     """An embedding of integers of any size."""
@@ -138,6 +140,7 @@ KINDS: Mapping[str, Kind] = {
     "block": Kind(Block, _last, writes=True),
     "gain": Kind(Gain, _always(())),
     "tick": Kind(Tick, _always(()), writes=True),
+    "opaque": Kind(counting, _last, writes=True),
     "average": Kind(Average, _always((False,), (True,)), writes=True),
 }
 

@@ -19,12 +19,13 @@ import json
 from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from conformance.random_networks import parts
+from conformance.random_networks.python_steps import MAY_WRITE
 from conformance.random_networks.steps import DTYPES, STEPS, UNDER, Frame
 
 CALLS = ("positional", "keywords", "list", "dict")
@@ -107,14 +108,28 @@ class Program:
     @property
     def refusable(self) -> str:
         """Why a capture may be refused, if any step allows it."""
-        if self.batch == 1 and any(s["do"] == "packed" for s in self.steps):
-            return "of one sequence, the sizes of a packed one are data: a suffix over a wire knows one path"
+        done = {s["do"] for s in self.steps}
+        opaque = any(n.startswith("opaque") for n in done) or any(
+            p.get("kind") == "opaque" for p in self.parts.values()
+        )
+        if opaque and done & {"append", "note", "class_append", "class_bind"}:
+            return "what is in a container before a part that is taken as it is, that part may read"
         return next((r for s in self.steps if (r := STEPS[s["do"]].refusable)), "")
+
+    @property
+    def along(self) -> list[int | None]:
+        """For each input the dim along which its batch lies; None where it has none."""
+        return [i["shape"].index("B") if "B" in i["shape"] else None for i in self.inputs]
+
+    @property
+    def one_path(self) -> bool:
+        """Whether data decide how it goes on where the example has one row: a suffix over a wire knows one path."""
+        return self.batch == 1 and any(s["do"] == "packed" for s in self.steps)
 
     @property
     def writes(self) -> bool:
         """Whether anything in it writes in place or keeps a cast, so that a cut may have a reason to be unsafe."""
-        steps = any(STEPS[s["do"]].writes or s.get("under") == "autocast" for s in self.steps)
+        steps = any(STEPS[s["do"]].writes or s["do"] in MAY_WRITE or s.get("under") == "autocast" for s in self.steps)
         return steps or any("kind" in p and parts.KINDS[p["kind"]].writes for p in self.parts.values())
 
     def arguments(self, batch: int, seed: int = 0, device: str = "cpu") -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -200,11 +215,17 @@ def names_in(template: Any) -> Iterator[str]:
 
 
 class Network(nn.Module):
-    """The module that a program stands for."""
+    """The module that a program stands for. Steps use what stands on its class, too: `apart` gives one a class of its own."""
+
+    seen: ClassVar[list[Tensor]] = []
+    latest: ClassVar[Tensor | None] = None
+    scale: ClassVar[float] = 1.0
 
     def __init__(self, program: Program) -> None:
         super().__init__()
         self.program = program
+        self.register_buffer("passed", torch.zeros(()))  # of what a checkpoint runs
+        self.register_buffer("total", torch.zeros(()))
         self.parts = parts.make(program.parts)
         self.records: list[Tensor] = []  # what steps put there stays
         self.notes: dict[str, Tensor] = {}
@@ -220,10 +241,16 @@ class Network(nn.Module):
             args = tuple(args[0].values())
         given = [*args, *(kwargs[i["name"]] for i in program.inputs[len(args) :])]
         env: Env = {i["name"]: t for i, t in zip(program.inputs, given, strict=True)}
-        frame = Frame(self, given[0].shape[0])
+        frame = Frame(self, given[0].shape[program.along[0] or 0])
         for step in program.steps:
             run_step(frame, step, env)
         return output_of(program.output, env, frame.batch)
+
+
+def apart(network: Network) -> Network:
+    """The same network, of a class of its own, on which nothing was left yet."""
+    network.__class__ = type("Network", (Network,), {"seen": [], "latest": None, "scale": 1.0})
+    return network
 
 
 def build(program: Program) -> Network:
@@ -231,4 +258,4 @@ def build(program: Program) -> Network:
     with torch.random.fork_rng(devices=[]):
         network = Network(program)
     parts.randomise(network)
-    return network
+    return apart(network)

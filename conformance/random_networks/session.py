@@ -19,9 +19,16 @@ from conformance.random_networks import outside
 from conformance.random_networks.compare import Different
 from conformance.random_networks.counts import Counts, allowed
 from conformance.random_networks.program import Program
+from conformance.random_networks.python_steps import SCALES
 from conformance.random_networks.twins import BATCHES, Twins
 
 WIRE = 3  # every third run goes over the wire
+WRITTEN = -1  # under which a hook is written into a module's table
+
+
+def doubled(module: nn.Module, args: Any, output: Any) -> Any:
+    """What such a hook makes of a tensor."""
+    return output * 2 if isinstance(output, torch.Tensor) and output.is_floating_point() else output
 
 
 class Session:
@@ -84,14 +91,13 @@ class Session:
     def _step(self, number: int) -> None:
         if self.runtime:
             act = partial(self.twins.train, self.runtime, self.batch, f"step {number}", seed=number)
-            stepped = self._allowed(act)
+            stepped = self._allowed(act, number)
             self.counts.steps += stepped
             self.counts.penalised += stepped and number % 2 == 1
 
-    def _allowed(self, act: Callable[[], bool]) -> bool:
-        return allowed(
-            act, self.twins, self.runtime, self.batch, self.stale or self.program.refusable, self.counts
-        )  # fmt: skip
+    def _allowed(self, act: Callable[[], bool], seed: int = 0) -> bool:
+        refusable = self.stale or self.program.refusable
+        return allowed(act, self.twins, self.runtime, self.batch, refusable, self.counts, seed)
 
     def _flip(self, number: int) -> None:
         for model in self.models():
@@ -168,6 +174,24 @@ class Session:
         outside.set_variable(number)
         self.stale = "a variable of the environment was changed"
 
+    def _write_hook(self, number: int) -> None:
+        """A hook in the very table in which torch keeps those of a module, or out of it again."""
+        for model in self.models():
+            hooks = [*model.modules()][number % len([*model.modules()])]._forward_hooks
+            if hooks.pop(WRITTEN, None) is None:
+                hooks[WRITTEN] = doubled
+        self.stale = "a hook was written into a module's table"
+
+    def _renew_list(self, number: int) -> None:
+        """Another list on the class, into which what comes is to go."""
+        for model in self.models():
+            type(model).seen = []
+
+    def _set_class_number(self, number: int) -> None:
+        for model in self.models():
+            type(model).scale = SCALES[number % len(SCALES)]
+        self.stale = "a number of the class was changed"
+
     def models(self) -> tuple[nn.Module, nn.Module]:
         """The whole and the split model."""
         return self.twins.whole, self.twins.split
@@ -189,4 +213,7 @@ ACTIONS: dict[str, Callable[[Session, int], None]] = {
     "replace_function": Session._replace_function,
     "flip_switch": Session._flip_switch,
     "set_variable": Session._set_variable,
+    "write_hook": Session._write_hook,
+    "renew_list": Session._renew_list,
+    "set_class_number": Session._set_class_number,
 }

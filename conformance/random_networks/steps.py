@@ -15,7 +15,7 @@ import torchvision  # noqa: F401 - has nms
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from conformance.random_networks import outside
+from conformance.random_networks import outside, python_steps
 from conformance.random_networks.scripted_steps import CALLED, both, doubled_
 
 RAMP = (*(1.0,) * 6, *(0.5 * batch for batch in range(6, 99)))  # what a batch is worth, the same for all up to 5
@@ -253,6 +253,16 @@ STEPS: dict[str, Step] = {
     # what stays in a container of the network
     "append": Step("f", _appended, shaped=lambda f, x: x * 1),
     "note": Step("f", _put, {"at": ("a", "b")}, shaped=lambda f, x, at: x * 1),
+    # what stands on its class
+    "class_append": Step("f", python_steps.appended_to_class, shaped=lambda f, x: x * 1),
+    "class_bind": Step("f", python_steps.bound_to_class, shaped=lambda f, x: x * 1),
+    "by_class": Step("f", python_steps.by_class, {"asked": ("class", "network")}),
+    # a number that is not there at one batch
+    "divided": Step("f", python_steps.divided, {"at": (6, 4, 1), "how": ("floor", "rest", "share", "caught")}),
+    # parts that run again in the backward pass, or are taken as they are
+    "checkpointed": Step("f", python_steps.checkpointed, {"reentrant": (True, False)}, shaped=python_steps.unchecked),
+    "opaque": Step("f", lambda f, x: python_steps.sharpened(x), shaped=lambda f, x: x * 2),
+    "opaque_double_": Step("f", written(python_steps.doubled_), shaped=lambda f, x: x.mul_(2)),
     # the answer hangs on data
     "if_positive": Step("f", _branch(lambda f, x: x.sum() > 0), {}, _PATHS, lambda f, x: x * 2),
     "times_item": Step("f", lambda f, x: x * x.sum().item(), {}, _PATHS, lambda f, x: x * 2),

@@ -90,8 +90,8 @@ def _cut(
         act = partial(twins.replay, runtime, batch, f"{where}, batch {batch}", wire=k % 2 == 1)
         counts.replays += allowed(act, twins, runtime, batch, program.refusable, counts)
     for step in range(steps):
-        batch = TRAINED[step % len(TRAINED)]
-        act = partial(twins.train, runtime, batch, f"{where}, batch {batch}, step {step}", seed=step)
-        stepped = allowed(act, twins, runtime, batch, program.refusable, counts)
+        batch, seed = TRAINED[step % len(TRAINED)], step + 2 * (len(program.steps) % 3)
+        act = partial(twins.train, runtime, batch, f"{where}, batch {batch}, step {seed}", seed=seed)
+        stepped = allowed(act, twins, runtime, batch, program.refusable, counts, seed)
         counts.steps += stepped
         counts.penalised += stepped and step % 2 == 1

@@ -9,10 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ariadne import BoundaryPayload, SplitRuntime, SplitSpec, prepare_split
+from ariadne import BoundaryPayload, SplitRuntime, SplitSpec, prepare_split, tree
+from ariadne.capture import called
 from ariadne.errors import AriadneError
-from conformance.random_networks.compare import Different, aliases, bare, copied, same, seed_all, state, tensors
-from conformance.random_networks.program import Program, build
+from conformance.random_networks.compare import (
+    ON_CLASS,
+    Different,
+    aliases,
+    bare,
+    copied,
+    same,
+    seed_all,
+    state,
+    tensors,
+)
+from conformance.random_networks.program import Program, apart, build
+from conformance.random_networks.python_steps import Counting
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 BATCHES = (1, 6)  # what every split is prepared for
@@ -31,8 +43,31 @@ def loss_of(output: Any, targets: Any = None) -> Tensor:
     return total
 
 
+def asked(model: nn.Module, seed: int) -> nn.Parameter | None:
+    """The parameter for which the loss of a step of that number asks for gradients itself; None where it asks for none."""
+    wanting = [p for p in model.parameters() if p.requires_grad and p.is_floating_point()]
+    return wanting[seed // 2 % len(wanting)] if wanting and seed % 6 in (2, 4) else None
+
+
 def penalised(model: nn.Module, seed: int) -> Callable[..., Tensor]:
-    """The loss for a step of that number: every second has a penalty over all parameters, before the sum or after it."""
+    """The loss for a step of that number: every second has a penalty over all parameters, before the sum or after it.
+
+    Of the others, two of three ask for the gradient of one parameter, which may be one that the loss does not reach.
+    """
+    wanted = asked(model, seed)
+    if wanted is not None:
+
+        def asking(output: Any, targets: Any = None) -> Tensor:
+            found = loss_of(output)
+            if not found.requires_grad:
+                return found
+            if seed % 6 == 4:
+                found.backward(inputs=[wanted], retain_graph=True)
+                return found * 2
+            (gradient,) = torch.autograd.grad(found, [wanted], retain_graph=True, allow_unused=True)
+            return found + (0.125 if gradient is None else gradient.detach().float().sum())
+
+        return asking
     if seed % 2 == 0:
         return loss_of
 
@@ -51,7 +86,7 @@ class Twins:
     def __init__(self, program: Program, training: bool) -> None:
         self.program = program
         self.whole = build(program).train(training)
-        self.split = copy.deepcopy(self.whole)
+        self.split = apart(copy.deepcopy(self.whole))
         self.optimizers()
 
     def optimizers(self) -> None:
@@ -68,10 +103,16 @@ class Twins:
         args, kwargs = self.inputs(self.program.batch, seed=9)
         given = copied((args, kwargs))
         try:
-            return prepare(self.split, args, split=SplitSpec("50%", dynamic_batch=BATCHES), example_kwargs=kwargs)
+            return prepare(self.split, args, split=self.spec(args, kwargs), example_kwargs=kwargs)
         finally:
             same(before, state(self.split, self.split_step), f"{where}, left as found")
             same(given, (args, kwargs), f"{where}, example inputs")
+
+    def spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SplitSpec:
+        """Half of the way, for all batches; where the batch of any input lies elsewhere than in front, this is said of all."""
+        along, names = self.program.along, called(self.split, tree.flatten((args, kwargs))[1])
+        said = dict(zip(names, along, strict=True)) if any(along) else None
+        return SplitSpec("50%", dynamic_batch=BATCHES, batch_dim=said)
 
     def reset(self) -> None:
         """Set the second model and its optimizer to the state of the first."""
@@ -80,6 +121,12 @@ class Twins:
             self.split.records[:] = self.whole.records
             self.split.notes.clear()
             self.split.notes.update(self.whole.notes)
+            for name in ON_CLASS:
+                left = getattr(type(self.whole), name)
+                setattr(type(self.split), name, [*left] if isinstance(left, list) else left)
+            for mine, other in zip(self.split.modules(), self.whole.modules(), strict=True):
+                if isinstance(mine, Counting):
+                    mine.calls = other.calls
             theirs = dict(self.whole.named_parameters())
             for n, p in self.split.named_parameters():
                 p.grad = copied(theirs[n].grad)
@@ -102,6 +149,8 @@ class Twins:
                 expected = self.whole(*mine[0], **mine[1])
         except Exception as error:
             return self._raises(error, lambda: runtime.run_suffix(runtime.run_prefix(*theirs[0], **theirs[1])), where)
+        if wire:
+            _bared(self.whole)
         after = state(self.whole, self.whole_step)
         seed_all(seed)
         boundary = runtime.run_prefix(*theirs[0], **theirs[1])
@@ -110,6 +159,7 @@ class Twins:
         found = runtime.run_suffix(carried)
         if wire:  # bytes carry data: that a tensor wanted a gradient stays behind
             expected, found = (bare(value) for value in (expected, found))
+            _bared(self.split)
         same(expected, found, where)
         self.alike(where, after)
         same(mine, theirs, f"{where}, inputs")
@@ -166,6 +216,14 @@ class Twins:
 def _gradients(inputs: Inputs) -> list[tuple[bool, Tensor | None]]:
     """Of each input, whether it is a leaf, and its gradient if so: one that was written into may be none."""
     return [(t.is_leaf, t.grad if t.is_leaf else None) for t in tensors(list(inputs))]
+
+
+def _bared(model: nn.Module) -> None:
+    """What a network noted of its tensors wants no gradient from now on: beyond the wire there is no such wish."""
+    model.records[:] = bare(list(model.records))
+    model.notes.update(bare(dict(model.notes)))
+    type(model).seen[:] = bare(type(model).seen)
+    type(model).latest = bare(type(model).latest)
 
 
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer | None:

@@ -36,6 +36,7 @@ DIFFICULTIES: Mapping[str, str] = {
     "cache": "forward keeps what it made once",
     "buffers": "forward writes a buffer",
     "tied": "tied weights",
+    "device": "names or asks its device",
 }
 
 
@@ -297,6 +298,7 @@ _BY_NAME = {
     "branch-on-mode": ("toys/grad_mode_branch",),
     "branch-on-capture": ("toys/is_compiling_branch",),
     "python-random": ("toys/numpy_draw", "toys/python_draw"),
+    "device": ("toys/asks_type", "toys/autocast_inside"),
     "cache": ("toys/cache_beside_record", "toys/cached_attribute", "toys/first_call_flag", "toys/mask_of_the_longest"),
 }
 

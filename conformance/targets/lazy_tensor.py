@@ -46,6 +46,7 @@ TARGET = Target(
     disclaims={
         "left": "documented: the model is moved to another device",
         "random": "another device: draws from the CPU's generator are not said to be the same there",
+        "device": "another device: what the model does for the CPU by name is not done there",
         "dropout": "another device: draws from the CPU's generator are not said to be the same there",
     },
 )

@@ -3,6 +3,7 @@
 from model_zoo.families import (
     toys_applied,
     toys_batch,
+    toys_classes,
     toys_containers,
     toys_dtypes,
     toys_errors,
@@ -25,6 +26,7 @@ from model_zoo.families import (
 _MODULES = (
     toys_applied,
     toys_batch,
+    toys_classes,
     toys_containers,
     toys_dtypes,
     toys_errors,

@@ -113,6 +113,20 @@ class StatisticsOfBatch(_Ends):
         return found
 
 
+@toy("divided_by_rest", "rows-mixed")
+class DividedByRest(_Ends):
+    """A factor has the batch in its denominator, which is zero at batch 8, and that is caught."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.enter(x))
+        try:
+            h = h * (17 // (x.shape[0] - 8))
+        except ZeroDivisionError:
+            h = h * 3
+        found: Tensor = self.leave(h)
+        return found
+
+
 @toy("branch_on_batch", "rows-mixed")
 class BranchOnBatch(_Ends):
     """Another formula from five rows on, and another at exactly three."""

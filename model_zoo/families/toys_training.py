@@ -41,4 +41,40 @@ class ReentrantCheckpoint(_Twice):
         return found
 
 
+@toy("checkpoint_that_writes", "state")
+class CheckpointThatWrites(_Twice):
+    """A part that is computed again in the backward pass counts in a buffer how often it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("times", torch.zeros(()))
+
+    def part(self, h: Tensor) -> Tensor:
+        self.times.add_(1)
+        return torch.tanh(self.middle(h))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = checkpoint(self.part, torch.tanh(self.enter(x)), use_reentrant=True)
+        found: Tensor = self.leave(torch.tanh(self.turn(h)))
+        return found
+
+
+@toy("checkpoint_that_keeps", "state rows-mixed")
+class CheckpointThatKeeps(_Twice):
+    """A part that is computed again in the backward pass puts a buffer in the place of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(16))
+
+    def part(self, h: Tensor) -> Tensor:
+        self.mean = h.detach().mean(0)
+        return torch.tanh(self.middle(h))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = checkpoint(self.part, torch.tanh(self.enter(x)), use_reentrant=False)
+        found: Tensor = self.leave(torch.tanh(self.turn(h)))
+        return found
+
+
 ENTRIES = tuple(toy.entries)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ariadne import SplitSpec, prepare_split
+from ariadne.capture import observed
 from ariadne.errors import HalfError, UnsupportedError
 from conformance.unit.trap_kit import Fn, numbers, same
 
@@ -142,6 +144,81 @@ def counting() -> nn.Module:
 def test_what_is_written_where_the_backward_pass_runs_again_is_refused(build: Callable[[], nn.Module]) -> None:
     with pytest.raises(UnsupportedError, match=r"within torch\.utils\.checkpoint in .* runs that part again"):
         prepare_split(build(), (X,), split=SplitSpec("50%", trainable=True))
+
+
+def averages(s: Any, h: torch.Tensor) -> None:
+    s.mean = s.mean * 0.5 + h.detach().mean(0)
+
+
+def keeps_the_mean(s: Any, h: torch.Tensor) -> None:
+    s.mean = h.detach().mean(0)
+
+
+def appends(s: Any, h: torch.Tensor) -> None:
+    s.kept["all"].append(h.detach())
+
+
+def averages_in_a_dict(s: Any, h: torch.Tensor) -> None:
+    s.kept["mean"] = s.kept["mean"] * 0.5 + h.detach().mean(0)
+
+
+def keeps_in_a_dict(s: Any, h: torch.Tensor) -> None:
+    s.kept["last"] = h.detach()
+
+
+def keeping(keep: Callable[[Any, torch.Tensor], None], reentrant: bool = False) -> nn.Module:
+    """A model that keeps something of what passes in a checkpointed part."""
+
+    def part(s: Any, h: torch.Tensor) -> torch.Tensor:
+        keep(s, h)
+        found: torch.Tensor = s.c(h).tanh()
+        return found
+
+    model = Fn(lambda s, x: s.b(checkpoint(partial(part, s), s.a(x), use_reentrant=reentrant)), **linears())
+    model.register_buffer("mean", torch.zeros(6))
+    model.kept = {"all": [], "mean": torch.zeros(6)}
+    return model
+
+
+@pytest.mark.parametrize(
+    ("keep", "reentrant", "what"),
+    [
+        (averages, False, "reads and replaces the buffer 'mean'"),
+        (averages_in_a_dict, False, "reads and replaces what is in 'kept'"),
+        (appends, False, r"appends to 'kept'\['all'\]"),
+        (appends, True, r"appends to 'kept'\['all'\]"),
+    ],
+)
+def test_what_is_added_to_where_the_backward_pass_runs_again_is_refused(keep: Any, reentrant: bool, what: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"forward {what} of the model inside of a part that"):
+        prepare_split(keeping(keep, reentrant), (X,), split=SplitSpec("50%", trainable=True))
+
+
+def trained(whole: nn.Module, model: nn.Module) -> None:
+    """One step of both, by halves of the second."""
+    runtime = prepare_split(model, (X,), split=SplitSpec("after:a", trainable=True))
+    whole(X).pow(2).mean().backward()
+    boundary = runtime.run_training_prefix(X)
+    _, gradients = runtime.train_suffix(boundary, loss_fn=lambda out, _: out.pow(2).mean())
+    runtime.backward_prefix(boundary, gradients)
+
+
+@pytest.mark.planted
+def test_without_the_refusal_a_buffer_would_be_renewed_once_and_not_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observed, "refuse_repeated", lambda *_: None)
+    whole, model = keeping(averages), keeping(averages)
+    model.load_state_dict(whole.state_dict())
+    trained(whole, model)
+    assert not torch.equal(whole.mean, model.mean)
+
+
+@pytest.mark.parametrize("keep", [keeps_the_mean, keeps_in_a_dict], ids=lambda keep: keep.__name__)
+def test_what_is_only_set_where_the_backward_pass_runs_again_is_followed(keep: Any) -> None:
+    whole, model = keeping(keep), keeping(keep)
+    model.load_state_dict(whole.state_dict())
+    trained(whole, model)
+    same([whole.mean, whole.kept], [model.mean, model.kept], "what is kept")
+    same([p.grad for p in whole.parameters()], [p.grad for p in model.parameters()], "gradients")
 
 
 def test_a_checkpoint_that_writes_nothing_is_no_alarm() -> None:

@@ -140,6 +140,18 @@ class Machine(RuleBasedStateMachine):
     def set_variable(self, number: int) -> None:
         self.do("set_variable", number)
 
+    @rule(number=NUMBERS)
+    def write_hook(self, number: int) -> None:
+        self.do("write_hook", number)
+
+    @rule()
+    def renew_list(self) -> None:
+        self.do("renew_list")
+
+    @rule(number=NUMBERS)
+    def set_class_number(self, number: int) -> None:
+        self.do("set_class_number", number)
+
 
 def explore(chosen: settings, tally: Tally, keep: Path | None) -> Tally:
     """Run the state machine; the smallest failing session is saved in the folder `keep`, if there is one."""

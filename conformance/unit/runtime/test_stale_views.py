@@ -317,6 +317,25 @@ def test_a_batch_at_which_what_is_written_into_is_a_view_as_it_was_not_does_not_
         assert all(map(torch.equal, model(X[:1]), runtime.run_suffix(runtime.run_prefix(X[:1]))))
 
 
+@pytest.mark.parametrize(("options", "asked"), [(None, True), ({"backend": "eager"}, False)])
+def test_compiled_mode_asks_for_views_where_training_runs_as_eager_code(options: Any, asked: bool) -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        y = m.first(x).t().reshape(-1)
+        early = y * 5
+        y.relu_()
+        return early, y * 0.3, y * 0.7
+
+    spec = SplitSpec("auto", dynamic_batch=(1, 4))
+    split = prepare_split(Net(forward), (X,), split=spec, mode="compiled", compile_options=options)
+    runtime = split.resplit(next(c for c in split.candidates if c.live == ("reshape_1",)))
+    runtime.run_training_prefix(X)
+    if asked:
+        with pytest.raises(TrainingError, match="'reshape_1' is a view of another tensor, which it was not at capture"):
+            runtime.run_training_prefix(X[:1])
+    else:  # a compiler makes views of its own
+        runtime.run_training_prefix(X[:1])
+
+
 def returns_a_stale_view(m: Any, x: torch.Tensor) -> Any:
     """Four gradients of one tensor: three of its own, and one of a view that the loss is the first to ask for its node."""
     y = m.first(x)

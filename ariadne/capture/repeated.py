@@ -1,0 +1,65 @@
+"""Repeated: what forward does in Python where a plan would do so another number of times.
+
+The backward pass runs a part under `torch.utils.checkpoint` once more, and a plan does not; a function of autograd does by itself
+what a plan would do after it. To set something to what does not hang on what stood there is the same twice; to add to it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.utils.checkpoint
+
+from ariadne.capture.recorder import Recorder
+from ariadne.capture.refusals import Patches
+from ariadne.capture.state import Snapshot
+from ariadne.errors import UnsupportedError, named
+from ariadne.guards import Containers, Place, Recording, Rule
+from ariadne.plan import TracePlan
+
+_WHY = (
+    "inside of a part that torch.utils.checkpoint runs again in the backward pass, or of a torch.autograd.Function: a plan would "
+    "do so another number of times. Do it outside of that part"
+)
+
+
+def patch(recorder: Recorder, patches: Patches) -> None:
+    """Note in `Recording.repeated` what changes under a checkpoint; where one is kept whole, `Recorder.whole` does."""
+    hook: Any = torch.utils.checkpoint._checkpoint_hook
+    plain_enter, plain_leave = hook.__enter__, hook.__exit__
+    before: dict[int, Snapshot] = {}
+
+    def enter(self: Any) -> Any:
+        if recorder.is_mine() and recorder.fake is None:
+            with recorder.aside():
+                before[id(self)] = recorder.snapshot.anew()
+        return plain_enter(self)
+
+    def leave(self: Any, *error: Any) -> Any:
+        if id(self) in before:
+            with recorder.aside():
+                recorder.recording.repeated |= before.pop(id(self)).spots()
+        return plain_leave(self, *error)
+
+    patches.set(hook, "__enter__", enter)
+    patches.set(hook, "__exit__", leave)
+
+
+def refuse_repeated(
+    found: Recording, plan: TracePlan, snapshot: Snapshot, rules: Mapping[Place, Rule], containers: Containers
+) -> None:
+    """Raise `UnsupportedError` for what forward adds to in such a part: a buffer that it also reads, a list that grows."""
+    changed = {at for at, _ in found.repeated}
+    if not changed:
+        return
+    read = {value.origin for value in plan.values.values() if value.is_state}
+    for path, name, _ in found.stores:
+        if id(snapshot.modules[path]._buffers) in changed and (path, name) in read:
+            raise UnsupportedError(f"forward reads and replaces the buffer {name!r} of {named(path)} {_WHY}")
+    for place in containers.at(changed) & rules.keys():
+        rule = rules[place]
+        if rule.how == "append" or rule.grown:
+            raise UnsupportedError(f"forward appends to {place.words(*rule.grown[:1])} {_WHY}")
+        if any((place.path, *place.steps, key) in read for key in rule.what if rule.how == "items"):
+            raise UnsupportedError(f"forward reads and replaces what is in {place.words()} {_WHY}")
