@@ -138,7 +138,7 @@ def train_suffix(
         values, kept = tapped(boundary, walking)
         output = suffix(boundary.batch, *values)
         stops, before, walked = Ends(output), held_gradients(owned.prefix), walks()
-        with KeptWhole(boundary, Tap._backward_cls) if here and boundary.requires_grad else _NOTHING:
+        with KeptWhole(boundary, Tap._backward_cls, owned.prefix) if boundary.requires_grad else _NOTHING:
             loss = loss_of(loss_fn, output, targets)
         leaves = [leaf for leaf in leaves_of(loss, stops) if leaf.requires_grad]  # loss_fn may freeze
         waiting, noted = _reached(leaves, boundary, optimizer, owned)

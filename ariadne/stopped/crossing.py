@@ -41,6 +41,8 @@ _KEEPS: frozenset[Any] = frozenset(
             for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "dim", "size")
         ),
         *(getattr(getattr(_Tensor, name), part) for name in _PLAIN for part in ("__get__",)),
+        # Torch sets it while it makes the node of a view that was written into, and holds the lock that `grad_fn` waits for.
+        _Tensor._backward_hooks.__set__,  # type: ignore[attr-defined]
     }
 )
 _WALKS: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, _Tensor.backward})
