@@ -400,15 +400,17 @@ def example_of(model: nn.Module, args: Sequence[Any], given: Mapping[str, Any] |
         raise InputError("example inputs are on the meta device, so there is nothing to run; pass tensors with data")
     along = batch_dims(model, args, kwargs, spec.batch_dim)
     dims = ((leaf, along.get(i, 0)) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
-    first, dim = next((leaf, dim) for leaf, dim in dims if dim is not None)
-    if first.dim() == 0:
+    first = next(((leaf, dim) for leaf, dim in dims if dim is not None), None)
+    if first and first[0].dim() == 0:
         raise InputError(
             "the first tensor of the example inputs has no dims; its dim 0 must be the batch: unsqueeze it, put another first, or "
-            "say by SplitSpec(batch_dim={name: None}) that it has no batch"
+            "say that it has no batch, by SplitSpec(batch_dim={name: None}), or by batch_dim='none' where no input has one"
         )
-    batch = first.shape[dim]
+    batch = first[0].shape[first[1]] if first else 1
     if batch < 1:
-        raise BatchError("the example inputs have batch 0; pass at least one sample")
+        raise BatchError(
+            "the example inputs have batch 0, of which nothing is learnt for others; pass at least one sample"
+        )
     if spec.trace_batch_mode == "batch_1" and batch != 1:
         raise BatchError(f"trace_batch_mode 'batch_1' needs example inputs of batch 1; found batch {batch}")
     if spec.trace_batch_mode == "batch_gt1" and batch < 2:

@@ -122,6 +122,7 @@ def prepare_split(
     mode: str = "generated_eager",
     compile_options: Mapping[str, Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
+    fallback: str = "refuse",
 ) -> Identity:
     """A runtime with the interface of a split, around the whole model; the mode makes no difference."""
     return Identity(model)

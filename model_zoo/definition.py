@@ -41,7 +41,10 @@ class Entry:
       keeps part of its graph for the next: a second backward pass fails), "no-double" (does not run in float64),
       "no-autocast" (in bfloat16, a kernel of torch's reads memory that nobody wrote: a training step may differ from itself),
       "nondeterministic" (two equal runs differ).
-      About what is tried: "compiled" (its training step is compiled by inductor, too, which takes a minute).
+      About plans: "no-graph" (no plan holds its forward, which is split as the model's own Python), "no-graph-in-training" (so is
+      that in training mode alone).
+      About what is tried: "compiled" (its training step is compiled by inductor, too, which takes a minute), "compiled-in-part" (a
+      compiler refuses one side, which then runs as it is).
       Toys are tagged with what they isolate, too: "inplace", "views", "complex".
 
     `nondeterministic`, the field, is the reason for the last of these. `dynamic`: the sizes beside the batch that its
@@ -67,6 +70,10 @@ class Entry:
     def family(self) -> str:
         """The library that defines the model: the part of the name before the slash."""
         return self.name.partition("/")[0]
+
+    def has_graph(self, training: bool) -> bool:
+        """Whether a plan holds forward in that mode; if not, the model's own Python is split."""
+        return not self.tags & {"no-graph", "no-graph-in-training" if training else ""}
 
     def build(self, seed: int = 0) -> nn.Module:
         """A new model in training mode on the CPU, with random weights that are a function of the seed.

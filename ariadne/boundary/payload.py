@@ -214,8 +214,8 @@ class BoundaryPayload:
                 ) from None
         if batch is None:
             batch = int(raw[0].shape[0]) if raw and raw[0].dim() else 1
-        if type(batch) is not int or batch < 1:
-            raise BoundaryError(f"a boundary has a batch of at least 1; found {batch!r}")
+        if type(batch) is not int or batch < 0:
+            raise BoundaryError(f"a boundary has a batch of 0 or more; found {batch!r}")
         found = cls(split_id, plan_signature, batch, tuple(tensors), tuple(raw))
         found.weights = weights
         return found
@@ -234,7 +234,7 @@ class BoundaryPayload:
                 raise PayloadError(
                     f"the header's {key!r} must be of type {kind.__name__}; found {shown(header.get(key))}; refuse the sender"
                 )
-        if header["batch"] < 1:
+        if header["batch"] < 0:
             raise PayloadError(
                 f"the payload has batch {shown(header['batch'])}, which no split serves; refuse the sender"
             )

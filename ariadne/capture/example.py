@@ -49,6 +49,10 @@ class Example:
         }
         return cls(tuple(leaves), spec, batched, batch, tuple(sizes))
 
+    def within(self, batches: range) -> range:
+        """Of a range, the batches that it can be cut or repeated to: its own alone where no input has a batch, or no samples."""
+        return batches if self.batched and self.batch else range(self.batch, self.batch + 1)
+
     def resized(self, batch: int, perturbed: bool = False) -> list[Any]:
         """Fresh leaves with `batch` samples: copies of those given, repeated or cut; `perturbed`: with other numbers."""
         out: list[Any] = []
@@ -103,7 +107,7 @@ def declared(
         return ()
     leaves, spec = tree.flatten((tuple(args), dict(kwargs)))
     inputs = _tensors(model, leaves, spec, dynamic, "dynamic")
-    first = next(i for i in inputs.values() if along.get(i, 0) is not None)
+    first = next((i for i in inputs.values() if along.get(i, 0) is not None), None)
     sizes = []
     for name, dims in dynamic.items():
         rank = leaves[inputs[name]].dim()
@@ -112,7 +116,7 @@ def declared(
                 raise SpecError(
                     f"dynamic names dim {dim} of {name!r}, which has dims 0 to {rank - 1} in the example inputs"
                 )
-            if dim == along.get(first, 0) and inputs[name] == first:
+            if inputs[name] == first and dim == along.get(first, 0):
                 raise SpecError(
                     f"dim {dim} of {name!r}, the first input, is the batch: dynamic_batch says how far it goes"
                 )
@@ -122,12 +126,14 @@ def declared(
 
 
 def batch_dims(
-    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], named: Mapping[str, int | None] | None
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], named: Mapping[str, int | None] | str | None
 ) -> dict[int, int | None]:
     """What `SplitSpec.batch_dim` says of these inputs, by leaf; `SpecError` where they have no such input, dim or size."""
     if not named:
         return {}
     leaves, spec = tree.flatten((tuple(args), dict(kwargs)))
+    if isinstance(named, str):
+        return {i: None for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
     inputs = _tensors(model, leaves, spec, named, "batch_dim")
     along = {inputs[name]: dim for name, dim in named.items()}
     for name, dim in named.items():
@@ -136,10 +142,7 @@ def batch_dims(
             raise SpecError(f"batch_dim names dim {dim} of {name!r}, which has {rank} dims in the example inputs")
     first = next((name for name, i in inputs.items() if along.get(i, 0) is not None), None)
     if first is None:
-        raise SpecError(
-            f"batch_dim says that no input has a batch ({', '.join(inputs)}), and a plan is made for batches: leave it out for one "
-            "of them, and give dynamic_batch=(n, n) where its size never changes"
-        )
+        return along
     i = inputs[first]
     batch = leaves[i].shape[along.get(i, 0) or 0] if leaves[i].dim() else None
     for name, dim in named.items():

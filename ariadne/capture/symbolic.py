@@ -52,7 +52,7 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
     """
     shapes = Sizes()
     fake = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
-    size = max(example.batch, 2)
+    size = max(example.batch, 2) if example.batched else example.batch
     leaves = example.resized(size)
     reach = Reach(model)
     inputs: list[Any] = []
@@ -62,9 +62,11 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
             continue
         dims = {example.batched[i]} if i in example.batched else set()
         inputs.append(with_symbols(fake, leaf, f"x{i}", dims | {s.dim for s in over if s.leaf == i}))
-    first, dim = next(iter(example.batched.items()))
-    symbol = inputs[first].shape[dim].node.expr
-    symbols = {symbol: batch_symbol, **{inputs[s.leaf].shape[s.dim].node.expr: s.symbol for s in over}}
+    dims = [
+        *((i, dim, batch_symbol) for i, dim in [*example.batched.items()][:1]),
+        *((s.leaf, s.dim, s.symbol) for s in over),
+    ]
+    symbols = {inputs[leaf].shape[dim].node.expr: symbol for leaf, dim, symbol in dims}
     args, kwargs = tree.unflatten(inputs, example.spec)
     snapshot = reach.snapshot(args, kwargs)
     state = state_tensors(snapshot)
@@ -80,7 +82,8 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
         names = called(model, example.spec)
         low = Lowering(model, found, snapshot, state, inputs, example.batched, fake, batch_symbol, {**symbols}, names)
         low.sizes(over)
-        plan = low.plan(example.spec, size, above_1(batches), "symbolic", grad)
+        served = above_1(batches) if example.batched else Batches.of(batches)
+        plan = low.plan(example.spec, size, served, "symbolic", grad)
         plan = with_stores(plan, effects, found.effects, low.put, reach)
         if recordings is not None:
             found.forget_tensors()

@@ -75,6 +75,7 @@ def capture(
 
     Raises `UnsupportedError` where forward does something that no plan can hold, and what the model raises itself.
     """
+    batches = example.within(batches)
     size = example.batch if example.batch in batches else max(batches.start, min(2, batches.stop - 1))
     refuse_hooks(model)
     refuse_scripted(model)
@@ -183,9 +184,10 @@ def _captured(
         reasons = [*like.not_captured_by]
     elif unseen:
         reasons.append(("symbolic", f"{unseen}, which a symbol answers otherwise; compare numbers by =="))
-    elif example.sizes:
+    elif example.sizes and (example.batch or not example.batched):
         ranging = over_sizes(model, example, real, batch_symbol, batches, grad, effects, reasons)
-    if plan is None and ranging is None and not unseen:
+    resizes = bool(example.batched and example.batch)
+    if plan is None and ranging is None and not unseen and resizes:
         try:
             plan = symbolic(model, example, batch_symbol, batches, grad, effects, others)
         except UnsupportedError as error:
@@ -202,6 +204,8 @@ def _captured(
     shown = [real.evidence]
     if ranging is not None:
         plan, others, shown = ranging.plan, ranging.recordings, [*shown, *ranging.evidence]
+    elif not resizes:
+        plan = plan or replace(at_batch(real.plan, size), captured_by="observed")
     elif plan is None or above_1(batches) - plan.batches:
         ran: list[Recording] = []
         observed = _observed(model, example, batch_symbol, batches, grad, real, reasons, ran, unseen)
@@ -210,7 +214,10 @@ def _captured(
                 reasons.insert(0, ("symbolic", "; ".join(plan.excluded)))
             plan, others = observed, ran
     inputs = [example] if ranging is None else [example, ranging.elsewhere]
-    plan, more = _at_batch_1(model, inputs, plan, batches, grad, others, effects)
+    more: list[Evidence] = []
+    for few in (0, 1):
+        plan, ran_so = _at_few(model, inputs, plan, few, batches, grad, others, effects)
+        more += ran_so
     here = sizes_in(example.sizes, example.leaves)
     unmet = plan.unmet({batch_symbol: example.batch, **here})
     reads = plan.captured_by == "observed" and size == example.batch and size in plan.batches and real.plan.questions
@@ -290,28 +297,29 @@ def _refuse_first_of_many(real: Observation, differs: str | None) -> None:
         )
 
 
-def _at_batch_1(
+def _at_few(
     model: nn.Module,
     inputs: Sequence[Example],
     plan: TracePlan,
+    few: int,
     batches: range,
     grad: bool,
     recordings: list[Recording],
     effects: Effects,
 ) -> tuple[TracePlan, list[Evidence]]:
-    """Batch 1 takes paths of its own (sizes of 1 broadcast): it is covered if a real run does what the plan says."""
-    if 1 not in batches or plan.traced_batch == 1 or plan.captured_by == "observed-per-batch":
+    """Batches 0 and 1 take paths of their own (sizes of 1 broadcast): each is covered if a real run does what the plan says."""
+    if few not in batches or plan.traced_batch == few or plan.captured_by == "observed-per-batch":
         return plan, []
-    one, runs = Batches.of([1]), list[Observation]()
+    one, runs = Batches.of([few]), list[Observation]()
     try:
-        runs += [observe(model, example, 1, plan.batch_symbol, grad, effects=effects) for example in inputs]
+        runs += [observe(model, example, few, plan.batch_symbol, grad, effects=effects) for example in inputs]
         differs = next(filter(None, (differs_from(plan, seen) for seen in runs)), None)
-        unmet = (plan.unmet({plan.batch_symbol: 1, **sizes_in(e.sizes, e.leaves)}) for e in inputs)
+        unmet = (plan.unmet({plan.batch_symbol: few, **sizes_in(e.sizes, e.leaves)}) for e in inputs)
         differs = differs or next((f"it holds where {words}" for words in unmet if words), None)
     except Exception as error:  # the model itself may refuse one sample; it will say so again when it is asked to
         differs = first_line(error)
     if differs:
-        return replace(plan, batches=plan.batches - one, excluded=(*plan.excluded, f"batch 1: {differs}")), []
+        return replace(plan, batches=plan.batches - one, excluded=(*plan.excluded, f"batch {few}: {differs}")), []
     recordings += [seen.recorded for seen in runs]
     plan = _assuming(plan, *(seen.plan.assumption for seen in runs))
     shown = [replace(seen.evidence, example=example) for seen, example in zip(runs, inputs, strict=True)]

@@ -120,7 +120,7 @@ def _why(plan: TracePlan, candidates: Sequence[SplitCandidate], c: SplitCandidat
         f"{first.name!r} ({_in(first.module)})",
         f"{c.prefix_ops} + {c.suffix_ops} ops; {size(c.boundary_bytes)} per sample cross it, in {len(crossing)} value(s):",
     ]
-    rows = [(v.name, v.describe(), size(v.nbytes(env) / plan.traced_batch), _in(made[v.name])) for v in crossing]
+    rows = [(v.name, v.describe(), size(v.nbytes(env) / (plan.traced_batch or 1)), _in(made[v.name])) for v in crossing]
     notes = [*(f"the suffix writes into {n!r}, and so takes a copy of it first" for n in c.written)]
     if c.inexact:
         notes.append(f"no training step may cross it: {c.inexact}")

@@ -70,7 +70,7 @@ def ends_of(plan: TracePlan) -> Ends:
 
     def weight(names: Iterable[str]) -> float:
         values = [plan.values[n] for n in dict.fromkeys(names) if crosses(plan.values.get(n))]
-        return sum(v.nbytes(env) for v in values) / plan.traced_batch
+        return sum(v.nbytes(env) for v in values) / (plan.traced_batch or 1)
 
     return Ends(weight(name for _, name in plan.inputs), weight(uses(plan.output)))
 
@@ -303,7 +303,9 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
         if call.end > call.start and call.path:
             ends.setdefault(call.end, call.path if times[call.path] == 1 else f"{call.path}#{call.call}")
     env: dict[str, Any] = plan.traced
-    weights = {name: value.nbytes(env) / plan.traced_batch for name, value in plan.values.items() if crosses(value)}
+    weights = {
+        name: value.nbytes(env) / (plan.traced_batch or 1) for name, value in plan.values.items() if crosses(value)
+    }
     old_reads: dict[str, int] = {}
     for i, node in enumerate(plan.nodes):
         for r in node.reads:

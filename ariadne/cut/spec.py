@@ -21,6 +21,7 @@ AHEAD_OPTIONS = ("backend", "options", "on_compile_error", "cache_dir")
 MODES = ("debug_interpreter", "generated_eager", "compiled")
 TRACE_BATCH_MODES = ("batch_1", "batch_gt1")
 Objective = Mapping[str, float] | Callable[[Any], float]
+BatchDim = Mapping[str, int | None] | Literal["none"]
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,14 @@ class SplitSpec:
     """Where to cut a model, and for which batches.
 
     `boundary`: "after:<module>", "after:<module>#<call>", "percent:50", "50%", "at:50%", "auto" or "cut:<k>" (after the
-    k-th op). `dynamic_batch`: the smallest and largest batch to serve, both included; None means 1 to 64. `trainable`:
+    k-th op). `dynamic_batch`: the smallest and largest batch to serve, both included, from 0; None means 1 to 64. `trainable`:
     the suffix must hold parameters to train. `trace_batch_mode`: "batch_1" wants example inputs of batch 1 and a range
     that includes 1; "batch_gt1" wants a larger example batch. None (the default) takes the example as it comes.
     `batch_symbol` is how the batch is written in plans and sources. `dynamic`: the sizes beside the batch that may change, as
     {input: {dim: symbol}}, inputs by the names that forward has for them; dims of one symbol have one size. `sizes`: how far each
     symbol goes, as (smallest, largest) or (smallest, largest, step), both included; any size where it says nothing.
     `batch_dim`: the dim that is the batch, for inputs where it is not dim 0, and None for those that have no batch, such as a
-    table that all calls share: {"x": 1, "table": None}.
+    table that all calls share: {"x": 1, "table": None}; "none" where no input has one, and `dynamic_batch` says nothing.
     `max_paths`: where Python branches on what it reads out of tensors, the number of paths that get a plan each for inputs of
     one kind; past it, and with 1 at once, another path raises `WitnessError`.
 
@@ -52,7 +53,7 @@ class SplitSpec:
     dynamic: Mapping[str, Mapping[int, str]] | None = None
     sizes: Mapping[str, tuple[int, ...]] | None = None
     max_paths: int = 16
-    batch_dim: Mapping[str, int | None] | None = None
+    batch_dim: BatchDim | None = None
 
     def __post_init__(self) -> None:
         parse_boundary(self.boundary)
@@ -82,9 +83,11 @@ class SplitSpec:
             isinstance(pair, (tuple, list))
             and len(pair) == 2
             and all(isinstance(b, int) and not isinstance(b, bool) for b in pair)
-            and 1 <= pair[0] <= pair[1]
+            and 0 <= pair[0] <= pair[1] != 0
         ):
-            raise SpecError(f"dynamic_batch must be (smallest, largest) with 1 <= smallest <= largest; found {pair!r}")
+            raise SpecError(
+                f"dynamic_batch must be (smallest, largest) with 0 <= smallest <= largest and 1 <= largest; found {pair!r}"
+            )
         return (pair[0], pair[1])
 
     @property
@@ -126,15 +129,15 @@ def _dynamic(given: Any, batch_symbol: str) -> dict[str, dict[int, str]] | None:
     return {name: dict(dims) for name, dims in given.items()}
 
 
-def _batch_dim(given: Any) -> dict[str, int | None] | None:
-    if given is None:
-        return None
+def _batch_dim(given: Any) -> BatchDim | None:
+    if given is None or given == "none":
+        return given  # type: ignore[no-any-return]
     if not isinstance(given, Mapping) or not all(
         isinstance(name, str) and (dim is None or (type(dim) is int and dim >= 0)) for name, dim in given.items()
     ):
         raise SpecError(
             "batch_dim says which dim of an input is the batch as {input: dim}, counted from 0, or None where it has no batch, "
-            f"such as {{'x': 1, 'table': None}}; found {given!r}"
+            f"such as {{'x': 1, 'table': None}}; or 'none' where no input has one; found {given!r}"
         )
     return dict(given)
 

@@ -190,7 +190,7 @@ class SideReader:
         )
         plan = TracePlan(
             symbol,
-            count(d["traced_batch"], "a batch", 1, 2**31),
+            count(d["traced_batch"], "a batch", 0, 2**31),
             input_spec,
             tuple(
                 (count(i, "an input", most=2**31), name(n, "an input")) for i, n in self._two(d["inputs"], "an input")

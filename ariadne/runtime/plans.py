@@ -238,9 +238,8 @@ class Plans:
             explain(plan, nn.Module(), args, kwargs, batches)
         batched = plan.batched
         sizes_in(plan.sizes, leaves)
-        first, dim = next(iter(batched.items()))
-        batch = leaves[first].shape[dim]
-        if batch not in batches:
+        batch = next((leaves[i].shape[dim] for i, dim in batched.items()), plan.traced_batch)
+        if batched and batch not in batches:
             raise BatchError(f"batch {batch} lies outside dynamic_batch ({batches.start}, {batches.stop - 1})")
         return Example(tuple(leaves), spec, batched, batch, plan.sizes)
 

@@ -92,6 +92,13 @@ class StoppedBoundary(BoundaryPayload):
         """
         return self.crossing().to_bytes()
 
+    @classmethod
+    def from_bytes(
+        cls, data: bytes | bytearray | memoryview, *, device: str = "cpu", max_bytes: int = 1 << 32
+    ) -> BoundaryPayload:
+        """As `BoundaryPayload.from_bytes`: what was sent has no forward that waits."""
+        return BoundaryPayload.from_bytes(data, device=device, max_bytes=max_bytes)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         self._stays()
 

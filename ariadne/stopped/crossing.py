@@ -121,7 +121,7 @@ class Crossing(TorchFunctionMode):
 
     def _take(self, value: Any, used: list[_Crossed]) -> Any:
         if isinstance(value, torch.Tensor):
-            if value.requires_grad and (node := value.grad_fn) is not None and node._sequence_nr() < self.before:
+            if value.requires_grad and self._is_from_before(value):
                 one = self._tapped(value)
                 used.append(one)
                 return one.tap
@@ -133,6 +133,18 @@ class Crossing(TorchFunctionMode):
         if kind is dict:
             return {k: self._take(v, used) for k, v in value.items()}
         return value
+
+    def _is_from_before(self, t: torch.Tensor) -> bool:
+        """Whether a tensor is of the prefix's graph.
+
+        A view whose memory was written into gets its node when it is first asked for one, and gradients are added in the order of
+        nodes. So a view of what the suffix made is not asked: an op that needs no gradient would not ask it either.
+        """
+        base = t._base
+        if base is not None and (made := base.grad_fn) is not None and made._sequence_nr() >= self.before:
+            return False
+        node = t.grad_fn
+        return node is not None and node._sequence_nr() < self.before
 
     def _tapped(self, t: torch.Tensor) -> _Crossed:
         one = self.crossed.get(id(t))

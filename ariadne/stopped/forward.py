@@ -22,6 +22,7 @@ from ariadne.errors import BoundaryError, ConsumedError
 from ariadne.stopped.ambient import Ambient, switches
 from ariadne.stopped.gate import Awaited
 from ariadne.stopped.noted import Before, Noting
+from ariadne.stopped.python import PythonState, Undoing
 from ariadne.stopped.skipped import leave
 
 count: Callable[[], int] = torch._C._autograd._get_sequence_nr  # how many autograd nodes this thread has made
@@ -37,7 +38,7 @@ class Halt:
 
     `made`: how many autograd nodes its thread had made. `autocast`: whether weights may have been cast for both halves. `switches`:
     how those of the process stood. `before`: what was done so far, and `kept`
-    what crosses besides the output, for a suffix elsewhere.
+    what crosses besides the output, for a suffix elsewhere. `left`: the changes that Python has made so far.
     """
 
     output: Any
@@ -47,6 +48,7 @@ class Halt:
     switches: tuple[Any, ...]
     before: Before
     kept: list[torch.Tensor]
+    left: Undoing
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ class Forward:
         self.orders: SimpleQueue[_Order | None] = SimpleQueue()
         self._news: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         context = contextvars.copy_context()
-        work = (context, self.ambient, model, args, kwargs, module, number, noting, self.orders, self._news)
+        python = PythonState(model) if noting is None else noting.python
+        work = (context, self.ambient, model, args, kwargs, module, number, noting, python, self.orders, self._news)
         threading.Thread(target=_work, args=work, name="ariadne forward", daemon=True).start()
         self.halt: Halt = self._next()
 
@@ -128,6 +131,7 @@ def _work(
     module: nn.Module,
     number: int,
     noting: Noting | None,
+    python: PythonState,
     orders: SimpleQueue[_Order | None],
     news: SimpleQueue[tuple[str, Any]],
 ) -> None:
@@ -140,7 +144,7 @@ def _work(
             leave(noting)
             before, kept = noting.finish(output)
         autocast = any(torch.is_autocast_enabled(d) for d in ("cpu", "cuda")) and torch.is_autocast_cache_enabled()
-        news.put(("halts", Halt(output, ended, count(), autocast, switches(), before, kept)))
+        news.put(("halts", Halt(output, ended, count(), autocast, switches(), before, kept, python.undoing())))
         held = [output]
         del output, kept
         order = orders.get()

@@ -23,6 +23,7 @@ from ariadne.runtime import (
     Gradients,
     Owned,
     Settings,
+    Tap,
     backward_prefix,
     carried,
     held_gradients,
@@ -231,9 +232,9 @@ class PythonSplit:
             raise BoundaryError(
                 "this boundary was made by run_prefix, without gradients; make one with run_training_prefix"
             )
+        mine.refuse_if_taken("train_suffix")
         self._refuse_moved(mine)
         halt = mine.forward.halt
-        mine.refuse_if_taken("train_suffix")
         prefix = self.prefix_parameters()
         refuse_shared([p for p in prefix if p.requires_grad], optimizer, "suffix", True)
         mine.consume("train_suffix")
@@ -376,7 +377,12 @@ class PythonSplit:
                 return
             tensors = [t for t in tree.leaves(halt.output) if isinstance(t, torch.Tensor)]
             places = frozenset(place for place, _, _ in halt.before.attributes)
-            crossed = [t.detach().requires_grad_(t.requires_grad) for t in (*tensors, *halt.kept)]
+            anchor = torch.zeros((), requires_grad=True)
+            # No leaf: forward may write into what crosses.
+            crossed = [
+                Tap.apply(t.detach(), anchor, "", {}, [True]) if grad and t.requires_grad else t.detach()
+                for t in (*tensors, *halt.kept)
+            ]
             _, used = run_rest(
                 self.model,
                 self.module,
@@ -461,6 +467,8 @@ class PythonSplit:
         found = began.changed(replace(now, switches=began.switches)) or began.changed(now)
         if found is None and boundary.flags != tuple([m.training for m in self._modules]):
             found = "a module was switched between train and eval"
+        if not boundary.forward.taken:  # else it moved on by itself
+            found = found or boundary.forward.halt.left.moved()
         if found:
             raise BoundaryError(
                 f"since the prefix ran, a condition of its forward was changed: {found}; the whole model would have run under "

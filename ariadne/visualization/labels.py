@@ -38,7 +38,7 @@ def shape(dims: Iterable[Dim]) -> str:
 def per_sample(plan: TracePlan, value: Value) -> float:
     """Bytes of a value: of one sample where a size follows the batch, of the whole where none does."""
     size = value.nbytes(plan.traced)
-    return size / plan.traced_batch if follows_batch(value) else float(size)
+    return size / (plan.traced_batch or 1) if follows_batch(value) else float(size)
 
 
 def follows_batch(value: Value) -> bool:

@@ -29,7 +29,8 @@ REFUSALS = frozenset(
 class Check:
     """One kind of comparison: its name, the keys that its cases have, and how to run one.
 
-    `applies` says of which models it can be asked, from the facts that their tags state. `run` compares, and returns a
+    `applies` says of which models it can be asked, from the facts that their tags state. `of_plans`: it looks at what a plan gives,
+    such as source or files, so it is not asked where the model's own Python is split. `run` compares, and returns a
     finding or raises a Stop; what else it raises is the target's doing.
     """
 
@@ -38,6 +39,7 @@ class Check:
     about: str
     run: Callable[[Bench, Case], Finding]
     applies: Callable[[model_zoo.Entry], bool] = lambda entry: True
+    of_plans: bool = False
 
 
 @dataclass

@@ -89,4 +89,6 @@ def _observed(
     return ran, crossing, (done, moved), ops
 
 
-CHECK = Check("debug", ("cut", "bs", "mode"), "the debug interpreter and generated code do the same", run)
+CHECK = Check(
+    "debug", ("cut", "bs", "mode"), "the debug interpreter and generated code do the same", run, of_plans=True
+)

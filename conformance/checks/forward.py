@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -29,7 +30,7 @@ BITWISE = ("generated", "debug")
 
 
 def run(bench: Bench, case: Case) -> Finding:
-    """Outputs with their structure and strides, all that the model holds, and the generators."""
+    """Outputs with their structure and strides, all that the model holds, and the generators; by each way to run the halves."""
     bench.judge(case.training)
     twin, inputs, whole = bench.once((case.training, case.bs), lambda: _whole(bench, case))
     for split in bench.splits(case):
@@ -44,8 +45,16 @@ def _whole(bench: Bench, case: Case) -> tuple[nn.Module, Any, Outcome]:
 
 
 def _hold(bench: Bench, case: Case, split: Split, twin: nn.Module, inputs: Any, whole: Outcome) -> None:
+    for way in split.ways:
+        bench.side(case.training)
+        _hold_way(bench, case, split, way, twin, inputs, whole)
+
+
+def _hold_way(
+    bench: Bench, case: Case, split: Split, way: Callable[..., Any], twin: nn.Module, inputs: Any, whole: Outcome
+) -> None:
     args, kwargs = bench.inputs(case.bs)
-    found = outcome(lambda: split.forward(*args, **kwargs), case.bs)
+    found = outcome(lambda: way(*args, **kwargs), case.bs)
     hold_outcomes(whole, found)
     if case["backend"] in BITWISE:
         hold("output", whole.value, found.value, at(split))

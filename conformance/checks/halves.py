@@ -238,4 +238,10 @@ def _hold_training(bench: Bench, case: Case, split: Split, halves: list[Any]) ->
             raise Stop(Status.FAIL_RNG, f"{where}: {moved}")
 
 
-CHECK = Check("halves", ("cut", "mode"), "both halves, from files and without the model's code, equal the model", run)
+CHECK = Check(
+    "halves",
+    ("cut", "mode"),
+    "both halves, from files and without the model's code, equal it",
+    run,
+    of_plans=True,
+)

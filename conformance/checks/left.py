@@ -10,9 +10,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from conformance.checks.base import PASSED, Check, hold_moved, no_grad, outcome
-from conformance.suite.bench import CAPTURED, Bench, Split
+from conformance.suite.bench import CAPTURED, Bench
 from conformance.suite.cases import Case
 from conformance.suite.compare import difference, leaves, model_difference, sharing
+from conformance.suite.cuts import cut_facts
 from conformance.suite.state import rng_moved, rng_state, seed_all
 from conformance.suite.statuses import Finding, Status, Stop
 
@@ -29,10 +30,7 @@ def run(bench: Bench, case: Case) -> Finding:
     before, process = _identities(model), _process()
     seed_all(SEED)
     stood = rng_state()
-    runtime = bench.target(
-        model, theirs[0], split=bench.spec(), mode="generated_eager",
-        compile_options=None, example_kwargs=theirs[1],
-    )  # fmt: skip
+    runtime = bench.prepare(model, theirs, mode="generated_eager", compile_options=None)
     moved = rng_moved(stood, rng_state())
     if moved:
         raise Stop(Status.FAIL_RNG, moved.replace("after the whole model", "before preparing"))
@@ -42,7 +40,7 @@ def run(bench: Bench, case: Case) -> Finding:
     if changed:
         raise Stop(Status.FAIL_STATE, f"preparing left the process with {changed}, which was {process}")
     _hold_still_whole(bench, case, model, twin)
-    bench.facts["prepared"] = Split(runtime, model).runtime.plan.signature
+    bench.facts["prepared"] = cut_facts(runtime)["plan"]
     return PASSED
 
 

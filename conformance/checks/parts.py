@@ -144,4 +144,4 @@ def _moments(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[s
     return {name: optimizer.state[p] for name, p in model.named_parameters() if p in optimizer.state}
 
 
-CHECK = Check("parts", ("mode",), "the model in three parts equals the whole, run and trained", run)
+CHECK = Check("parts", ("mode",), "the model in three parts equals the whole, run and trained", run, of_plans=True)

@@ -22,6 +22,7 @@ def run(bench: Bench, case: Case) -> Finding:
     """In eval mode: a forward over the wire, and a training step with both directions over the wire."""
     bench.judge(False)
     split = bench.split(case["cut"], False)
+    _hold_leaves(split)
     twin = bench.whole(False)
     seed_all(case.bs)
     expected = no_grad(twin, bench.inputs(case.bs))
@@ -38,6 +39,7 @@ def run(bench: Bench, case: Case) -> Finding:
 
 def _over_the_wire(boundary: Any, where: str) -> Any:
     """The boundary as another process would get it; Stop where its bytes change, or do not say all."""
+    boundary = getattr(boundary, "crossing", lambda: boundary)()  # of a forward that waits: what leaves it
     sent = boundary.to_bytes()
     if not isinstance(sent, bytes):
         raise Stop(Status.FAIL_STRUCTURE, f"to_bytes returns {type(sent).__name__}; {where}")
@@ -57,6 +59,12 @@ def _over_the_wire(boundary: Any, where: str) -> Any:
     return received
 
 
+def _hold_leaves(split: Split) -> None:
+    """Stop `unsupported` where the runtime says why its boundaries can be used in this process alone."""
+    if getattr(split.runtime, "stays", ""):
+        raise Stop(Status.UNSUPPORTED, f"no boundary can be sent: {split.runtime.stays}"[:1000])
+
+
 def _detached(raw: Any) -> list[Any]:
     return [(where, t.detach()) for where, t in tensors(raw)]
 
@@ -72,6 +80,7 @@ def _train(bench: Bench, case: Case) -> None:
     args, kwargs = bench.inputs(case.bs)
     seed_all(case.bs)
     boundary = split.runtime.run_training_prefix(*args, **kwargs)
+    _hold_leaves(split)
     received = _over_the_wire(boundary, at(split))
     loss, gradients = split.runtime.train_suffix(received, loss_fn=lambda output, _: bench.entry.loss(output))
     hold("loss over the wire", expected.detach(), loss, at(split))

@@ -60,7 +60,9 @@ def described(bench: Bench, cut: str) -> dict[str, str]:
     }
 
 
-CHECK = Check("source", ("cut",), "generated source and plan signature are the same in every process", run)
+CHECK = Check(
+    "source", ("cut",), "generated source and plan signature are the same in every process", run, of_plans=True
+)
 
 if __name__ == "__main__":
     print(json.dumps(described(Bench(sys.argv[1], sys.argv[3]), sys.argv[2])))

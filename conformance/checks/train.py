@@ -56,6 +56,7 @@ class Trained:
     ) -> None:
         self.bench, self.model, self.runtime, self.rate = bench, model, runtime, bench.rate(model.training)
         self.compiled = compiled  # then there is but one step
+        self.sends = False  # the boundary of the next step, as bytes
         self.prefix, self.suffix, self.rest = self._optimizers(sides)
         owned = sides and hasattr(runtime, "prefix_parameters")  # the identity target has no sides
         read = {id(p) for p in (*runtime.prefix_parameters(), *runtime.suffix_parameters())} if owned else set()
@@ -97,7 +98,9 @@ class Trained:
             loss.backward()
         else:
             boundary = self.runtime.run_training_prefix(*args, **kwargs)
-            loss, gradients = self.runtime.train_suffix(boundary, targets, loss_fn=loss_of, optimizer=self.suffix)
+            sends = self.sends and not self.runtime.stays  # which the first training call finds out
+            given = type(boundary).from_bytes(boundary.to_bytes()) if sends else boundary
+            loss, gradients = self.runtime.train_suffix(given, targets, loss_fn=loss_of, optimizer=self.suffix)
             self.runtime.backward_prefix(boundary, gradients, optimizer=self.prefix)
         if self.rest:
             self.rest.step()
@@ -118,6 +121,8 @@ def _hold(bench: Bench, case: Case, split: Split) -> None:
     bench.facts["losses"] = losses = []
     for step in range(int(case["steps"])):
         where = f"step {step}, {at(split)}"
+        # Elsewhere each side adds up its own share of a parameter that both use.
+        mine.sends = split.leaves and (case.bs + step) % 2 == 1 and not split.runtime.shared_parameters()
         expected, found = whole.step(case.bs, step), mine.step(case.bs, step)
         if step and expected.error and not found.error and bench.caches(case.training):
             reason = f"{type(expected.error).__name__} in step {step}, over what it keeps of the calls before: {expected.error}"

@@ -31,6 +31,7 @@ from conformance.mutants import (
     runs,
     segments,
     settlings,
+    skipping,
     surroundings,
     trainings,
 )
@@ -57,6 +58,7 @@ _MODULES = (
     pipelines,
     reaches,
     settlings,
+    skipping,
     surroundings,
 )
 

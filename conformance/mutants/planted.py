@@ -54,9 +54,10 @@ class Planted(SplitRuntime):
     piece: ClassVar[str] = ""
 
     @classmethod
-    def prepare(cls, model: nn.Module, example_inputs: Sequence[Any], **options: Any) -> Planted:
+    def prepare(cls, model: nn.Module, example_inputs: Sequence[Any], **options: Any) -> Any:
         """What `ariadne.prepare_split` gives, with the bug in it."""
-        return cls.planted_in(ariadne.prepare_split(model, example_inputs, **options))
+        made = ariadne.prepare_split(model, example_inputs, **options)
+        return cls.in_python(made) if isinstance(made, ariadne.PythonSplit) else cls.planted_in(made)
 
     @classmethod
     def prepare_pipeline(cls, model: nn.Module, example_inputs: Sequence[Any], **options: Any) -> ariadne.Pipeline:
@@ -71,6 +72,11 @@ class Planted(SplitRuntime):
             mine = cls.in_plan(plan)
             plans[mine] = cls.in_candidates(candidates if mine is plan else frontiers(mine)), baseline
         return cls(plain.model, plain.settings, plans, _Recapture(cls, plain._recapture), plain.candidate)
+
+    @classmethod
+    def in_python(cls, plain: ariadne.PythonSplit) -> Any:
+        """The split to use for one of the model's own Python."""
+        return plain
 
     @classmethod
     def in_plan(cls, plan: TracePlan) -> TracePlan:

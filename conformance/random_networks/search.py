@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, settings
 
 from conformance.random_networks.corpus import save
+from conformance.random_networks.counts import Counts
 from conformance.random_networks.draw import programs
 from conformance.random_networks.program import Program
-from conformance.random_networks.tally import EXTENT, Tally
+from conformance.random_networks.tally import EXTENT, Extent, Tally
 from conformance.random_networks.trial import trial
 from conformance.random_networks.twins import Invalid
 
@@ -28,8 +30,10 @@ class Found(AssertionError):
         self.program = program
 
 
-def search(chosen: settings, tally: Tally, keep: Path | None) -> Tally:
-    """Try programs under these settings; the tally of what ran.
+def search(
+    chosen: settings, tally: Tally, keep: Path | None, held: Callable[[Program, Extent], Counts] = trial
+) -> Tally:
+    """Try programs under these settings by `held`; the tally of what ran.
 
     Raises `Found` with the smallest program that fails, which is saved in the folder `keep`, if there is one.
     """
@@ -39,7 +43,7 @@ def search(chosen: settings, tally: Tally, keep: Path | None) -> Tally:
     @given(programs(EXTENT.steps, named=EXTENT.named))
     def hold(program: Program) -> None:
         try:
-            counts = trial(program, EXTENT)
+            counts = held(program, EXTENT)
         except Invalid:
             if not failing:
                 tally.counts["invalid"] += 1

@@ -9,14 +9,14 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 import model_zoo
-from ariadne import SplitSpec
+from ariadne import PythonSplit, SplitRuntime, SplitSpec
 from conformance.suite.cases import Case
 from conformance.suite.compare import ABSENT, difference, leaves, mapped, moved_attributes
 from conformance.suite.cuts import cut_facts, resolve, usable
@@ -39,6 +39,24 @@ class Split:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Prefix and suffix, one after the other."""
         return self.runtime.run_suffix(self.runtime.run_prefix(*args, **kwargs))
+
+    def afar(self, *args: Any, **kwargs: Any) -> Any:
+        """The same, with the boundary sent as bytes."""
+        boundary = self.runtime.run_prefix(*args, **kwargs)
+        return self.runtime.run_suffix(type(boundary).from_bytes(boundary.to_bytes()))
+
+    @property
+    def ways(self) -> list[Callable[..., Any]]:
+        """How its halves can be run: a forward that waits goes on here, or runs again elsewhere with its beginning skipped.
+
+        A suffix that is generated code is one and the same here and elsewhere.
+        """
+        return [self.forward, self.afar] if self.leaves else [self.forward]
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it splits the model's own Python, and a boundary can be sent."""
+        return isinstance(self.runtime, PythonSplit) and not self.runtime.stays
 
 
 @dataclass
@@ -296,10 +314,23 @@ class Bench:
         side.before.restore()
         return side
 
-    def spec(self) -> SplitSpec:
-        """What every split of the suite is prepared for, cut in the middle."""
-        entry = self.entry
-        return SplitSpec("percent:50", dynamic_batch=(1, LARGEST), dynamic=entry.dynamic, batch_dim=entry.batch_dim)
+    def prepare(self, model: nn.Module, inputs: Any, **options: Any) -> Any:
+        """What the target makes of a model in the state that it is in, cut in the middle.
+
+        Where the entry says that no graph holds it, its own Python is asked for, as a user would: then a graph is a Stop.
+        """
+        entry, (args, kwargs) = self.entry, inputs
+        spec = SplitSpec("percent:50", dynamic_batch=(1, LARGEST), dynamic=entry.dynamic, batch_dim=entry.batch_dim)
+        made = self.asked(model, args, spec, example_kwargs=kwargs, **options)
+        if isinstance(made, SplitRuntime) and not entry.has_graph(model.training):
+            raise Stop(Status.FAIL_STRUCTURE, f"a graph holds it: {self.model_name} need not have the tag 'no-graph'")
+        return made
+
+    def asked(self, model: nn.Module, args: Any, spec: SplitSpec, **options: Any) -> Any:
+        """What the target gives when it is asked as a user would ask for this model."""
+        if not self.entry.has_graph(model.training):
+            spec, options = replace(spec, max_paths=1), {"fallback": "python", **options}
+        return self.target(model, args, split=spec, **options)
 
     def runtime(self, training: bool, backend: str = "generated") -> Any:
         """What the target prepared on the split's model, cut in the middle; it is there to be resplit, and is not run.
@@ -308,14 +339,15 @@ class Bench:
         """
         side = self.side(training)
         if not side.prepared:
-            args, kwargs = self.inputs(CAPTURED)
+            inputs = self.inputs(CAPTURED)
             seed_all(0)
-            side.prepared["generated"] = self.target(side.model, args, split=self.spec(), example_kwargs=kwargs)
+            side.prepared["generated"] = self.prepare(side.model, inputs)
             side.before.restore()
         if backend not in side.prepared:
+            in_part = {"on_compile_error": "eager"} if "compiled-in-part" in self.entry.tags else {}
             side.prepared[backend] = side.prepared["generated"].resplit(
                 mode="debug_interpreter" if backend == "debug" else "compiled",
-                compile_options=None if backend == "debug" else {"backend": backend},
+                compile_options=None if backend == "debug" else {"backend": backend, **in_part},
             )
         return side.prepared[backend]
 

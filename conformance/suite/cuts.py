@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from ariadne import PythonSplit
 from conformance.suite.statuses import Status, Stop
 
 _PERCENT = {"q25": "percent:25", "q50": "percent:50", "q75": "percent:75"}
@@ -38,7 +39,11 @@ def resolve(runtime: Any, cut: str) -> Any:
 
 def cut_facts(runtime: Any) -> dict[str, Any]:
     """The resolved op of a cut and the plan that it belongs to, as they go into a result."""
-    candidate, plan = runtime.candidate, runtime.plan
+    candidate = runtime.candidate
+    if isinstance(runtime, PythonSplit):
+        facts = {"op": candidate.cut, "label": candidate.split_id, "plan": "none", "captured": "python"}
+        return facts | ({"stays": runtime.stays[:300]} if runtime.stays else {})
+    plan = runtime.plan
     nodes = getattr(plan, "nodes", ())
     name = getattr(nodes[candidate.cut - 1], "name", "") if 0 < candidate.cut <= len(nodes) else ""
     return {

@@ -38,7 +38,11 @@ def cases(model: str) -> tuple[Case, ...]:
     found: list[Case] = []
 
     def add(check: str, **parameters: object) -> None:
-        if check in CHECKS and CHECKS[check].applies(entry):
+        asked = CHECKS.get(check)
+        if asked is None or not asked.applies(entry):
+            return
+        of_plans = asked.of_plans or parameters.get("backend", "generated") != "generated"
+        if entry.has_graph(parameters.get("mode") == "train") or not of_plans:
             found.append(Case.of(check, model, **parameters))
 
     cheap, small = "cheap" in entry.tags, entry.family in SMALL

@@ -16,7 +16,7 @@ from model_zoo.packages import package
 from model_zoo.sampling import Inputs, Sampler, floats
 
 _TAGS = frozenset(
-    {"detection", "batchnorm", "list-input", "int-input", "int-output", "data-dependent", "varying-output"}
+    {"detection", "batchnorm", "list-input", "int-input", "int-output", "data-dependent", "varying-output", "no-graph"}
 )
 _CLASSES = 5
 

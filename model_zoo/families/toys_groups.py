@@ -104,7 +104,7 @@ def _lengths(batch: int, generator: Generator) -> Tensor:
     return torch.randint(1, 7, (batch,), generator=generator)
 
 
-@toy("lstm_packed", "data-dependent int-input", call(floats(6, 8), _lengths))
+@toy("lstm_packed", "data-dependent int-input compiled-in-part", call(floats(6, 8), _lengths))
 class LSTMPacked(nn.Module):
     """A packed sequence: the sizes of its steps are data."""
 

@@ -18,7 +18,7 @@ def _falling(batch: int, generator: Generator) -> Tensor:
     return _lengths(batch, generator).sort(descending=True)[0]
 
 
-@toy("packed_mean", "data-dependent int-input rows-mixed", call(floats(6, 8), _lengths))
+@toy("packed_mean", "data-dependent int-input rows-mixed compiled-in-part", call(floats(6, 8), _lengths))
 class PackedMean(nn.Module):
     """A packed sequence, padded again as far as the longest of these samples goes, and the mean over that."""
 
@@ -33,7 +33,7 @@ class PackedMean(nn.Module):
         return found
 
 
-@toy("packed_in_order", "data-dependent int-input", call(floats(6, 8), _falling))
+@toy("packed_in_order", "data-dependent int-input compiled-in-part", call(floats(6, 8), _falling))
 class PackedInOrder(nn.Module):
     """Lengths that fall, so nothing is sorted; time goes first, in both directions; the last states are returned too."""
 

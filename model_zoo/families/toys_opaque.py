@@ -34,7 +34,7 @@ class _Counting(nn.Module):
         return self.inner(x) / (1 + self.calls % 2)
 
 
-@toy("opaque_module", "batchnorm state data-dependent rows-mixed")
+@toy("opaque_module", "batchnorm state data-dependent rows-mixed compiled-in-part")
 class OpaqueModule(_Ends):
     """A module taken as it is: a counter on `self`, a branch on data, parameters, batch statistics."""
 

@@ -111,7 +111,7 @@ class OwnGenerator(nn.Module):
         return found
 
 
-@toy("python_draw", "draws")
+@toy("python_draw", "draws no-graph-in-training")
 class PythonDraw(nn.Module):
     """In training, Python's own generator decides the noise's scale."""
 
@@ -127,7 +127,7 @@ class PythonDraw(nn.Module):
         return found
 
 
-@toy("numpy_draw", "draws")
+@toy("numpy_draw", "draws no-graph-in-training")
 class NumpyDraw(nn.Module):
     """In training, numpy's global generator draws the noise."""
 
@@ -190,7 +190,7 @@ class TensorsInDict(nn.Module):
         return found
 
 
-@toy("attribute_counter", "state")
+@toy("attribute_counter", "state no-graph")
 class AttributeCounter(nn.Module):
     """A number on the model counts the calls, and nothing reads it."""
 
@@ -206,7 +206,7 @@ class AttributeCounter(nn.Module):
         return found
 
 
-@toy("attribute_schedule", "state")
+@toy("attribute_schedule", "state no-graph-in-training")
 class AttributeSchedule(nn.Module):
     """A number on the model counts the calls in training, and the output depends on it."""
 

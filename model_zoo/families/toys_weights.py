@@ -141,7 +141,7 @@ class Detach(nn.Module):
         return found
 
 
-@toy("tensor_hook")
+@toy("tensor_hook", "no-graph")
 class TensorHook(nn.Module):
     """A hook on an activation scales the gradient that passes there."""
 

@@ -26,6 +26,7 @@ import ariadne.segment.codegen
 from ariadne import SplitSpec
 from conformance.random_networks import corpus
 from conformance.random_networks.__main__ import main
+from conformance.random_networks.as_python import trial_as_python
 from conformance.random_networks.compare import Different, copied, same
 from conformance.random_networks.draw import Meta, grow, programs
 from conformance.random_networks.parts import KINDS
@@ -59,6 +60,30 @@ def test_random_programs_split_equal_whole() -> None:
     assert counts["refused"] <= (0.5 if EXTENT.named else 0.2) * counts["programs"]
     assert counts["cuts"] > counts["programs"]
     assert counts["steps"] > counts["programs"]
+
+
+def test_random_programs_split_as_python_equal_whole() -> None:
+    chosen = settings(max_examples=3, derandomize=True, database=None, phases=FIRST_FAILURE)
+    tally = search(chosen, Tally("programs, as Python", PROFILE), corpus.FOLDER, trial_as_python)
+    print(json.dumps(tally.line()))
+    assert tally.counts["replays"]
+    assert tally.counts["steps"]
+
+
+def test_what_crosses_beside_a_graph_keeps_its_strides_where_the_batch_is_one() -> None:
+    program = {
+        "batch": 1,
+        "inputs": [{"name": "x", "shape": ["B", 3, 4], "layout": "transposed"}],
+        "parts": {"m0": {"kind": "prelu", "args": [1]}},
+        "steps": [
+            {"do": "call", "of": ["x"], "with": {"module": "m0"}, "to": ["v0"]},
+            {"do": "tanh", "of": ["v0"], "to": ["v1"]},
+        ],
+        "output": {"tuple": ["v0", "v1"]},
+    }
+    counts = trial_as_python(Program.parse(json.dumps(program)))
+    assert counts.cuts == 4  # with a graph before the cut, and without, in both modes
+    assert not counts.refused
 
 
 # What the programs are

@@ -133,19 +133,12 @@ def test_a_crossing_value_in_anothers_place_is_noticed(monkeypatch: pytest.Monke
         mixed(Net().eval())
 
 
-def faster() -> nn.Module:
-    detectors: Any = pytest.importorskip("conformance.unit.stopped.test_detectors")
-    made: nn.Module = detectors.faster()
-    return made
+detectors: Any = pytest.importorskip("conformance.unit.stopped.detectors")
 
 
-def retina() -> nn.Module:
-    detectors: Any = pytest.importorskip("conformance.unit.stopped.test_detectors")
-    made: nn.Module = detectors.retina()
-    return made
-
-
-@pytest.mark.parametrize(("make", "at"), [(faster, "after:backbone"), (retina, "after:backbone.fpn.layer_blocks.0")])
+@pytest.mark.parametrize(
+    ("make", "at"), [(detectors.faster, "after:backbone"), (detectors.retina, "after:backbone.fpn.layer_blocks.0")]
+)
 def test_a_detectors_prefix_is_a_file_and_its_boxes_are_python(
     make: Callable[[], nn.Module], at: str, tmp_path: Path
 ) -> None:
