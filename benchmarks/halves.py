@@ -106,8 +106,8 @@ def write(name: str, folder: Path) -> int:
     runtime.save(path, side="prefix")
     torch.save(args, folder / "inputs")
     half = ariadne.load(path)
-    (plan,) = half.runtime._plans
-    source = emit(plan, half.runtime.variant_of(plan).parts["prefix"], half._root)
+    variant = half._exportable()
+    source = emit(variant.plan, variant.parts["prefix"], half._root)
     told: dict[str, Any] = {"half": str(path), "inputs": str(folder / "inputs"), "text": source.text}
     tensors = {id(t): n for n, t in half.state_dict(keep_vars=True).items()}
     places = {n: [at, dtype, shape] for n, at, dtype, shape in header(path)}
@@ -135,7 +135,7 @@ def named(function: Any) -> str:
     """Where torch has a function."""
     for where in ("torch", "torch.nn.functional", "torch._C._nn", "torch._VF"):
         module = eval(where)
-        for name in (function.__name__, getattr(function, "__qualname__", "")):
+        for name in {getattr(function, key, "") for key in ("__name__", "__qualname__")} - {""}:
             if getattr(module, name, None) is function:
                 return f"{where}.{name}"
     return "None"  # it is not called here, or the process of torch alone ends with an error
