@@ -440,7 +440,9 @@ def prepare_pipeline(
     settings = Settings(spec, parse_boundary(spec.boundary), mode, None, None)
     example = example_of(model, example_inputs, example_kwargs, spec)
     if not example.batched:
-        raise SpecError("a pipeline parts its inputs along the batch, and batch_dim says that none has one; use prepare_split")
+        raise SpecError(
+            "a pipeline parts its inputs along the batch, and batch_dim says that none has one; use prepare_split"
+        )
     recapture, captures = captured_for(model, example, spec, True)
     captures.sort(key=lambda c: not c.plan.grad_enabled)
     first = captures[0]

@@ -42,7 +42,7 @@ _KEEPS: frozenset[Any] = frozenset(
         ),
         *(getattr(getattr(_Tensor, name), part) for name in _PLAIN for part in ("__get__",)),
         # Torch sets it while it makes the node of a view that was written into, and holds the lock that `grad_fn` waits for.
-        _Tensor._backward_hooks.__set__,  # type: ignore[attr-defined]
+        _Tensor._backward_hooks.__set__,
     }
 )
 _WALKS: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, _Tensor.backward})

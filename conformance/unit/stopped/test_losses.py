@@ -60,34 +60,6 @@ def test_so_it_is_where_the_boundary_came_as_bytes(fallback: str) -> None:
         runtime.train_suffix(carried, loss_fn=lambda o, _: penalised(o, model.a.weight, allow_unused=True))
 
 
-class Views(nn.Module):
-    """Writes into a view by a scripted function: torch makes the view's node anew, under a lock, when it is asked for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(1, 1)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = self.a(x)
-        row = doubled(h.select(1, 0))
-        return row.repeat_interleave(2) * (1 + self.b.bias + 0 * random.random()), h
-
-
-@torch.jit.script
-def doubled(x: Tensor) -> Tensor:
-    x.mul_(2.0)
-    return x
-
-
-def test_a_view_that_a_scripted_function_wrote_into_is_asked_for_its_node_without_waiting_forever() -> None:
-    torch.manual_seed(0)
-    runtime: Any = prepare_split(
-        Views(), (torch.randn(2, 4),), split=SplitSpec("after:a", trainable=True), fallback="python"
-    )
-    with pytest.raises(TrainingError, match="written into after the cut by way of another tensor"):
-        runtime.run_training_prefix(torch.randn(2, 4))  # the first one proves a whole step
-
-
 def test_the_gradient_of_a_parameter_after_the_cut_is_that_of_the_model() -> None:
     model, runtime = stopped(False)
     x = torch.randn(3, 4)
