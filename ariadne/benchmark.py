@@ -210,8 +210,8 @@ def _of(
 ) -> BenchmarkResult:
     with _undisturbed(runtime.model, runtime):
         seconds, peak = _times(run, before, _device(runtime.model), iterations, warmup)
-    first, dim = next(iter(runtime.plan.batched.items()))
-    batch = [*tree.leaves(inputs)][first].shape[dim]
+    leaves = [*tree.leaves(inputs)]
+    batch = next((leaves[i].shape[dim] for i, dim in runtime.plan.batched.items()), runtime.plan.traced_batch)
     return BenchmarkResult(what, runtime.settings.mode, runtime.split_id, batch, seconds, peak)
 
 

@@ -338,7 +338,7 @@ def _refuse_target(device: str | torch.device | None, dtype: torch.dtype | None)
 def _runtime(
     root: nn.Module, sides: list[Side], data: Mapping[str, Any], mode: ExecutionMode, options: Mapping[str, Any] | None
 ) -> SplitRuntime:
-    ends = [count(b, "a batch", 1, 2**31) for b in items(data["batches"], "the batches")]
+    ends = [count(b, "a batch", 0, 2**31) for b in items(data["batches"], "the batches")]
     need(len(ends) == 2, "the batches are malformed")
     lo, hi = ends
     first = sides[0]

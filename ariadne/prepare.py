@@ -308,6 +308,10 @@ def validate_dynamic_batches(
             "'generated_eager', from which it is made"
         )
     example = example_of(runtime.model, example_inputs, example_kwargs, runtime.settings.spec)
+    if not example.batched:
+        raise SpecError(
+            "no input has a batch, so there are no batch sizes to validate; compare with the model, or call check"
+        )
 
     def whole(*args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():

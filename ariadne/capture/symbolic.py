@@ -62,11 +62,11 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
             continue
         dims = {example.batched[i]} if i in example.batched else set()
         inputs.append(with_symbols(fake, leaf, f"x{i}", dims | {s.dim for s in over if s.leaf == i}))
-    dims = [
+    named = [
         *((i, dim, batch_symbol) for i, dim in [*example.batched.items()][:1]),
         *((s.leaf, s.dim, s.symbol) for s in over),
     ]
-    symbols = {inputs[leaf].shape[dim].node.expr: symbol for leaf, dim, symbol in dims}
+    symbols = {inputs[leaf].shape[dim].node.expr: symbol for leaf, dim, symbol in named}
     args, kwargs = tree.unflatten(inputs, example.spec)
     snapshot = reach.snapshot(args, kwargs)
     state = state_tensors(snapshot)

@@ -18,7 +18,7 @@ from torch import nn
 from ariadne.capture import Snapshot, left_as_found
 from ariadne.check.observation import Inputs, Loss, first_difference, generators, held, of_many_sizes, rippled, varied
 from ariadne.check.twins import Comparison, Status
-from ariadne.cut import ExecutionMode, SplitSpec, parse_boundary, select
+from ariadne.cut import BatchDim, ExecutionMode, SplitSpec, parse_boundary, select
 from ariadne.errors import SpecError, VerificationError, named
 from ariadne.prepare import example_of, prepare_split
 from ariadne.runtime import SplitRuntime
@@ -79,7 +79,7 @@ def check(
     dynamic_batch: tuple[int, int] | None = None,
     dynamic: Mapping[str, Mapping[int, str]] | None = None,
     sizes: Mapping[str, tuple[int, ...]] | None = None,
-    batch_dim: Mapping[str, int | None] | None = None,
+    batch_dim: BatchDim | None = None,
     mode: ExecutionMode = "generated_eager",
     seed: int = 0,
     seconds: float | None = None,
@@ -112,9 +112,9 @@ def check(
     unknown = next((kind for kind in only if kind not in CHECKS), None)
     if unknown is not None:
         raise SpecError(f"there is no check {unknown!r}; there are {', '.join(map(repr, CHECKS))}")
-    if any(b < 1 for b in batches) or not batches or steps < 1 or not cuts:
+    if any(b < 0 for b in batches) or not batches or steps < 1 or not cuts:
         raise SpecError(
-            f"a check takes at least one cut, one batch of 1 or more, and 1 step; found {cuts=}, {batches=}, {steps=}"
+            f"a check takes at least one cut, one batch of 0 or more, and 1 step; found {cuts=}, {batches=}, {steps=}"
         )
     end = math.inf if seconds is None else time.perf_counter() + seconds
     named = [QUANTILES.get(cut, cut) for cut in cuts]
@@ -124,12 +124,13 @@ def check(
     first = "percent:50" if "every" in named else named[0]
     spec = SplitSpec(
         first,
-        dynamic_batch=dynamic_batch or (1, max(64, *batches)),
+        dynamic_batch=dynamic_batch or (min(1, *batches), max(64, *batches)),
         dynamic=dynamic,
         sizes=sizes,
         batch_dim=batch_dim,
     )
     example = example_of(model, args, kwargs, spec)
+    batches = batches if example.batched else (example.batch,)
     run = Comparison(model, of_many_sizes(inputs or varied(example), example), seed, loss_fn or rippled, steps)
     results = []
 

@@ -140,6 +140,11 @@ def varied(example: Example) -> Inputs:
                 if t.is_floating_point():
                     factors = 1 - torch.rand(batch, generator=generator) / 2
                     t.mul_(factors.to(t).view([batch if d == dim else 1 for d in range(t.dim())]))
+        if not example.batched:  # of one sample, another one
+            factor = 1 - float(torch.rand((), generator=generator)) / 2
+            for t in {id(t): t for t in found if isinstance(t, torch.Tensor) and t.is_floating_point()}.values():
+                with torch.no_grad():
+                    t.mul_(factor)
         args, kwargs = tree.unflatten(found, example.spec)
         return args, kwargs
 

@@ -56,7 +56,7 @@ def _text(half: Half, path: str, brief: bool) -> str:
     ]
     for plan, (candidates, _) in runtime._plans.items():
         mode = "training" if plan.training else "eval"
-        lines.append(f"plan      batch {plan.batch_symbol} in {plan.batches}, in {mode} mode, {len(plan.nodes)} ops")
+        lines.append(f"plan      {plan.for_batches}, in {mode} mode, {len(plan.nodes)} ops")
         if plan.inputs:
             lines.append("  takes   " + ", ".join(f"{n}: {plan.values[n].describe()}" for _, n in plan.inputs))
         lines.append("  crosses " + ", ".join(f"{n}: {plan.values[n].describe()}" for n in candidates[0].live))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ariadne.cli.output import USAGE, UsageError
+from ariadne.cut import BatchDim
 
 EXITS = """exit status:
   0    done; of a check: nothing failed, and something was compared
@@ -36,7 +37,8 @@ _DYNAMIC = (
 )
 _BATCH_DIM = (
     "the dim that is the batch, for an input where it is not dim 0, such as x=1 for (time, batch, features), by forward's own name "
-    "for it; x=none: it has no batch. --input still gives the sizes of one sample. Repeat for each input"
+    "for it; x=none: it has no batch; none alone: no input has one. --input still gives the sizes of one sample. Repeat for each "
+    "input"
 )
 _PICTURES = frozenset("bmp dot eps gif gv htm html jpeg jpg pdf png ps svg tif tiff webp".split())
 _ABOUT = (
@@ -112,10 +114,15 @@ def nbytes(text: str) -> int:
     return int(float(found["number"]) * step ** " KMGT".index(unit[:1] or " "))
 
 
+def _batch(text: str) -> int:
+    """A batch, from 0."""
+    return 0 if text == "0" else positive(text)
+
+
 def batch_range(text: str) -> tuple[int, int]:
     """`1..64` as (1, 64), and `8` as (8, 8)."""
     low, dots, high = text.partition("..")
-    found = positive(low), positive(high if dots else low)
+    found = _batch(low), positive(high if dots else low)
     if found[0] > found[1]:
         raise argparse.ArgumentTypeError(f"must be LOW..HIGH with LOW not above HIGH; found {text!r}")
     return found
@@ -152,11 +159,18 @@ def dynamic(text: str) -> Dynamic:
 
 
 def batch_dim(text: str) -> tuple[str, int | None]:
-    """`x=1` as ("x", 1), and `x=none` as ("x", None)."""
+    """`x=1` as ("x", 1), and `x=none` as ("x", None); `none`, by which no input has a batch, as ("", None)."""
+    if text == "none":
+        return "", None
     found = re.fullmatch(r"(?P<input>[^\W\d]\w*)=(?P<dim>\d{1,2}|none)", text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"must be INPUT=DIM or INPUT=none, such as x=1; found {text!r}")
+        raise argparse.ArgumentTypeError(f"must be INPUT=DIM or INPUT=none, such as x=1, or none; found {text!r}")
     return found["input"], None if found["dim"] == "none" else int(found["dim"])
+
+
+def along(given: Sequence[tuple[str, int | None]]) -> BatchDim | None:
+    """What `SplitSpec.batch_dim` is for what was typed."""
+    return "none" if ("", None) in given else dict(given) or None
 
 
 def sizes(given: Sequence[Dynamic], batch_dims: Sequence[tuple[str, int | None]]) -> dict[str, Any]:
@@ -167,12 +181,12 @@ def sizes(given: Sequence[Dynamic], batch_dims: Sequence[tuple[str, int | None]]
         dims.setdefault(one.input, {})[one.dim] = one.symbol
         if one.within is not None and ranges.setdefault(one.symbol, one.within) != one.within:
             raise UsageError(f"--dynamic {one.text}: {one.symbol} has another range already; give it once")
-    return {"dynamic": dims or None, "sizes": ranges or None, "batch_dim": dict(batch_dims) or None}
+    return {"dynamic": dims or None, "sizes": ranges or None, "batch_dim": along(batch_dims)}
 
 
 def batches(text: str) -> list[int]:
     """`1,2,3` as whole numbers, each once."""
-    return list(dict.fromkeys(positive(part.strip()) for part in text.split(",")))
+    return list(dict.fromkeys(_batch(part.strip()) for part in text.split(",")))
 
 
 def words(text: str) -> list[str]:
@@ -210,7 +224,7 @@ def again(options: argparse.Namespace, *more: str) -> str:
     for one in options.dynamic:
         line += ["--dynamic", one.text]
     for name, dim in options.batch_dim:
-        line += ["--batch-dim", f"{name}={'none' if dim is None else dim}"]
+        line += ["--batch-dim", f"{name}={'none' if dim is None else dim}" if name else "none"]
     line += ["--train"] if options.train else []
     line += ["--seed", str(options.seed)] if options.seed else []
     return shlex.join([*line, *more])

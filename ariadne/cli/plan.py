@@ -20,7 +20,7 @@ def run(options: Namespace) -> Answer:
     captured = subject.captured()
     plan = captured.plan
     low, high = subject.spec("auto").batch_range
-    fixed, missing = list(_fixed(plan)), [b for b in range(low, high + 1) if b not in plan.batches]
+    fixed, missing = list(_fixed(plan)), [b for b in range(low, high + 1) if plan.batched and b not in plan.batches]
     guards = list(_guards(plan, captured.baseline))
     used = Counter(node.target for node in plan.nodes)
     parts = [] if options.brief else [str(plan), ""]
@@ -28,7 +28,7 @@ def run(options: Namespace) -> Answer:
         f"{subject.name}: {len(plan.nodes)} ops, {sum(v.kind == 'parameter' for v in plan.values.values())} parameters read",
         f"captured  {plan.captured_by}, in {'training' if plan.training else 'eval'} mode, at batch {plan.traced_batch}",
         *(f"  not {way}: {why}" for way, why in plan.not_captured_by),
-        f"batches   {plan.batch_symbol} in {plan.batches}, of the {low} to {high} that were asked for",
+        f"batches   {plan.for_batches}{f', of the {low} to {high} that were asked for' if plan.batched else ''}",
         *(f"  not {reason}" for reason in plan.excluded),
     ]
     if plan.sizes:
@@ -91,7 +91,7 @@ def _guards(plan: TracePlan, baseline: Baseline) -> Iterator[str]:
     """What the plan relies on, in words."""
     inputs = [f"{name}: {plan.values[name].describe()} on {plan.values[name].device}" for _, name in plan.inputs]
     yield f"inputs have this structure, rank, dtype and device: {', '.join(inputs)}"
-    yield f"batch {plan.batch_symbol} in {plan.batches}"
+    yield plan.for_batches
     for position, value in plan.literals:
         yield f"input leaf {position} is {value!r}: no tensor, and so part of the plan"
     for name in plan.given:

@@ -21,7 +21,7 @@ from ariadne import tree
 from ariadne.capture import Captured, Example, batch_dims, called
 from ariadne.check import Given, Inputs, Loss, seed_all, varied
 from ariadne.cli import inputs
-from ariadne.cli.options import FORM, FORMS, sizes
+from ariadne.cli.options import FORM, FORMS, along, sizes
 from ariadne.cli.output import ModelError, UsageError, progress
 from ariadne.cut import SplitSpec
 from ariadne.errors import AriadneError, nearest
@@ -139,7 +139,8 @@ def _subject(name: str, found: _Found, options: Namespace) -> Subject:
         make = found.inputs
     elif found.args is not None:
         args, kwargs = found.args, found.kwargs or {}
-        if not any(isinstance(t, torch.Tensor) and t.dim() for t in tree.leaves((args, kwargs))):
+        unbatched = along(options.batch_dim) == "none"
+        if not any(isinstance(t, torch.Tensor) and (t.dim() or unbatched) for t in tree.leaves((args, kwargs))):
             raise UsageError(f"{name} came with inputs that hold no tensor with a batch; give --input {FORM}")
         example = _example(found.model, args, kwargs, options)
         if options.batch:
@@ -155,7 +156,7 @@ def _subject(name: str, found: _Found, options: Namespace) -> Subject:
 
 
 def _example(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Namespace) -> Example:
-    return Example.of(args, kwargs, along=batch_dims(model, args, kwargs, dict(options.batch_dim)))
+    return Example.of(args, kwargs, along=batch_dims(model, args, kwargs, along(options.batch_dim)))
 
 
 def _placed(model: nn.Module, given: Given, dims: Mapping[str, int | None]) -> Given:

@@ -47,7 +47,7 @@ class Bucketed:
     def __call__(self, batch: int, *args: Any) -> tuple[Any, ...] | None:
         """Run the kernel for `batch` samples."""
         at = bisect_left(self.buckets, batch)
-        if at == len(self.buckets) or self.buckets[at] == batch:
+        if at == len(self.buckets) or self.buckets[at] == batch or not batch:  # of no sample there is no last one
             return self.run(*args)
         given, more = list(args), self.buckets[at] - batch
         for i, along in self.inputs:

@@ -204,7 +204,7 @@ def _draws(node: TraceNode) -> bool:
 def _batches(plan: TracePlan) -> tuple[int, int, int]:
     """A batch to trace at, and the range that it lies in of those that the plan serves."""
     low, high = max(plan.batches.ranges, key=lambda r: r[1] - r[0])
-    return min(max(plan.traced_batch, low, FROM_ONE), high), low, high
+    return min(max(plan.traced_batch, low, FROM_ONE), high), min(max(low, 1), high), high
 
 
 def _example(value: Value, symbol: str, batch: int) -> torch.Tensor:

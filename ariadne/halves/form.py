@@ -202,7 +202,7 @@ class SideReader:
             output,
             (),
             Batches.joined(
-                (count(a, "a batch", 1, 2**31), count(b, "a batch", a, 2**31))
+                (count(a, "a batch", 0, 2**31), count(b, "a batch", a, 2**31))
                 for a, b in self._two(d["batches"], "batches")
             ),
             flag(d["grad_enabled"], "grad_enabled"),

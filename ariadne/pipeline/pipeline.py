@@ -15,7 +15,7 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.capture import Captured, Example, left_as_found
-from ariadne.cut import SIDES, ExecutionMode, SplitCandidate, SplitSpec, frontiers, parse_boundary
+from ariadne.cut import SIDES, BatchDim, ExecutionMode, SplitCandidate, SplitSpec, frontiers, parse_boundary
 from ariadne.errors import AriadneError, SpecError
 from ariadne.guards import Baseline
 from ariadne.halves import Cut, save
@@ -403,7 +403,7 @@ def prepare_pipeline(
     balance: Balance | None = None,
     times: Sequence[float] | None = None,
     dynamic_batch: tuple[int, int] | None = (1, 64),
-    batch_dim: Mapping[str, int | None] | None = None,
+    batch_dim: BatchDim | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
     mode: ExecutionMode = "generated_eager",
     draws: Literal["whole", "seeded"] | None = None,
@@ -439,6 +439,10 @@ def prepare_pipeline(
     spec = SplitSpec(texts[0] if texts else "auto", dynamic_batch=dynamic_batch, batch_dim=batch_dim)
     settings = Settings(spec, parse_boundary(spec.boundary), mode, None, None)
     example = example_of(model, example_inputs, example_kwargs, spec)
+    if not example.batched:
+        raise SpecError(
+            "a pipeline parts its inputs along the batch, and batch_dim says that none has one; use prepare_split"
+        )
     recapture, captures = captured_for(model, example, spec, True)
     captures.sort(key=lambda c: not c.plan.grad_enabled)
     first = captures[0]

@@ -437,7 +437,7 @@ class TracePlan:
 
     def __str__(self) -> str:
         args = ", ".join(f"{n}: {self.values[n].describe()}" for _, n in self.inputs)
-        lines = [f"# captured by {self.captured_by}; batch {self.batch_symbol} in {self.batches}"]
+        lines = [f"# captured by {self.captured_by}; {self.for_batches}"]
         lines += [f"# not {way}: {why}" for way, why in self.not_captured_by]
         lines += [f"# not at {reason}" for reason in self.excluded]
         lines += [f"# size {line}" for line in self.served]
@@ -446,6 +446,13 @@ class TracePlan:
             lines.append(f"    {self.show(node)}  # {i}: {one_line(node.module) or 'the model itself'}")
         lines.append(f"    return {show_tree(self.output_spec, [show(o) for o in self.output])}")
         return "\n".join(lines)
+
+    @property
+    def for_batches(self) -> str:
+        """The batches that it serves, in words."""
+        if not self.batched and self.captured_by != "observed-per-batch":
+            return "no input has a batch"
+        return f"batch {self.batch_symbol} in {self.batches}"
 
     @property
     def served(self) -> list[str]:

@@ -7,7 +7,7 @@ op takes otherwise (`autograd.Function`, scripted functions) shows in the graph 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,8 @@ _KEEPS: frozenset[Any] = frozenset(
             for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "dim", "size")
         ),
         *(getattr(getattr(_Tensor, name), part) for name in _PLAIN for part in ("__get__",)),
+        # Torch sets it while it makes the node of a view that was written into, and holds the lock that `grad_fn` waits for.
+        _Tensor._backward_hooks.__set__,
     }
 )
 _WALKS: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, _Tensor.backward})
@@ -199,6 +201,22 @@ class Crossing(TorchFunctionMode):
             else:
                 ahead += [n for n, _ in node.next_functions]
         return leaves, crossed
+
+
+def handed_on(tensors: Iterable[torch.Tensor], grad: bool) -> list[torch.Tensor]:
+    """What a suffix elsewhere gets for tensors of the prefix: without their graph; no leaves, since forward may write into it."""
+    anchor = torch.zeros((), requires_grad=True)
+    return [Tap.apply(t.detach(), anchor, "", {}, [True]) if grad and t.requires_grad else t.detach() for t in tensors]
+
+
+def refuse_strays(graph: Iterable[Any], prefix: Iterable[torch.Tensor], suffix: Iterable[torch.Tensor]) -> None:
+    """Raise `TrainingError` where the graph of what crosses leads to a parameter that is the suffix's alone, trained elsewhere."""
+    before = {id(p) for p in prefix}
+    if led_to(graph, [p for p in suffix if id(p) not in before]):
+        raise TrainingError(
+            "on the path that this call took, the prefix uses a parameter that the suffix alone used in the example, and that is "
+            "stepped where the suffix is trained. Train both halves in one process with one optimizer, or cut elsewhere"
+        )
 
 
 def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:

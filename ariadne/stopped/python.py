@@ -193,10 +193,10 @@ class Undoing:
     def moved(self) -> str | None:
         """What was changed and stands otherwise by now, in words; None where all of it stands as it did when this was made."""
         for table, name, _, after in self.attributes:
-            now = table.get(name, MISSING)
+            now = variables(table, (name,)).get(name, MISSING)
             if now is not after and not (type(now) is type(after) and type(now) in _PLAIN and now == after):
                 return f"the attribute {name!r}, into which the prefix had put something, by another call or by you"
-        if not all(_same(thing, now) for thing, _, now in self.held):
+        if not all(_same(thing, now) for _, thing, _, now in self.held):
             return "a list, a dict or an object, into which the prefix had put something, by another call or by you"
         return None
 

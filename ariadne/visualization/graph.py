@@ -301,7 +301,7 @@ class _Builder:
             if not c.safe:
                 yield f"NOT SAFE: {c.reason}"
         yield f"{len(plan.nodes)} ops in {boxes} boxes, {labels.count(numbers) if numbers else 'no'} parameters"
-        yield f"batch {plan.batch_symbol} in {plan.batches}, capture: {plan.captured_by}"
+        yield f"{plan.for_batches}, capture: {plan.captured_by}"
         yield "MB (1,000,000 bytes): what a box makes, per sample, or"
         yield "once per batch where no size follows the batch"
         if state:

@@ -28,7 +28,7 @@ def interactive(plan: TracePlan, candidate: SplitCandidate | None, *, fold_repea
         "TITLE": html.escape(title),
         "LIGHT": " ".join(f"--{name}: {color};" for name, color in LIGHT.items()),
         "DARK": " ".join(f"--{name}: {color};" for name, color in DARK.items()),
-        "COUNT": f"{len(plan.nodes)} ops, batch {plan.batch_symbol} in {html.escape(str(plan.batches))}",
+        "COUNT": f"{len(plan.nodes)} ops, {html.escape(plan.for_batches)}",
         "DATA": data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"),
     }
     pieces = TEMPLATE.split("@@")  # texts and names by turns: nothing that is put in is looked at again

@@ -86,6 +86,11 @@ def test_what_crosses_beside_a_graph_keeps_its_strides_where_the_batch_is_one() 
     assert not counts.refused
 
 
+def test_a_view_that_a_script_wrote_into_is_asked_for_its_node_without_waiting_for_itself() -> None:
+    counts = trial_as_python(corpus.load(corpus.FOLDER / "view_written_by_a_script.json"))
+    assert counts.steps, counts
+
+
 # What the programs are
 
 

@@ -1,9 +1,9 @@
 """Detectors, each cut at its backbone, pyramid or neck: `python -m conformance.unit.stopped.detectors [PART OF A NAME ...]`.
 
 Small ones of torchvision's and transformers' own classes, in eval with no, one and many detections, and in training with no, one
-and many objects. Each is split with `fallback="python"` and `"python-suffix"` and held, bit for bit, against the whole model: results
-or losses, gradients, buffers and random numbers. What crosses goes as it is and as bytes, and where the prefix is a graph, also
-from its file. A line for each tells what was compared; it ends with 1 where anything differs.
+and many objects. Each is split with `fallback="python"` and `"python-suffix"` and held, bit for bit, against the whole model:
+results or losses, gradients, buffers and random numbers. What crosses goes as it is and as bytes, and where the prefix is a graph,
+also from its file. A line for each tells what was compared; it ends with 1 where anything differs.
 """
 
 from __future__ import annotations
