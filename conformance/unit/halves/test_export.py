@@ -195,7 +195,7 @@ def test_a_boundary_of_arrays_is_held_against_the_cut(tmp_path: Path) -> None:
         (lambda: made({label: right[label][:, 0]}, **key), f"{label!r} must be"),
         (lambda: made({label: right[label].astype("float64")}, **key), f"{label!r} must be"),
         (lambda: made({label: object()}, **key), "which torch makes no tensor of"),
-        (lambda: made(right, batch=0, **key), "at least 1"),
+        (lambda: made(right, batch=0, **key), "batch 0 is not one that this plan serves"),
         (lambda: made(right, **{**key, "plan_signature": "x"}), "was made by another split"),
         (lambda: made(right, **{**key, "weights": "x"}), "was saved with other weights"),
     ]
