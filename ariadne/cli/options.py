@@ -37,8 +37,8 @@ _DYNAMIC = (
 )
 _BATCH_DIM = (
     "the dim that is the batch, for an input where it is not dim 0, such as x=1 for (time, batch, features), by forward's own name "
-    "for it; x=none: it has no batch; none alone: no input has one. --input still gives the sizes of one sample. Repeat for each "
-    "input"
+    "for it; x=none: it has no batch; none alone: no input has one. --input still gives the sizes of one sample. Repeat for "
+    "each input"
 )
 _PICTURES = frozenset("bmp dot eps gif gv htm html jpeg jpg pdf png ps svg tif tiff webp".split())
 _ABOUT = (
