@@ -197,8 +197,8 @@ class Half(nn.Module):
         for entry in data["state"]:
             kind, owner, key = entry[0][0]
             module = self._root.get_submodule(owner)
-            tables: dict[str, Mapping[str, Any]] = {"parameter": module._parameters, "buffer": module._buffers}
-            found: torch.Tensor = tables[kind][key]
+            found = (module._parameters if kind == "parameter" else module._buffers)[key]
+            assert found is not None
             named[f"{owner}.{key}".removeprefix(".")] = found
             entry[2] = found.requires_grad
         plans = [*self.runtime._plans]

@@ -11,6 +11,7 @@ A plan and its cut flow in, or a file; out flow a file, or plans of one side and
     sized       the sizes beside the batch that a half serves
     together    whether the parts of a side go together
     form        a plan of one side as data, and back
+    whole       all that a file says, looked at
     moves       a half on another device or in another dtype
     writing     a side of a split becomes a file
     reading     a file becomes plans and the modules that hold its tensors
@@ -27,4 +28,5 @@ from ariadne.halves.moves import Moves, tensors_of
 from ariadne.halves.reading import read
 from ariadne.halves.skeleton import read_flags
 from ariadne.halves.weights import File, Row, digest, parsed, row
-from ariadne.halves.writing import VERSION, Cut, save, side_of, slots
+from ariadne.halves.whole import VERSION
+from ariadne.halves.writing import Cut, save, side_of, slots

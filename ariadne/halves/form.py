@@ -30,7 +30,7 @@ from ariadne.halves.atoms import (
     told_spec,
 )
 from ariadne.halves.called import read_object, told_object
-from ariadne.halves.sized import told_sizes, with_sizes
+from ariadne.halves.sized import NO_SIZES, told_sizes, with_sizes
 from ariadne.halves.together import held_together
 from ariadne.halves.weights import Row, row
 from ariadne.plan import WHOLE, Apart, Assumption, Batches, Ref, Region, Store, TraceNode, TracePlan, Value
@@ -84,7 +84,7 @@ def told_side(side: Side, constants: Mapping[str, Row]) -> dict[str, Any]:
         "constants": {n: [*constants[n].told(), str(t.device)] for n, t in plan.constants.items()},
         "objects": {n: told_object(o) for n, o in plan.objects.items()},
         "assumption": {f.name: told(getattr(assumed, f.name)) for f in fields(assumed)},
-        **({"sizes": told_sizes(plan)} if plan.sizes else {}),
+        "sizes": told_sizes(plan),
     }
 
 
@@ -118,7 +118,8 @@ def _told_node(node: TraceNode) -> dict[str, Any]:
 
 _PLAN_KEYS = (
     "signature first shared cast reachable sized_by_data cut batch traced_batch batches grad_enabled training captured_by "
-    "input_spec inputs literals tied_inputs values nodes stores output_spec output constants objects assumption"
+    "input_spec inputs literals tied_inputs values nodes stores output_spec output constants objects assumption "
+    "sizes"
 ).split()
 _NODE_KEYS = frozenset("op args out kwargs module call region writes may_alias witness unpack seeded".split())
 
@@ -146,7 +147,7 @@ class SideReader:
 
     def read(self, data: Any, file_rows: dict[str, tuple[Row, str]], index: int) -> Side:
         """One side; where its constants lie is noted in `file_rows`, under names that start with the number of the plan."""
-        d = table(data, "a plan", [*_PLAN_KEYS, *(["sizes"] if type(data) is dict and "sizes" in data else [])])
+        d = table({"sizes": NO_SIZES, **mapped(data, "a plan")}, "a plan", _PLAN_KEYS)
         reader = Reader()
         symbol = name(d["batch"], "the batch's symbol")
         rows = [items(v, "a value") for v in items(d["values"], "the values")]
@@ -217,8 +218,7 @@ class SideReader:
             ),
             apart=apart,
         )
-        if "sizes" in d:
-            plan = with_sizes(plan, d["sizes"])
+        plan = with_sizes(plan, d["sizes"])
         return Side(held_together(plan, candidate), candidate)
 
     @staticmethod

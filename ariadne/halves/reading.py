@@ -11,18 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ariadne.cut import SIDES
 from ariadne.errors import HalfError
-from ariadne.halves.atoms import Classes, count, flag, items, mapped, need, text
-from ariadne.halves.form import Side, SideReader
+from ariadne.halves.atoms import Classes, need
+from ariadne.halves.form import Side
 from ariadne.halves.given import Weights, given, refuse_unfit
 from ariadne.halves.given import replace as replace_by
-from ariadne.halves.skeleton import Held, known_places, named, read_flags, read_state, skeleton
+from ariadne.halves.skeleton import Held, named, skeleton
 from ariadne.halves.weights import File, Row, blank, parsed
-from ariadne.halves.writing import FORMAT, VERSION
+from ariadne.halves.whole import VERSION, said
 from ariadne.plan import TracePlan
-
-_KEYS = frozenset("format ariadne torch part model weights digest ops state flags plans batches trainable".split())
 
 
 def read(
@@ -31,40 +28,19 @@ def read(
     """What a file says, its tensors in modules, and its plans; `HalfError` for what is no half, or can't be read here."""
     file = File(path)
     data = parsed(file)
-    need("format" in data, "it has no format")
-    if data["format"] != FORMAT:
-        raise HalfError(
-            f"this half has format {str(data['format'])[:20]}, and this Ariadne ({VERSION}) reads format {FORMAT}. Save it "
-            "with this version, or load it with the one that saved it"
-        )
-    need(data.keys() - {"pipeline", "order"} == _KEYS, "its data have other parts than expected")
-    order = {
-        text(n, "a parameter"): count(i, "a place", 0, 2**31)
-        for n, i in mapped(data.get("order", {}), "the order").items()
-    }
-    need(len({*order.values()}) == len(order), "two parameters have one place")
-    part = text(data["part"], "the part")
-    need(part in SIDES, f"its part is {part!r}")
-    for key in ("ariadne", "torch", "model", "digest"):
-        text(data[key], key)
-    state, flags = read_state(data["state"]), read_flags(data["flags"])
     spaces = frozenset(a.removesuffix("::*") for a in allow if a.endswith("::*"))
-    reader = SideReader(part, known_places(state), mapped(data["ops"], "the ops"), Classes(allow, plain), spaces)
-    constants: dict[str, tuple[Row, str]] = {}
-    sides = [reader.read(plan, constants, i) for i, plan in enumerate(items(data["plans"], "the plans"))]
-    need(0 < len(sides) <= 64, "it has no plans, or too many")
-    need(len({s.plan.training for s in sides}) == 1, "its plans are of two modes")
+    told = said(data, Classes(allow, plain), spaces)
     _tell(data)
-    kept = flag(data["weights"], "weights")
-    if not kept and weights is None:
+    if not told.weights and weights is None:
         raise HalfError(
             "this half was saved without weights; pass weights=, a state dict of its model or the path of a safetensors file"
         )
-    root = skeleton(state, dict(_tensors(state, file if kept else None, weights)), sides[0].plan.training, flags)
-    for i, side in enumerate(sides):
-        mine = {n.partition(" ")[2]: at for n, at in constants.items() if n.partition(" ")[0] == str(i)}
+    tensors = dict(_tensors(told.state, file if told.weights else None, weights))
+    root = skeleton(told.state, tensors, told.sides[0].plan.training, told.flags)
+    for i, side in enumerate(told.sides):
+        mine = {n.partition(" ")[2]: at for n, at in told.constants.items() if n.partition(" ")[0] == str(i)}
         _fill(side.plan, mine, file)
-    return data, root, sides
+    return data, root, told.sides
 
 
 def _tensors(state: list[Held], file: File | None, weights: Weights | None) -> Iterator[tuple[str, torch.Tensor]]:

@@ -8,6 +8,12 @@ from typing import Any
 from ariadne.halves.atoms import Reader, count, items, name, need, table, text
 from ariadne.plan import MOST, Expr, Size, TracePlan
 
+NO_SIZES: dict[str, Any] = {
+    "dims": [],
+    "traced": [],
+    "conditions": [],
+}  # what older files mean, which say nothing of sizes
+
 
 def told_sizes(plan: TracePlan) -> dict[str, Any]:
     """What a plan says of its sizes, as JSON-able data."""

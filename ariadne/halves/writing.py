@@ -19,12 +19,11 @@ from ariadne.errors import FrontierError, HalfError, ModuleError
 from ariadne.guards import Baseline, asks_sizes, shown
 from ariadne.halves import ops, weights
 from ariadne.halves.atoms import Classes
-from ariadne.halves.form import NOTHING, Side, SideReader, told_side
-from ariadne.halves.skeleton import Held, Place, known_places, read_flags, read_state, skeleton
+from ariadne.halves.form import NOTHING, Side, told_side
+from ariadne.halves.skeleton import Held, Place, skeleton
+from ariadne.halves.whole import FORMAT, VERSION, said
 from ariadne.plan import WHOLE, Apart, Groups, Store, TraceNode, TracePlan, Value, storage_of, uses
 
-FORMAT = 1
-VERSION = "0.1.0"
 _UNNAMED = ("aten.sym_size.int", WHOLE)
 
 
@@ -313,7 +312,7 @@ def save(
     """
     sides = [(side_of(cut, name, model), cut) for cut in cuts]
     kept = slots(model, sides)
-    _refuse_untold(kept)
+    _refuse_untold(kept, keep)
     constants = {f"constant {i} {n}": t for i, (s, _) in enumerate(sides) for n, t in s.plan.constants.items()}
     named = {_key(slot): slot.tensor for slot in kept}
     if keep:
@@ -359,12 +358,10 @@ def _read_back(told: str) -> None:
     """Raise `HalfError` unless what was written is read again, as `load` does it; what it names of Python is taken as allowed."""
     half = weights.parsed_text(told)
     try:
-        state = read_state(half["state"])
         spaces = frozenset(target.partition(".")[0] for target in half["ops"])
-        reader = SideReader(half["part"], known_places(state), half["ops"], Classes(trusting=True), spaces)
-        found = [reader.read(plan, {}, i) for i, plan in enumerate(half["plans"])]
-        empty = {str(i): torch.empty(0, dtype=h.row.dtype, device="meta") for i, h in enumerate(state)}
-        skeleton(state, empty, found[0].plan.training, read_flags(half["flags"]))
+        found = said(half, Classes(trusting=True), spaces)
+        empty = {str(i): torch.empty(0, dtype=h.row.dtype, device="meta") for i, h in enumerate(found.state)}
+        skeleton(found.state, empty, found.sides[0].plan.training, found.flags)
     except HalfError as error:
         why = (
             str(error)
@@ -376,10 +373,15 @@ def _read_back(told: str) -> None:
         ) from error
 
 
-def _refuse_untold(kept: Iterable[Slot]) -> None:
-    """Raise `HalfError` for what moves a tensor's gradient and stands in no file: hooks, and a graph that it came out of."""
+def _refuse_untold(kept: Iterable[Slot], keep: bool) -> None:
+    """Raise `HalfError` for what stands in no file: hooks, a graph that it came out of; without weights, what no state dict has."""
     for slot in kept:
         t = slot.tensor
+        if not keep and not slot.persistent:
+            raise HalfError(
+                f"{_key(slot)!r} is in no state dict of the model, so a half without weights would get it from nowhere; save it "
+                "with its weights, or register it as a persistent buffer"
+            )
         if not t.is_leaf:
             raise HalfError(
                 f"{_key(slot)!r} was computed from other tensors, which gradients go on to, and a file has only its numbers; "

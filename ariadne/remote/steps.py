@@ -126,12 +126,16 @@ class Steps(Calls):
             self.run, self.at = run, at
             self._clear_run()
 
-    def save(self, *, timeout: float | None = None) -> None:
-        """Have the server write a checkpoint of the step that the run is at; `CheckpointError` where it can't."""
+    def save(self, *, kept: int | None = None, timeout: float | None = None) -> None:
+        """Have the server write a checkpoint of the step that the run is at; `CheckpointError` where it can't.
+
+        `kept`: where the run was at the newest checkpoint that is here, of which the server then keeps its own.
+        """
         with self._lock:
             if self._asked:
                 raise StepError(f"{len(self._asked)} requests of the run have no answer yet: wait for them first")
-            self._ask({"op": "save", "run": self.run, "at": self.at}, (), self._until(timeout))
+            told = {"op": "save", "run": self.run, "at": self.at} | ({} if kept is None else {"kept": kept})
+            self._ask(told, (), self._until(timeout))
 
     def _warn_of_threads(self) -> None:
         here, there = torch.get_num_threads(), self.facts["threads"]

@@ -27,7 +27,7 @@ from ariadne.remote.plain import Loss
 from ariadne.remote.together import clip, norms_of, refuse_unplaced, unscaled
 from ariadne.remote.together import step as step_by
 
-KEPT = 2  # checkpoints of a run: the last, and the one before, until the client has its own of the last
+KEPT = 2  # checkpoints of a run: the last, and the one before, or that which the client says is its newest
 _RUN = re.compile(r"[0-9a-f]{32}")
 Answer = tuple[Header, list[Any]]
 
@@ -424,6 +424,7 @@ class Trained:
     def save(self, header: Header) -> None:
         """Write a checkpoint of the step that the client is at."""
         run, at, session = told(header, "run", str), told(header, "at", int), told(header, "session", str)
+        kept = told(header, "kept", int, -1)
         if (run, session, at) != (self.run, self.session, self.at) or self.begun:
             raise StepError(
                 f"a checkpoint of step {at} of run {run[:8]!r} was asked for; this server is at step {self.at} of "
@@ -434,7 +435,7 @@ class Trained:
                 "this server was started without a folder for checkpoints: ariadne serve --checkpoints DIR"
             )
         self._save(at)
-        self._sweep(at)
+        self._sweep(at, kept)
 
     def _save(self, at: int) -> None:
         path = self._start() if at == 0 else self._path(self.run, at)
@@ -442,11 +443,12 @@ class Trained:
         about = {"run": self.run, "at": at, "side": "suffix", "origin": self.half.origin}
         checkpoint.write(path, self.half, self.optimizer, about, {}, self.beside)
 
-    def _sweep(self, at: int) -> None:
-        """Keep this checkpoint and the one before, and the start."""
+    def _sweep(self, at: int, kept: int) -> None:
+        """Keep this checkpoint, that of the client's newest, or where it says none the one before, and the start."""
         mine = sorted(self._folder.glob(f"{self.run}-*.safetensors"))
         before = [p for p in mine if p < self._path(self.run, at)]
-        keep = {self._path(self.run, at), *before[-(KEPT - 1) :]}
+        theirs = [self._path(self.run, kept)] if 0 <= kept < 10**12 else before[-(KEPT - 1) :]
+        keep = {self._path(self.run, at), *theirs}
         for path in mine:
             if path not in keep:
                 path.unlink()

@@ -64,6 +64,7 @@ class Training:
         self._beside = {n: self._how[n] for n in ("scaler", "scheduler") if self._how[n] is not None}
         self.side, self.remote, self.optimizer, self.every = side, remote, optimizer, every
         self.step = 0  # how many steps were done
+        self._kept = 0  # where the run was at the newest checkpoint that is here
         self._folder = None if checkpoints is None else Path(checkpoints)
         self._begun = self._clean = False
         if self._folder is not None:
@@ -102,7 +103,7 @@ class Training:
         """Write a checkpoint of this step: on the server, then here; the one before goes when this one is there."""
         folder = self._folder
         assert folder is not None, "a checkpoint needs a folder"
-        self.remote.save()
+        self.remote.save(kept=self._kept)
         self._write(folder, self.remote.run, self.remote.at)
         for path in sorted(folder.glob("*.safetensors"))[:-1]:
             path.unlink()
@@ -113,6 +114,7 @@ class Training:
         checkpoint.write(
             folder / f"{self.step:012d}.safetensors", self.side, self.optimizer, about, states, self._beside
         )
+        self._kept = at
 
     def _take_up(self) -> None:
         """Go to the last checkpoint, on both sides; or begin."""
@@ -124,7 +126,7 @@ class Training:
             about, states = checkpoint.restore(found[-1], self.side, self.optimizer, self._beside)
             if "scaler" in self._beside:
                 self._beside["scaler"]._per_optimizer_states.clear()  # of a step that was begun
-            self.step = int(about["step"])
+            self.step, self._kept = int(about["step"]), int(about["at"])
             self.remote.begin(about["run"], about["at"])
             set_generators(states)
         elif self.step or not self._folder:

@@ -7,7 +7,7 @@ they walk from leads to the boundary, and what they want lies behind it, the who
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -37,13 +37,14 @@ _plain: list[Callable[..., Any]] = []  # torch's own, once for each loss functio
 class KeptWhole:
     """A block that raises `TrainingError` where a pass of this thread asks for a gradient of what lies behind the boundary.
 
-    `taps` is the class of the nodes at which the suffix's graph ends; each has the label of what it stands for.
+    `taps` is the class of the nodes at which the suffix's graph ends; each has the label of what it stands for. `prefix` holds the
+    prefix's parameters, which are all that can be told of its graph where the boundary came as bytes.
     """
 
     __slots__ = ("at", "before")
 
-    def __init__(self, boundary: BoundaryPayload, taps: type) -> None:
-        self.at = boundary, taps
+    def __init__(self, boundary: BoundaryPayload, taps: type, prefix: Sequence[torch.Tensor]) -> None:
+        self.at = boundary, taps, prefix
 
     def __enter__(self) -> None:
         self.before = getattr(_HERE, "at", None)
@@ -72,15 +73,20 @@ def _watched(outputs: Any, *args: Any, **kwargs: Any) -> Any:
     return run(outputs, *args, **kwargs)
 
 
-def _refuse_behind(outputs: Any, wanted: Any, boundary: BoundaryPayload, taps: type) -> None:
+def _refuse_behind(
+    outputs: Any, wanted: Any, boundary: BoundaryPayload, taps: type, prefix: Sequence[torch.Tensor]
+) -> None:
     reached = _walked(outputs)
     labels: set[str] = {node.label for node in reached if isinstance(node, taps)}  # type: ignore[attr-defined]
-    if not labels or boundary._graph is None:
+    if not labels:
         return
-    named: list[tuple[str, Any]] = []
-    for label, value in zip(boundary.labels, boundary._graph, strict=True):
-        named += [(label + at, t) for at, t in tree.paths(value)]
-    behind = _walked(t for label, t in named if label in labels and isinstance(t, torch.Tensor))
+    if boundary._graph is None:
+        behind = _walked(prefix)
+    else:
+        named: list[tuple[str, Any]] = []
+        for label, value in zip(boundary.labels, boundary._graph, strict=True):
+            named += [(label + at, t) for at, t in tree.paths(value)]
+        behind = _walked(t for label, t in named if label in labels and isinstance(t, torch.Tensor))
     for node in _walked_from(wanted):
         if node in behind:
             raise TrainingError(_SHARE if node in reached else NOT_HELD)

@@ -23,7 +23,7 @@ from ariadne.plan import short_dtype
 from ariadne.runtime.asked import NOT_HELD, KeptWhole
 from ariadne.runtime.taps import Gradients, Tap, tapped
 from ariadne.runtime.turns import TURNS
-from ariadne.runtime.waiting import Ends, caught, leaves_behind, leaves_of, led_to, without_hooks
+from ariadne.runtime.waiting import Ends, caught, leaves_behind, leaves_of, led_to, rejoins, without_hooks
 
 Held = tuple[
     Sequence[torch.Tensor], list[torch.Tensor | None], list[int]
@@ -138,10 +138,15 @@ def train_suffix(
         values, kept = tapped(boundary, walking)
         output = suffix(boundary.batch, *values)
         stops, before, walked = Ends(output), held_gradients(owned.prefix), walks()
-        with KeptWhole(boundary, Tap._backward_cls) if here and boundary.requires_grad else _NOTHING:
+        with KeptWhole(boundary, Tap._backward_cls, owned.prefix) if boundary.requires_grad else _NOTHING:
             loss = loss_of(loss_fn, output, targets)
         leaves = [leaf for leaf in leaves_of(loss, stops) if leaf.requires_grad]  # loss_fn may freeze
         waiting, noted = _reached(leaves, boundary, optimizer, owned)
+        if waiting and boundary.requires_grad and rejoins(loss, stops, boundary._graph or ()):
+            raise TrainingError(
+                "the loss takes something that the part before the cut computed, otherwise than through the boundary: a loss that "
+                "it keeps on the model, for one. Half of the prefix's graph would be walked twice. Have forward return it"
+            )
         if owned.guessed:
             _refuse_strays(stops, values, boundary, owned)
         del output, values, stops, leaves

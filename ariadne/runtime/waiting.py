@@ -64,9 +64,24 @@ def led_to(values: Iterable[Any], wanted: Iterable[torch.Tensor] | None) -> set[
     return found if ids is None else found & ids
 
 
-def _behind(roots: Iterable[torch.Tensor], stops: Iterable[Node], nodes: Iterable[Node] = ()) -> list[Any]:
-    """The nodes that accumulate gradients to which the graph of any root, or of `nodes`, leads otherwise than through `stops`."""
-    seen: set[Any] = set(stops)
+def rejoins(loss: torch.Tensor, stops: Iterable[Node], values: Iterable[Any]) -> bool:
+    """Whether the graph of `loss` leads, otherwise than through `stops`, to an op of the graph of one of the values."""
+    seen: set[Any] = set()
+    _behind([t for t in tree.leaves(tuple(values)) if isinstance(t, torch.Tensor) and t.requires_grad], (), (), seen)
+    mine: set[Any] = set()
+    _behind([loss], stops, (), mine)
+    return any(type(node) is not _AccumulateGrad for node in seen & (mine - {*stops}))
+
+
+def _behind(
+    roots: Iterable[torch.Tensor], stops: Iterable[Node], nodes: Iterable[Node] = (), seen: set[Any] | None = None
+) -> list[Any]:
+    """The nodes that accumulate gradients to which the graph of any root, or of `nodes`, leads otherwise than through `stops`.
+
+    All nodes that it meets, and `stops`, are put into `seen`.
+    """
+    seen = set() if seen is None else seen
+    seen.update(stops)
     ahead: list[Any] = [*(t.grad_fn or get_gradient_edge(t).node for t in roots), *nodes]
     found = []
     while ahead:

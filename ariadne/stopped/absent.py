@@ -6,15 +6,25 @@ takes it gets the tensor that crossed in its place, or the call ends with an err
 
 from __future__ import annotations
 
+import types
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 import torch
+from torch import nn
 
 from ariadne import tree
 from ariadne.boundary import register_boundary_serializer
 from ariadne.errors import BoundaryError
+from ariadne.guards import slot_of, slots_of
 
+_WHOLE = (
+    torch.Tensor, nn.Module, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, str,
+    bytes, int, float, complex, type(None), torch.dtype, torch.device,
+)  # fmt: skip
 _Tensor: Any = torch.Tensor
 _GETTERS = (
     "shape dtype device layout ndim requires_grad is_cuda is_cpu is_sparse is_quantized is_meta is_nested".split()
@@ -94,8 +104,9 @@ class Standing:
         for t, version in self.watched.values():
             if not t.is_inference() and t._version != version:
                 raise self.fail(
-                    "after the cut forward writes into a tensor from before it that shares memory with another one, which would "
-                    "not see that from a boundary alone. Run the suffix in the process of the prefix, once; or cut elsewhere"
+                    "after the cut forward writes into an input, or into a tensor from before it that shares memory with "
+                    "another one, which would not see that from a boundary alone. Run the suffix in the process of the prefix, "
+                    "once; or cut elsewhere"
                 )
 
 
@@ -162,3 +173,41 @@ def present(value: Any) -> Any:
 def settled(value: Any) -> Any:
     """A value with what crossed in the place of a ghost for which something did."""
     return value.here if isinstance(value, Ghost) and value.here is not None else value
+
+
+def filled(value: Any, fill: Callable[[Any], Any], seen: dict[int, Any] | None = None) -> Any:
+    """A value with `fill` applied to each tensor without data in it; containers and objects are written into, tuples made anew."""
+    if isinstance(value, Ghost):
+        return fill(value)
+    seen = {} if seen is None else seen
+    if isinstance(value, _WHOLE) or id(value) in seen:
+        return value
+    seen[id(value)] = value  # kept, so that no other comes to have its id
+    if isinstance(value, tuple):
+        now = [filled(v, fill, seen) for v in value]
+        if all(map(is_, now, value)):
+            return value
+        return value._make(now) if hasattr(value, "_make") else type(value)(now)
+    if isinstance(value, (list, deque)):
+        for i, v in enumerate(value):
+            if (now := filled(v, fill, seen)) is not v:
+                value[i] = now
+    elif isinstance(value, dict):
+        _fill(value, fill, seen)
+    elif isinstance(value, set):
+        for v in [v for v in value if isinstance(v, Ghost)]:
+            value.remove(v)
+            value.add(fill(v))
+    for name in slots_of(value):
+        v = slot_of(value, name)
+        if (now := filled(v, fill, seen)) is not v:
+            object.__setattr__(value, name, now)
+    if isinstance(own := getattr(value, "__dict__", None), dict):
+        _fill(own, fill, seen)
+    return value
+
+
+def _fill(table: dict[Any, Any], fill: Callable[[Any], Any], seen: dict[int, Any]) -> None:
+    for key, v in [*table.items()]:
+        if (now := filled(v, fill, seen)) is not v:
+            table[key] = now

@@ -7,7 +7,7 @@ op takes otherwise (`autograd.Function`, scripted functions) shows in the graph 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,8 @@ _KEEPS: frozenset[Any] = frozenset(
             for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "dim", "size")
         ),
         *(getattr(getattr(_Tensor, name), part) for name in _PLAIN for part in ("__get__",)),
+        # Torch sets it while it makes the node of a view that was written into, and holds the lock that `grad_fn` waits for.
+        _Tensor._backward_hooks.__set__,
     }
 )
 _WALKS: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, _Tensor.backward})
@@ -121,7 +123,7 @@ class Crossing(TorchFunctionMode):
 
     def _take(self, value: Any, used: list[_Crossed]) -> Any:
         if isinstance(value, torch.Tensor):
-            if value.requires_grad and (node := value.grad_fn) is not None and node._sequence_nr() < self.before:
+            if value.requires_grad and self._is_from_before(value):
                 one = self._tapped(value)
                 used.append(one)
                 return one.tap
@@ -133,6 +135,18 @@ class Crossing(TorchFunctionMode):
         if kind is dict:
             return {k: self._take(v, used) for k, v in value.items()}
         return value
+
+    def _is_from_before(self, t: torch.Tensor) -> bool:
+        """Whether a tensor is of the prefix's graph.
+
+        A view whose memory was written into gets its node when it is first asked for one, and gradients are added in the order of
+        nodes. So a view of what the suffix made is not asked: an op that needs no gradient would not ask it either.
+        """
+        base = t._base
+        if base is not None and (made := base.grad_fn) is not None and made._sequence_nr() >= self.before:
+            return False
+        node = t.grad_fn
+        return node is not None and node._sequence_nr() < self.before
 
     def _tapped(self, t: torch.Tensor) -> _Crossed:
         one = self.crossed.get(id(t))
@@ -187,6 +201,22 @@ class Crossing(TorchFunctionMode):
             else:
                 ahead += [n for n, _ in node.next_functions]
         return leaves, crossed
+
+
+def handed_on(tensors: Iterable[torch.Tensor], grad: bool) -> list[torch.Tensor]:
+    """What a suffix elsewhere gets for tensors of the prefix: without their graph; no leaves, since forward may write into it."""
+    anchor = torch.zeros((), requires_grad=True)
+    return [Tap.apply(t.detach(), anchor, "", {}, [True]) if grad and t.requires_grad else t.detach() for t in tensors]
+
+
+def refuse_strays(graph: Iterable[Any], prefix: Iterable[torch.Tensor], suffix: Iterable[torch.Tensor]) -> None:
+    """Raise `TrainingError` where the graph of what crosses leads to a parameter that is the suffix's alone, trained elsewhere."""
+    before = {id(p) for p in prefix}
+    if led_to(graph, [p for p in suffix if id(p) not in before]):
+        raise TrainingError(
+            "on the path that this call took, the prefix uses a parameter that the suffix alone used in the example, and that is "
+            "stepped where the suffix is trained. Train both halves in one process with one optimizer, or cut elsewhere"
+        )
 
 
 def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:

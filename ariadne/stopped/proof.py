@@ -89,8 +89,9 @@ def hold(
             "Python's or numpy's own random numbers"
         )
     raise VerificationError(
-        f"stopped at {at} and gone on, forward differs from the model: {wrong}. It may look at the thread it runs in, or at a "
-        "setting of the process that is put back between; if it does neither, this is a bug in Ariadne"
+        f"stopped at {at} and gone on, forward differs from the model: {wrong}. It may look at the thread it runs in, at "
+        "a setting of the process that is put back between, or at something that it changes before the cut and that no attribute "
+        "or variable leads to; if it does none of this, it is a bug in Ariadne"
     )
 
 

@@ -1,4 +1,4 @@
-"""What Python keeps: attributes of modules and of what they hold, and generators, as they are at one moment."""
+"""What Python keeps: attributes of modules and of what they hold, variables around them, and generators, at one moment."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+
+from ariadne.guards import Reached, outside_of, variables
+from ariadne.stopped.absent import Ghost, filled
 
 _TABLES = ("_parameters", "_buffers")
 _SKIPPED = frozenset({"_modules", "_call_impl", "_compiled_call_impl", *_TABLES})
@@ -38,19 +43,77 @@ def set_generators(states: dict[str, Any]) -> None:
             sys.modules["numpy"].random.set_state(state)
 
 
+class _Held:
+    """Containers, objects and the like, as they are at one moment; of tensors without data, what crossed for them."""
+
+    def __init__(self) -> None:
+        self.things: list[tuple[str, Any, Any]] = []  # where, a container or an object's __dict__, what was in it
+        self.opaque: list[tuple[str, Any, Any]] = []  # where, a thing with neither items nor a __dict__, what it was
+        self.crossed: list[tuple[str, torch.Tensor, int]] = []
+        self.seen: set[int] = set()
+
+    def note(self, where: str, value: Any) -> None:
+        """Note what a value holds, and what that holds."""
+        kind = type(value)
+        if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)):
+            return
+        if kind in _PLAIN or id(value) in self.seen or isinstance(value, (nn.Module, type)):
+            return
+        self.seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            if isinstance(value, Ghost) and value.here is not None:
+                self.crossed.append((where, value.here, value.here._version))
+            return
+        if isinstance(value, (list, deque)):
+            self.things.append((where, value, list(value)))
+            children = list(value)
+        elif isinstance(value, dict):
+            self.things.append((where, value, dict(value)))
+            children = list(value.values())
+        elif kind is set:
+            self.things.append((where, value, set(value)))
+            return
+        elif kind is tuple:
+            children = list(value)
+        elif isinstance(value, random.Random):
+            self.things.append((where, value, value.getstate()))
+            return
+        elif isinstance(vars_of := getattr(value, "__dict__", None), dict):
+            self.things.append((where, vars_of, dict(vars_of)))
+            children = list(vars_of.values())
+        else:
+            if (told := _opaque(value)) is not None:
+                self.opaque.append((where, value, told))
+            return
+        for child in children:
+            self.note(where, child)
+
+    def moved(self) -> Iterator[tuple[str, Any, Any]]:
+        """Those that hold something else now, and what they held."""
+        return (one for one in self.things if not _same(one[1], one[2]))
+
+    def changed(self) -> str | None:
+        """Where one is otherwise now; None where none is."""
+        opaque = (where for where, thing, was in self.opaque if _opaque(thing) != was)
+        crossed = (where for where, t, version in self.crossed if not t.is_inference() and t._version != version)
+        return next(chain(opaque, (where for where, _, _ in self.moved()), crossed), None)
+
+
+_outside: WeakKeyDictionary[nn.Module, Reached] = WeakKeyDictionary()
+
+
 class PythonState:
-    """The attributes of a model's modules, and the containers and objects that these hold, at one moment.
+    """The attributes of a model's modules, the variables that its functions reach, and the containers and objects that these
+    hold, at one moment.
 
     `changes` tells what is otherwise now; `undoing` keeps what it takes to put that back.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.attributes: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = []  # path, table, it, what was in it
-        self.held: list[tuple[str, Any, Any]] = []  # where, a container or an object's __dict__, what was in it
+        self.held = _Held()
         self.empty: list[Any] = []  # registries of hooks in which nothing is: most of all that a model holds
         self.generators = generators()
-        self.opaque: list[tuple[str, Any, Any]] = []  # where, a thing with neither items nor a __dict__, what it was
-        seen: set[int] = set()
         for path, module in model.named_modules():
             self.attributes.append((path, "__dict__", module.__dict__, dict(module.__dict__)))
             for table in _TABLES:
@@ -61,38 +124,16 @@ class PythonState:
                 if name in _REGISTRIES and not value:
                     self.empty.append(value)
                 elif name not in _SKIPPED:
-                    self._note(f"{path}.{name}", value, seen)
-
-    def _note(self, where: str, value: Any, seen: set[int]) -> None:
-        kind = type(value)
-        if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)):
-            return
-        if kind in _PLAIN or id(value) in seen or isinstance(value, (torch.Tensor, nn.Module, type)):
-            return
-        seen.add(id(value))
-        if isinstance(value, (list, deque)):
-            self.held.append((where, value, list(value)))
-            children = list(value)
-        elif isinstance(value, dict):
-            self.held.append((where, value, dict(value)))
-            children = list(value.values())
-        elif kind is set:
-            self.held.append((where, value, set(value)))
-            return
-        elif kind is tuple:
-            children = list(value)
-        elif isinstance(value, random.Random):
-            self.held.append((where, value, value.getstate()))
-            return
-        elif isinstance(vars_of := getattr(value, "__dict__", None), dict):
-            self.held.append((where, vars_of, dict(vars_of)))
-            children = list(vars_of.values())
-        else:
-            if (told := _opaque(value)) is not None:
-                self.opaque.append((where, value, told))
-            return
-        for child in children:
-            self._note(where, child, seen)
+                    self.held.note(f"{path}.{name}", value)
+        self.variables: list[
+            tuple[str, Any, dict[str, Any]]
+        ] = []  # where, a table of them, what stood under which name
+        for root in reached_by(model).roots:
+            if root.names:
+                was = dict.fromkeys(root.names, MISSING) | variables(root.thing, root.names)
+                self.variables.append((root.name, root.thing, was))
+            else:
+                self.held.note(root.name, root.now())
 
     def changes(self) -> Iterator[tuple[Place, dict[str, Any], Any, Any]]:
         """The attributes that stand otherwise: where, in what dict, what stood there and what does; `MISSING` for nothing."""
@@ -104,50 +145,67 @@ class PythonState:
                 if before is not after and name not in _SKIPPED:
                     yield (path, table, name), now, before, after
 
+    def _changed_variables(self) -> Iterator[tuple[str, Any, str, Any, Any]]:
+        """Those that stand otherwise: where, in what table, under which name, what stood there and what does."""
+        for where, thing, was in self.variables:
+            now = variables(thing, was)
+            for name, before in was.items():
+                if (after := now.get(name, MISSING)) is not before:
+                    yield where, thing, name, before, after
+
     def changed_inside(self) -> str | None:
-        """Where a container, an object or a generator that an attribute holds is otherwise now; None where none is."""
+        """Where a variable, a container, an object or a generator that an attribute holds is otherwise now; None where none is."""
         if any(self.empty):
             return "a registry of hooks"
-        strange = next((where for where, thing, was in self.opaque if _opaque(thing) != was), None)
-        if strange is not None:
-            return strange
-        return next((where for where, thing, was in self.held if not _same(thing, was)), None)
+        moved = next(self._changed_variables(), None)
+        if moved is not None:
+            return moved[0] if moved[2] == "cell_contents" else f"{moved[2]} of {moved[0]}"
+        return self.held.changed()
 
     def undoing(self) -> Undoing:
         """What was changed until now, to be put back later where nothing else changed it meanwhile."""
+        attributes: list[tuple[Any, str, Any, Any]]
         attributes = [(now, name, before, after) for (_, _, name), now, before, after in self.changes()]
-        held = [(thing, was, _copy(thing)) for _, thing, was in self.held if not _same(thing, was)]
-        filled: list[tuple[Any, Any, Any]] = [(thing, {}, dict(thing)) for thing in self.empty if thing]
-        return Undoing(attributes, held + filled)
+        attributes += [moved[1:] for moved in self._changed_variables()]
+        held = [(where, thing, was, _copy(thing)) for where, thing, was in self.held.moved()]
+        hooks: list[tuple[str, Any, Any, Any]] = [("a hook", thing, {}, dict(thing)) for thing in self.empty if thing]
+        made = []
+        for _, name, _, after in attributes:
+            made.append(_Held())
+            made[-1].note(name, after)
+        return Undoing(attributes, held + hooks, made)
 
 
 @dataclass
 class Undoing:
-    """Changes that can be put back: of dicts of attributes (what stood there, what does), and of containers."""
+    """Changes that can be put back: of attributes and variables (table, name, what stood there, what does), and of containers."""
 
-    attributes: list[tuple[dict[str, Any], str, Any, Any]]
-    held: list[tuple[Any, Any, Any]]
+    attributes: list[tuple[Any, str, Any, Any]]
+    held: list[tuple[str, Any, Any, Any]]
+    made: list[_Held]  # what each of these attributes and variables holds
+
+    def changed_since(self) -> str | None:
+        """Which of these attributes and containers holds something else than it did when this was made; None where none does."""
+        moved = (where for where, thing, _, now in self.held if not _same(thing, now))
+        made = (held.changed() for one, held in zip(self.attributes, self.made, strict=True) if _stands(*one))
+        return next(chain(filter(None, made), moved), None)
 
     def moved(self) -> str | None:
         """What was changed and stands otherwise by now, in words; None where all of it stands as it did when this was made."""
         for table, name, _, after in self.attributes:
-            now = table.get(name, MISSING)
+            now = variables(table, (name,)).get(name, MISSING)
             if now is not after and not (type(now) is type(after) and type(now) in _PLAIN and now == after):
                 return f"the attribute {name!r}, into which the prefix had put something, by another call or by you"
-        if not all(_same(thing, now) for thing, _, now in self.held):
+        if not all(_same(thing, now) for _, thing, _, now in self.held):
             return "a list, a dict or an object, into which the prefix had put something, by another call or by you"
         return None
 
     def run(self) -> None:
         """Put back what stands as it stood when this was made."""
-        for table, name, before, after in self.attributes:
-            if table.get(name, MISSING) is not after:
-                continue
-            if before is MISSING:
-                del table[name]
-            else:
-                table[name] = before
-        for thing, was, now in self.held:
+        for one in self.attributes:
+            if _stands(*one):
+                _put(*one[:3])
+        for _, thing, was, now in self.held:
             if not _same(thing, now):
                 continue
             if isinstance(thing, random.Random):
@@ -158,6 +216,44 @@ class Undoing:
                 thing.extend(was)
             else:
                 thing.update(was)
+
+
+def _stands(table: Any, name: str, before: Any, after: Any) -> bool:
+    """Whether a value that was put under a name stands there still."""
+    return variables(table, (name,)).get(name, MISSING) is after
+
+
+def fill_kept(model: nn.Module, fill: Callable[[Any], Any], seen: dict[int, Any]) -> None:
+    """Apply `fill` to each tensor without data that a model's modules, or the variables around them, hold."""
+    for module in model.modules():
+        filled(module.__dict__, fill, seen)
+    for root in reached_by(model).roots:
+        if not root.names:
+            filled(root.now(), fill, seen)
+            continue
+        for name, value in variables(root.thing, root.names).items():
+            if (now := filled(value, fill, seen)) is not value:
+                _put(root.thing, name, now)
+
+
+def reached_by(model: nn.Module) -> Reached:
+    """What the functions of a model reach outside of it, looked for once."""
+    found = _outside.get(model)
+    if found is None:
+        found = _outside[model] = outside_of(dict(model.named_modules()))
+    return found
+
+
+def _put(table: Any, name: str, value: Any) -> None:
+    """Have a value, or nothing, stand under a name in a dict, a class or a cell."""
+    if isinstance(table, dict):
+        table[name] = value
+        if value is MISSING:
+            del table[name]
+    elif value is MISSING:
+        delattr(table, name)
+    else:
+        setattr(table, name, value)
 
 
 _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size})

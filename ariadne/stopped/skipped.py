@@ -8,6 +8,7 @@ where the prefix ran. From the end of the module's call on forward runs as it is
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 from zlib import crc32
@@ -18,10 +19,10 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from ariadne import tree
 from ariadne.errors import BoundaryError, named
-from ariadne.stopped.absent import ANSWERED, Absent, Ghost, Standing, present, settled
+from ariadne.stopped.absent import ANSWERED, Absent, Ghost, Standing, filled, present, settled
 from ariadne.stopped.gate import Awaited
 from ariadne.stopped.noted import CONTAINERS, Before, Lost, state_of
-from ariadne.stopped.python import MISSING, Place, PythonState, set_generators
+from ariadne.stopped.python import MISSING, Place, PythonState, Undoing, fill_kept, set_generators
 
 _ASTRAY = (
     "before the cut forward goes another way here than where the prefix ran ({}): what it follows differs, such as an attribute, a "
@@ -40,6 +41,7 @@ class Skipping(TorchFunctionMode):
         for name, t in zip(before.crossing, crossed[self.outputs :], strict=True):
             self.tensors[name] = t
         self.ghosts: dict[Any, Ghost] = {}
+        self.made: list[weakref.ref[Ghost]] = []
         self.state = dict(state_of(model))
         strange = next((name for name in before.written if name not in self.state), None)
         if strange is not None:
@@ -61,6 +63,7 @@ class Skipping(TorchFunctionMode):
     def _ghost(self, name: Any, kind: Absent, told: str) -> Ghost:
         made = self.ghosts[name] = Ghost.of(kind, name, told, self.standing)
         made.here = self.tensors.get(name)
+        self.made.append(weakref.ref(made))
         return made
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -132,10 +135,23 @@ class Skipping(TorchFunctionMode):
             if isinstance(t, Ghost):
                 t.here = real
         standing.passed = True  # first: what is asked here of tensors is no call of forward's
+        inputs = [t for name, t in self.tensors.items() if name[0] == "input"]
         standing.watched = {
-            id(t): (t, 0 if t.is_inference() else t._version) for t in (self.crossed[i] for i in self.before.shared)
+            id(t): (t, 0 if t.is_inference() else t._version)
+            for t in (*(self.crossed[i] for i in self.before.shared), *inputs)
         }
         return tree.map_leaves(settled, output)
+
+    def settle(self, model: nn.Module, output: Any, absent: bool) -> None:
+        """Put what crossed in the place of each tensor without data that forward left in what it returns, or in what Python keeps.
+
+        Where none crossed, raises `BoundaryError`, unless such may stay `absent`.
+        """
+        self.ghosts, self.inputs = {}, ()
+        if any(one() is not None for one in self.made):
+            seen: dict[int, Any] = {}
+            filled(output, settled if absent else present, seen)
+            fill_kept(model, settled if absent else present, seen)
 
 
 def run_rest(
@@ -146,9 +162,8 @@ def run_rest(
     crossed: Sequence[torch.Tensor],
     *,
     known: frozenset[Place],
-    then: Callable[[Any], Any] = lambda output: output,
 ) -> tuple[Any, list[Any]]:
-    """What `then` makes of the model's output, from what crossed; and the names of what the suffix used.
+    """The model's output, from what crossed; and the names of what the suffix used.
 
     `crossed`: the tensors of the module's output, then those of `before.crossing`. `known`: attributes that may be set.
     """
@@ -165,8 +180,8 @@ def run_rest(
     def reached(output: Any) -> Any:
         set_generators({name: start.generators[name] for name in before.generators if name in start.generators})
         _refuse_other(model, before)
-        undoing.append(start.undoing())
         output = skipping.pass_cut(output)
+        undoing.append(start.undoing())
         if not skipping.stale:
             leave(skipping)
         return output
@@ -174,6 +189,7 @@ def run_rest(
     set_generators({name: state for name, state in before.generators.items() if name in start.generators})
     awaited = Awaited(module, number, reached)
     args, kwargs = skipping.inputs
+    result = None
     depth = torch._C._len_torch_function_stack()
     try:
         _push_mode(skipping)
@@ -181,7 +197,7 @@ def run_rest(
             output = model(*args, **kwargs)
             if not skipping.standing.passed:
                 raise skipping.standing.fail(_ASTRAY.format("it returns before the cut comes"))
-            result = then(tree.map_leaves(present, output))
+            result = tree.map_leaves(present, output)
         except Exception as error:
             if skipping.standing.error is not None and error is not skipping.standing.error:
                 raise skipping.standing.error from error
@@ -192,14 +208,32 @@ def run_rest(
             if torch._C._len_torch_function_stack() > depth:
                 leave(skipping)
             awaited.close()
-    finally:
-        for one in undoing or [start.undoing()]:
-            one.run()
+    except BaseException:
+        _end(start, undoing)
+        args = kwargs = output = None
+        skipping.settle(model, None, absent=True)
         if not skipping.standing.passed:
             set_generators(start.generators)
+        raise
+    if skipping.standing.error is None:
+        strange = undoing[0].changed_since()
+        if strange is not None:
+            skipping.standing.fail(
+                f"after the cut forward changes what {strange!r} holds, which the part before the cut made or changed; where "
+                "that part is skipped, there is another one. Set it anew after the cut, run the suffix in the process of the "
+                "prefix, once; or cut elsewhere"
+            )
+    _end(start, undoing)
+    args = kwargs = output = None
+    skipping.settle(model, result, absent=skipping.standing.error is not None)
     if skipping.standing.error is not None:
         raise skipping.standing.error
     return result, skipping.standing.used
+
+
+def _end(start: PythonState, undoing: list[Undoing]) -> None:
+    for one in undoing or [start.undoing()]:
+        one.run()
 
 
 def _set_attributes(model: nn.Module, before: Before, known: frozenset[Place]) -> None:

@@ -23,7 +23,6 @@ from ariadne.runtime import (
     Gradients,
     Owned,
     Settings,
-    Tap,
     backward_prefix,
     carried,
     held_gradients,
@@ -37,7 +36,7 @@ from ariadne.runtime import (
 )
 from ariadne.stopped.boundary import StoppedBoundary
 from ariadne.stopped.calls import CallCandidate, Measured, choose, measure
-from ariadne.stopped.crossing import Crossing
+from ariadne.stopped.crossing import Crossing, handed_on, refuse_strays
 from ariadne.stopped.forward import Forward
 from ariadne.stopped.noted import Before, Noting, Wanted
 from ariadne.stopped.proof import hold, isolated, prove_step
@@ -250,14 +249,17 @@ class PythonSplit:
         loss, before, walked = mine.forward.go_on(crossing, lost)
         leaves, crossed = crossing.reached(loss)
         leaves = [leaf for leaf in leaves if leaf is not crossing.anchor]
-        behind = led_to([one.tensor for one in crossed], leaves)
+        behind = led_to([one.tensor for one in crossed], None)
         waiting = [leaf for leaf in leaves if id(leaf) in behind]
         if waiting and halt.autocast:
             raise TrainingError(
                 "autocast casts a parameter once for both sides of the cut, and the whole model adds their gradients before it "
                 "casts back; two halves can't. Use torch.autocast(..., cache_enabled=False), or cut elsewhere"
             )
-        refuse_shared(waiting, optimizer, "suffix", True)
+        by_prefix = [
+            p for p in self.model.parameters() if id(p) in behind
+        ]  # on another path, others than in the example
+        refuse_shared([*waiting, *by_prefix], optimizer, "suffix", True)
         known = {id(p) for p in self.suffix_parameters()}
         noted = [leaf for leaf in leaves if id(leaf) not in known | behind]
         mine.used = leaves
@@ -304,6 +306,7 @@ class PythonSplit:
         mine = self._accept(boundary)
         if isinstance(mine, StoppedBoundary) and "train_suffix" not in mine._consumed:
             mine.hold_kept()
+            refuse_strays(mine._graph or (), *self._sides())
         shares: list[Any] = [p for p, _ in mine._shared]
         used = mine.used if isinstance(mine, StoppedBoundary) else ()
         owned = Owned.of(shares, (*self.suffix_parameters(), *used))
@@ -377,24 +380,10 @@ class PythonSplit:
                 return
             tensors = [t for t in tree.leaves(halt.output) if isinstance(t, torch.Tensor)]
             places = frozenset(place for place, _, _ in halt.before.attributes)
-            anchor = torch.zeros((), requires_grad=True)
-            # No leaf: forward may write into what crosses.
-            crossed = [
-                Tap.apply(t.detach(), anchor, "", {}, [True]) if grad and t.requires_grad else t.detach()
-                for t in (*tensors, *halt.kept)
-            ]
-            _, used = run_rest(
-                self.model,
-                self.module,
-                self.candidate.call,
-                halt.before,
-                crossed,
-                known=self.wanted.attributes | places,
-            )
+            crossed = handed_on((*tensors, *halt.kept), grad)
+            known = self.wanted.attributes | places
+            _, used = run_rest(self.model, self.module, self.candidate.call, halt.before, crossed, known=known)
             self.wanted.add(used, noting.site_of, places)
-
-        def whole(*args: Any, **kwargs: Any) -> Any:
-            return self.model(*args, **kwargs)
 
         def afar(*args: Any, **kwargs: Any) -> Any:
             forward = self._started(args, kwargs, grad)
@@ -404,7 +393,7 @@ class PythonSplit:
 
         try:
             isolated(self.model, example, grad, run)
-            hold(self.model, example, grad, whole, afar, self.split_id)
+            hold(self.model, example, grad, self.model, afar, self.split_id)
         except Exception as error:  # whatever forward raises where it is run in such a way: then it is not
             self.stays = f"{type(error).__name__}: {error}"
 
@@ -454,8 +443,8 @@ class PythonSplit:
         if not mine or boundary.split_id != self.split_id:
             raise BoundaryError(
                 f"this boundary was made by another split ({boundary.split_id} of {boundary.plan_signature}); this one is "
-                f"{self.split_id} of {self._signature}. Run both sides with one runtime, "
-                "or send the boundary by to_bytes to a split of an equal model"
+                f"{self.split_id} of {self._signature}. Run both sides with one runtime, or send the boundary by to_bytes to a "
+                "split of an equal model"
             )
         return boundary
 

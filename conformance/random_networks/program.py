@@ -114,6 +114,8 @@ class Program:
         )
         if opaque and done & {"append", "note", "class_append", "class_bind"}:
             return "what is in a container before a part that is taken as it is, that part may read"
+        if "if_contiguous" in done and any(i.get("layout", "plain") != "plain" for i in self.inputs):
+            return "forward asks how tensors lie, and inputs cut from larger ones lie otherwise where the batch is one"
         return next((r for s in self.steps if (r := STEPS[s["do"]].refusable)), "")
 
     @property

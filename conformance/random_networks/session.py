@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ariadne import SplitRuntime
-from ariadne.errors import CaptureError, FrontierError
+from ariadne.errors import CaptureError, FrontierError, InputError
 from conformance.random_networks import outside
 from conformance.random_networks.compare import Different
 from conformance.random_networks.counts import Counts, allowed
@@ -64,7 +64,7 @@ class Session:
         except FrontierError:
             self.runtime = None
             self.counts.uncut += 1
-        except CaptureError as error:
+        except (CaptureError, InputError) as error:
             if not self.program.refusable:
                 raise Different(f"trace: no step of this program may be refused, but: {error}") from error
             self.runtime = None

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from ariadne import SplitRuntime
-from ariadne.errors import CaptureError, FrontierError
+from ariadne.errors import CaptureError, FrontierError, InputError
 from conformance.random_networks.compare import Different, copied
 from conformance.random_networks.counts import Counts, allowed
 from conformance.random_networks.program import Program
@@ -58,7 +58,7 @@ def _hold(program: Program, training: bool, trains: bool, counts: Counts, most: 
     except FrontierError:
         counts.uncut += 1  # the random test bounds how many such programs there may be
         return
-    except CaptureError as error:
+    except (CaptureError, InputError) as error:
         if not program.refusable:
             raise Different(f"{mode}: no step of this program may be refused, but: {error}") from error
         counts.refuse(error)

@@ -106,20 +106,28 @@ class Proxy:
         host, _, port = to.rpartition(":")
         self._to = host, int(port)
         self._ends: list[socket.socket] = []
+        self._made: list[socket.socket] = []
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
 
     def _accept(self) -> None:
         while True:
             try:
                 here, _ = self._listening.accept()
+            except OSError:
+                return
+            self._made.append(here)
+            try:
                 there = socket.create_connection(self._to)
             except OSError:
                 return
+            self._made.append(there)
             self._ends += [here, there]
             for pair in ((here, there), (there, here)):
-                threading.Thread(target=self._forward, args=pair, daemon=True).start()
+                self._threads.append(threading.Thread(target=self._forward, args=pair, daemon=True))
+                self._threads[-1].start()
 
     def _forward(self, one: socket.socket, other: socket.socket) -> None:
         try:
@@ -138,8 +146,15 @@ class Proxy:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self._listening.close()
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # which wakes who waits for connections
+        self._threads[0].join(30)
         self.cut()
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        for end in (self._listening, *self._made):
+            end.close()
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def test_a_well_formed_message_is_read() -> None:
         ({"requires_grad": ("x", "x")}, "appears twice"),
         ({"batch": True}, "'batch' must be of type int; found True"),
         ({"batch": 2.0}, "'batch' must be of type int"),
-        ({"batch": 0}, "batch 0"),
+        ({"batch": -1}, "batch -1"),
         ({"batch": -(10**5000)}, "batch <int>"),
         ({"split_id": ("cut:1",)}, "'split_id' must be of type str"),
         ({"plan_signature": b"abc"}, "'plan_signature' must be of type str"),

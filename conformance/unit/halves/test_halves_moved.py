@@ -403,3 +403,36 @@ def test_a_split_that_is_pickled_says_how_it_is_saved() -> None:
     )
     with pytest.raises(HalfError, match=r"isn't pickled: write each side with runtime\.save"):
         torch.save(runtime, io.BytesIO())
+
+
+class Scaled(nn.Module):
+    """A tensor in a plain attribute, which trains and which no state dict has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.scale = torch.ones(4, requires_grad=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(torch.relu(self.one(x) * self.scale))
+
+
+def test_a_half_with_a_plain_attribute_is_saved_again_and_not_without_weights(tmp_path: Path) -> None:
+    x = torch.randn(3, 4)
+    runtime = ariadne.prepare_split(Scaled().eval(), (x,), split="50%")
+    runtime.save(tmp_path / "prefix", side="prefix")
+    half = ariadne.load(tmp_path / "prefix")
+    half.save(tmp_path / "again")
+    again = ariadne.load(tmp_path / "again")
+    assert dict(again.named_buffers())["scale"].requires_grad
+    assert torch.equal(again.run_prefix(x).raw[0], half.run_prefix(x).raw[0])
+    with pytest.raises(HalfError, match=r"'scale' is in no state dict of the model, .* save it with its weights"):
+        runtime.save(tmp_path / "bare", side="prefix", weights=False)
+    assert not (tmp_path / "bare").exists()
+
+
+def test_a_class_whose_name_no_file_may_hold_is_refused_at_save(tmp_path: Path) -> None:
+    named = type("My\nNet", (Scaled,), {})
+    runtime = ariadne.prepare_split(named().eval(), (torch.randn(3, 4),), split="50%")
+    with pytest.raises(HalfError, match=r"can't be kept in a file: the model's class is 'My\\nNet'. Rename it"):
+        runtime.save(tmp_path / "prefix", side="prefix")

@@ -83,7 +83,12 @@ def test_what_crosses_beside_a_graph_keeps_its_strides_where_the_batch_is_one() 
     }
     counts = trial_as_python(Program.parse(json.dumps(program)))
     assert counts.cuts == 4  # with a graph before the cut, and without, in both modes
-    assert not counts.refused
+    assert all("loss_fn asks torch.autograd.grad" in error for error in counts.refused)  # of the side before the cut
+
+
+def test_a_view_that_a_script_wrote_into_is_asked_for_its_node_without_waiting_for_itself() -> None:
+    counts = trial_as_python(corpus.load(corpus.FOLDER / "view_written_by_a_script.json"))
+    assert counts.steps, counts
 
 
 # What the programs are

@@ -383,6 +383,36 @@ def test_checkpoints_of_another_half_or_cut_short_are_refused_and_nothing_change
     same(before, suffix)
 
 
+def test_a_server_keeps_the_checkpoint_that_the_client_can_go_back_to(
+    files: Path, tmp_path: Path, whole: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+
+    def full(training: Training, folder: Path, run: str, at: int) -> None:
+        written.append(at)
+        if len(written) in (3, 4, 5):  # the start and one more are there, then the disk is full
+            raise CheckpointError("the disk is full")
+        write(training, folder, run, at)
+
+    write = Training._write
+    monkeypatch.setattr(Training, "_write", full)
+    with beside(trainer(files, checkpoints=tmp_path / "there")) as server:
+        losses: dict[int, torch.Tensor] = {}
+        for _ in range(2):
+            edge = ariadne.load(files / "prefix")
+            with ariadne.connect(server.address, edge, timeout=30) as remote:
+                training = Training(edge, remote, sgd(edge), checkpoints=tmp_path / "here", every=1)
+                while len(written) < 5 or training.step < STEPS:
+                    try:
+                        losses |= dict(training.run(STEPS, batch))
+                    except CheckpointError:
+                        if len(written) == 5:
+                            break  # and the client dies
+        same(whole[1], edge, server.half)
+    assert len(written) > 5
+    assert all(torch.equal(loss, whole[0][step]) for step, loss in losses.items())
+
+
 @pytest.mark.variants
 def test_both_sides_killed_at_random_moments_end_with_the_weights_of_a_run_without_faults() -> None:
     command = [

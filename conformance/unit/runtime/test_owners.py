@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils.checkpoint import checkpoint
 
-from ariadne import SplitRuntime, prepare_split
+from ariadne import BoundaryPayload, SplitRuntime, prepare_split
 from ariadne.errors import TrainingError
 from conformance.unit.trap_kit import numbers, same
 
@@ -180,8 +180,9 @@ def test_tensors_computed_from_a_leaf_of_one_side_train_as_in_the_whole() -> Non
 
 @pytest.mark.parametrize("wanted", ["a.weight", "x"])
 @pytest.mark.parametrize("options", [{}, {"allow_unused": True}, {"materialize_grads": True}])
+@pytest.mark.parametrize("wire", [False, True])
 def test_gradients_of_what_lies_behind_the_boundary_are_refused_in_loss_fn(
-    wanted: str, options: dict[str, Any]
+    wanted: str, options: dict[str, Any], wire: bool
 ) -> None:
     _, split, runtime = twins(False)
     x = numbers(4, 6).requires_grad_()
@@ -191,8 +192,10 @@ def test_gradients_of_what_lies_behind_the_boundary_are_refused_in_loss_fn(
         found = torch.autograd.grad(output.pow(2).sum(), [leaf], create_graph=True, **options)
         return output.sum() + sum(g.pow(2).sum() for g in found if g is not None)
 
+    boundary = runtime.run_training_prefix(x)
+    boundary = BoundaryPayload.from_bytes(boundary.to_bytes()) if wire and wanted != "x" else boundary
     with pytest.raises(TrainingError, match="with respect to something that the graph of the loss does not hold"):
-        runtime.train_suffix(runtime.run_training_prefix(x), loss_fn=loss_fn)
+        runtime.train_suffix(boundary, loss_fn=loss_fn)
     assert torch.autograd._engine_run_backward is torch.autograd.graph._engine_run_backward
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import ariadne
 from ariadne import BoundaryPayload, SplitSpec, prepare_split
 from ariadne.errors import TrainingError
 from conformance.unit.trap_kit import Fn, numbers, same
@@ -397,3 +398,24 @@ def test_two_threads_that_train_with_penalties_add_up_all_there_is() -> None:
         thread.join()
     for p in pair.split.parameters():
         same(torch.full_like(p, 160.0), p.grad)
+
+
+class KeepsALoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls, self.loss = nn.Linear(6, 6), 0, torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        h: torch.Tensor = self.layer(x)
+        self.loss = h.square().mean()
+        return h
+
+
+def test_a_loss_that_an_opaque_part_keeps_on_itself_before_the_cut_is_refused_by_name() -> None:
+    model = nn.Sequential(ariadne.opaque(KeepsALoss()), nn.Linear(6, 6), nn.Linear(6, 3))
+    runtime = prepare_split(model, (torch.randn(3, 6),), split=SplitSpec("after:1", trainable=True))
+    boundary = runtime.run_training_prefix(torch.randn(3, 6))
+    part: Any = model[0]
+    with pytest.raises(TrainingError, match="otherwise than through the boundary"):
+        runtime.train_suffix(boundary, loss_fn=lambda out, _: out.sum() + part.loss)

@@ -49,6 +49,17 @@ def test_the_gradient_of_a_parameter_from_before_the_cut_is_refused(name: str, t
         )
 
 
+@pytest.mark.parametrize("fallback", ["python", "python-suffix"])
+def test_so_it_is_where_the_boundary_came_as_bytes(fallback: str) -> None:
+    torch.manual_seed(0)
+    model, x = Net(False), torch.randn(3, 4)
+    runtime: Any = prepare_split(model, (x,), split=SplitSpec("after:b", trainable=True), fallback=fallback)  # type: ignore[call-overload]
+    boundary = runtime.run_training_prefix(x)
+    carried = type(boundary).from_bytes(boundary.to_bytes())
+    with pytest.raises(TrainingError, match="with respect to something that the graph of the loss does not hold"):
+        runtime.train_suffix(carried, loss_fn=lambda o, _: penalised(o, model.a.weight, allow_unused=True))
+
+
 def test_the_gradient_of_a_parameter_after_the_cut_is_that_of_the_model() -> None:
     model, runtime = stopped(False)
     x = torch.randn(3, 4)

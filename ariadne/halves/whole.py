@@ -1,0 +1,56 @@
+"""All that a half's file says beside its tensors, looked at: when it is read, and before it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ariadne.cut import SIDES
+from ariadne.errors import HalfError
+from ariadne.halves.atoms import Classes, count, flag, items, mapped, need, text
+from ariadne.halves.form import Side, SideReader
+from ariadne.halves.skeleton import Held, known_places, read_flags, read_state
+from ariadne.halves.weights import Row
+
+FORMAT = 1
+VERSION = "0.1.0"
+_KEYS = frozenset("format ariadne torch part model weights digest ops state flags plans batches trainable".split())
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a file says: its tensors, the training flags of modules, its plans, and where their constants lie."""
+
+    state: list[Held]
+    flags: dict[str, bool]
+    sides: list[Side]
+    constants: dict[str, tuple[Row, str]]
+    weights: bool
+
+
+def said(data: Mapping[str, Any], classes: Classes, spaces: frozenset[str]) -> Said:
+    """What the data of a file say; `HalfError` for what is no half, or can't be read here."""
+    need("format" in data, "it has no format")
+    if data["format"] != FORMAT:
+        raise HalfError(
+            f"this half has format {str(data['format'])[:20]}, and this Ariadne ({VERSION}) reads format {FORMAT}. Save it "
+            "with this version, or load it with the one that saved it"
+        )
+    need(data.keys() - {"pipeline", "order"} == _KEYS, "its data have other parts than expected")
+    order = {
+        text(n, "a parameter"): count(i, "a place", 0, 2**31)
+        for n, i in mapped(data.get("order", {}), "the order").items()
+    }
+    need(len({*order.values()}) == len(order), "two parameters have one place")
+    part = text(data["part"], "the part")
+    need(part in SIDES, f"its part is {part!r}")
+    for key, what in (("ariadne", "ariadne"), ("torch", "torch"), ("model", "the model's class"), ("digest", "digest")):
+        text(data[key], what)
+    state, flags = read_state(data["state"]), read_flags(data["flags"])
+    reader = SideReader(part, known_places(state), mapped(data["ops"], "the ops"), classes, spaces)
+    constants: dict[str, tuple[Row, str]] = {}
+    sides = [reader.read(plan, constants, i) for i, plan in enumerate(items(data["plans"], "the plans"))]
+    need(0 < len(sides) <= 64, "it has no plans, or too many")
+    need(len({s.plan.training for s in sides}) == 1, "its plans are of two modes")
+    return Said(state, flags, sides, constants, flag(data["weights"], "weights"))
