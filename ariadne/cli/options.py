@@ -9,10 +9,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ariadne.cli.output import USAGE, UsageError
-from ariadne.cut import BatchDim
+
+if TYPE_CHECKING:
+    from ariadne.cut import BatchDim  # which imports torch, and lines are answered without it
 
 EXITS = """exit status:
   0    done; of a check: nothing failed, and something was compared

@@ -23,12 +23,13 @@ def run(options: Namespace) -> Answer:
     fixed, missing = list(_fixed(plan)), [b for b in range(low, high + 1) if plan.batched and b not in plan.batches]
     guards = list(_guards(plan, captured.baseline))
     used = Counter(node.target for node in plan.nodes)
+    asked = f", of the {low} to {high} that were asked for" if plan.batched else ""
     parts = [] if options.brief else [str(plan), ""]
     parts += [
         f"{subject.name}: {len(plan.nodes)} ops, {sum(v.kind == 'parameter' for v in plan.values.values())} parameters read",
         f"captured  {plan.captured_by}, in {'training' if plan.training else 'eval'} mode, at batch {plan.traced_batch}",
         *(f"  not {way}: {why}" for way, why in plan.not_captured_by),
-        f"batches   {plan.for_batches}{f', of the {low} to {high} that were asked for' if plan.batched else ''}",
+        f"batches   {plan.for_batches.removeprefix('batch ')}{asked}",
         *(f"  not {reason}" for reason in plan.excluded),
     ]
     if plan.sizes:

@@ -4,8 +4,8 @@ Plans, candidates and the model flow in; boundaries, outputs, losses and gradien
 order::
 
     turns       which threads walk back at the same time
-    asked       gradients that a loss function asks for by itself
     waiting     gradients that wait for the other side's share
+    asked       gradients that a loss function asks for by itself
     taps        where the suffix begins, and keeps what comes back
     training    the two functions that train across a cut
     moved       what the ops of a side move, kept so that a call can be taken back

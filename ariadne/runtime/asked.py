@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node
 
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.errors import TrainingError
+from ariadne.runtime.waiting import node_of
 
 NOT_HELD = (
     "loss_fn asks torch.autograd.grad for gradients with respect to something that the graph of the loss does not hold. That graph "
@@ -94,12 +95,11 @@ def _refuse_behind(
 
 def _walked_from(things: Iterable[Any]) -> list[Any]:
     """The nodes of tensors that require gradients, and of edges."""
-    edges = (
-        t if isinstance(t, GradientEdge) else get_gradient_edge(t)
+    return [
+        t.node if isinstance(t, GradientEdge) else node_of(t)
         for t in things
         if not isinstance(t, torch.Tensor) or t.requires_grad
-    )
-    return [edge.node for edge in edges]
+    ]
 
 
 def _walked(things: Iterable[Any]) -> set[Node]:

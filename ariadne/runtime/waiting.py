@@ -73,6 +73,15 @@ def rejoins(loss: torch.Tensor, stops: Iterable[Node], values: Iterable[Any]) ->
     return any(type(node) is not _AccumulateGrad for node in seen & (mine - {*stops}))
 
 
+def node_of(t: torch.Tensor) -> Node | None:
+    """The node at which the gradient of a tensor that requires one arrives; a view made under no_grad has none."""
+    if t.grad_fn is not None:
+        return t.grad_fn
+    with torch.enable_grad():  # as `get_gradient_edge` does, which fails for such a view
+        view: Any = t.view_as(t).grad_fn
+    return view.next_functions[0][0]  # type: ignore[no-any-return]
+
+
 def _behind(
     roots: Iterable[torch.Tensor], stops: Iterable[Node], nodes: Iterable[Node] = (), seen: set[Any] | None = None
 ) -> list[Any]:
@@ -82,7 +91,7 @@ def _behind(
     """
     seen = set() if seen is None else seen
     seen.update(stops)
-    ahead: list[Any] = [*(t.grad_fn or get_gradient_edge(t).node for t in roots), *nodes]
+    ahead: list[Any] = [*map(node_of, roots), *nodes]
     found = []
     while ahead:
         node = ahead.pop()

@@ -293,8 +293,8 @@ def test_arguments_that_can_not_be_meant_are_refused() -> None:
         check(*given, mode="compiled")
     with pytest.raises(SpecError, match="there is no check 'all'; there are 'twice', 'left'"):
         check(*given, only=("all",))  # type: ignore[arg-type]
-    with pytest.raises(SpecError, match="at least one cut, one batch of 1 or more"):
-        check(*given, batches=(0,))
+    with pytest.raises(SpecError, match="at least one cut, one batch of 0 or more"):
+        check(*given, batches=(-1,))
     with pytest.raises(FrontierError, match="there is no 'cut:99'"):
         check(*given, cuts=("cut:99",))
 

@@ -127,9 +127,9 @@ def test_a_misspelt_mode_is_refused_with_the_modes_there_are(prepare: Callable[.
         prepare(Net(), (X,), split="50%", mode="generated")
 
 
-@pytest.mark.parametrize("pair", [(0, 4), (4, 2), (-1, 4), (1,), (1, 2, 3), 5, "ab", (True, 4), (1.0, 4), (1, None)])
+@pytest.mark.parametrize("pair", [(0, 0), (4, 2), (-1, 4), (1,), (1, 2, 3), 5, "ab", (True, 4), (1.0, 4), (1, None)])
 def test_a_batch_range_that_is_none_is_refused_with_what_one_is(pair: Any) -> None:
-    words = f"dynamic_batch must be (smallest, largest) with 1 <= smallest <= largest; found {pair!r}"
+    words = f"dynamic_batch must be (smallest, largest) with 0 <= smallest <= largest and 1 <= largest; found {pair!r}"
     with pytest.raises(SpecError, match=re.escape(words)):
         SplitSpec("50%", dynamic_batch=pair)
 
@@ -198,7 +198,10 @@ def test_a_scalar_tensor_has_no_dim_for_the_batch() -> None:
 
 
 def test_an_empty_example_batch_is_refused() -> None:
-    with pytest.raises(BatchError, match="the example inputs have batch 0; pass at least one sample"):
+    with pytest.raises(
+        BatchError,
+        match="the example inputs have batch 0, of which nothing is learnt for others; pass at least one sample",
+    ):
         prepared(example=(X[:0],))
 
 
