@@ -34,4 +34,4 @@ from ariadne.runtime.training import (
     watched_walk,
 )
 from ariadne.runtime.variant import Settings, Variant, keeps_sides, told_apart
-from ariadne.runtime.waiting import Ends, caught, leaves_of, led_to
+from ariadne.runtime.waiting import Ends, caught, leaves_of, led_to, rejoins

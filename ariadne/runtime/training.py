@@ -144,8 +144,8 @@ def train_suffix(
         waiting, noted = _reached(leaves, boundary, optimizer, owned)
         if waiting and boundary.requires_grad and rejoins(loss, stops, boundary._graph or ()):
             raise TrainingError(
-                "the loss takes something that the part before the cut computed, otherwise than through the boundary: a loss that "
-                "it keeps on the model, for one. Half of the prefix's graph would be walked twice. Have forward return it"
+                "the loss takes something that the part before the cut computed, or an input was computed from, otherwise than "
+                "through the boundary: a loss kept on the model, for one. Its graph would be walked twice. Have forward return it"
             )
         if owned.guessed:
             _refuse_strays(stops, values, boundary, owned)

@@ -42,6 +42,7 @@ class StoppedBoundary(BoundaryPayload):
         self.forward, self.before, self.kept = forward, forward.halt.before, forward.halt.kept
         self.owner: object = None  # the runtime that made it
         self.flags: tuple[bool, ...] = ()  # which modules were training
+        self.foreign: list[torch.Tensor] = []  # inputs that have a graph of their own
         self.used: list[torch.Tensor] = []  # the leaves that the suffix, and its loss, reached
         held = [
             (name, t)

@@ -7,7 +7,7 @@ op takes otherwise (`autograd.Function`, scripted functions) shows in the graph 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from ariadne import tree
 from ariadne.errors import TrainingError
-from ariadne.runtime import Gradients, Tap, led_to
+from ariadne.runtime import Gradients, Tap, led_to, rejoins
 
 _AccumulateGrad = torch._C._functions.AccumulateGrad
 _PLAIN = (
@@ -216,6 +216,36 @@ def refuse_strays(graph: Iterable[Any], prefix: Iterable[torch.Tensor], suffix: 
         raise TrainingError(
             "on the path that this call took, the prefix uses a parameter that the suffix alone used in the example, and that is "
             "stepped where the suffix is trained. Train both halves in one process with one optimizer, or cut elsewhere"
+        )
+
+
+def foreign_of(inputs: Any, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs that have a graph of their own; raises `TrainingError` where its order among forward's would be another.
+
+    Autograd numbers the nodes of each thread, and walks back by these numbers. Forward has a thread of its own.
+    """
+    found = {id(t): t for t in tree.leaves(inputs) if isinstance(t, torch.Tensor) and t.grad_fn is not None}
+    roots = [*found.values()]
+    if roots and led_to(roots, parameters):
+        raise TrainingError(
+            "an input was computed from parameters of this model, with gradients, outside of it; the order in which their "
+            "gradients are added can't be kept. Compute it inside of forward, or detach it"
+        )
+    if any(rejoins(t, (), [other]) for i, t in enumerate(roots) for other in roots[:i]):
+        raise TrainingError(
+            "two inputs were computed from one another, or from the same thing, with gradients, outside of the model; the order in "
+            "which their gradients are added can't be kept in a forward of its own thread. Compute them inside of forward, or "
+            "detach one"
+        )
+    return roots
+
+
+def refuse_rejoined(loss: torch.Tensor, crossed: Iterable[_Crossed], foreign: Sequence[torch.Tensor]) -> None:
+    """Raise `TrainingError` where a loss leads to the graph of an input otherwise than through what crosses."""
+    if foreign and rejoins(loss, [node for one in crossed if (node := one.tap.grad_fn) is not None], foreign):
+        raise TrainingError(
+            "after the cut forward, or loss_fn, uses an input that was computed outside of the model, with gradients: its graph "
+            "would be walked twice. Compute it inside of forward, detach it, or cut where it is not used any more"
         )
 
 

@@ -36,7 +36,7 @@ from ariadne.runtime import (
 )
 from ariadne.stopped.boundary import StoppedBoundary
 from ariadne.stopped.calls import CallCandidate, Measured, choose, measure
-from ariadne.stopped.crossing import Crossing, handed_on, refuse_strays
+from ariadne.stopped.crossing import Crossing, foreign_of, handed_on, refuse_rejoined, refuse_strays
 from ariadne.stopped.forward import Forward
 from ariadne.stopped.noted import Before, Noting, Wanted
 from ariadne.stopped.proof import hold, isolated, prove_step
@@ -203,11 +203,13 @@ class PythonSplit:
         return self._training_prefix(args, kwargs)
 
     def _training_prefix(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoppedBoundary:
-        self._refuse_foreign_graph((args, kwargs))
+        foreign = foreign_of((args, kwargs), self.model.parameters())
         forward = self._started(args, kwargs, True)
         graph = forward.halt.output
         (bare,), wanting = carried((self._label(forward),), (graph,))
-        return self._boundary(forward, (args, kwargs), bare, wanting, (graph,))
+        made = self._boundary(forward, (args, kwargs), bare, wanting, (graph,))
+        made.foreign = foreign
+        return made
 
     def train_suffix(
         self,
@@ -256,10 +258,9 @@ class PythonSplit:
                 "autocast casts a parameter once for both sides of the cut, and the whole model adds their gradients before it "
                 "casts back; two halves can't. Use torch.autocast(..., cache_enabled=False), or cut elsewhere"
             )
-        by_prefix = [
-            p for p in self.model.parameters() if id(p) in behind
-        ]  # on another path, others than in the example
-        refuse_shared([*waiting, *by_prefix], optimizer, "suffix", True)
+        refuse_rejoined(loss, crossed, mine.foreign)
+        others = [p for p in self.model.parameters() if id(p) in behind]  # on another path the prefix uses others
+        refuse_shared([*waiting, *others], optimizer, "suffix", True)
         known = {id(p) for p in self.suffix_parameters()}
         noted = [leaf for leaf in leaves if id(leaf) not in known | behind]
         mine.used = leaves
@@ -462,15 +463,6 @@ class PythonSplit:
             raise BoundaryError(
                 f"since the prefix ran, a condition of its forward was changed: {found}; the whole model would have run under "
                 "one. Put it back, or run the prefix again"
-            )
-
-    def _refuse_foreign_graph(self, inputs: Any) -> None:
-        """Raise `TrainingError` where an input was itself computed from parameters of the model."""
-        roots = [t for t in tree.leaves(inputs) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
-        if roots and led_to(roots, self.model.parameters()):
-            raise TrainingError(
-                "an input was computed from parameters of this model, with gradients, outside of it; the order in which their "
-                "gradients are added can't be kept. Compute it inside of forward, or detach it"
             )
 
 

@@ -260,3 +260,20 @@ def test_a_prefix_that_uses_a_parameter_of_a_suffix_that_is_trained_elsewhere_is
     boundary = runtime.run_training_prefix(X - 100)
     with pytest.raises(TrainingError, match="the prefix uses a parameter that the suffix alone used"):
         runtime.backward_prefix(boundary, {"cut": torch.ones(3, 8)})
+
+
+class UsesItsInputAfter(Net):
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Any:
+        return self.last(self.cut(self.first(x)) * random.random() + x.sum() + (0 if y is None else y.sum()))
+
+
+def test_inputs_with_a_graph_of_their_own_are_refused_where_it_would_be_walked_twice_or_in_another_order() -> None:
+    for _ in range(50):
+        torch.ones(1, requires_grad=True).exp()  # the nodes of this thread have higher numbers than those of forward's
+    runtime = split(UsesItsInputAfter(), trainable=True)
+    made = X.clone().requires_grad_().exp()
+    boundary = runtime.run_training_prefix(made)
+    with pytest.raises(TrainingError, match="uses an input that was computed outside"):
+        runtime.train_suffix(boundary, loss_fn=total)
+    with pytest.raises(TrainingError, match="computed from one another"):
+        runtime.run_training_prefix(made, made.sin())
