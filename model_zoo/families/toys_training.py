@@ -59,7 +59,7 @@ class CheckpointThatWrites(_Twice):
         return found
 
 
-@toy("checkpoint_that_keeps", "state rows-mixed")
+@toy("checkpoint_that_keeps", "state")
 class CheckpointThatKeeps(_Twice):
     """A part that is computed again in the backward pass puts a buffer in the place of another."""
 
