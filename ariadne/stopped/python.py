@@ -186,9 +186,8 @@ class Undoing:
 
     def changed_since(self) -> str | None:
         """Which of these attributes and containers holds something else than it did when this was made; None where none does."""
-        moved = (where for where, thing, _, now in self.held if not _same(thing, now))
         made = (held.changed() for one, held in zip(self.attributes, self.made, strict=True) if _stands(*one))
-        return next(chain(filter(None, made), moved), None)
+        return next(chain(filter(None, made), self._refilled()), None)
 
     def moved(self) -> str | None:
         """What was changed and stands otherwise by now, in words; None where all of it stands as it did when this was made."""
@@ -196,9 +195,13 @@ class Undoing:
             now = variables(table, (name,)).get(name, MISSING)
             if now is not after and not (type(now) is type(after) and type(now) in _PLAIN and now == after):
                 return f"the attribute {name!r}, into which the prefix had put something, by another call or by you"
-        if not all(_same(thing, now) for _, thing, _, now in self.held):
+        if any(True for _ in self._refilled()):
             return "a list, a dict or an object, into which the prefix had put something, by another call or by you"
         return None
+
+    def _refilled(self) -> Iterator[str]:
+        """Where a container holds something else than it did when this was made."""
+        return (where for where, thing, _, now in self.held if not _same(thing, now))
 
     def run(self) -> None:
         """Put back what stands as it stood when this was made."""

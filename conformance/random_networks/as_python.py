@@ -17,7 +17,7 @@ from conformance.random_networks.compare import Different
 from conformance.random_networks.counts import Counts
 from conformance.random_networks.program import Program
 from conformance.random_networks.tally import ALL, Extent
-from conformance.random_networks.trial import TRAINED, whole_runs
+from conformance.random_networks.trial import TRAINED, modes
 from conformance.random_networks.twins import BATCHES, Twins
 
 WAYS = (False, True)  # whether the boundary goes as bytes
@@ -26,10 +26,8 @@ WAYS = (False, True)  # whether the boundary goes as bytes
 def trial_as_python(program: Program, extent: Extent = ALL) -> Counts:
     """Hold Python splits of a program against the whole; raises as `trial` does. A refusal must be one of Ariadne's errors."""
     counts = Counts()
-    for training in (False, True):
-        if extent.both_modes or training == (len(program.steps) % 2 == 1):
-            trains = whole_runs(program, training)
-            _hold(program, training, trains, counts, extent.cuts)
+    for training, trains in modes(program, extent):
+        _hold(program, training, trains, counts, extent.cuts)
     return counts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -27,11 +28,16 @@ def trial(program: Program, extent: Extent = ALL) -> Counts:
     if program.script:
         return Session(program).replay()
     counts = Counts()
+    for training, trains in modes(program, extent):
+        _hold(program, training, trains, counts, extent.cuts)
+    return counts
+
+
+def modes(program: Program, extent: Extent) -> Iterator[tuple[bool, bool]]:
+    """The modes in which a program is asked: whether it trains in it, and whether there is anything to train there."""
     for training in (False, True):
         if extent.both_modes or training == (len(program.steps) % 2 == 1):
-            trains = whole_runs(program, training)
-            _hold(program, training, trains, counts, extent.cuts)
-    return counts
+            yield training, whole_runs(program, training)
 
 
 def whole_runs(program: Program, training: bool) -> bool:
