@@ -11,6 +11,9 @@ from model_zoo.families.toys_kit import Toys
 
 toy = Toys()
 
+# The scoreboard asks the reference package too, whose import name is `ariadne` and which has no `opaque`: plain parts there.
+opaque = getattr(ariadne, "opaque", lambda part: part)
+
 
 class _Ends(nn.Module):
     """A layer at each end of what the toy is about: 8 -> 16 -> 4."""
@@ -40,13 +43,13 @@ class OpaqueModule(_Ends):
 
     def __init__(self) -> None:
         super().__init__()
-        self.part = ariadne.opaque(_Counting())
+        self.part = opaque(_Counting())
 
     def forward(self, x: Tensor) -> Tensor:
         return self.leave(self.part(self.enter(x).relu()).tanh())
 
 
-@ariadne.opaque
+@opaque
 class _Noisy(nn.Module):
     """Draws from Python's, numpy's and torch's generators."""
 
@@ -81,7 +84,7 @@ class OpaqueMethod(_Ends):
         super().__init__()
         self.by = nn.Parameter(torch.full((16,), 0.5))
 
-    @ariadne.opaque
+    @opaque
     def squash(self, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
         kept = torch.from_numpy(np.tanh(parts[0].detach().cpu().numpy())).to(parts[0].device, parts[0].dtype)
         return parts[0] * self.by + kept, parts[1].clamp_min(0)
@@ -92,7 +95,7 @@ class OpaqueMethod(_Ends):
         return self.leave(low * high)
 
 
-@ariadne.opaque
+@opaque
 def largest(x: Tensor, above: float) -> tuple[Tensor, int]:
     """The sum of the rows whose mean lies above a number, and how many dims a row has."""
     rows = [row for row in x if bool(row.mean() > above)]

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import torch
@@ -27,12 +28,16 @@ LIMIT = 120  # seconds for a job
 PRELOADED = ["ariadne.pipeline.steps", "conformance.unit.pipeline.ranks"]
 
 
+JOINED = "joined"  # what a rank says when its group stands, before its job
+
+
 def _rank(job: Callable[..., Any], rank: int, world: int, store: str, args: tuple[Any, ...], queue: Any) -> None:
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
             "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timedelta(seconds=40)
         )
+        queue.put((rank, JOINED, None))
         found = job(rank, world, *args)
         queue.put((rank, None, found))
         dist.destroy_process_group()
@@ -41,41 +46,56 @@ def _rank(job: Callable[..., Any], rank: int, world: int, store: str, args: tupl
 
 
 def run(job: Callable[..., Any], world: int, *args: Any, limit: float = LIMIT) -> list[tuple[str | None, Any]]:
-    """What `job(rank, world, *args)` returns on each rank: (error, result or traceback). Processes that take longer are ended."""
+    """What `job(rank, world, *args)` returns on each rank: (error, result or traceback). Processes that take longer are ended.
+
+    On a loaded machine gloo at times closes a connection while a group is made. No job has begun there, so the group is made anew,
+    in new processes, at most three times.
+    """
+    for _ in range(3):
+        joined, found = _once(job, world, args, time.monotonic() + limit)
+        if joined or all(error is None for error, _ in found):
+            break
+    return found
+
+
+def _once(
+    job: Callable[..., Any], world: int, args: tuple[Any, ...], until: float
+) -> tuple[bool, list[tuple[str | None, Any]]]:
+    """One group of processes: whether all of them joined it, and what `run` returns. A group that can't be made ends at once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     queue = context.Queue()
+    joined: set[int] = set()
+    found: dict[int, tuple[str | None, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
         processes = [
-            context.Process(
-                target=_rank, args=(job, rank, world, str(Path(folder) / "store"), args, queue), daemon=True
-            )
+            context.Process(target=_rank, args=(job, rank, world, store, args, queue), daemon=True)
             for rank in range(world)
         ]
         for process in processes:
             process.start()
-        found: dict[int, tuple[str | None, Any]] = {}
-        until = time.monotonic() + limit
         try:
             while len(found) < world and time.monotonic() < until:
-                while not queue.empty() or any(p.is_alive() for p in processes):
-                    if time.monotonic() > until:
-                        break
-                    try:
-                        rank, error, result = queue.get(timeout=0.2)
-                    except Exception:  # nothing came yet
+                alive = any(p.is_alive() for p in processes)
+                try:
+                    rank, error, result = queue.get(timeout=0.2)
+                except Empty:
+                    if alive:
                         continue
-                    found[rank] = error, result
-                    if len(found) == world:
-                        break
-                else:
+                    break
+                if error == JOINED:
+                    joined.add(rank)
+                    continue
+                found[rank] = error, result
+                if error is not None and rank not in joined:
                     break
         finally:
             for process in processes:
-                process.join(2)
+                process.join(2 if len(joined) == world else 0)
                 if process.is_alive():
                     process.kill()
-    return [found.get(rank, ("no answer in time", "")) for rank in range(world)]
+    return len(joined) == world, [found.get(rank, ("no answer in time", "")) for rank in range(world)]
 
 
 def order(schedule: str, count: int) -> list[int]:

@@ -14,7 +14,9 @@ import torch
 
 from ariadne.errors import PipelineError, SpecError
 from ariadne.pipeline.steps import NAMES, stages_of
+from conformance.unit.pipeline import ranks
 from conformance.unit.pipeline.nets import CASES
+from conformance.unit.pipeline.ranks import _rank as rank_of_a_group
 from conformance.unit.pipeline.ranks import made, matrix, run, step
 
 ON_TWO = [("skip", "GPipe", 2, 4), ("norm", "1F1B", 2, 4), ("frozen_start", "1F1B", 2, 4), ("images", "GPipe", 2, 4)]
@@ -96,6 +98,32 @@ ERRORS = {
     "forward 1": "ValueError: forward went wrong",
     "too small": "a batch of 4 can't be parted in 6 micro-batches|smaller than num_chunks",
 }
+
+
+def closed_at_first(job: Any, rank: int, world: int, store: str, args: tuple[Any, ...], queue: Any) -> None:
+    """A rank for which gloo fails the first time that a group is made."""
+    tries = Path(args[0])
+    if rank == 0 and not tries.exists():
+        tries.write_text("")
+        queue.put((rank, "RuntimeError: Connection closed by peer", ""))
+    else:
+        rank_of_a_group(job, rank, world, store, args, queue)
+
+
+def counted(rank: int, world: int, tries: str) -> None:
+    """A job that fails, and counts how often it was begun."""
+    with Path(tries).open("a") as file:
+        file.write(str(rank))
+    raise ValueError("the job's own error")
+
+
+def test_a_group_that_gloo_could_not_make_is_made_anew_and_a_job_that_fails_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "_rank", closed_at_first)
+    tries = tmp_path / "tries"
+    assert [error for error, _ in run(counted, 2, str(tries))] == ["ValueError: the job's own error"] * 2
+    assert sorted(tries.read_text()) == ["0", "1"]
 
 
 def test_an_error_on_one_rank_ends_all_with_it_within_seconds_and_new_stages_go_on() -> None:
