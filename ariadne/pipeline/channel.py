@@ -3,6 +3,7 @@ ends all."""
 
 from __future__ import annotations
 
+import atexit
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -157,6 +158,18 @@ def _run_out(group: dist.ProcessGroup, rank: int) -> None:
 
 
 _channels: dict[str, Channel] = {}
+
+
+@atexit.register
+def _let_go() -> None:
+    """Let go of the groups: gloo's threads hold tensors, and those that outlive the interpreter abort the process.
+
+    `destroy_process_group` does not end the threads of a group that is still known here (pytorch #179291).
+    """
+    for channel in _channels.values():
+        channel._under_way.clear()
+        del channel.group, channel.headers
+    _channels.clear()
 
 
 def _backends(config: str) -> list[str]:
