@@ -40,10 +40,10 @@ class Moves:
 
         self._plan, self._model = plan, model
         self._given = [i for i, (_, name) in enumerate(plan.inputs) if is_written(name)]
-        self._tensors = [_getter(v, model) for v in plan.values.values() if v.is_state and is_written(v.name)]
+        self._tensors = [getter(v, model) for v in plan.values.values() if v.is_state and is_written(v.name)]
         self._tensors += [partial(plan.constants.__getitem__, name) for name in plan.constants if is_written(name)]
         self._reads = [
-            _getter(plan.values[name], model)
+            getter(plan.values[name], model)
             for name in dict.fromkeys(r for node in nodes for r in node.reads)
             if name in plan.values and plan.values[name].is_state
         ]
@@ -199,7 +199,8 @@ def _same(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else repr(a) == repr(b)
 
 
-def _getter(value: Value, model: nn.Module) -> Getter:
+def getter(value: Value, model: nn.Module) -> Getter:
+    """What gives the tensor that stands now where a value of a plan, which is state, comes from."""
     path, *keys = value.origin
     module = model.get_submodule(path)
 
