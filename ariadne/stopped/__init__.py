@@ -11,6 +11,7 @@ files, in import order::
     skipped     forward with that part skipped, from what crossed alone
     forward     a forward in a thread of its own, which waits and goes on
     boundary    the output of the call, and the forward that waits there
+    standing    whether the model's state was moved since
     crossing    in training: what crosses besides, and what the suffix's backward pass reaches
     calls       the calls of modules that a forward makes, and the one that is meant
     proof       a forward that was stopped, held against the model

@@ -40,6 +40,7 @@ class StoppedBoundary(BoundaryPayload):
     ) -> None:
         super().__init__(split_id, signature, 1, (label,), (raw,), requires_grad, graph)
         self.forward, self.before, self.kept = forward, forward.halt.before, forward.halt.kept
+        self.stood = forward.stood
         self.owner: object = None  # the runtime that made it
         self.flags: tuple[bool, ...] = ()  # which modules were training
         self.foreign: list[torch.Tensor] = []  # inputs that have a graph of their own

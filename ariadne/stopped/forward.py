@@ -81,6 +81,7 @@ class Forward:
         work = (context, self.ambient, model, args, kwargs, module, number, noting, python, self.orders, self._news)
         threading.Thread(target=_work, args=work, name="ariadne forward", daemon=True).start()
         self.halt: Halt = self._next()
+        self.stood: Any = None  # the model's state at the cut
 
     def go_on(self, mode: TorchFunctionMode | None = None, then: Callable[[Any], Any] | None = None) -> Any:
         """Run the rest, once: what `then` makes of what forward returns, in its thread, all of it under `mode`."""

@@ -7,6 +7,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Never
 
@@ -41,6 +42,7 @@ from ariadne.stopped.forward import Forward
 from ariadne.stopped.noted import Before, Noting, Wanted
 from ariadne.stopped.proof import hold, isolated, prove_step
 from ariadne.stopped.skipped import run_rest
+from ariadne.stopped.standing import Stood
 from ariadne.units import size
 
 _OF_A_PLAN = frozenset(
@@ -155,10 +157,15 @@ class PythonSplit:
                 "this boundary was made by run_training_prefix, whose forward runs with gradients; train_suffix takes it. For "
                 "run_suffix make one with run_prefix"
             )
-        self._refuse_moved(mine)
-        if mine.forward.taken and not self.stays and mine.forward.process == os.getpid():
-            return self._run_rest(mine.crossing(), False)
-        return mine.forward.go_on()
+        again = mine.forward.taken or self._refuse_moved(mine, not self.stays)
+        again = again or not mine.stood.written.isdisjoint(mine.stood.moved())
+        if again and not self.stays and mine.forward.process == os.getpid():
+            crossing = mine.crossing()  # with what the prefix wrote, as it left it
+            unmoved = mine.stood.unmoved(mine.before.crossing)
+            with unmoved if unmoved.memories else nullcontext():
+                return unmoved.settle(self._run_rest(crossing, False))
+        unmoved = mine.stood.unmoved()
+        return unmoved.settle(mine.forward.go_on(unmoved if unmoved.memories else None))
 
     def _run_rest(self, boundary: BoundaryPayload, grad: bool, values: Sequence[Any] | None = None) -> Any:
         """Run forward with the part before the cut skipped, from what crossed; `values` stand for the boundary's."""
@@ -235,17 +242,18 @@ class PythonSplit:
             )
         mine.refuse_if_taken("train_suffix")
         self._refuse_moved(mine)
-        halt = mine.forward.halt
+        halt, unmoved = mine.forward.halt, mine.stood.going_on(None if self.stays else mine.before.crossing)
         prefix = self.prefix_parameters()
         refuse_shared([p for p in prefix if p.requires_grad], optimizer, "suffix", True)
         mine.consume("train_suffix")
         if optimizer is not None:
             optimizer.zero_grad(set_to_none=True)
         tensors = {label: t for label, t in tree.paths(graph[0], mine.labels[0]) if isinstance(t, torch.Tensor)}
-        crossing = Crossing(halt.made, {id(t): label for label, t in reversed(tensors.items())})
+        crossing = Crossing(halt.made, {id(t): label for label, t in reversed(tensors.items())}, unmoved)
 
         def lost(output: Any) -> Any:
             before, walked = held_gradients(prefix), walks()
+            output = unmoved.settle(output)
             return loss_of(lambda out, t: crossing.take(loss_fn(out, t)), output, targets), before, walked
 
         loss, before, walked = mine.forward.go_on(crossing, lost)
@@ -416,8 +424,10 @@ class PythonSplit:
 
     def _started(self, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> Forward:
         noting = None if self.stays else Noting(self.model, (args, kwargs), self.wanted)
-        module, number = self.module, self.candidate.call
-        return Forward(self.model, args, kwargs, module=module, number=number, grad=grad, noting=noting)
+        module, number, stood = self.module, self.candidate.call, Stood(self.model, noting)
+        forward = Forward(self.model, args, kwargs, module=module, number=number, grad=grad, noting=noting)
+        forward.stood = stood.stop()
+        return forward
 
     def _label(self, forward: Forward) -> str:
         return "output" if forward.halt.ended else self.candidate.after.replace(".", "_")
@@ -449,21 +459,25 @@ class PythonSplit:
             )
         return boundary
 
-    def _refuse_moved(self, boundary: StoppedBoundary) -> None:
-        """Raise `BoundaryError` where a forward would go on under other conditions than those it has run under so far."""
+    def _refuse_moved(self, boundary: StoppedBoundary, again: bool = False) -> bool:
+        """Raise `BoundaryError` where a forward would go on under other conditions than those it has run under so far.
+
+        Where it could be run `again` from what crossed, attributes that another call moved are none: then it must be.
+        """
         boundary.refuse_if_written()
         began = boundary.forward.ambient
         now = type(began).now(began.grad)
         found = began.changed(replace(now, switches=began.switches)) or began.changed(now)
         if found is None and boundary.flags != tuple([m.training for m in self._modules]):
             found = "a module was switched between train and eval"
-        if not boundary.forward.taken:  # else it moved on by itself
-            found = found or boundary.forward.halt.left.moved()
+        moved = boundary.forward.halt.left.moved() if not boundary.forward.taken else None  # else it moved on by itself
+        found = found or (None if again else moved)
         if found:
             raise BoundaryError(
                 f"since the prefix ran, a condition of its forward was changed: {found}; the whole model would have run under "
                 "one. Put it back, or run the prefix again"
             )
+        return moved is not None
 
 
 def _signature(model: nn.Module, candidate: CallCandidate, measured: Measured) -> str:
