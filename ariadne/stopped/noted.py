@@ -148,7 +148,7 @@ class Noting(TorchFunctionMode):
         self.told_inputs = tree.map_leaves(self._input, inputs)
         self.state = dict(state_of(model))
         self.ids = {id(t): name for name, t in self.state.items()}
-        self.versions = {name: version_of(t) for name, t in self.state.items()}
+        self.marks = marks_of(model, self.state)
         self.used: set[str] = set()  # which state a call took
         self.python = PythonState(model)
         for at, (path, t) in enumerate(tree.paths(inputs)):
@@ -226,7 +226,7 @@ class Noting(TorchFunctionMode):
         crossing: list[Name] = [name for name, _ in used]
         tensors = [t for _, t in used]
         self.site_of = {name: site for _, name, site in self.made.values()}
-        written = [name for name, t in self.state.items() if version_of(t) != self.versions[name]]
+        written = [name for name, t in self.state.items() if not stands(t, self.marks[name])]
         for of_model in written:
             if wanted.everything or of_model in wanted.state:
                 crossing.append(("state", of_model))
@@ -275,6 +275,22 @@ def state_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
                 if isinstance(t, torch.Tensor):
                     found.setdefault(id(t), (f"{path}.{name}".lstrip("."), t))
     return [*found.values()]
+
+
+def marks_of(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """What tells by `stands` whether each of these tensors of a model was written into.
+
+    Running statistics don't count their writes, so of them a copy is kept.
+    """
+    norms = (m for m in model.modules() if m.training and isinstance(m, torch.nn.modules.batchnorm._NormBase))
+    untold = {id(t) for m in norms for t in m._buffers.values()}
+    return {n: (version_of(t), t.detach().clone() if id(t) in untold else None) for n, t in state.items()}
+
+
+def stands(t: torch.Tensor, mark: Any) -> bool:
+    """Whether a tensor holds what it held."""
+    version, was = mark
+    return version_of(t) == version and (was is None or torch.equal(t, was))
 
 
 def place_of_call(depth: int) -> Any:

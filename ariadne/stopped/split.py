@@ -157,9 +157,12 @@ class PythonSplit:
                 "this boundary was made by run_training_prefix, whose forward runs with gradients; train_suffix takes it. For "
                 "run_suffix make one with run_prefix"
             )
-        again = mine.forward.taken or self._refuse_moved(mine, not self.stays)
-        again = again or not mine.stood.written.isdisjoint(mine.stood.moved())
-        if again and not self.stays and mine.forward.process == os.getpid():
+        self._refuse_moved(mine)
+        if (
+            (mine.forward.taken or not mine.stood.written.isdisjoint(mine.stood.moved()))
+            and not self.stays
+            and mine.forward.process == os.getpid()
+        ):
             crossing = mine.crossing()  # with what the prefix wrote, as it left it
             unmoved = mine.stood.unmoved(mine.before.crossing)
             with unmoved if unmoved.memories else nullcontext():
@@ -459,25 +462,21 @@ class PythonSplit:
             )
         return boundary
 
-    def _refuse_moved(self, boundary: StoppedBoundary, again: bool = False) -> bool:
-        """Raise `BoundaryError` where a forward would go on under other conditions than those it has run under so far.
-
-        Where it could be run `again` from what crossed, attributes that another call moved are none: then it must be.
-        """
+    def _refuse_moved(self, boundary: StoppedBoundary) -> None:
+        """Raise `BoundaryError` where a forward would go on under other conditions than those it has run under so far."""
         boundary.refuse_if_written()
         began = boundary.forward.ambient
         now = type(began).now(began.grad)
         found = began.changed(replace(now, switches=began.switches)) or began.changed(now)
         if found is None and boundary.flags != tuple([m.training for m in self._modules]):
             found = "a module was switched between train and eval"
-        moved = boundary.forward.halt.left.moved() if not boundary.forward.taken else None  # else it moved on by itself
-        found = found or (None if again else moved)
+        if not boundary.forward.taken:  # else it moved on by itself
+            found = found or boundary.forward.halt.left.moved()
         if found:
             raise BoundaryError(
                 f"since the prefix ran, a condition of its forward was changed: {found}; the whole model would have run under "
                 "one. Put it back, or run the prefix again"
             )
-        return moved is not None
 
 
 def _signature(model: nn.Module, candidate: CallCandidate, measured: Measured) -> str:

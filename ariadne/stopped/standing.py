@@ -1,6 +1,7 @@
 """Standing: which of a model's tensors were moved since a forward stopped that has yet to use them.
 
-A forward that waits reads the model as it is when it goes on. Of two in flight, the first would find what the second's prefix wrote.
+A forward that waits reads the model as it is when it goes on. Of two in flight, the first would find what the second's prefix
+wrote.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from ariadne import tree
 from ariadne.errors import BoundaryError
-from ariadne.stopped.noted import Noting, memory_of, state_of, version_of
+from ariadne.stopped.noted import Noting, marks_of, memory_of, stands, state_of
 
 
 class Stood:
@@ -22,17 +23,18 @@ class Stood:
 
     def __init__(self, model: nn.Module, noting: Noting | None) -> None:
         self._noting, self._state = noting, dict(state_of(model)) if noting is None else noting.state
-        self._versions = {n: version_of(t) for n, t in self._state.items()} if noting is None else noting.versions
+        self._model, self._marks = model, marks_of(model, self._state) if noting is None else noting.marks
 
     def stop(self) -> Stood:
         """Note what the prefix wrote, and what it used."""
-        state, now = self._state, {name: version_of(t) for name, t in self._state.items()}
-        self.written = {name for name in state if now[name] != self._versions[name]}
+        state = self._state
+        self.written = {name for name, t in state.items() if not stands(t, self._marks[name])}
         used: Collection[str] = () if self._noting is None else self._noting.used
         # A weight moves between the halves where an optimizer steps, and is followed.
-        told = (n for n in state if n in self.written or (n in used and not isinstance(state[n], nn.Parameter)))
-        self._stood = [(name, state[name], now[name]) for name in told]
-        self._noting, self._state, self._versions = None, {}, {}
+        told = {n: t for n, t in state.items() if n in self.written or (n in used and not isinstance(t, nn.Parameter))}
+        marks = marks_of(self._model, told)
+        self._stood = [(name, t, marks[name]) for name, t in told.items()]
+        self._noting, self._state, self._marks = None, {}, {}
         return self
 
     def unmoved(self, crossing: Collection[Any] = ()) -> Unmoved:
@@ -48,7 +50,7 @@ class Stood:
 
     def moved(self) -> dict[str, torch.Tensor]:
         """What was written into since, by name."""
-        return {name: t for name, t, version in self._stood if version_of(t) != version}
+        return {name: t for name, t, mark in self._stood if not stands(t, mark)}
 
 
 class Unmoved(TorchFunctionMode):
