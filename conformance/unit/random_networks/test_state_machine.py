@@ -84,6 +84,10 @@ class Machine(RuleBasedStateMachine):
     def run(self, number: int) -> None:
         self.do("run", number)
 
+    @rule(number=NUMBERS)
+    def two_in_flight(self, number: int) -> None:
+        self.do("two_in_flight", number)
+
     @rule(number=NUMBERS)  # the rules that compare most come twice as often
     def run_again(self, number: int) -> None:
         self.do("run", number)
