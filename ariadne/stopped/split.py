@@ -7,7 +7,6 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Never
 
@@ -164,11 +163,8 @@ class PythonSplit:
             and mine.forward.process == os.getpid()
         ):
             crossing = mine.crossing()  # with what the prefix wrote, as it left it
-            unmoved = mine.stood.unmoved(mine.before.crossing)
-            with unmoved if unmoved.memories else nullcontext():
-                return unmoved.settle(self._run_rest(crossing, False))
-        unmoved = mine.stood.unmoved()
-        return unmoved.settle(mine.forward.go_on(unmoved if unmoved.memories else None))
+            return mine.stood.unmoved(mine.before.crossing).within(lambda: self._run_rest(crossing, False))
+        return mine.stood.unmoved().over(mine.forward.go_on)
 
     def _run_rest(self, boundary: BoundaryPayload, grad: bool, values: Sequence[Any] | None = None) -> Any:
         """Run forward with the part before the cut skipped, from what crossed; `values` stand for the boundary's."""

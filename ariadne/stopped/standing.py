@@ -7,6 +7,7 @@ wrote.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -73,6 +74,15 @@ class Unmoved(TorchFunctionMode):
             if isinstance(t, torch.Tensor) and (name := self.memories.get(memory_of(t))) is not None:
                 self.error = self.error or refusal([name])
                 raise self.error
+
+    def over(self, go_on: Callable[[TorchFunctionMode | None], Any]) -> Any:
+        """What a forward gives that goes on under this, where there is something to refuse."""
+        return self.settle(go_on(self if self.memories else None))
+
+    def within(self, run: Callable[[], Any]) -> Any:
+        """What a function gives that runs under this."""
+        with self if self.memories else nullcontext():
+            return self.settle(run())
 
     def settle(self, output: Any) -> Any:
         """What forward gave, unless it holds one of them, or went on after it was refused one."""

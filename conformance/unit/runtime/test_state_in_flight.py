@@ -162,7 +162,7 @@ def test_steps_in_flight_find_it_too(forward: Forward) -> None:
         for x in calls:
             losses.append(total(whole(x)))
             losses[-1].backward()
-        for x, boundary in [(x, split.run_training_prefix(x)) for x in calls]:
+        for boundary in [split.run_training_prefix(x) for x in calls]:
             loss, gradients = split.train_suffix(boundary, loss_fn=total)
             split.backward_prefix(boundary, gradients)
             assert torch.equal(loss, losses.pop(0).detach())
@@ -188,7 +188,9 @@ def twice(m: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("forward", [both, ahead, twice], ids=lambda f: f.__name__)
-def test_what_both_sides_use_and_the_suffix_writes_is_had_by_one_call_at_a_time(forward: Forward) -> None:
+def test_what_both_sides_use_and_the_suffix_writes_is_had_by_one_call_at_a_time(
+    forward: Forward, monkeypatch: pytest.MonkeyPatch
+) -> None:
     split = prepare_split(Net(forward).train(forward is twice), (torch.randn(2, 4),), split="50%")
     whole, x, y = copy.deepcopy(split.model), torch.randn(2, 4), torch.randn(2, 4)
     with torch.no_grad():
@@ -196,12 +198,18 @@ def test_what_both_sides_use_and_the_suffix_writes_is_had_by_one_call_at_a_time(
     assert alike(frozen(split.run_suffix(split.run_prefix(x))), expected[0])
     assert alike(frozen(split.run_suffix(split.run_prefix(y))), expected[1])
     assert alike(list(split.model.buffers()), list(whole.buffers()))
-    boundaries = [split.run_prefix(t) for t in (x, y)]
+    first, second = (split.run_prefix(t) for t in (x, y))
+    if forward is ahead:  # whose prefix reads, and does not write
+        split.run_suffix(first)
     with pytest.raises(BoundaryError, match="another call, or you, wrote"):
-        for boundary in boundaries:
-            split.run_suffix(boundary)
+        split.run_suffix(second if forward is ahead else first)
+    split.run_suffix(afar(split.run_prefix(x)))
+    sent, elsewhere = split.run_prefix(x).to_bytes(), copy.deepcopy(split)
+    with pytest.raises(BoundaryError, match="another call, or you, wrote"):
+        elsewhere.run_suffix(BoundaryPayload.from_bytes(sent))
+    monkeypatch.setattr("ariadne.boundary.payload._SENT", {})  # as in another process
     with pytest.raises(BoundaryError, match="prefix ran elsewhere"):
-        split.run_suffix(afar(split.run_prefix(x)))
+        elsewhere.run_suffix(BoundaryPayload.from_bytes(sent))
 
 
 def test_what_only_the_suffix_uses_goes_on_from_call_to_call() -> None:
@@ -234,7 +242,9 @@ def test_a_plan_that_writes_moves_nothing_under_one_that_does_not() -> None:
             m.buffer.add_(1)
         return m.last(m.first(x)) * m.buffer
 
-    split = prepare_split(Net(at_times).eval(), (torch.randn(2, 4),), split=SplitSpec("after:first", dynamic_batch=(1, 8)))
+    split = prepare_split(
+        Net(at_times).eval(), (torch.randn(2, 4),), split=SplitSpec("after:first", dynamic_batch=(1, 8))
+    )
     few, many = split.run_prefix(torch.randn(2, 4)), split.run_prefix(torch.randn(6, 4))
     split.run_suffix(many)
     with pytest.raises(BoundaryError, match="another call, or you, wrote 'buffer'"):
