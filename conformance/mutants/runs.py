@@ -186,12 +186,3 @@ class CompiledInHalf(Planted):
 
 def _floats(t: Any) -> bool:
     return isinstance(t, torch.Tensor) and t.is_floating_point()
-
-
-class StateOfTheLastCall(Planted):
-    """What a prefix writes into the model is read by every suffix as the last prefix left it."""
-
-    piece = "runtime.standing"
-
-    def in_variant(self, variant: Variant) -> None:
-        variant.kept, variant.held = frozenset(), ()
