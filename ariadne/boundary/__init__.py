@@ -13,10 +13,12 @@ nothing in them runs, and what is not well formed is a `PayloadError`. The files
 from ariadne.boundary.nodes import TensorRef, register_boundary_serializer, shown
 from ariadne.boundary.payload import BoundaryPayload, ReplayBoundary
 from ariadne.boundary.ragged import sizes_of
+from ariadne.boundary.sections import Memo
 from ariadne.boundary.wire import decode, encode
 
 __all__ = [
     "BoundaryPayload",
+    "Memo",
     "ReplayBoundary",
     "TensorRef",
     "decode",
