@@ -232,13 +232,13 @@ class BoundaryPayload:
         told = form.told
         if told is None:
             told = form.told = _told(form)
-        *about, wanting, weights = told
+        split_id, signature, batch, labels, wanting, weights = told
         tensors = tensors_of(form, stored, device)
         raw = tuple(
             tensors[v.label] if type(v) is TensorRef else tree.map_leaves(lambda leaf: _take(tensors, leaf), v)
             for v in form.values
         )
-        found = cls(*about, raw, wanting)
+        found = cls(split_id, signature, batch, labels, raw, wanting)
         held = found.tensors if wanting else {}
         odd = next((n for n in wanting if n not in held or not _differentiable(held[n])), None)
         if odd is not None:
