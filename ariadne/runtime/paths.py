@@ -15,7 +15,7 @@ from ariadne.guards import Further
 from ariadne.plan import TracePlan
 from ariadne.runtime.moved import Kept, Moves, alike, numbers
 from ariadne.runtime.plans import Plans
-from ariadne.runtime.shared import Going, made_alike, values_at
+from ariadne.runtime.shared import Going, let_go, made_alike, values_at
 from ariadne.runtime.variant import Variant
 
 
@@ -121,11 +121,11 @@ class Paths(Plans):
             kept.then(step.moves.keep(entered_there[1:], call))
             self._use(other, False)
             variant, entered = other, entered_there
-            given = [there.pop(name) for name in step.takes]
+            let_go(question)
             enabled = _is_grad_enabled()
             _set_grad_enabled(False)
             try:
-                return variant, entered, variant.run(step.go, entered[0], *given), kept
+                return variant, entered, variant.run(step.go, entered[0], there), kept
             except WitnessError as error:
                 if error.plan is not variant.plan:
                     raise
