@@ -18,7 +18,6 @@ from ariadne.runtime.plans import Plans
 from ariadne.runtime.shared import Going, let_go, made_alike, values_at
 from ariadne.runtime.variant import Variant
 
-
 _is_grad_enabled = torch._C.is_grad_enabled
 _set_grad_enabled = torch._C._set_grad_enabled
 
@@ -46,7 +45,8 @@ class Step:
 
     def __init__(self, one: Variant, other: Variant, side: str, going: Going | None) -> None:
         self.one, self.other = one, other
-        self.go, self.takes = going or (None, ())
+        self.go: Callable[..., Any] | None = going[0] if going else None
+        self.takes: tuple[str, ...] = going[1] if going else ()
         self.moves = other.prefix_moves if side == "prefix" else other.suffix_moves
         guards = [v.prefix_guard if side == "prefix" else v.suffix_guard for v in (other, one)]
         # An opaque part may have changed what the guard of this side was asked about.
@@ -116,7 +116,7 @@ class Paths(Plans):
             missing = [name for name in step.takes if name not in there]
             if missing:
                 variant.keep(side, missing)
-                self._forget(lambda step: step.other is variant)
+                self._forget(variant, begun=False)
                 return None
             kept.then(step.moves.keep(entered_there[1:], call))
             self._use(other, False)

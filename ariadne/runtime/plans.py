@@ -105,14 +105,15 @@ class Plans:
             self._variants.remove(oldest)
             self._by_key[oldest.key].remove(oldest)
             self._plans.pop(oldest.plan, None)
-            self._forget(lambda step: oldest in (step.one, step.other))
+            self._forget(oldest, begun=True)
             self._alike = {pair: same for pair, same in self._alike.items() if oldest not in pair}
             self._dropped.add(oldest.key)
 
-    def _forget(self, those: Callable[[Any], bool]) -> None:
-        """Look anew for those ways to go on from a question."""
-        self._rests = {key: step for key, step in self._rests.items() if not those(step)}
-        self._answered = {key: step for key, step in self._answered.items() if not those(step)}
+    def _forget(self, variant: Variant, *, begun: bool) -> None:
+        """Look anew for the ways that calls go on in this one from a question; with `begun`, for those from its own, too."""
+        for known in (self._rests, self._answered):
+            for key in [k for k, step in known.items() if step.other is variant or (begun and step.one is variant)]:
+                del known[key]
 
     def _room(self) -> int:
         """How many plans are kept: more where inputs of one kind may take several paths, in training and without."""

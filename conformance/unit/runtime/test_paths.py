@@ -498,8 +498,10 @@ def test_what_changes_on_another_path_is_seen_by_the_call_that_goes_on_there(
     for x in (left, right, left, right, left):
         assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
     change(model)
-    try:
-        assert torch.equal(runtime.run_suffix(runtime.run_prefix(left)), model(left))  # which sees a write, and goes on
-        assert torch.equal(runtime.run_suffix(runtime.run_prefix(right)), model(right))
-    except ModuleError as error:
-        assert "right" in str(error) or "gain" in str(error)
+    refusals = []
+    for x in (left, right):  # the first sees a write, and goes on
+        try:
+            assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
+        except ModuleError as error:
+            refusals.append(str(error))
+    assert all("right" in told or "gain" in told for told in refusals)
