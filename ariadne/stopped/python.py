@@ -115,11 +115,13 @@ class PythonState:
         self.generators = generators()
         for tables in (laid or Laid()).tables(model):
             self.attributes += tables.copies
-            for where, registry in tables.registries:
-                if registry:
-                    self.held.note(where, registry)
-                else:
-                    self.empty.append(registry)
+            if not any(tables.registries):
+                self.empty += tables.registries
+            else:
+                self.empty += [registry for registry in tables.registries if not registry]
+                for where, registry in zip(tables.names, tables.registries, strict=True):
+                    if registry:
+                        self.held.note(where, registry)
             for where, value in tables.holders:
                 self.held.note(where, value)
         self.variables: list[
@@ -165,7 +167,7 @@ class PythonState:
         attributes = [(now, name, before, after) for (_, _, name), now, before, after in self.changes()]
         attributes += [moved[1:] for moved in self._changed_variables()]
         held = [(where, thing, was, _copy(thing)) for where, thing, was in self.held.moved()]
-        hooks: list[tuple[str, Any, Any, Any]] = [("a hook", thing, {}, dict(thing)) for thing in self.empty if thing]
+        hooks = [("a hook", thing, type(thing)(), _copy(thing)) for thing in self.empty if thing]
         made = []
         for _, name, _, after in attributes:
             made.append(_Held())
