@@ -43,7 +43,7 @@ class Tables:
         holders = [
             (f"{path}.{name}", value)
             for name, value in own.items()
-            if name not in _REGISTRIES and name not in SKIPPED and type(value) not in _HOLDS_NOTHING
+            if name not in _REGISTRIES and name not in SKIPPED and not _holds_nothing(value)
         ]
         tensors = [
             (f"{path}.{name}".lstrip("."), t)
@@ -89,6 +89,11 @@ class Laid:
         found = [Tables.of(path, module) for path, module in places]
         self._last = [module for _, module in places], [path for path, _ in places], found, dicts, versions
         return found
+
+
+def _holds_nothing(value: Any) -> bool:
+    """Whether neither the value nor anything in it can come to hold something else."""
+    return type(value) in _HOLDS_NOTHING or (type(value) is tuple and all(map(_holds_nothing, value)))
 
 
 def _dicts(own: dict[str, Any]) -> tuple[dict[str, Any], ...]:

@@ -173,8 +173,7 @@ def run_rest(
     if before.refusal:
         raise BoundaryError(f"this boundary can't be run from what crossed alone: {before.refusal}")
     if not torch.is_grad_enabled():
-        # Forward may write into them, and the boundary may be run again; one memo keeps shared memory shared.
-        crossed = copy.deepcopy([*crossed])
+        crossed = _copies(crossed)  # forward may write into them, and the boundary may be run again
     start = PythonState(model, laid)
     _set_attributes(model, before, known)
     skipping = Skipping(model, before, crossed, laid)
@@ -232,6 +231,20 @@ def run_rest(
     if skipping.standing.error is not None:
         raise skipping.standing.error
     return result, skipping.standing.used
+
+
+def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies that share memory where these do, and are laid out alike."""
+    plain = (t for t in tensors if type(t) is torch.Tensor and t.layout is torch.strided and not t.requires_grad)
+    alone = {
+        t.untyped_storage().data_ptr(): t
+        for t in plain
+        if t.is_contiguous() and not (t.is_conj() or t.is_neg() or t.is_inference() or t.__dict__ or t.is_quantized)
+        if t.untyped_storage().nbytes() == t.nbytes and t.grad_fn is None
+    }
+    if len(alone) == len(tensors):  # each has its memory for itself
+        return [t.clone() for t in tensors]
+    return copy.deepcopy([*tensors])  # whose memo keeps shared memory shared
 
 
 def _end(start: PythonState, undoing: list[Undoing]) -> None:
