@@ -146,8 +146,12 @@ class SplitRuntime(Told):
 
         def run(variant: Variant, boundary: BoundaryPayload) -> Any:
             variant.check_suffix(boundary)
-            with torch.no_grad():
+            enabled = _is_grad_enabled()
+            _set_grad_enabled(False)
+            try:
                 return variant.run(variant.suffix, boundary.batch, *boundary.raw)
+            finally:
+                _set_grad_enabled(enabled)
 
         output, taken = self._run_suffix(variant, boundary, False, run)
         if before is not None and taken is not boundary:

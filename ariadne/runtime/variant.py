@@ -149,12 +149,18 @@ class Variant:
         setattr(self, side, self._load(emit(self.plan, self.parts[side], self.model, self.kept[side])))
 
     def rest(self, at: int, other: Variant, side: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
-        """How this side goes on on the path of another plan after op `at`, and the values that it takes; None where it can't."""
+        """How this side goes on on the path of another plan after op `at`, and the values that it takes; None where it can't.
+
+        It is called with the batch and a dict, and takes its values out of that, so that each is let go after its last use.
+        """
         (a, b), (c, d) = ((v.parts["prefix"], v.parts["suffix"]) for v in (self, other))
         found = rest(self.plan, (a, b), at, other.plan, (c, d), SIDES.index(side))
         if found is None:
             return None
-        return other._load(emit(other.plan, found, other.model, other.kept.get(side, ()))), found.takes
+        run = other._load(emit(other.plan, found, other.model, other.kept.get(side, ())))
+        taken = "".join(f", there.pop({name!r})" for name in found.takes)
+        go: Callable[..., Any] = eval(f"lambda batch, there: run(batch{taken})", {"run": run})
+        return go, found.takes
 
     def _moves(self, model: nn.Module) -> tuple[Moves | None, Moves | None]:
         """What each side moves, where Python's answers may call for another path and it has to be put back; else None."""
