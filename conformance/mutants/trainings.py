@@ -206,7 +206,7 @@ class UnwalkedPrefix(Planted):
 
 
 class CastBackTwice(Planted):
-    """What the suffix has for a weight that autocast cast for both sides is cast back by itself, and added to the prefix's after."""
+    """What the suffix has for a weight that autocast cast for both sides is cast back by itself, then added."""
 
     piece = "runtime.casts"
 
