@@ -19,6 +19,7 @@ from ariadne.errors import FrontierError, HalfError, ModuleError
 from ariadne.guards import Baseline, asks_sizes, shown
 from ariadne.halves import ops, weights
 from ariadne.halves.atoms import Classes
+from ariadne.halves.called import named_in, refuse_kept_by_both
 from ariadne.halves.form import NOTHING, Side, told_side
 from ariadne.halves.skeleton import Held, Place, skeleton
 from ariadne.halves.whole import FORMAT, VERSION, said
@@ -88,6 +89,7 @@ def side_of(cut: Cut, name: str, model: nn.Module) -> Side:
     for node in nodes:
         _refuse_op(node)
     _refuse_values(plan, part)
+    refuse_kept_by_both(plan, {*part.reads(plan)}, {*other.reads(plan)})
     prefix = name == SIDES[0]
     stores = tuple(s for store in part.stores(plan) for s in _stores(plan, store))
     output = () if prefix else plan.output
@@ -327,6 +329,7 @@ def save(
         if n.target not in _UNNAMED and not n.target.startswith("python.")
     }
     places = {id(p): i for i, p in enumerate(model.parameters())}
+    named = named_in(model)
     half = {
         **about,
         "order": {_key(slot): places[id(slot.tensor)] for slot in kept if id(slot.tensor) in places},
@@ -341,7 +344,8 @@ def save(
         "state": [slot.held(rows[_key(slot)]).told() for slot in kept],
         "flags": [[path, on] for path, on in _flags(name, sides).items()],
         "plans": [
-            told_side(s, {n: rows[f"constant {i} {n}"] for n in s.plan.constants}) for i, (s, _) in enumerate(sides)
+            told_side(s, {n: rows[f"constant {i} {n}"] for n in s.plan.constants}, named)
+            for i, (s, _) in enumerate(sides)
         ],
     }
     told = json.dumps(half, separators=(",", ":"))
