@@ -315,9 +315,10 @@ def load(
     another safetensors file, by the model's names; needed where the half was saved without. `device` and `dtype`: where to, as
     `.to()`. `allow`: the Python classes and functions that the file may name, as "module:qualname", and op libraries, as
     "library::*"; they are imported. `plain`: where containers of the inputs or outputs are of classes that are not allowed,
-    take and give dicts and tuples. `modules`: the modules, or methods of modules, that the file calls of its model and can't hold, by
-    the names that they have there ("" is the model itself); they are called as they are, on the half's tensors. `mode` and `compile_options` are those of `prepare_split`; packages compiled ahead of time
-    are native code, and are taken from a `cache_dir` only with `trust_native_code`.
+    take and give dicts and tuples. `modules`: what the file calls of its model and can't hold, modules and methods of
+    modules, by the names that they have there ("" is the model itself); they run as they are, on the half's tensors. `mode` and
+    `compile_options` are those of `prepare_split`; packages compiled ahead of time are native code, and are taken from a
+    `cache_dir` only with `trust_native_code`.
 
     Raises `HalfError` for a file that is not a half, that names what is not allowed, or whose ops are not here as they were.
 

@@ -346,7 +346,7 @@ class Classes:
         if name not in self.given:
             raise HalfError(
                 f"this half calls {name or 'the model itself'!r} of its model, which no file can hold: hand it over, "
-                f"load(..., modules={{{name!r}: ...}}), a module or a method of one that has the same code. It gets the half's tensors"
+                f"load(..., modules={{{name!r}: ...}}), a module or a method of one with the same code. It gets the half's tensors"
             )
         thing = self.given[name]
         holder = thing if isinstance(thing, nn.Module) else getattr(thing, "__self__", None)

@@ -167,6 +167,12 @@ class SideReader:
         objects = {
             name(k, "an object"): read_object(v, self.classes) for k, v in mapped(d["objects"], "the objects").items()
         }
+        for node in nodes:
+            called = node.target.startswith("python.")
+            for i, ref in enumerate(_refs((node.args, tuple(v for _, v in node.kwargs)))):
+                thing = objects.get(ref.name)
+                right = callable(thing) if called and i == 0 else called or isinstance(thing, torch.Generator)
+                need(ref.name not in objects or right, f"an op {node.target!r} takes what it can't")
         constants = {}
         for k, v in mapped(d["constants"], "the constants").items():
             parts = items(v, "a constant")
