@@ -15,7 +15,7 @@ from ariadne.boundary.wire import Form, decode, encode, joined, opened, tensors_
 from ariadne.errors import BoundaryError, ConsumedError, PayloadError
 
 PROTOCOL_VERSION = 2
-Shares = Sequence[tuple[torch.Tensor, torch.Tensor]]
+Shares = Sequence[tuple[Any, torch.Tensor]]
 
 
 class BoundaryPayload:
@@ -35,8 +35,8 @@ class BoundaryPayload:
     (1605632, {'layer3_1_relu_call2': [8, 256, 14, 14]})
     """
 
-    __slots__ = ("__weakref__", "_before", "_consumed", "_disturbed", "_graph", "_held", "_moves", "_noted", "_shared", "_stood",
-                 "batch", "labels", "plan_signature", "raw", "requires_grad", "split_id", "weights")  # fmt: skip
+    __slots__ = ("__weakref__", "_before", "_casts", "_consumed", "_disturbed", "_graph", "_held", "_moves", "_noted", "_shared",
+                 "_stood", "batch", "labels", "plan_signature", "raw", "requires_grad", "split_id", "weights")  # fmt: skip
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class BoundaryPayload:
         self._consumed: dict[str, object] = {}  # by whom it was taken
         self._shared: Shares = ()  # leaves, with what waits for the prefix's part
         self._noted: Shares = ()  # leaves of neither side, with what the loss gave them
+        self._casts: Any = None  # which casts autocast kept as the prefix had run
         self._disturbed = False  # whether loss_fn itself put gradients on parameters of the prefix
 
     @property

@@ -67,10 +67,8 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
 
     def length(thing: Any) -> Any:
         if plain_type(thing) not in CONTAINERS and isinstance(thing, torch.Tensor) and thing.dim():
-            if (
-                mine() and not thing.is_nested
-            ):  # `__len__` itself may only return a plain int, and the batch would be lost
-                return thing.shape[0]
+            # `__len__` itself may only return a plain int, and the batch would be lost
+            return thing.shape[0] if mine() and not thing.is_nested else plain_length(thing)
         return plain_length(thing)
 
     patches.set(builtins, "len", length)
@@ -420,7 +418,7 @@ def _asks_object(cls: Any) -> bool:
 def _minds_its_own() -> bool:
     """Whether it is `functools.cached_property` that looks into a dict, for its own name; or torch, or what records."""
     table = sys._getframe(2).f_globals
-    name = table["__name__"] if "__name__" in table else None
+    name = table["__name__"] if "__name__" in table else None  # noqa: SIM401 (dict.get may be what is looked at)
     if name not in _MINDING:
         _MINDING[name] = str(name).partition(".")[0] in ("functools", "ariadne", "torch")
     return _MINDING[name]
