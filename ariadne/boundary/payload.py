@@ -12,11 +12,11 @@ from ariadne import tree
 from ariadne.boundary.nodes import TensorRef, register_boundary_serializer, shown
 from ariadne.boundary.ragged import Ragged, buffer_of, sizes_of
 from ariadne.boundary.sections import Memo, header_section, values_section
-from ariadne.boundary.wire import decode, encode, joined
+from ariadne.boundary.wire import Form, decode, encode, joined, opened, tensors_of
 from ariadne.errors import BoundaryError, ConsumedError, PayloadError
 
 PROTOCOL_VERSION = 2
-Shares = Sequence[tuple[torch.Tensor, torch.Tensor]]
+Shares = Sequence[tuple[Any, torch.Tensor]]
 
 
 class BoundaryPayload:
@@ -36,8 +36,8 @@ class BoundaryPayload:
     (1605632, {'layer3_1_relu_call2': [8, 256, 14, 14]})
     """
 
-    __slots__ = ("__weakref__", "_before", "_consumed", "_disturbed", "_graph", "_held", "_moves", "_noted", "_shared", "_stood",
-                 "batch", "labels", "plan_signature", "raw", "requires_grad", "split_id", "weights")  # fmt: skip
+    __slots__ = ("__weakref__", "_before", "_casts", "_consumed", "_disturbed", "_graph", "_held", "_moves", "_noted", "_shared",
+                 "_stood", "batch", "labels", "plan_signature", "raw", "requires_grad", "split_id", "weights")  # fmt: skip
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class BoundaryPayload:
         self._consumed: dict[str, object] = {}  # by whom it was taken
         self._shared: Shares = ()  # leaves, with what waits for the prefix's part
         self._noted: Shares = ()  # leaves of neither side, with what the loss gave them
+        self._casts: Any = None  # which casts autocast kept as the prefix had run
         self._disturbed = False  # whether loss_fn itself put gradients on parameters of the prefix
 
     @property
@@ -251,29 +252,17 @@ class BoundaryPayload:
 
         `max_bytes` bounds the bytes, and the memory that its tensors may take.
         """
-        header, tensors, values = decode(data, device=device, max_bytes=max_bytes)
-        for key, kind in (("split_id", str), ("plan_signature", str), ("batch", int)):
-            if type(header.get(key)) is not kind:
-                raise PayloadError(
-                    f"the header's {key!r} must be of type {kind.__name__}; found {shown(header.get(key))}; refuse the sender"
-                )
-        if header["batch"] < 0:
-            raise PayloadError(
-                f"the payload has batch {shown(header['batch'])}, which no split serves; refuse the sender"
-            )
-        labels, wanting = _names(header, "labels"), _names(header, "requires_grad")
-        if header.get("protocol_version") != PROTOCOL_VERSION:
-            raise PayloadError(
-                f"the payload has protocol version {header.get('protocol_version')!r}; this Ariadne reads {PROTOCOL_VERSION}; "
-                "use the same version of Ariadne on both sides"
-            )
-        if not isinstance(values, (tuple, list)) or len(values) != len(labels):
-            raise PayloadError(f"the payload has {len(labels)} label(s), but not as many values")
+        form, stored = opened(data, max_bytes)
+        told = form.told
+        if told is None:
+            told = form.told = _told(form)
+        split_id, signature, batch, labels, wanting, weights = told
+        tensors = tensors_of(form, stored, device)
         raw = tuple(
             tensors[v.label] if type(v) is TensorRef else tree.map_leaves(lambda leaf: _take(tensors, leaf), v)
-            for v in values
+            for v in form.values
         )
-        found = cls(header["split_id"], header["plan_signature"], header["batch"], labels, raw, wanting)
+        found = cls(split_id, signature, batch, labels, raw, wanting)
         held = found.tensors if wanting else {}
         odd = next((n for n in wanting if n not in held or not _differentiable(held[n])), None)
         if odd is not None:
@@ -282,7 +271,7 @@ class BoundaryPayload:
             )
         if _SENT:
             found._moves, found._stood = _SENT.get(_digest(data), (None, None))
-        found.weights = str(header.get("weights", ""))[:64]
+        found.weights = weights
         return found
 
     def __repr__(self) -> str:
@@ -312,6 +301,28 @@ def _writes(raw: tuple[Any, ...], at: tuple[int, ...]) -> list[int]:
 
 def _differentiable(t: torch.Tensor) -> bool:
     return t.is_floating_point() or t.is_complex()
+
+
+def _told(form: Form) -> tuple[Any, ...]:
+    """Split, plan, batch, labels, what wants a gradient, and weights, as a header says; `PayloadError` where it doesn't."""
+    header, values = form.header, form.values
+    for key, kind in (("split_id", str), ("plan_signature", str), ("batch", int)):
+        if type(header.get(key)) is not kind:
+            raise PayloadError(
+                f"the header's {key!r} must be of type {kind.__name__}; found {shown(header.get(key))}; refuse the sender"
+            )
+    if header["batch"] < 0:
+        raise PayloadError(f"the payload has batch {shown(header['batch'])}, which no split serves; refuse the sender")
+    labels, wanting = _names(header, "labels"), _names(header, "requires_grad")
+    if header.get("protocol_version") != PROTOCOL_VERSION:
+        raise PayloadError(
+            f"the payload has protocol version {header.get('protocol_version')!r}; this Ariadne reads {PROTOCOL_VERSION}; "
+            "use the same version of Ariadne on both sides"
+        )
+    if not isinstance(values, (tuple, list)) or len(values) != len(labels):
+        raise PayloadError(f"the payload has {len(labels)} label(s), but not as many values")
+    told = header["split_id"], header["plan_signature"], header["batch"], labels
+    return *told, wanting, str(header.get("weights", ""))[:64]
 
 
 def _names(header: Mapping[str, Any], key: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ order::
 
     turns       which threads walk back at the same time
     waiting     gradients that wait for the other side's share
+    casts       weights that autocast casts once for both sides
     asked       gradients that a loss function asks for by itself
     taps        where the suffix begins, and keeps what comes back
     training    the two functions that train across a cut

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -123,10 +124,24 @@ def _same_prefix(one: TracePlan, mine: tuple[Part, Part], other: TracePlan, thei
 
 def values_at(error: BaseException) -> dict[str, Any]:
     """The values that generated code held where it raised an error."""
+    frame = _frame_of(error)
+    return dict(frame.f_locals) if frame is not None else {}
+
+
+def let_go(error: BaseException) -> None:
+    """Let those values go: what takes them now may drop each after its last use, as forward does."""
+    frame = _frame_of(error)
+    if frame is not None:
+        if type(shown := frame.f_locals) is dict:  # before Python 3.13 a copy, which the frame keeps
+            shown.clear()
+        frame.clear()
+
+
+def _frame_of(error: BaseException) -> FrameType | None:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return dict(trace.tb_frame.f_locals) if trace is not None else {}
+    return trace.tb_frame if trace is not None else None
 
 
 Going = tuple[Callable[..., Any], tuple[str, ...]]

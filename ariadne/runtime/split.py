@@ -28,7 +28,7 @@ from ariadne.cut import (
 from ariadne.errors import BoundaryError, HalfError, SpecError, TrainingError, WitnessError
 from ariadne.halves import Cut, save, side_of, slots
 from ariadne.plan import Value
-from ariadne.runtime import taps, training
+from ariadne.runtime import casts, taps, training
 from ariadne.runtime.told import Told
 from ariadne.runtime.variant import Variant, told_apart
 
@@ -134,6 +134,7 @@ class SplitRuntime(Told):
                 variant.refuse_views(raw)
             carried, wanting = taps.carried(live, raw)
             boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], live, carried, wanting, raw)
+            boundary._casts = casts.kept()
         return variant.leave(boundary)
 
     def _asking_suffix(self, variant: Variant, boundary: BoundaryPayload) -> Any:
@@ -143,8 +144,12 @@ class SplitRuntime(Told):
 
         def run(variant: Variant, boundary: BoundaryPayload) -> Any:
             variant.check_suffix(boundary)
-            with torch.no_grad():
+            enabled = _is_grad_enabled()
+            _set_grad_enabled(False)
+            try:
                 return variant.run(variant.suffix, boundary.batch, *boundary.raw)
+            finally:
+                _set_grad_enabled(enabled)
 
         output, taken = self._run_suffix(variant, boundary, False, run)
         if before is not None and taken is not boundary:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ariadne.boundary import BoundaryPayload, sizes_of
+from ariadne.boundary import BoundaryPayload, Memo, sizes_of
 from ariadne.capture import is_opaque_call
 from ariadne.compiled import SegmentReport, compiled
 from ariadne.cut import (
@@ -132,6 +132,7 @@ class Variant:
         self._slots = SideSlots([slots.get(side, apart) for side in SIDES])
         self.opaque = any(map(is_opaque_call, plan.nodes))
         self._switches = switches.readers(plan.assumption.switches)
+        self.taken = Memo()  # the kinds of boundaries from elsewhere that fit
         label = f"{candidate.split_id} of {type(model).__name__}"
         self.reports: list[SegmentReport] = []
 
@@ -156,12 +157,18 @@ class Variant:
         setattr(self, side, self._load(emit(self.plan, self.parts[side], self.model, self.spared[side])))
 
     def rest(self, at: int, other: Variant, side: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
-        """How this side goes on on the path of another plan after op `at`, and the values that it takes; None where it can't."""
+        """How this side goes on on the path of another plan after op `at`, and the values that it takes; None where it can't.
+
+        It is called with the batch and a dict, and takes its values out of that, so that each is let go after its last use.
+        """
         (a, b), (c, d) = ((v.parts["prefix"], v.parts["suffix"]) for v in (self, other))
         found = rest(self.plan, (a, b), at, other.plan, (c, d), SIDES.index(side))
         if found is None:
             return None
-        return other._load(emit(other.plan, found, other.model, other.spared.get(side, ()))), found.takes
+        run = other._load(emit(other.plan, found, other.model, other.spared.get(side, ())))
+        taken = "".join(f", there.pop({name!r})" for name in found.takes)
+        go: Callable[..., Any] = eval(f"lambda batch, there: run(batch{taken})", {"run": run})
+        return go, found.takes
 
     def _moves(self, model: nn.Module) -> tuple[Moves | None, Moves | None]:
         """What each side moves, where Python's answers may call for another path and it has to be put back; else None."""
@@ -346,6 +353,9 @@ def _reachable(plan: TracePlan, candidate: SplitCandidate) -> Iterator[int]:
 
 def check_values(boundary: BoundaryPayload, variant: Variant) -> None:
     """Raise `BoundaryError` unless a boundary from elsewhere holds what the suffix needs, of the right types and sizes."""
+    kind = boundary.labels, boundary.batch, *(_kind(value) for value in boundary.raw)
+    if kind in variant.taken:
+        return
     live = variant.candidate.live
     if tuple(boundary.labels) != live:
         raise BoundaryError(
@@ -363,17 +373,30 @@ def check_values(boundary: BoundaryPayload, variant: Variant) -> None:
         if expected.kind == "scalar" and isinstance(value, (bool, int, float)):
             env[label] = value
     _refuse_sizes(boundary, variant, env)
-    # A plan says the types that it saw; captured inside autocast it runs outside too, and the other way round.
-    floats = {torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)}
-    floats |= {p.dtype for p in variant.model.parameters() if p.is_floating_point()}
     for label, value in zip(live, boundary.raw, strict=True):
         expected = variant.plan.values[label]
         # The suffix itself says where a size that follows data is another than at capture.
         free = {d for name, d in variant.sized_by_data if name == label}
-        _check_value(label, value, expected, env, floats, variant.plan.captured_by == "symbolic", free)
+        _check_value(label, value, expected, env, variant, free)
     wrong = other_device(boundary, variant)
     if wrong:
         raise BoundaryError(wrong)
+    seen = [k is not None and k[0] == variant.plan.values[n].dtype for n, k in zip(live, kind[2:], strict=True)]
+    if all(seen):
+        variant.taken.put(
+            kind, True
+        )  # other dtypes hang on autocast and on the weights too, and are looked at each time
+
+
+def _kind(value: Any) -> Any:
+    """What is looked at of a value; None, which is never taken unseen, for all but plain tensors."""
+    return (value.dtype, value.shape, value.device) if type(value) is torch.Tensor and not value.is_nested else None
+
+
+def _floats(variant: Variant) -> set[torch.dtype]:
+    """The dtypes that a float may have for the one that the plan saw: captured inside autocast it runs outside too, and so on."""
+    found = {torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)}
+    return found | {p.dtype for p in variant.model.parameters() if p.is_floating_point()}
 
 
 def _refuse_sizes(boundary: BoundaryPayload, variant: Variant, env: dict[str, Any]) -> None:
@@ -417,8 +440,7 @@ def _check_value(
     value: Any,
     expected: Value,
     env: Mapping[str, Any],
-    floats: set[torch.dtype],
-    proven: bool,
+    variant: Variant,
     free: set[int],
 ) -> None:
     if expected.kind == "sequence":
@@ -436,10 +458,9 @@ def _check_value(
         sizes = [
             d if isinstance(d, int) else d.evaluate(env) if d.names <= env.keys() else None for d in expected.shape
         ]
-        kinds = {expected.dtype}
-        if expected.dtype.is_floating_point:
-            kinds |= floats
-        if not proven:  # what a real run showed may follow its data, as the steps of a packed sequence do
+        if (
+            variant.plan.captured_by != "symbolic"
+        ):  # what a real run showed may follow its data, as the steps of a packed sequence do
             plain = [isinstance(d, Expr) and d.source.isidentifier() for d in expected.shape]  # not one fitted to runs
             sizes = [size if held else None for held, size in zip(plain, sizes, strict=True)]
         sizes = [None if i in free else size for i, size in enumerate(sizes)]
@@ -448,7 +469,8 @@ def _check_value(
             or len(sizes) != value.dim()
             or any(s is not None and s != n for s, n in zip(sizes, value.shape, strict=False))
         )
-        if wrong or value.dtype not in kinds:
+        other = value.dtype != expected.dtype
+        if wrong or (other and not (expected.dtype.is_floating_point and value.dtype in _floats(variant))):
             raise BoundaryError(
                 f"{label!r} must be {expected.describe()}, here {sizes}; found {short_dtype(value.dtype)}{sizes_of(value)}"
             )

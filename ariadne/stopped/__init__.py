@@ -6,12 +6,13 @@ files, in import order::
     ambient     what a thread has of its own: modes and switches
     gate        where the end of one call of a module is noticed
     absent      tensors without data, for what was made before the cut
+    laid        what stands in the tables of modules, laid out once
     python      what Python keeps, at one moment, and how it is put back
     noted       what forward did before the cut
     skipped     forward with that part skipped, from what crossed alone
+    standing    whether the model's state was moved since
     forward     a forward in a thread of its own, which waits and goes on
     boundary    the output of the call, and the forward that waits there
-    standing    whether the model's state was moved since
     crossing    in training: what crosses besides, and what the suffix's backward pass reaches
     calls       the calls of modules that a forward makes, and the one that is meant
     proof       a forward that was stopped, held against the model

@@ -38,6 +38,7 @@ from ariadne.stopped.boundary import StoppedBoundary
 from ariadne.stopped.calls import CallCandidate, Measured, choose, measure
 from ariadne.stopped.crossing import Crossing, foreign_of, handed_on, refuse_rejoined, refuse_strays
 from ariadne.stopped.forward import Forward
+from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import Before, Noting, Wanted
 from ariadne.stopped.proof import hold, isolated, prove_step
 from ariadne.stopped.skipped import run_rest
@@ -83,7 +84,7 @@ class PythonSplit:
         self.module = model.get_submodule(self.candidate.after)
         self._modules = [*model.modules()]
         self._signature = _signature(model, self.candidate, measured)
-        self.wanted = Wanted()
+        self.wanted, self._laid = Wanted(), Laid()
         self.stays = ""  # why a boundary can be run in this process alone, once; empty where it can be sent
 
     # --- what it is -----------------------------------------------------------------------------------------------
@@ -157,13 +158,8 @@ class PythonSplit:
                 "run_suffix make one with run_prefix"
             )
         self._refuse_moved(mine)
-        if (
-            (mine.forward.taken or not mine.stood.written.isdisjoint(mine.stood.moved()))
-            and not self.stays
-            and mine.forward.process == os.getpid()
-        ):
-            crossing = mine.crossing()  # with what the prefix wrote, as it left it
-            return mine.stood.unmoved(mine.before.crossing).within(lambda: self._run_rest(crossing, False))
+        if mine.spent and not self.stays and mine.forward.process == os.getpid():
+            return mine.stood.unmoved(mine.before.crossing).within(lambda: self._run_rest(mine.crossing(), False))
         return mine.stood.unmoved().over(mine.forward.go_on)
 
     def _run_rest(self, boundary: BoundaryPayload, grad: bool, values: Sequence[Any] | None = None) -> Any:
@@ -173,7 +169,13 @@ class PythonSplit:
             return told  # forward returned before the cut came
         with torch.set_grad_enabled(grad):
             return run_rest(
-                self.model, self.module, self.candidate.call, Before.read(told), crossed, known=self.wanted.attributes
+                self.model,
+                self.module,
+                self.candidate.call,
+                Before.read(told),
+                crossed,
+                known=self.wanted.attributes,
+                laid=self._laid,
             )[0]
 
     def joined(self, *args: Any, **kwargs: Any) -> Any:
@@ -424,9 +426,7 @@ class PythonSplit:
     def _started(self, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> Forward:
         noting = None if self.stays else Noting(self.model, (args, kwargs), self.wanted)
         module, number, stood = self.module, self.candidate.call, Stood(self.model, noting)
-        forward = Forward(self.model, args, kwargs, module=module, number=number, grad=grad, noting=noting)
-        forward.stood = stood.stop()
-        return forward
+        return Forward(self.model, args, kwargs, module=module, number=number, grad=grad, noting=noting, stood=stood)
 
     def _label(self, forward: Forward) -> str:
         return "output" if forward.halt.ended else self.candidate.after.replace(".", "_")
