@@ -27,7 +27,7 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
-        return self.norm(self.inner(x)) if float(x.detach().sum()) > 0 else x
+        return self.norm(self.inner(x)) if float(x.detach().sum()) > -100 else x
 
 
 class Net(nn.Module):
@@ -86,7 +86,6 @@ def test_it_has_the_half_s_tensors_and_a_copy_has_others(tmp_path: Path) -> None
     assert not torch.equal(copied, changed)
     with torch.no_grad():
         twin = Net()
-        twin.gate(model.enter(X).tanh())
         assert torch.equal(copied, twin(X + 1))
 
 
@@ -111,9 +110,10 @@ def test_it_trains_goes_to_another_type_and_is_saved_again(tmp_path: Path) -> No
 def test_a_method_under_a_checkpoint_is_handed_over_by_its_name(tmp_path: Path) -> None:
     model, twin = Checkpointed(), Checkpointed()
     runtime, path = saved(model, tmp_path)
+    allow = ["torch.utils.checkpoint:CheckpointFunction"]
     with pytest.raises(HalfError, match=r"modules=\{'part': \.\.\.\}"):
-        ariadne.load(path)
-    half = ariadne.load(path, modules={"part": Checkpointed().part})
+        ariadne.load(path, allow=allow)
+    half = ariadne.load(path, allow=allow, modules={"part": Checkpointed().part})
     boundary = runtime.run_training_prefix(X)
     loss, back, found = step(half, ariadne.BoundaryPayload.from_bytes(boundary.to_bytes()))
     runtime.backward_prefix(boundary, back)
