@@ -18,6 +18,7 @@ from ariadne.guards import Baseline
 from ariadne.halves import (
     Moves,
     Schema,
+    Seal,
     Side,
     Weights,
     copied,
@@ -136,14 +137,8 @@ class Half(nn.Module):
     @property
     def digest(self) -> str:
         """A digest of the whole model's weights when the half was saved; empty once a tensor of the half was written."""
-        digest, tensors, versions = self.__dict__["_sealed"]
-        if (
-            not digest
-            or [t._version for t in tensors] != versions
-            or [*map(id, tensors_of(self))] != [*map(id, tensors)]
-        ):
-            return ""
-        return str(digest)
+        digest, seal = self.__dict__["_sealed"]
+        return str(digest) if digest and seal.holds() else ""
 
     @property
     def origin(self) -> str:
@@ -151,8 +146,7 @@ class Half(nn.Module):
         return str(self.__dict__["_sealed"][0])
 
     def _seal(self, digest: str) -> None:
-        tensors = tensors_of(self)
-        self.__dict__["_sealed"] = digest, tensors, [t._version for t in tensors]
+        self.__dict__["_sealed"] = digest, Seal(self)
 
     def _refuse_others(self, boundary: BoundaryPayload) -> None:
         theirs = getattr(boundary, "weights", "")

@@ -25,7 +25,7 @@ from ariadne.halves.export import write as export
 from ariadne.halves.form import Side
 from ariadne.halves.given import Weights, given, refuse_unfit
 from ariadne.halves.given import replace as replace_by
-from ariadne.halves.moves import Moves, tensors_of
+from ariadne.halves.moves import Moves, Seal, tensors_of
 from ariadne.halves.reading import read
 from ariadne.halves.skeleton import read_flags
 from ariadne.halves.weights import File, Row, digest, parsed, row

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.cut import SIDES, Part, SplitCandidate, parameters_read, parts
+from ariadne.cut import SIDES, Part, SplitCandidate, held_by_itself, parameters_read, parts
 from ariadne.errors import FrontierError, HalfError, ModuleError
 from ariadne.guards import Baseline, asks_sizes, shown
 from ariadne.halves import ops, weights
@@ -221,7 +221,7 @@ class _Leaf:
 def _refuse_moved(plan: TracePlan, candidate: SplitCandidate, part: Part, other: Part) -> None:
     """Raise `FrontierError` where one side writes state that the other reads: two files would each have their own."""
     groups = Groups(plan)
-    state = {groups.find(n): v for n, v in plan.values.items() if v.is_state}
+    state = {groups.find(n): v for n, v in plan.values.items() if held_by_itself(v)}
 
     def touched(one: Part, written: bool) -> set[str]:
         names = {n for node in one.nodes(plan) for n in node.writes} | (set() if written else {*one.reads(plan)})
@@ -240,7 +240,7 @@ def _refuse_moved(plan: TracePlan, candidate: SplitCandidate, part: Part, other:
             v for at, v in read(reader).items() if at in stored(writer)
         ]
         if names:
-            where = ".".join(str(o) for o in names[0].origin if o != "")
+            where = ".".join(str(o) for o in names[0].origin if o != "") or names[0].name
             raise FrontierError(
                 f"the halves at {candidate.split_id} can't part: {where!r} is written by the {writer.name} and used by the "
                 f"{reader.name}, and each file would have one of its own. Cut elsewhere, or keep both sides in one process"
