@@ -13,15 +13,20 @@ nothing in them runs, and what is not well formed is a `PayloadError`. The files
 from ariadne.boundary.nodes import TensorRef, register_boundary_serializer, shown
 from ariadne.boundary.payload import BoundaryPayload, ReplayBoundary
 from ariadne.boundary.ragged import sizes_of
-from ariadne.boundary.wire import decode, encode
+from ariadne.boundary.sections import Memo, header_section, values_section
+from ariadne.boundary.wire import decode, encode, joined
 
 __all__ = [
     "BoundaryPayload",
+    "Memo",
     "ReplayBoundary",
     "TensorRef",
     "decode",
     "encode",
+    "header_section",
+    "joined",
     "register_boundary_serializer",
     "shown",
     "sizes_of",
+    "values_section",
 ]

@@ -43,13 +43,13 @@ class Moves:
 
         self._plan, self._model = plan, model
         self._given = [i for i, (_, name) in enumerate(plan.inputs) if is_written(name)]
-        self._tensors = [_getter(v, model) for v in plan.values.values() if v.is_state and is_written(v.name)]
+        self._tensors = [getter(v, model) for v in plan.values.values() if v.is_state and is_written(v.name)]
         self._tensors += [partial(plan.constants.__getitem__, name) for name in plan.constants if is_written(name)]
         read = [plan.values[r] for r in dict.fromkeys(r for n in nodes for r in n.reads) if r in plan.values]
         in_tables = [v for v in read if v.kind in TABLES and len(v.origin) == 2]
         self._read_tables = [getattr(model.get_submodule(v.origin[0]), TABLES[v.kind]) for v in in_tables]
         self._read_keys = [v.origin[1] for v in in_tables]
-        self._reads = [_getter(v, model) for v in read if v.is_state and not (v.kind in TABLES and len(v.origin) == 2)]
+        self._reads = [getter(v, model) for v in read if v.is_state and not (v.kind in TABLES and len(v.origin) == 2)]
         self._draws = any(node.seeded for node in nodes)
         calls = [plan.objects[r] for node in nodes if is_opaque_call(node) for r in node.reads if r in plan.objects]
         # Whether an opaque part changes something there.
@@ -216,7 +216,8 @@ def _same(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else repr(a) == repr(b)
 
 
-def _getter(value: Value, model: nn.Module) -> Getter:
+def getter(value: Value, model: nn.Module) -> Getter:
+    """What gives the tensor that stands now where a value of a plan, which is state, comes from."""
     path, *keys = value.origin
     module = model.get_submodule(path)
 

@@ -180,6 +180,7 @@ class Plans:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
     ) -> tuple[Variant, tuple[Any, ...]]:
         """The plan that serves this call, captured now if none does; or the error that says why none can."""
+        self._main.flight.keep()  # forward may run, for a capture
         with self._lock:
             for variant in reversed(self._variants):
                 if not variant.serves(training):

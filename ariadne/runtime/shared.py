@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ariadne.cut import Part
+from ariadne.cut import Part, held_by_itself
 from ariadne.plan import Groups, Store, TraceNode, TracePlan, uses
 
 
@@ -61,6 +61,8 @@ def rest(
             return None  # what it reads may be another by now
         else:
             late.append(i)
+    if any(held_by_itself(p.values[n]) for p, side_of in ((one, mine), (other, theirs)) for n in side_of[side].takes):
+        return None  # it is in the boundary, and not in what ran until the question
     found = Rest(part.name, there + 1, part.stop, (), part.gives, (), part, tuple(late))
     nodes, here = found.nodes(other), {n for node in found.nodes(other) for n in node.outputs}
     names = [*(r for node in nodes for r in node.reads), *found.final(other)]
