@@ -244,9 +244,17 @@ def test_what_draws_is_foreseen_or_seeded() -> None:
     assert pipeline.draws == "seeded"  # a loss may draw, where nothing else does
 
 
+class Attention(nn.Module):
+    """Attention over four rows, which could drop some, and does not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.view(x.shape[0], 1, 4, -1)
+        return nn.functional.scaled_dot_product_attention(rows, rows, rows).view(x.shape)
+
+
 def test_what_draws_at_probability_0_is_not_computed_to_be_foreseen() -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.0), nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 6))
+    net = nn.Sequential(nn.Linear(6, 8), Attention(), nn.Linear(8, 6), nn.Dropout(0.5), nn.Linear(6, 6))
     pipeline = prepare_pipeline(net, (torch.randn(4, 6),), boundaries=["after:0"])
     plan, nodes = pipeline.drawing(pipeline.plan.signature)
     before = torch.get_rng_state()
