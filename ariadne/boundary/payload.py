@@ -15,7 +15,7 @@ from ariadne.boundary.wire import Form, decode, encode, joined, opened, tensors_
 from ariadne.errors import BoundaryError, ConsumedError, PayloadError
 
 PROTOCOL_VERSION = 2
-Shares = Sequence[tuple[torch.Tensor, torch.Tensor]]
+Shares = Sequence[tuple[Any, torch.Tensor]]
 
 
 class BoundaryPayload:
@@ -35,8 +35,8 @@ class BoundaryPayload:
     (1605632, {'layer3_1_relu_call2': [8, 256, 14, 14]})
     """
 
-    __slots__ = ("_before", "_consumed", "_disturbed", "_graph", "_held", "_noted", "_shared", "batch", "labels", "plan_signature",
-                 "raw", "requires_grad", "split_id", "weights")  # fmt: skip
+    __slots__ = ("__weakref__", "_before", "_casts", "_consumed", "_disturbed", "_graph", "_held", "_moves", "_noted", "_shared",
+                 "_stood", "batch", "labels", "plan_signature", "raw", "requires_grad", "split_id", "weights")  # fmt: skip
 
     def __init__(
         self,
@@ -52,10 +52,15 @@ class BoundaryPayload:
         self.labels, self.raw, self.requires_grad = labels, raw, requires_grad
         self._graph, self._held = graph, _NOTHING
         self._before: Any = None  # what the prefix ran from, where the suffix may need it on another path
+        self._moves: int | None = (
+            None  # how often state of the model had been moved when the prefix had run, if that was here
+        )
+        self._stood: list[Any] | None = None  # how the state stood then that both sides use
         self.weights = ""  # a digest of the weights of the model that the prefix is of, where it was loaded from a file
         self._consumed: dict[str, object] = {}  # by whom it was taken
         self._shared: Shares = ()  # leaves, with what waits for the prefix's part
         self._noted: Shares = ()  # leaves of neither side, with what the loss gave them
+        self._casts: Any = None  # which casts autocast kept as the prefix had run
         self._disturbed = False  # whether loss_fn itself put gradients on parameters of the prefix
 
     @property
@@ -105,16 +110,26 @@ class BoundaryPayload:
             for at, v in tree.paths(value)
         ]
 
-    def hold(self, at: tuple[int, ...]) -> None:
-        """Note how often the values at these positions were written into, so that a later write shows."""
-        self._held = at, _writes(self.raw, at)
+    def hold(self, at: tuple[int, ...], kept: frozenset[int] = frozenset()) -> None:
+        """Note how often the values at these positions were written into, so that a later write shows.
+
+        `kept`: those of them that are the model's own, of which copies are made before the next prefix writes into them.
+        """
+        self._held = at, _writes(self.raw, at), kept
 
     def refuse_if_written(self) -> None:
         """Raise `BoundaryError` if a value that others can reach was written into since the prefix ran."""
-        at, before = self._held
+        at, before, kept = self._held
         if not at or (now := _writes(self.raw, at)) == before:
             return
-        label = next(self.labels[i] for i, a, b in zip(at, before, now, strict=True) if a != b)
+        i = next(i for i, a, b in zip(at, before, now, strict=True) if a != b)
+        label = self.labels[i]
+        if i in kept:
+            raise BoundaryError(
+                f"{label!r} crosses this boundary ({self.split_id}) and is a tensor of the model, which was written into after the "
+                "prefix ran, by you or by another call of the model itself; the suffix would not find it as its own call left it. "
+                "Write into it after the suffix has run, or send the boundary through to_bytes first"
+            )
         raise BoundaryError(
             f"{label!r} crosses this boundary ({self.split_id}) and shares memory with an input or an output of the model, which "
             "was written into after the prefix ran; the whole model would not see that. Write into it after the suffix has run, "
@@ -141,7 +156,7 @@ class BoundaryPayload:
 
     def become(self, other: BoundaryPayload) -> None:
         """Be another boundary from now on: that of the path which its call turned out to take."""
-        for name in self.__slots__:
+        for name in self.__slots__[1:]:  # all but who refers to it
             setattr(self, name, getattr(other, name))
 
     def to_bytes(self) -> bytes:
@@ -255,7 +270,7 @@ class BoundaryPayload:
 
 ReplayBoundary = BoundaryPayload
 register_boundary_serializer(Ragged, Ragged.told, Ragged.read, "label, sizes, strides, offsets")
-_NOTHING: tuple[tuple[int, ...], list[int]] = ((), [])
+_NOTHING: tuple[tuple[int, ...], list[int], frozenset[int]] = ((), [], frozenset())
 _SECTIONS = Memo()  # header and values of boundaries that hold nothing but tensors, by what is in them
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from ariadne.cut import (
     Objective,
     SplitCandidate,
     SplitSpec,
+    State,
     parameters_read,
     parts,
 )
@@ -37,8 +38,9 @@ from ariadne.errors import (
 )
 from ariadne.guards import Baseline, ModuleGuard, StateGuard, entrance, switches
 from ariadne.plan import Apart, Expr, Groups, TraceNode, TracePlan, Value, short_dtype, uses
-from ariadne.runtime.moved import Moves
+from ariadne.runtime.moved import Getter, Moves, getter
 from ariadne.runtime.shared import rest
+from ariadne.runtime.standing import flight_of
 from ariadne.runtime.training import Owned, SideSlots
 from ariadne.segment import Interpreter, Source, emit, load
 
@@ -118,7 +120,13 @@ class Variant:
         written = (name for name in candidate.written if plan.values[name].differentiable)
         self.copied = tuple((candidate.live.index(name), name) for name in written)
         known = plan.apart or told_apart(plan, candidate)
-        self.cast, self.reachable, self.sized_by_data = known.cast, known.reachable, known.sized_by_data
+        self.cast, self.sized_by_data = known.cast, known.sized_by_data
+        self.flight, self.state = flight_of(model), State(plan, Groups(plan)).sides(candidate.cut, candidate.live)
+        self.kept = frozenset(map(candidate.live.index, self.state.crossing))
+        self.held = tuple(sorted({*known.reachable} | self.kept))  # positions of what others may write into
+        self._watched: list[Getter] = [
+            getter(v, model) if v.is_state else partial(plan.constants.__getitem__, v.name) for v in self.state.watched
+        ]
         apart = [(module(path)._parameters, key) for path, key in known.shared] if plan.apart else []
         # Of a side that is not here, those that it shares.
         self._slots = SideSlots([slots.get(side, apart) for side in SIDES])
@@ -139,22 +147,28 @@ class Variant:
 
         self.prefix_moves, self.suffix_moves = self._moves(model)
         self._load: Callable[[Source], Callable[..., Any]] = lambda source: load(source, label)
-        self.kept: dict[str, set[str]] = {}  # by side, the values that other paths need of this one
+        self.spared: dict[str, set[str]] = {}  # by side, the values that other paths need of this one
         segments = {name: segment(source) for name, source in sources.items()}
         self.prefix, self.suffix = (segments.get(name, nobody) for name in SIDES)
 
     def keep(self, side: str, names: Collection[str]) -> None:
         """Write a side anew, so that these values, which another path needs, are there to its end."""
-        self.kept.setdefault(side, set()).update(names)
-        setattr(self, side, self._load(emit(self.plan, self.parts[side], self.model, self.kept[side])))
+        self.spared.setdefault(side, set()).update(names)
+        setattr(self, side, self._load(emit(self.plan, self.parts[side], self.model, self.spared[side])))
 
     def rest(self, at: int, other: Variant, side: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
-        """How this side goes on on the path of another plan after op `at`, and the values that it takes; None where it can't."""
+        """How this side goes on on the path of another plan after op `at`, and the values that it takes; None where it can't.
+
+        It is called with the batch and a dict, and takes its values out of that, so that each is let go after its last use.
+        """
         (a, b), (c, d) = ((v.parts["prefix"], v.parts["suffix"]) for v in (self, other))
         found = rest(self.plan, (a, b), at, other.plan, (c, d), SIDES.index(side))
         if found is None:
             return None
-        return other._load(emit(other.plan, found, other.model, other.kept.get(side, ()))), found.takes
+        run = other._load(emit(other.plan, found, other.model, other.spared.get(side, ())))
+        taken = "".join(f", there.pop({name!r})" for name in found.takes)
+        go: Callable[..., Any] = eval(f"lambda batch, there: run(batch{taken})", {"run": run})
+        return go, found.takes
 
     def _moves(self, model: nn.Module) -> tuple[Moves | None, Moves | None]:
         """What each side moves, where Python's answers may call for another path and it has to be put back; else None."""
@@ -203,6 +217,9 @@ class Variant:
 
     def check_suffix(self, boundary: BoundaryPayload) -> None:
         """Raise `ModuleError` where the model is not what the suffix relies on, `GuardError` where a setting of torch is not."""
+        flight = self.flight
+        if self.held or self.state.both or boundary._moves != flight.moves:
+            flight.refuse_moved(boundary, self.state, self.made(boundary), self.stand() if self.state.both else ())
         for ask, was in self._switches:
             if ask() != was:
                 raise GuardError(
@@ -213,6 +230,24 @@ class Variant:
             self.suffix_guard.explain()
         if self.suffix_state.asks and not self.suffix_state(here := self.made(boundary)):
             self.suffix_state.explain(here)
+        if self.state.after:
+            flight.moved(flight.after, self.state.after)
+
+    def leave(self, boundary: BoundaryPayload) -> BoundaryPayload:
+        """A boundary whose prefix has just run, with note taken of how the state stands that its suffix is to find."""
+        boundary._moves = self.flight.moves
+        if self.held:
+            boundary.hold(self.held, self.kept)
+            if self.kept:
+                self.flight.out.add(boundary)
+        if self.state.both:
+            boundary._stood = self.stand()
+        return boundary
+
+    def stand(self) -> list[Any]:
+        """Which tensors stand where both sides use state, and how often each was written into."""
+        found = [get() for get in self._watched]
+        return [(id(t), 0 if t.is_inference() else t._version) for t in found]
 
     def run(self, segment: Callable[..., Any], *given: Any, **options: Any) -> Any:
         """What a segment gives, or what runs it; `ModuleError` where that fails since a tensor that the plan reads is gone."""
