@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ariadne import tree
+from ariadne.boundary.autocast import Autocast, autocast_in, autocast_now, refuse_another
 from ariadne.boundary.nodes import TensorRef, register_boundary_serializer, shown
 from ariadne.boundary.ragged import Ragged, buffer_of, sizes_of
 from ariadne.boundary.sections import Memo, header_section, values_section
@@ -35,8 +36,8 @@ class BoundaryPayload:
     (1605632, {'layer3_1_relu_call2': [8, 256, 14, 14]})
     """
 
-    __slots__ = ("_before", "_consumed", "_disturbed", "_graph", "_held", "_noted", "_shared", "batch", "labels", "plan_signature",
-                 "raw", "requires_grad", "split_id", "weights")  # fmt: skip
+    __slots__ = ("_before", "_consumed", "_disturbed", "_graph", "_held", "_noted", "_shared", "autocast", "batch", "labels",
+                 "plan_signature", "raw", "requires_grad", "split_id", "weights")  # fmt: skip
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class BoundaryPayload:
         self.split_id, self.plan_signature, self.batch = split_id, plan_signature, batch
         self.labels, self.raw, self.requires_grad = labels, raw, requires_grad
         self._graph, self._held = graph, _NOTHING
+        self.autocast: Autocast | None = autocast_now()  # that the prefix ran under; None where nobody knows
         self._before: Any = None  # what the prefix ran from, where the suffix may need it on another path
         self.weights = ""  # a digest of the weights of the model that the prefix is of, where it was loaded from a file
         self._consumed: dict[str, object] = {}  # by whom it was taken
@@ -121,6 +123,10 @@ class BoundaryPayload:
             "hand a copy to the prefix (x.clone()), or send the boundary through to_bytes first"
         )
 
+    def refuse_another_autocast(self) -> None:
+        """Raise `BoundaryError` unless the suffix is called under the autocast that the prefix ran under."""
+        refuse_another(self.autocast, self.split_id)
+
     def refuse_if_taken(self, by: str) -> None:
         """Raise `ConsumedError` if `train_suffix` or `backward_prefix`, whichever `by` names, took it before."""
         if by in self._consumed:
@@ -155,7 +161,7 @@ class BoundaryPayload:
         self.refuse_if_written()
         alone = dict(zip(self.labels, self.raw, strict=True))
         if len({id(v) for v in alone.values() if type(v) is torch.Tensor and not v.is_nested}) == len(self.raw):
-            key = self.split_id, self.plan_signature, self.batch, self.labels, self.requires_grad, self.weights
+            key = self.split_id, self.plan_signature, self.batch, self.labels, self.requires_grad, self.weights, self.autocast
             known = _SECTIONS.get(key)
             if known is None or type(self.batch) is not int:
                 told = header_section(self._header()), values_section(self.values, self.labels)
@@ -180,6 +186,8 @@ class BoundaryPayload:
             "labels": self.labels,
             "requires_grad": self.requires_grad,
         }
+        if self.autocast:
+            header["autocast"] = self.autocast
         return {**header, "weights": self.weights} if self.weights else header
 
     @classmethod
@@ -217,7 +225,7 @@ class BoundaryPayload:
         if type(batch) is not int or batch < 0:
             raise BoundaryError(f"a boundary has a batch of 0 or more; found {batch!r}")
         found = cls(split_id, plan_signature, batch, tuple(tensors), tuple(raw))
-        found.weights = weights
+        found.weights, found.autocast = weights, None
         return found
 
     @classmethod
@@ -257,7 +265,7 @@ class BoundaryPayload:
             raise PayloadError(
                 f"the payload wants a gradient of {shown(odd)}, which is no tensor of floats in it; refuse the sender"
             )
-        found.weights = str(header.get("weights", ""))[:64]
+        found.weights, found.autocast = str(header.get("weights", ""))[:64], autocast_in(header)
         return found
 
     def __repr__(self) -> str:

@@ -264,6 +264,7 @@ class Plans:
                 "processes prepare both by the same function from the same model, with the same cut, inputs, batch range and "
                 "frozen parameters; and run a batch that gets a plan of its own on both"
             )
+        boundary.refuse_another_autocast()
         variant = variants[-1]
         if len(variants) > 1:
             variant = next((v for v in variants if v.made(boundary)), None) or next(

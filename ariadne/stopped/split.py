@@ -447,6 +447,8 @@ class PythonSplit:
                 f"{self.split_id} of {self._signature}. Run both sides with one runtime, or send the boundary by to_bytes to a "
                 "split of an equal model"
             )
+        if sent:
+            boundary.refuse_another_autocast()
         return boundary
 
     def _refuse_moved(self, boundary: StoppedBoundary) -> None:
