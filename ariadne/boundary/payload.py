@@ -161,7 +161,15 @@ class BoundaryPayload:
         self.refuse_if_written()
         alone = dict(zip(self.labels, self.raw, strict=True))
         if len({id(v) for v in alone.values() if type(v) is torch.Tensor and not v.is_nested}) == len(self.raw):
-            key = self.split_id, self.plan_signature, self.batch, self.labels, self.requires_grad, self.weights, self.autocast
+            key = (
+                self.split_id,
+                self.plan_signature,
+                self.batch,
+                self.labels,
+                self.requires_grad,
+                self.weights,
+                self.autocast,
+            )
             known = _SECTIONS.get(key)
             if known is None or type(self.batch) is not int:
                 told = header_section(self._header()), values_section(self.values, self.labels)

@@ -169,7 +169,7 @@ def refuse_hooks(model: nn.Module) -> None:
 
 
 def refuse_cached_weights(model: nn.Module) -> None:
-    """Raise `UnsupportedError` if parametrized weights are kept from before the call, so that the call has no op that makes them."""
+    """Raise `UnsupportedError` if parametrized weights are kept from before the call, which then has no op that makes them."""
     if not caches_parametrizations():
         return
     path = next((path for path, module in looked_into(model) if is_parametrized(module)), None)

@@ -67,7 +67,12 @@ _CONTAINERS = (dict, list, set, frozenset, deque, tuple)
 _LARGE = 4096  # so many entries of a container are looked into
 _PUTTING = frozenset({"setdefault", "update"})
 _IDENTITY = (operator.is_, operator.is_not)
-_BETWEEN = ("os", "collections.abc", "_collections_abc", "ariadne.capture.recorded")  # which stand between who asks and what tells
+_BETWEEN = (
+    "os",
+    "collections.abc",
+    "_collections_abc",
+    "ariadne.capture.recorded",
+)  # which stand between who asks and what tells
 _ENVIRONMENT: CodeType | None = getattr(getattr(type(os.environ), "__getitem__", None), "__code__", None)
 
 

@@ -148,6 +148,7 @@ class PythonSplit:
         written into, where a mode or a switch was changed since, and where forward needs what did not cross.
         """
         mine = self._accept(boundary)
+        mine.refuse_another_autocast()
         if not isinstance(mine, StoppedBoundary):
             return self._run_rest(mine, False)
         if mine._graph is not None:
@@ -226,6 +227,7 @@ class PythonSplit:
         ("kept_1", ...). Raises `TrainingError` where a tensor from before is used where that can't be followed.
         """
         mine = self._accept(boundary)
+        mine.refuse_another_autocast()
         if not isinstance(mine, StoppedBoundary):
             return self._train_rest(mine, targets, loss_fn, optimizer, scaler)
         graph = mine._graph
@@ -447,8 +449,6 @@ class PythonSplit:
                 f"{self.split_id} of {self._signature}. Run both sides with one runtime, or send the boundary by to_bytes to a "
                 "split of an equal model"
             )
-        if sent:
-            boundary.refuse_another_autocast()
         return boundary
 
     def _refuse_moved(self, boundary: StoppedBoundary) -> None:

@@ -232,14 +232,18 @@ def test_a_suffix_runs_under_the_autocast_that_its_prefix_ran_under(there: Setti
             assert torch.equal(runtime.run_suffix(boundary), expected)
             assert torch.equal(runtime.run_suffix(sent), expected)
             return
-        words = r"the prefix ran (outside of|under) autocast.*, and the suffix is called (outside|under).*Call both halves"
+        words = (
+            r"the prefix ran (outside of|under) autocast.*, and the suffix is called (outside|under).*Call both halves"
+        )
         for one in (boundary, sent):
             with pytest.raises(BoundaryError, match=words):
                 runtime.run_suffix(one)
         with pytest.raises(BoundaryError, match=words):
             runtime.train_suffix(trained, loss_fn=lambda output, _: output.sum())
     with there():
-        runtime.train_suffix(trained, loss_fn=lambda output, _: output.sum())
+        _, gradients = runtime.train_suffix(trained, loss_fn=lambda output, _: output.sum())
+    with here():
+        runtime.backward_prefix(trained, gradients)  # backward passes run outside of it, wherever they are called
     arrays = ReplayBoundary.from_tensors(
         boundary.tensors, split_id=boundary.split_id, plan_signature=boundary.plan_signature
     )
