@@ -3,6 +3,7 @@
 The live values of a cut flow in, by label; a payload or its bytes flow out, and back. Bytes from outside are data:
 nothing in them runs, and what is not well formed is a `PayloadError`. The files, in import order::
 
+    autocast   the one that a side ran under, and the other has to
     ragged     nested tensors as plain data
     nodes      nested values as bytes
     sections   what stands before the tensors, worked out once where it comes again
@@ -10,6 +11,7 @@ nothing in them runs, and what is not well formed is a `PayloadError`. The files
     payload    what crosses, in memory and on the wire
 """
 
+from ariadne.boundary.autocast import autocast_now
 from ariadne.boundary.nodes import TensorRef, register_boundary_serializer, shown
 from ariadne.boundary.payload import BoundaryPayload, ReplayBoundary
 from ariadne.boundary.ragged import sizes_of
@@ -21,6 +23,7 @@ __all__ = [
     "Memo",
     "ReplayBoundary",
     "TensorRef",
+    "autocast_now",
     "decode",
     "encode",
     "header_section",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ariadne import tree
+from ariadne.boundary.autocast import Autocast, autocast_in, autocast_now, refuse_another
 from ariadne.boundary.nodes import TensorRef, register_boundary_serializer, shown
 from ariadne.boundary.ragged import Ragged, buffer_of, sizes_of
 from ariadne.boundary.sections import Memo, header_section, values_section
@@ -37,7 +38,8 @@ class BoundaryPayload:
     """
 
     __slots__ = ("__weakref__", "_before", "_casts", "_consumed", "_disturbed", "_graph", "_held", "_moves", "_noted", "_shared",
-                 "_stood", "batch", "labels", "plan_signature", "raw", "requires_grad", "split_id", "weights")  # fmt: skip
+                 "_stood", "autocast", "batch", "labels", "plan_signature", "raw", "requires_grad", "split_id",
+                 "weights")  # fmt: skip
 
     def __init__(
         self,
@@ -52,10 +54,9 @@ class BoundaryPayload:
         self.split_id, self.plan_signature, self.batch = split_id, plan_signature, batch
         self.labels, self.raw, self.requires_grad = labels, raw, requires_grad
         self._graph, self._held = graph, _NOTHING
+        self.autocast: Autocast | None = autocast_now()  # that the prefix ran under; None where nobody knows
         self._before: Any = None  # what the prefix ran from, where the suffix may need it on another path
-        self._moves: int | None = (
-            None  # how often state of the model had been moved when the prefix had run, if that was here
-        )
+        self._moves: int | None = None  # how often state of the model had been moved after the prefix, if that was here
         self._stood: list[Any] | None = None  # how the state stood then that both sides use
         self.weights = ""  # a digest of the weights of the model that the prefix is of, where it was loaded from a file
         self._consumed: dict[str, object] = {}  # by whom it was taken
@@ -137,6 +138,10 @@ class BoundaryPayload:
             "hand a copy to the prefix (x.clone()), or send the boundary through to_bytes first"
         )
 
+    def refuse_another_autocast(self) -> None:
+        """Raise `BoundaryError` unless the suffix is called under the autocast that the prefix ran under."""
+        refuse_another(self.autocast, self.split_id)
+
     def refuse_if_taken(self, by: str) -> None:
         """Raise `ConsumedError` if `train_suffix` or `backward_prefix`, whichever `by` names, took it before."""
         if by in self._consumed:
@@ -179,7 +184,15 @@ class BoundaryPayload:
     def _encoded(self) -> bytes:
         alone = dict(zip(self.labels, self.raw, strict=True))
         if len({id(v) for v in alone.values() if type(v) is torch.Tensor and not v.is_nested}) == len(self.raw):
-            key = self.split_id, self.plan_signature, self.batch, self.labels, self.requires_grad, self.weights
+            key = (
+                self.split_id,
+                self.plan_signature,
+                self.batch,
+                self.labels,
+                self.requires_grad,
+                self.weights,
+                self.autocast,
+            )
             known = _SECTIONS.get(key)
             if known is None or type(self.batch) is not int:
                 told = header_section(self._header()), values_section(self.values, self.labels)
@@ -204,6 +217,8 @@ class BoundaryPayload:
             "labels": self.labels,
             "requires_grad": self.requires_grad,
         }
+        if self.autocast:
+            header["autocast"] = self.autocast
         return {**header, "weights": self.weights} if self.weights else header
 
     @classmethod
@@ -241,7 +256,7 @@ class BoundaryPayload:
         if type(batch) is not int or batch < 0:
             raise BoundaryError(f"a boundary has a batch of 0 or more; found {batch!r}")
         found = cls(split_id, plan_signature, batch, tuple(tensors), tuple(raw))
-        found.weights = weights
+        found.weights, found.autocast = weights, None
         return found
 
     @classmethod
@@ -256,7 +271,7 @@ class BoundaryPayload:
         told = form.told
         if told is None:
             told = form.told = _told(form)
-        split_id, signature, batch, labels, wanting, weights = told
+        split_id, signature, batch, labels, wanting, weights, autocast = told
         tensors = tensors_of(form, stored, device)
         raw = tuple(
             tensors[v.label] if type(v) is TensorRef else tree.map_leaves(lambda leaf: _take(tensors, leaf), v)
@@ -271,7 +286,7 @@ class BoundaryPayload:
             )
         if _SENT:
             found._moves, found._stood = _SENT.get(_digest(data), (None, None))
-        found.weights = weights
+        found.weights, found.autocast = weights, autocast
         return found
 
     def __repr__(self) -> str:
@@ -304,7 +319,7 @@ def _differentiable(t: torch.Tensor) -> bool:
 
 
 def _told(form: Form) -> tuple[Any, ...]:
-    """Split, plan, batch, labels, what wants a gradient, and weights, as a header says; `PayloadError` where it doesn't."""
+    """What a header says: split, plan, batch, labels, what wants a gradient, weights, autocast; `PayloadError` where it doesn't."""
     header, values = form.header, form.values
     for key, kind in (("split_id", str), ("plan_signature", str), ("batch", int)):
         if type(header.get(key)) is not kind:
@@ -322,7 +337,7 @@ def _told(form: Form) -> tuple[Any, ...]:
     if not isinstance(values, (tuple, list)) or len(values) != len(labels):
         raise PayloadError(f"the payload has {len(labels)} label(s), but not as many values")
     told = header["split_id"], header["plan_signature"], header["batch"], labels
-    return *told, wanting, str(header.get("weights", ""))[:64]
+    return *told, wanting, str(header.get("weights", ""))[:64], autocast_in(header)
 
 
 def _names(header: Mapping[str, Any], key: str) -> tuple[str, ...]:

@@ -14,9 +14,10 @@ import torch.utils.dlpack
 from torch import nn
 from torch._ops import HigherOrderOperator
 from torch.autograd import forward_ad, graph
+from torch.nn.utils.parametrize import is_parametrized
 
 from ariadne.errors import UnsupportedError, named
-from ariadne.guards import GLOBAL_HOOKS, TORCH, global_hooks, looked_into
+from ariadne.guards import GLOBAL_HOOKS, TORCH, caches_parametrizations, global_hooks, looked_into
 
 _ELSEWHERE = (
     "which acts on gradients in a way that no op shows; do it outside of the model, or use prepare_split_replay if the "
@@ -174,6 +175,18 @@ def refuse_hooks(model: nn.Module) -> None:
                 f"{named(path)} has a backward hook, which a captured plan can't run; remove it, or register a hook on a "
                 "parameter or on an output of the split instead"
             )
+
+
+def refuse_cached_weights(model: nn.Module) -> None:
+    """Raise `UnsupportedError` if parametrized weights are kept from before the call, which then has no op that makes them."""
+    if not caches_parametrizations():
+        return
+    path = next((path for path, module in looked_into(model) if is_parametrized(module)), None)
+    if path is not None:
+        raise UnsupportedError(
+            f"{named(path)} has a parametrized weight, and torch.nn.utils.parametrize.cached() keeps it from one call to the next, "
+            "gradients and all, which no plan does; call outside of it, or enter it in forward"
+        )
 
 
 def _follow_cond(run: Run) -> None:

@@ -28,7 +28,7 @@ from ariadne.capture.history import another, gives, standing
 from ariadne.capture.leaks import refuse_kept_data, refuse_leaks, refuse_unlike_constants
 from ariadne.capture.observed import Observation, observe
 from ariadne.capture.reach import Reach
-from ariadne.capture.refusals import refuse_hooks, refuse_scripted
+from ariadne.capture.refusals import refuse_cached_weights, refuse_hooks, refuse_scripted
 from ariadne.capture.settled import NO_BATCH, refuse_flags, refuse_questions
 from ariadne.capture.shapes import PlainNumberError, within_shapes
 from ariadne.capture.sizes import Watch, holding
@@ -79,6 +79,7 @@ def capture(
     size = example.batch if example.batch in batches else max(batches.start, min(2, batches.stop - 1))
     refuse_hooks(model)
     refuse_scripted(model)
+    refuse_cached_weights(model)
     other = another(size, batches)
     try:
         real = observe(model, example, size, batch_symbol, grad, other=other)

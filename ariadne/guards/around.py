@@ -67,6 +67,12 @@ _CONTAINERS = (dict, list, set, frozenset, deque, tuple)
 _LARGE = 4096  # so many entries of a container are looked into
 _PUTTING = frozenset({"setdefault", "update"})
 _IDENTITY = (operator.is_, operator.is_not)
+_BETWEEN = (
+    "os",
+    "collections.abc",
+    "_collections_abc",
+    "ariadne.capture.recorded",
+)  # which stand between who asks and what tells
 _ENVIRONMENT: CodeType | None = getattr(getattr(type(os.environ), "__getitem__", None), "__code__", None)
 
 
@@ -209,7 +215,7 @@ class Surroundings:
         if switch is None and frame.f_code is not _ENVIRONMENT:
             return False
         caller = frame.f_back
-        while caller is not None and caller.f_globals.get("__name__") in ("os", "collections.abc", "_collections_abc"):
+        while caller is not None and caller.f_globals.get("__name__") in _BETWEEN:
             caller = caller.f_back
         if caller is None or switches.is_torchs_business(caller.f_globals.get("__name__")):
             return True

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.backends.mha
 import torch.backends.opt_einsum
+from torch.nn.utils import parametrize
 
 TORCH = ("torch.autograd", "torch.utils", "torch._", "torch.amp", "torch.fx", "ariadne")  # parts that no result follows
 _CPU = torch.device("cpu")
@@ -23,6 +24,11 @@ _modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambd
 def default_device() -> torch.device:
     """Where torch makes tensors if nobody says where; fast where no `torch.set_default_device` is at work."""
     return torch.get_default_device() if _modes() else _CPU
+
+
+def caches_parametrizations() -> bool:
+    """Whether `torch.nn.utils.parametrize.cached()` is at work, which keeps parametrized weights from one read to the next."""
+    return bool(parametrize._cache_enabled)
 
 
 # By C's own functions, since all that Python offers asks these in the end; whichever of them this torch has.
@@ -56,7 +62,9 @@ _OF_C = {
     "torch.backends.nnpack": "_get_nnpack_enabled",
     "torch.backends.quantized.engine": "_get_qengine",
 }
+_CACHED = "torch.nn.utils.parametrize.cached()"
 _OF_PYTHON: dict[str, Callable[[], Any] | None] = {
+    _CACHED: caches_parametrizations,
     "torch.backends.mha.get_fastpath_enabled()": torch.backends.mha.get_fastpath_enabled,
     "torch.backends.opt_einsum.enabled": getattr(torch.backends.opt_einsum, "_get_enabled", None),
     "torch.backends.opt_einsum.strategy": getattr(torch.backends.opt_einsum, "_get_strategy", None),
@@ -96,6 +104,12 @@ SETTERS: dict[str, Callable[[Any], Any]] = {
 _SETTLED = [(name, SWITCHES[name]) for name in SETTERS]
 _BY_FUNCTION = {id(ask): name for name, ask in SWITCHES.items() if not hasattr(ask, "__code__")}
 _BY_CODE = {ask.__code__: name for name, ask in SWITCHES.items() if hasattr(ask, "__code__")}
+# What reads a parametrized weight asks for its cache by the name of a global variable.
+_BY_CODE |= {
+    code: _CACHED
+    for code in parametrize._inject_property.__code__.co_consts
+    if isinstance(code, CodeType) and code.co_name == "get_parametrized"
+}
 
 State = tuple[tuple[str, Any], ...]
 

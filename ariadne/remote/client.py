@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from ariadne.boundary import BoundaryPayload
+from ariadne.boundary import BoundaryPayload, autocast_now
 from ariadne.errors import AriadneError, BoundaryError, DeadlineError, RemoteError, SpecError, StepError
 from ariadne.half import Half, load
 from ariadne.remote.calls import MOST_REPLY, Path_, Pending
 from ariadne.remote.facts import Facts, facts_of, named_shared, split_of
-from ariadne.remote.message import Bodies, Header, autocast_now, generators, pack, set_generators, unpack
+from ariadne.remote.message import Bodies, Header, generators, pack, set_generators, unpack
 from ariadne.remote.steps import Steps, enabled
 
 Gradients = dict[str, torch.Tensor | None]
@@ -84,7 +84,7 @@ class Remote(Steps):
     def _run(self, boundary: BoundaryPayload, timeout: float | None) -> Any:
         split = self._fits(boundary)
         until = self._until(timeout)
-        header: Header = {"op": "run", "split": _key(boundary)}
+        header = _to_run(boundary)
         bodies: Bodies = (boundary.to_bytes(),)
         with self._lock:
             if split["draws"]:
@@ -118,7 +118,7 @@ class Remote(Steps):
             what = "draws random numbers" if split["draws"] else "changes its state when it runs"
             raise StepError(f"this suffix {what}, so boundaries must go one after the other: use run_suffix")
         until = self._until(timeout)
-        pending = self._make({"op": "run", "split": _key(boundary)}, (boundary.to_bytes(),), until)
+        pending = self._make(_to_run(boundary), (boundary.to_bytes(),), until)
         self._send(pending)
         return pending
 
@@ -418,6 +418,12 @@ class Remote(Steps):
 
     def __repr__(self) -> str:
         return f"Remote({self.address}, {', '.join(self.facts['splits'])})"
+
+
+def _to_run(boundary: BoundaryPayload) -> Header:
+    header: Header = {"op": "run", "split": _key(boundary)}
+    autocast = autocast_now()
+    return {**header, "autocast": autocast} if autocast else header
 
 
 def _key(boundary: BoundaryPayload) -> str:

@@ -158,9 +158,12 @@ def split_of(boundary: BoundaryPayload, theirs: Facts, address: str) -> Facts:
             f"the prefix of this boundary was saved with other weights (of a model with digest {weights}) than the suffix at "
             f"{address} ({theirs['digest']}). Save both halves of one model"
         )
+    cast = {getattr(torch, dtype, None) for _, dtype, _ in boundary.autocast or ()}  # the server runs under it, too
     for label, t in zip(boundary.labels, boundary.raw, strict=True):
         wanted = split["dtypes"].get(label)
-        if wanted is not None and isinstance(t, torch.Tensor) and short_dtype(t.dtype) != wanted:
+        if wanted is None or not isinstance(t, torch.Tensor) or t.dtype in cast:
+            continue
+        if short_dtype(t.dtype) != wanted:
             raise BoundaryError(
                 f"{label!r} crosses as {short_dtype(t.dtype)}; the suffix at {address} takes {wanted}. Move both "
                 "halves to one dtype"

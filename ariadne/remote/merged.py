@@ -92,7 +92,7 @@ class Merger:
         first = boundaries[0]
         batch = sum(b.batch for b in boundaries)
         plan, (taken, given) = self._ways.get((first.plan_signature, first.split_id), (None, ((), ())))
-        if len(boundaries) == 1 or plan is None or batch not in plan.batches:
+        if len(boundaries) == 1 or plan is None or batch not in plan.batches or any(b.autocast for b in boundaries):
             return [self.half.run_suffix(b) for b in boundaries]
         raw = tuple(
             torch.cat([b.raw[i] for b in boundaries], along.dim) if along is not None else first.raw[i]

@@ -124,12 +124,3 @@ def set_generators(states: Any) -> None:
             torch.cuda.set_rng_state(states["cuda"].cpu().contiguous())
     except (RuntimeError, TypeError) as error:
         raise PayloadError(f"the states of the random generators are malformed: {str(error)[:200]}") from None
-
-
-def autocast_now() -> list[list[Any]]:
-    """The autocast that is on, as data: device, dtype and whether casts are cached."""
-    return [
-        [device, str(torch.get_autocast_dtype(device)).removeprefix("torch."), torch.is_autocast_cache_enabled()]
-        for device in ("cpu", "cuda")
-        if torch.is_autocast_enabled(device)
-    ]

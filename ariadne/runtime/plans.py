@@ -249,8 +249,11 @@ class Plans:
             raise BatchError(f"batch {batch} lies outside dynamic_batch ({batches.start}, {batches.stop - 1})")
         return Example(tuple(leaves), spec, batched, batch, plan.sizes)
 
-    def accept(self, boundary: BoundaryPayload) -> Variant:
-        """The variant whose suffix takes this boundary; `BoundaryError` for one of another split, or of other types or sizes."""
+    def accept(self, boundary: BoundaryPayload, runs: bool = True) -> Variant:
+        """The variant whose suffix takes this boundary; `BoundaryError` for one of another split, or of other types or sizes.
+
+        `runs`: the suffix is about to run, so the autocast of the prefix counts, too.
+        """
         if not isinstance(boundary, BoundaryPayload):
             raise BoundaryError(
                 f"a boundary is what run_prefix or run_training_prefix returns; found {type(boundary).__name__}"
@@ -270,6 +273,8 @@ class Plans:
                 "processes prepare both by the same function from the same model, with the same cut, inputs, batch range and "
                 "frozen parameters; and run a batch that gets a plan of its own on both"
             )
+        if runs:
+            boundary.refuse_another_autocast()
         variant = variants[-1]
         if len(variants) > 1:
             variant = next((v for v in variants if v.made(boundary)), None) or next(

@@ -308,7 +308,7 @@ class SplitRuntime(Told):
             raise BoundaryError(
                 f"boundary_grads is the dict that train_suffix returned; found {type(boundary_grads).__name__}"
             )
-        variant = self.accept(boundary)
+        variant = self.accept(boundary, runs=False)
         training.backward_prefix(
             boundary,
             boundary_grads,

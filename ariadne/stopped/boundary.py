@@ -73,7 +73,7 @@ class StoppedBoundary(BoundaryPayload):
         """What crosses, apart from the forward that waits: for any process that has the model; raises `BoundaryError`."""
         self.refuse_if_written()
         if self.forward.halt.ended:
-            return BoundaryPayload(self.split_id, self.plan_signature, 1, self.labels, self.raw, self.requires_grad)
+            return self._apart(self.labels, self.raw, self.requires_grad)
         tensors = dict(self.tensors)
         wanting = list(self.requires_grad)
         for number, t in enumerate(self.kept):
@@ -82,7 +82,12 @@ class StoppedBoundary(BoundaryPayload):
                 wanting.append(f"kept_{number}")
         labels = (*tensors, PYTHON)
         raw = (*tensors.values(), self.before.told())
-        return BoundaryPayload(self.split_id, self.plan_signature, 1, labels, raw, tuple(wanting))
+        return self._apart(labels, raw, tuple(wanting))
+
+    def _apart(self, labels: tuple[str, ...], raw: tuple[Any, ...], wanting: tuple[str, ...]) -> BoundaryPayload:
+        made = BoundaryPayload(self.split_id, self.plan_signature, 1, labels, raw, wanting)
+        made.autocast = self.autocast
+        return made
 
     def hold_kept(self) -> None:
         """Have the graph of what else crosses too, whose gradients come from a suffix that was trained elsewhere."""

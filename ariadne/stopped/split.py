@@ -150,6 +150,7 @@ class PythonSplit:
         written into, where a mode or a switch was changed since, and where forward needs what did not cross.
         """
         mine = self._accept(boundary)
+        mine.refuse_another_autocast()
         if not isinstance(mine, StoppedBoundary):
             return self._run_rest(mine, False)
         if mine._graph is not None:
@@ -234,6 +235,7 @@ class PythonSplit:
         ("kept_1", ...). Raises `TrainingError` where a tensor from before is used where that can't be followed.
         """
         mine = self._accept(boundary)
+        mine.refuse_another_autocast()
         if not isinstance(mine, StoppedBoundary):
             return self._train_rest(mine, targets, loss_fn, optimizer, scaler)
         graph = mine._graph

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 from torch.backends import mha
+from torch.nn.utils import parametrizations, parametrize
 
-from ariadne import SplitRuntime, prepare_split
-from ariadne.errors import GuardError
+from ariadne import ReplayBoundary, SplitRuntime, prepare_split
+from ariadne.errors import BoundaryError, GuardError, UnsupportedError
 from ariadne.guards import SWITCHES
 from conformance.unit.trap_kit import numbers
 
@@ -178,6 +179,76 @@ def test_training_follows_the_default_dtype() -> None:
             twin(numbers(3, 4).float()).sum().backward()
         for one, other in zip(runtime.model.parameters(), twin.parameters(), strict=True):
             assert torch.equal(one.grad, other.grad)
+
+
+class Kept(Asks):
+    """Keeps its parametrized weight over the two uses of one call, by itself."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with parametrize.cached():
+            return self.last(self.first(self.first(x)))
+
+
+def test_parametrized_weights_that_are_kept_from_call_to_call_are_refused_and_within_forward_followed() -> None:
+    x = numbers(3, 4).float()
+    for kind in (Asks, Kept):
+        model = kind(torch.tanh).eval()
+        parametrizations.weight_norm(model.first)
+        parametrizations.weight_norm(model.last)
+        runtime = prepare_split(model, (x,), split="cut:1")
+        agree(runtime)
+        boundary = runtime.run_prefix(x)
+        with parametrize.cached():
+            with pytest.raises(GuardError, match=r"parametrize.cached\(\) was False at capture, now it is True"):
+                runtime.run_suffix(boundary)
+            with pytest.raises(UnsupportedError, match=r"'first' has a parametrized weight, .*call outside of it"):
+                runtime.run_training_prefix(x)
+        agree(runtime)
+    plain = split_of(torch.tanh)
+    with parametrize.cached():  # where nothing is parametrized it keeps nothing
+        agree(plain)
+
+
+def lowered() -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def lowered_anew() -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False)
+
+
+@pytest.mark.parametrize("there", [nullcontext, lowered, lowered_anew])
+@pytest.mark.parametrize("here", [nullcontext, lowered])
+def test_a_suffix_runs_under_the_autocast_that_its_prefix_ran_under(there: Setting, here: Setting) -> None:
+    runtime = split_of(torch.tanh)
+    x = numbers(3, 4).float()
+    with there():
+        boundary, trained = runtime.run_prefix(x), runtime.run_training_prefix(x)
+        sent = ReplayBoundary.from_bytes(boundary.to_bytes())
+        with torch.no_grad():
+            expected = runtime.model(x)
+    with here():
+        if there is here:
+            assert torch.equal(runtime.run_suffix(boundary), expected)
+            assert torch.equal(runtime.run_suffix(sent), expected)
+            return
+        words = (
+            r"the prefix ran (outside of|under) autocast.*, and the suffix is called (outside|under).*Call both halves"
+        )
+        for one in (boundary, sent):
+            with pytest.raises(BoundaryError, match=words):
+                runtime.run_suffix(one)
+        with pytest.raises(BoundaryError, match=words):
+            runtime.train_suffix(trained, loss_fn=lambda output, _: output.sum())
+    with there():
+        _, gradients = runtime.train_suffix(trained, loss_fn=lambda output, _: output.sum())
+    with here():
+        runtime.backward_prefix(trained, gradients)  # backward passes run outside of it, wherever they are called
+    arrays = ReplayBoundary.from_tensors(
+        boundary.tensors, split_id=boundary.split_id, plan_signature=boundary.plan_signature
+    )
+    with there():
+        assert torch.equal(runtime.run_suffix(arrays), expected)  # nobody knows under what arrays were made
 
 
 def test_every_switch_can_be_asked_and_none_has_a_name_twice() -> None:

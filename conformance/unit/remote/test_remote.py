@@ -41,6 +41,19 @@ def test_a_process_with_the_suffixs_file_alone_gives_what_the_model_gives(pair: 
             assert torch.equal(remote.run_suffix(pair.edge.run_prefix(x)), pair.whole(x))
 
 
+def test_a_served_suffix_runs_under_the_autocast_of_its_client(pair: Pair, server: Server) -> None:
+    x = images(3)
+    with ariadne.connect(server.address, timeout=60) as remote:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            boundary, expected = pair.edge.run_prefix(x), pair.whole(x)
+            assert expected.dtype is torch.bfloat16
+            assert torch.equal(remote.run_suffix(boundary), expected)
+            assert torch.equal(remote.submit(boundary).result(), expected)
+        with pytest.raises(BoundaryError, match="the prefix ran under autocast"):
+            remote.run_suffix(boundary)
+        assert torch.equal(remote.run_suffix(pair.edge.run_prefix(x)), pair.whole(x))
+
+
 def test_results_come_in_any_number_and_the_limit_of_those_in_flight_pushes_back(pair: Pair, server: Server) -> None:
     with ariadne.connect(server.address, timeout=60) as remote:
         xs = [images(1 + i % 5) for i in range(50)]
