@@ -18,8 +18,10 @@ from ariadne.guards import Baseline
 from ariadne.halves import (
     Moves,
     Schema,
+    Seal,
     Side,
     Weights,
+    copied,
     count,
     export,
     flag,
@@ -30,6 +32,7 @@ from ariadne.halves import (
     read_flags,
     refuse_unfit,
     replace_by,
+    state_of,
     tensors_of,
 )
 from ariadne.halves import weights as files
@@ -66,11 +69,12 @@ class Half(nn.Module):
         self._non_persistent_buffers_set = root._non_persistent_buffers_set
         self.training = root.training
         made_by = {who: data[who] for who in ("ariadne", "torch")}
-        own = {
+        own: dict[str, Any] = {
             "part": data["part"],
             "made_by": made_by,
             "other_weights": False,
             "adds_shares": False,
+            "_handed": [],
         }  # by no name can a tensor be in the way
         self.__dict__.update(own, _root=root, _runtime=runtime, _data=data)
         self._seal(data["digest"])
@@ -133,14 +137,8 @@ class Half(nn.Module):
     @property
     def digest(self) -> str:
         """A digest of the whole model's weights when the half was saved; empty once a tensor of the half was written."""
-        digest, tensors, versions = self.__dict__["_sealed"]
-        if (
-            not digest
-            or [t._version for t in tensors] != versions
-            or [*map(id, tensors_of(self))] != [*map(id, tensors)]
-        ):
-            return ""
-        return str(digest)
+        digest, seal = self.__dict__["_sealed"]
+        return str(digest) if digest and seal.holds() else ""
 
     @property
     def origin(self) -> str:
@@ -148,8 +146,7 @@ class Half(nn.Module):
         return str(self.__dict__["_sealed"][0])
 
     def _seal(self, digest: str) -> None:
-        tensors = tensors_of(self)
-        self.__dict__["_sealed"] = digest, tensors, [t._version for t in tensors]
+        self.__dict__["_sealed"] = digest, Seal(self)
 
     def _refuse_others(self, boundary: BoundaryPayload) -> None:
         theirs = getattr(boundary, "weights", "")
@@ -210,6 +207,9 @@ class Half(nn.Module):
         for i, (told, plan) in enumerate(zip(data["plans"], plans, strict=True)):
             for entry, value in zip(told["values"], plan.values.values(), strict=True):
                 entry[3:5] = None if value.dtype is None else str(value.dtype), value.device
+            for n, thing in plan.objects.items():
+                if isinstance(thing, torch.Generator):
+                    told["objects"][n][2] = state_of(thing)
             told["constants"] = {
                 n: [*rows[f"constant {i} {n}"].told(), str(t.device)] for n, t in plan.constants.items()
             }
@@ -252,6 +252,8 @@ class Half(nn.Module):
     def train(self, mode: bool = True) -> Half:
         """As `nn.Module.train`. What was captured holds for one mode only, and calls in the other raise `ModuleError`."""
         self._root.train(mode)
+        for module in self.__dict__["_handed"]:
+            module.train(mode)
         super().train(mode)
         return self
 
@@ -261,17 +263,22 @@ class Half(nn.Module):
         plans = {p: moves.plan(p, self._root) for p in self.runtime._plans}
         self._root._apply(fn, recurse)
         if moves:
-            old = self.runtime
-            baseline = _baseline(self._root, self._data)
-            again = {plans[p]: (candidates, baseline) for p, (candidates, _) in old._plans.items()}
-            self.__dict__["_runtime"] = SplitRuntime(self._root, old.settings, again, _no_capture)
+            self._run_on(plans)
             self._seal(moves.digest(digest))
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Half:
         memo[id(self)] = new = type(self).__new__(type(self))
         new.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        if any(plan.objects for plan in self.runtime._plans):  # a module, or a generator, keeps something
+            new._run_on({p: copied(p, memo) for p in self.runtime._plans})
         return new
+
+    def _run_on(self, plans: Mapping[TracePlan, TracePlan]) -> None:
+        """Run other plans in the place of those that it has."""
+        old, baseline = self.runtime, _baseline(self._root, self._data)
+        again = {plans[p]: (candidates, baseline) for p, (candidates, _) in old._plans.items()}
+        self.__dict__["_runtime"] = SplitRuntime(self._root, old.settings, again, _no_capture)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise HalfError("a half isn't pickled: write it with half.save(path), and read it with ariadne.load(path)")
@@ -292,6 +299,7 @@ def load(
     dtype: torch.dtype | None = None,
     allow: Collection[str] = (),
     plain: bool = False,
+    modules: Mapping[str, Any] | None = None,
     compile_options: Mapping[str, Any] | None = None,
     trust_native_code: bool = False,
 ) -> Half:
@@ -301,8 +309,10 @@ def load(
     another safetensors file, by the model's names; needed where the half was saved without. `device` and `dtype`: where to, as
     `.to()`. `allow`: the Python classes and functions that the file may name, as "module:qualname", and op libraries, as
     "library::*"; they are imported. `plain`: where containers of the inputs or outputs are of classes that are not allowed,
-    take and give dicts and tuples. `mode` and `compile_options` are those of `prepare_split`; packages compiled ahead of time
-    are native code, and are taken from a `cache_dir` only with `trust_native_code`.
+    take and give dicts and tuples. `modules`: what the file calls of its model and can't hold, modules and methods of
+    modules, by the names that they have there ("" is the model itself); they run as they are, on the half's tensors. `mode` and
+    `compile_options` are those of `prepare_split`; packages compiled ahead of time are native code, and are taken from a
+    `cache_dir` only with `trust_native_code`.
 
     Raises `HalfError` for a file that is not a half, that names what is not allowed, or whose ops are not here as they were.
 
@@ -316,8 +326,9 @@ def load(
         )
     _refuse_target(device, dtype)
     with torch.inference_mode(False):  # tensors made within can't be written to, or trained, outside
-        data, root, sides = read(path, weights, allow, plain)
+        data, root, sides, handed = read(path, weights, allow, plain, modules)
         half = Half(root, _runtime(root, sides, data, mode, compile_options), data)
+        half.__dict__["_handed"] = handed
         if weights is not None:
             half._seal("")
         return half if device is None and dtype is None else half.to(device=device, dtype=dtype)

@@ -57,6 +57,8 @@ _LEAF = Spec(LEAF)
 def _open(value: Any) -> tuple[Spec, list[Any]] | None:
     """One level of `value`: its spec (children still to be filled in) and its children; None for a leaf."""
     cls = type(value)
+    if cls is torch.Tensor:
+        return None
     if cls is list:
         return Spec("list", list), value
     if cls is tuple:

@@ -15,16 +15,21 @@ from ariadne.boundary.autocast import autocast_now
 from ariadne.boundary.nodes import TensorRef, register_boundary_serializer, shown
 from ariadne.boundary.payload import BoundaryPayload, ReplayBoundary
 from ariadne.boundary.ragged import sizes_of
-from ariadne.boundary.wire import decode, encode
+from ariadne.boundary.sections import Memo, header_section, values_section
+from ariadne.boundary.wire import decode, encode, joined
 
 __all__ = [
     "BoundaryPayload",
+    "Memo",
     "ReplayBoundary",
     "TensorRef",
     "autocast_now",
     "decode",
     "encode",
+    "header_section",
+    "joined",
     "register_boundary_serializer",
     "shown",
     "sizes_of",
+    "values_section",
 ]

@@ -12,11 +12,11 @@ from ariadne.boundary.autocast import Autocast, autocast_in, autocast_now, refus
 from ariadne.boundary.nodes import TensorRef, register_boundary_serializer, shown
 from ariadne.boundary.ragged import Ragged, buffer_of, sizes_of
 from ariadne.boundary.sections import Memo, header_section, values_section
-from ariadne.boundary.wire import decode, encode, joined
+from ariadne.boundary.wire import Form, decode, encode, joined, opened, tensors_of
 from ariadne.errors import BoundaryError, ConsumedError, PayloadError
 
 PROTOCOL_VERSION = 2
-Shares = Sequence[tuple[torch.Tensor, torch.Tensor]]
+Shares = Sequence[tuple[Any, torch.Tensor]]
 
 
 class BoundaryPayload:
@@ -36,8 +36,9 @@ class BoundaryPayload:
     (1605632, {'layer3_1_relu_call2': [8, 256, 14, 14]})
     """
 
-    __slots__ = ("_before", "_consumed", "_disturbed", "_graph", "_held", "_noted", "_shared", "autocast", "batch", "labels",
-                 "plan_signature", "raw", "requires_grad", "split_id", "weights")  # fmt: skip
+    __slots__ = ("__weakref__", "_before", "_casts", "_consumed", "_disturbed", "_graph", "_held", "_moves", "_noted", "_shared",
+                 "_stood", "autocast", "batch", "labels", "plan_signature", "raw", "requires_grad", "split_id",
+                 "weights")  # fmt: skip
 
     def __init__(
         self,
@@ -54,10 +55,15 @@ class BoundaryPayload:
         self._graph, self._held = graph, _NOTHING
         self.autocast: Autocast | None = autocast_now()  # that the prefix ran under; None where nobody knows
         self._before: Any = None  # what the prefix ran from, where the suffix may need it on another path
+        self._moves: int | None = (
+            None  # how often state of the model had been moved when the prefix had run, if that was here
+        )
+        self._stood: list[Any] | None = None  # how the state stood then that both sides use
         self.weights = ""  # a digest of the weights of the model that the prefix is of, where it was loaded from a file
         self._consumed: dict[str, object] = {}  # by whom it was taken
         self._shared: Shares = ()  # leaves, with what waits for the prefix's part
         self._noted: Shares = ()  # leaves of neither side, with what the loss gave them
+        self._casts: Any = None  # which casts autocast kept as the prefix had run
         self._disturbed = False  # whether loss_fn itself put gradients on parameters of the prefix
 
     @property
@@ -107,16 +113,26 @@ class BoundaryPayload:
             for at, v in tree.paths(value)
         ]
 
-    def hold(self, at: tuple[int, ...]) -> None:
-        """Note how often the values at these positions were written into, so that a later write shows."""
-        self._held = at, _writes(self.raw, at)
+    def hold(self, at: tuple[int, ...], kept: frozenset[int] = frozenset()) -> None:
+        """Note how often the values at these positions were written into, so that a later write shows.
+
+        `kept`: those of them that are the model's own, of which copies are made before the next prefix writes into them.
+        """
+        self._held = at, _writes(self.raw, at), kept
 
     def refuse_if_written(self) -> None:
         """Raise `BoundaryError` if a value that others can reach was written into since the prefix ran."""
-        at, before = self._held
+        at, before, kept = self._held
         if not at or (now := _writes(self.raw, at)) == before:
             return
-        label = next(self.labels[i] for i, a, b in zip(at, before, now, strict=True) if a != b)
+        i = next(i for i, a, b in zip(at, before, now, strict=True) if a != b)
+        label = self.labels[i]
+        if i in kept:
+            raise BoundaryError(
+                f"{label!r} crosses this boundary ({self.split_id}) and is a tensor of the model, which was written into after the "
+                "prefix ran, by you or by another call of the model itself; the suffix would not find it as its own call left it. "
+                "Write into it after the suffix has run, or send the boundary through to_bytes first"
+            )
         raise BoundaryError(
             f"{label!r} crosses this boundary ({self.split_id}) and shares memory with an input or an output of the model, which "
             "was written into after the prefix ran; the whole model would not see that. Write into it after the suffix has run, "
@@ -147,7 +163,7 @@ class BoundaryPayload:
 
     def become(self, other: BoundaryPayload) -> None:
         """Be another boundary from now on: that of the path which its call turned out to take."""
-        for name in self.__slots__:
+        for name in self.__slots__[1:]:  # all but who refers to it
             setattr(self, name, getattr(other, name))
 
     def to_bytes(self) -> bytes:
@@ -244,36 +260,24 @@ class BoundaryPayload:
 
         `max_bytes` bounds the bytes, and the memory that its tensors may take.
         """
-        header, tensors, values = decode(data, device=device, max_bytes=max_bytes)
-        for key, kind in (("split_id", str), ("plan_signature", str), ("batch", int)):
-            if type(header.get(key)) is not kind:
-                raise PayloadError(
-                    f"the header's {key!r} must be of type {kind.__name__}; found {shown(header.get(key))}; refuse the sender"
-                )
-        if header["batch"] < 0:
-            raise PayloadError(
-                f"the payload has batch {shown(header['batch'])}, which no split serves; refuse the sender"
-            )
-        labels, wanting = _names(header, "labels"), _names(header, "requires_grad")
-        if header.get("protocol_version") != PROTOCOL_VERSION:
-            raise PayloadError(
-                f"the payload has protocol version {header.get('protocol_version')!r}; this Ariadne reads {PROTOCOL_VERSION}; "
-                "use the same version of Ariadne on both sides"
-            )
-        if not isinstance(values, (tuple, list)) or len(values) != len(labels):
-            raise PayloadError(f"the payload has {len(labels)} label(s), but not as many values")
+        form, stored = opened(data, max_bytes)
+        told = form.told
+        if told is None:
+            told = form.told = _told(form)
+        split_id, signature, batch, labels, wanting, weights, autocast = told
+        tensors = tensors_of(form, stored, device)
         raw = tuple(
             tensors[v.label] if type(v) is TensorRef else tree.map_leaves(lambda leaf: _take(tensors, leaf), v)
-            for v in values
+            for v in form.values
         )
-        found = cls(header["split_id"], header["plan_signature"], header["batch"], labels, raw, wanting)
+        found = cls(split_id, signature, batch, labels, raw, wanting)
         held = found.tensors if wanting else {}
         odd = next((n for n in wanting if n not in held or not _differentiable(held[n])), None)
         if odd is not None:
             raise PayloadError(
                 f"the payload wants a gradient of {shown(odd)}, which is no tensor of floats in it; refuse the sender"
             )
-        found.weights, found.autocast = str(header.get("weights", ""))[:64], autocast_in(header)
+        found.weights, found.autocast = weights, autocast
         return found
 
     def __repr__(self) -> str:
@@ -283,7 +287,7 @@ class BoundaryPayload:
 
 ReplayBoundary = BoundaryPayload
 register_boundary_serializer(Ragged, Ragged.told, Ragged.read, "label, sizes, strides, offsets")
-_NOTHING: tuple[tuple[int, ...], list[int]] = ((), [])
+_NOTHING: tuple[tuple[int, ...], list[int], frozenset[int]] = ((), [], frozenset())
 _SECTIONS = Memo()  # header and values of boundaries that hold nothing but tensors, by what is in them
 
 
@@ -297,6 +301,28 @@ def _writes(raw: tuple[Any, ...], at: tuple[int, ...]) -> list[int]:
 
 def _differentiable(t: torch.Tensor) -> bool:
     return t.is_floating_point() or t.is_complex()
+
+
+def _told(form: Form) -> tuple[Any, ...]:
+    """Split, plan, batch, labels, what wants a gradient, weights, autocast, as a header says; `PayloadError` where it doesn't."""
+    header, values = form.header, form.values
+    for key, kind in (("split_id", str), ("plan_signature", str), ("batch", int)):
+        if type(header.get(key)) is not kind:
+            raise PayloadError(
+                f"the header's {key!r} must be of type {kind.__name__}; found {shown(header.get(key))}; refuse the sender"
+            )
+    if header["batch"] < 0:
+        raise PayloadError(f"the payload has batch {shown(header['batch'])}, which no split serves; refuse the sender")
+    labels, wanting = _names(header, "labels"), _names(header, "requires_grad")
+    if header.get("protocol_version") != PROTOCOL_VERSION:
+        raise PayloadError(
+            f"the payload has protocol version {header.get('protocol_version')!r}; this Ariadne reads {PROTOCOL_VERSION}; "
+            "use the same version of Ariadne on both sides"
+        )
+    if not isinstance(values, (tuple, list)) or len(values) != len(labels):
+        raise PayloadError(f"the payload has {len(labels)} label(s), but not as many values")
+    told = header["split_id"], header["plan_signature"], header["batch"], labels
+    return *told, wanting, str(header.get("weights", ""))[:64], autocast_in(header)
 
 
 def _names(header: Mapping[str, Any], key: str) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ class Memo(dict[Any, Any]):
 
 
 _MOST_KEPT, SMALL, _MOST_KEYS = 128, 4096, 64  # results; bytes of a section, and values, beyond which nothing is kept
-_HEADERS, _TABLES, _READ_HEADERS, _READ_VALUES = Memo(), Memo(), Memo(), Memo()
+_HEADERS, _TABLES, _READ_HEADERS = Memo(), Memo(), Memo()
 
 
 def _written(tree: Any, section: str) -> bytes:
@@ -107,10 +107,10 @@ def sections(body: memoryview) -> tuple[bytes, bytes, bytes, memoryview]:
     return bytes(found[0]), bytes(found[1]), bytes(found[2]), found[3]
 
 
-def _is_fixed(value: Any) -> bool:
+def is_fixed(value: Any) -> bool:
     """Whether nobody can change it: one that was read for a payload may be given again for the next."""
     if type(value) is tuple:
-        return all(map(_is_fixed, value))
+        return all(map(is_fixed, value))
     return type(value) in (TensorRef, str, int, bool, float, type(None))
 
 
@@ -125,17 +125,8 @@ def read_header(section: bytes) -> dict[str, Any]:
     return _READ_HEADERS.put(section, plain) if len(section) <= SMALL and _is_flat(plain) else plain
 
 
-def read_values(section: bytes, table: bytes, labels: Collection[str]) -> Any:
-    """A tree of values, whose `TensorRef`s name tensors of this table."""
-    kept = _READ_VALUES.get((section, table), _MISSING)
-    if kept is not _MISSING:
-        return kept
+def read_values(section: bytes, labels: Collection[str]) -> Any:
+    """A tree of values, whose `TensorRef`s name tensors of these labels."""
     values = Reader("values", section)
     values.labels = labels
-    found = values.tree()
-    if len(section) + len(table) <= SMALL and _is_fixed(found):
-        _READ_VALUES.put((section, table), found)
-    return found
-
-
-_MISSING = object()
+    return values.tree()

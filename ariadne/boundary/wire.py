@@ -38,6 +38,7 @@ from ariadne.boundary.sections import (
     SMALL,
     Memo,
     header_section,
+    is_fixed,
     read_header,
     read_values,
     sections,
@@ -114,6 +115,25 @@ def decode(
     >>> decode(encode({"batch": 2}, {}, (1, "a")))
     ({'batch': 2}, {}, (1, 'a'))
     """
+    form, stored = opened(data, max_bytes)
+    return {**form.header}, tensors_of(form, stored, device), form.values
+
+
+class Form:
+    """What a payload says beside the bytes of its tensors; those that come again are one, which nobody may change."""
+
+    __slots__ = ("alone", "header", "rows", "sizes", "told", "values")
+
+    def __init__(
+        self, header: dict[str, Any], sizes: list[tuple[int, int]], rows: dict[str, _Row], values: Any
+    ) -> None:
+        self.header, self.sizes, self.rows, self.values = header, sizes, rows, values
+        self.alone = len(rows) == len(sizes) and all(map(_is_whole, rows.values(), sizes))
+        self.told: Any = None  # what its header means to a reader, who has looked at it
+
+
+def opened(data: bytes | bytearray | memoryview, max_bytes: int) -> tuple[Form, memoryview]:
+    """The form of a payload, and the bytes of its tensors; `PayloadError` as `decode`."""
     try:
         view = memoryview(data).cast("B")
     except TypeError as error:
@@ -134,13 +154,20 @@ def decode(
         raise PayloadError("the payload's checksum does not match its bytes: they changed on the way; send it again")
 
     header, table, valued, stored = sections(view[_PREFIX.size :])
-    plain, key = {**read_header(header)}, (table, len(stored), max_bytes)
-    sizes, rows = _READ_TABLES.get(key) or _read_table(key)
-    values = read_values(valued, table, rows)
-    return plain, _plainly(_tensors, sizes, rows, stored, device), values
+    key = header, table, valued, len(stored), max_bytes
+    return _FORMS.get(key) or _form(key), stored
 
 
-_READ_TABLES, _DENSE = Memo(), Memo()
+def _form(key: tuple[bytes, bytes, bytes, int, int]) -> Form:
+    header, table, valued, room, max_bytes = key
+    plain, within = read_header(header), (table, room, max_bytes)
+    sizes, rows = _READ_TABLES.get(within) or _read_table(within)
+    values = read_values(valued, rows)
+    found = Form(plain, sizes, rows, values)
+    return _FORMS.put(key, found) if sum(map(len, key[:3])) <= SMALL and is_fixed(values) else found
+
+
+_FORMS, _READ_TABLES, _DENSE = Memo(), Memo(), Memo()
 
 
 def _read_table(key: tuple[bytes, int, int]) -> tuple[list[tuple[int, int]], dict[str, _Row]]:
@@ -149,12 +176,15 @@ def _read_table(key: tuple[bytes, int, int]) -> tuple[list[tuple[int, int]], dic
     return _READ_TABLES.put(key, found) if len(section) <= SMALL else found
 
 
-def _tensors(
-    sizes: list[tuple[int, int]], rows: dict[str, _Row], stored: memoryview, device: str | torch.device
-) -> dict[str, Tensor]:
+def tensors_of(form: Form, stored: memoryview, device: str | torch.device) -> dict[str, Tensor]:
     """The tensors of a payload, in memory of their own."""
-    if len(rows) == len(sizes) and all(map(_is_whole, rows.values(), sizes)):
-        return _tensors_alone(sizes, rows, stored, device)
+    if form.alone and not torch.is_inference_mode_enabled():
+        return _tensors_alone(form, stored, device)
+    return _plainly(_tensors_alone if form.alone else _tensors, form, stored, device)  # type: ignore[no-any-return]
+
+
+def _tensors(form: Form, stored: memoryview, device: str | torch.device) -> dict[str, Tensor]:
+    sizes, rows = form.sizes, form.rows
     within: dict[int, list[_Row]] = {}
     if any(n != sent for n, sent in sizes):
         for row in rows.values():
@@ -168,12 +198,10 @@ def _tensors(
     return {label: _place(raws[r.storage], r.dtype, r.shape, r.strides, r.offset) for label, r in rows.items()}
 
 
-def _tensors_alone(
-    sizes: list[tuple[int, int]], rows: dict[str, _Row], stored: memoryview, device: str | torch.device
-) -> dict[str, Tensor]:
+def _tensors_alone(form: Form, stored: memoryview, device: str | torch.device) -> dict[str, Tensor]:
     """The same, where each tensor is a storage, whole: it is made as it is, without views."""
     found, at = {}, 0
-    for (label, row), (n, _) in zip(rows.items(), sizes, strict=True):
+    for (label, row), (n, _) in zip(form.rows.items(), form.sizes, strict=True):
         t = torch.empty_strided(row.shape, row.strides, dtype=row.dtype, device="cpu")
         _bytes_at(t.data_ptr(), n)[:] = stored[at : at + n]
         at += n

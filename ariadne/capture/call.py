@@ -21,7 +21,7 @@ class Call:
     `given` is the structure of its arguments, `gives` that of its results in words, for the graph executor makes the class of a
     namedtuple anew at each call; `one`: it is a single value; `tensors`: which of the results are tensors. `unwritten`: the
     arguments that it was not seen to write into, and must not. `moves`: it was seen to change something in Python beside its
-    results, or that it `draws` from Python's own generators.
+    results, or that it `draws` from Python's own generators; `keeps`: the former.
     """
 
     function: Any
@@ -33,6 +33,7 @@ class Call:
     unwritten: tuple[int, ...] = ()
     moves: bool = field(default=False, compare=False)
     draws: bool = field(default=False, compare=False)
+    keeps: bool = field(default=False, compare=False)
 
     def __call__(self, *leaves: Any) -> Any:
         """Raises `WitnessError` where the results have another structure than at capture, or an argument was written into."""

@@ -19,6 +19,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ariadne.capture.packed import RULES
+from ariadne.plan import tensors_in
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+_MOST = 10_000  # kinds of calls that are known at once
+_UNKNOWN: list[tuple[int | None, ...]] = []
+_KNOWN: dict[str, list[tuple[int | None, ...]] | None] = {}
 
 Dims = tuple[bool | None, ...]  # of a tensor, for each dim: whether its size follows data; None if nothing tells
 
@@ -33,6 +39,8 @@ class Unplaced(ShapeEnv):
 class Foresight:
     """What ops would make of tensors of the same sizes and other data; each kind of call is tried once.
 
+    What torch's own ops make of plain tensors is known for the process from then on.
+
     >>> mask = torch.tensor([True, False, True])
     >>> Foresight().follows_data(torch.ops.aten.nonzero.default, (mask,), [mask.nonzero()])
     [(True, False)]
@@ -46,9 +54,14 @@ class Foresight:
         """For each tensor of `outs`, which the op made of `args` (in the order of its schema), and each dim: whether
         its size follows the data of the arguments. What is no tensor has no dims."""
         key = repr((op, _described(args)))
-        if key not in self.known:
-            self.known[key] = self._sizes(op, args)
-        sizes = self.known[key]
+        plain = op.namespace == "aten" and all(type(t) in PLAIN for t in tensors_in((*args,)))
+        known = _KNOWN if plain else self.known
+        sizes = known.get(key, _UNKNOWN)
+        if sizes is _UNKNOWN:
+            sizes = self._sizes(op, args)
+            if len(known) >= _MOST:
+                known.clear()
+            known[key] = sizes
         shapes = [tuple(out.shape) if isinstance(out, torch.Tensor) else () for out in outs]
         if sizes is None or [*map(len, sizes)] != [*map(len, shapes)]:
             return [(None,) * len(shape) for shape in shapes]
@@ -77,7 +90,7 @@ class Foresight:
     def _blank(self, value: Any) -> Any:
         """An argument with tensors of the same sizes in it, and no data."""
         if isinstance(value, torch.Tensor):
-            if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided:
+            if type(value) in PLAIN and value.layout is torch.strided:
                 return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
             return self.fake.from_tensor(value, static_shapes=True)
         if type(value) in (list, tuple):

@@ -131,13 +131,14 @@ class Parts:
             if isinstance(leaf, torch.Tensor) and not any(leaf is t for t in written)
         )  # fmt: skip
         kinds = tuple(isinstance(r, torch.Tensor) for r in results)
-        moves = drew or bool(before.spots())
+        keeps = bool(before.spots())
+        moves = drew or keeps
         if runs_again() and (moves or any(storage_of(t) in recorder.state for t in written)):
             raise UnsupportedError(
                 f"{told} keeps something, or draws from Python's generators, within torch.utils.checkpoint: the backward pass runs "
                 "it again, which a plan does not. Leave it out of the checkpoint"
             )
-        call = Call(part, name, given, str(gives), gives.kind == tree.LEAF, kinds, unwritten, moves, drew)
+        call = Call(part, name, given, str(gives), gives.kind == tree.LEAF, kinds, unwritten, moves, drew, keeps)
         aliases = tuple(t for t in tensors if not t.is_nested)
         within = {id(t): t for t in (*own, *snapshot.owning(reads.found), *written)}
         recorder.add(call, (*leaves,), results, Effect(tuple(written), aliases, True), within=within)

@@ -31,6 +31,9 @@ from ariadne.errors import UnsupportedError
 from ariadne.guards import BOOKKEEPING, Recording, Taken, is_a, is_whole, simple, surroundings, switches
 from ariadne.plan import WHOLE, storage_of, tensors_in
 
+_MINDING: dict[Any, bool] = {}  # by the name of a module
+ATOMS = frozenset({int, float, bool, str, type(None)})
+CONTAINERS = frozenset({tuple, list, dict, set, frozenset, str, bytes, range})
 HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks")
 HISTORY = ("is_leaf", "grad", "_version", "_base", "_is_view", "is_inference", "is_conj", "is_neg", "is_shared")
 
@@ -60,11 +63,12 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
             recorder.stack.pop()
             entry[3] = len(recording.events)
 
-    plain_length = builtins.len
+    plain_length, plain_type = builtins.len, builtins.type
 
     def length(thing: Any) -> Any:
-        if isinstance(thing, torch.Tensor) and thing.dim() and mine() and not thing.is_nested:
-            return thing.shape[0]  # `__len__` itself may only return a plain int, and the batch would be lost
+        if plain_type(thing) not in CONTAINERS and isinstance(thing, torch.Tensor) and thing.dim():
+            # `__len__` itself may only return a plain int, and the batch would be lost
+            return thing.shape[0] if mine() and not thing.is_nested else plain_length(thing)
         return plain_length(thing)
 
     patches.set(builtins, "len", length)
@@ -73,16 +77,20 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
 
     def read(self: nn.Module, name: str) -> Any:
         value = original_read(self, name)
-        if name == "__dict__" and id(self) in paths and mine() and not _minds_its_own():
+        watched = name == "__dict__" or name not in BOOKKEEPING
+        if not watched or recorder.depth or id(self) not in paths or not mine():
+            return value
+        if name == "__dict__" and not _minds_its_own():
             for key in [k for k in value if k not in BOOKKEEPING]:  # what is looked up in there, nobody sees
                 read(self, key)
-        if name not in BOOKKEEPING and id(self) in paths and mine():
+        if name not in BOOKKEEPING:
             key = (paths[id(self)], name)
             recording.used.add(key[0])
             if recorder.stack and recorder.stack[-1][0] != key[0]:
                 recording.foreign.add(key[0])
             if key not in recording.written and key not in recording.read_attributes:
-                kept = copy.deepcopy(value) if is_a(value, (list, dict, set, tuple)) and simple(value) else value
+                holds = plain_type(value) not in ATOMS and is_a(value, (list, dict, set, tuple)) and simple(value)
+                kept = copy.deepcopy(value) if holds else value
                 recording.read_attributes[key] = self, kept, id(value)
         return value
 
@@ -348,6 +356,14 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
             recorder.add(torch.ops.aten.alias.default, (self,), out)
         return out
 
+    handle_mode: Any = torch._library.utils.handle_dispatch_mode
+
+    def handled(mode: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        if mode is recorder:  # which does without the types that torch would collect
+            return recorder.__torch_dispatch__(op, (), args, kwargs)
+        return handle_mode(mode, op, *args, **kwargs)
+
+    patches.set(torch._library.utils, "handle_dispatch_mode", handled)
     patches.set(nn.Module, "__call__", call)
     patches.set(torch.Tensor, "as_subclass", as_subclass)
     patches.set(torch.Tensor, "shape", property(shape))
@@ -401,7 +417,11 @@ def _asks_object(cls: Any) -> bool:
 
 def _minds_its_own() -> bool:
     """Whether it is `functools.cached_property` that looks into a dict, for its own name; or torch, or what records."""
-    return str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0] in ("functools", "ariadne", "torch")
+    table = sys._getframe(2).f_globals
+    name = table["__name__"] if "__name__" in table else None  # noqa: SIM401 (dict.get may be what is looked at)
+    if name not in _MINDING:
+        _MINDING[name] = str(name).partition(".")[0] in ("functools", "ariadne", "torch")
+    return _MINDING[name]
 
 
 def _is_made_here(t: torch.Tensor, recording: Recording) -> bool:
@@ -443,6 +463,7 @@ def recording(
             read = None
             if fake is None and watch is None:
                 read = stack.enter_context(surroundings(recorder.is_mine, snapshot.holds, recorder.aside))
+                recorder.profile = sys.getprofile()
             yield found, recorder
             left = switches.between(recorder.settings, switches.settings())
             if left:

@@ -7,10 +7,12 @@ a torch function mode: while one of those is on, models such as `nn.TransformerE
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -53,6 +55,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.tracer = SimpleNamespace(enable_thunkify=False)  # type: ignore[assignment]  # nested tensors ask the mode for one
         self.recording, self.fake, self.snapshot, self.watch = recording, fake, snapshot, watch
         self.thread = threading.get_ident()
+        self.profile: Any = None  # what looks at each Python function that starts
         self.stack: list[tuple[str, int]] = [("", 1)]
         self.depth = 0
         self.running: tuple[OpOverload, tuple[Any, ...]] | None = None  # the op that fake tensors go through
@@ -67,7 +70,7 @@ class Recorder(ProxyTorchDispatchMode):
 
     def is_mine(self) -> bool:
         """Whether it is forward's own Python that runs: in the thread that records, and outside of any op."""
-        return threading.get_ident() == self.thread and not self.depth
+        return not self.depth and threading.get_ident() == self.thread
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -127,7 +130,17 @@ class Recorder(ProxyTorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        profile = sys.getprofile()
+        if profile is None or profile is not self.profile:  # another thread, or a profiler of forward's own
+            return self._dispatch(func, args, kwargs or {}, None)
+        sys.setprofile(None)  # none of what records is forward's own
+        try:
+            return self._dispatch(func, args, kwargs or {}, profile)
+        finally:
+            sys.setprofile(profile)
+
+    def _dispatch(self, func: Any, args: Any, kwargs: Any, profile: Any) -> Any:
+        """Run an op and note it; while it runs, the profile that is looked with is on."""
         if func.namespace == "prim" or self.depth:
             if self.within is not None:
                 self.within.update((id(t), t) for t in tensors_in((args, tuple(kwargs.values()))))
@@ -138,6 +151,8 @@ class Recorder(ProxyTorchDispatchMode):
                     written = (storage_of(t) for i in written_arguments(func, bound) for t in tensors_in(bound[i]))
                     mine = {key for key in written if key is not None and key in self.state}
                     self.within.wrote |= {id(t): t for t in self.snapshot.owning(mine)}
+            if profile is not None:
+                sys.setprofile(profile)
             return func(*args, **kwargs)
         refuse_transforms(self.where())
         if func is torch.ops.aten.lift_fresh.default:
@@ -155,7 +170,8 @@ class Recorder(ProxyTorchDispatchMode):
                     self.drawing(seeded),
                     torch._C._DisablePythonDispatcher(),
                 ):  # else composite ops such as lstm run as Python decompositions
-                    out = func(*plain(args), **plain(kwargs)) if self.watch else func(*args, **kwargs)
+                    run = partial(func, *plain(args), **plain(kwargs)) if self.watch else partial(func, *args, **kwargs)
+                    out = run() if profile is None else profiled(profile, run)
             except Exception:
                 self.recording.raised = True
                 self.recording.asked |= {storage_of(t) for t in tensors_in((args, tuple(kwargs.values())))} & self.state
@@ -343,6 +359,15 @@ class Recorder(ProxyTorchDispatchMode):
         source = next((o for o in made if sizes_in(o) == sizes and storage_of(o) == key), None)
         if source is not None:
             self.add(torch.ops.aten.detach.default, (source,), t)
+
+
+def profiled(profile: Any, run: Callable[[], Any]) -> Any:
+    """What a function gives under a profile: an op may be written in Python."""
+    sys.setprofile(profile)
+    try:
+        return run()
+    finally:
+        sys.setprofile(None)
 
 
 def runs_again() -> bool:

@@ -1,7 +1,8 @@
 """Kernels as torch's compilers want them: in one piece, with sizes and strides that they need not guess.
 
 Each piece of a kernel that torch breaks in two forgets the sizes that were stated at its start. So bindings that torch's
-tracer does not know are called by another name, and numbers that Python looks at are looked at after the kernel has run.
+tracer does not know are called by another name, and numbers that Python looks at are looked at after the kernel has run. Opaque
+parts alone break a kernel: what lies between them is compiled.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ariadne.capture import Call
 from ariadne.compiled.lift import Lifted
 
 _READS = frozenset({"aten.is_nonzero.default", "aten.item.default", "aten._local_scalar_dense.default"})
@@ -37,6 +39,8 @@ def _known(thing: Any) -> Any:
         return _pooled
     if thing is torch.dropout_:
         return _dropped
+    if isinstance(thing, Call) and not isinstance(thing.function, torch.jit.ScriptFunction):
+        return torch.compiler.disable(thing.__call__)
     if not isinstance(thing, types.BuiltinFunctionType) or isinstance(thing.__self__, types.ModuleType):
         return thing
     if torch._dynamo.trace_rules.lookup(thing) is not torch._dynamo.variables.SkipFunctionVariable:

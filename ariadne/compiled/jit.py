@@ -125,7 +125,9 @@ def jit(source: Source, plan: TracePlan, nodes: Sequence[TraceNode], label: str,
     """A segment under `torch.compile`; it is compiled when it is first called, once for inference and once for training."""
     lifted = compilable(lift(source, plan))
     graphs = cuda_graphs(options)
-    kernel = _Jit(lifted, label, options, report, any(node.seeded for node in plan.nodes))
+    kernel = _Jit(
+        lifted, label, options, report, any(node.seeded for node in plan.nodes), any(map(is_opaque_call, nodes))
+    )
     call = "try: {results} = hot({given})\nexcept Miss: {results} = cold({given})"
     namespace: dict[str, Any] = {"hot": kernel.hot, "cold": kernel.cold, "Miss": Miss, "step": _step, "keep": _keep}
     if options.buckets:
@@ -145,8 +147,15 @@ class _Jit:
     """A kernel under torch.compile: `hot` runs what is compiled, `cold` compiles."""
 
     def __init__(
-        self, lifted: Lifted, label: str, options: CompileOptions, report: SegmentReport, seeded: bool
+        self,
+        lifted: Lifted,
+        label: str,
+        options: CompileOptions,
+        report: SegmentReport,
+        seeded: bool,
+        parts: bool = False,
     ) -> None:
+        self.parts = parts  # whether it calls what no compiler may look into
         self.lifted, self.label, self.options, self.report = lifted, label, options, report
         self.shell: dict[str, Any] = {}
         self.seeded = seeded
@@ -157,7 +166,7 @@ class _Jit:
         self.shapes = [t.shape for t in self.lifted.read()]
         given = dict(self.options.given)
         given.setdefault("dynamic", True)
-        breaks = self.lifted.has_witness and not given.get("fullgraph")
+        breaks = (self.lifted.has_witness or self.parts) and not given.get("fullgraph")
         lifted = pinned(self.lifted, self.strides) if given["dynamic"] else self.lifted
         function = load(lifted.kernel(marked=not breaks, checked=bool(given["dynamic"])), f"{self.label}, kernel")
         try:
@@ -374,10 +383,13 @@ EAGER_TRAINING = (
 
 
 def best(source: Source, plan: TracePlan, nodes: Sequence[TraceNode], label: str, options: CompileOptions,
-         report: SegmentReport) -> Callable[..., Any]:  # fmt: skip
+         report: SegmentReport, *, in_pieces: bool) -> Callable[..., Any]:  # fmt: skip
     """A segment run by what is known to serve best: on a CPU ahead of time for inference and eagerly for training; on CUDA by
     torch.compile."""  # fmt: skip
-    eager, native = load(source, label), ahead(source, plan, label, options, report)
+    eager = load(source, label)
+    native = (
+        jit(source, plan, nodes, label, options, report) if in_pieces else ahead(source, plan, label, options, report)
+    )
     later: list[Callable[..., Any]] = []
 
     def segment(*args: Any) -> Any:
@@ -401,19 +413,21 @@ def compiled(source: Source, plan: TracePlan, nodes: Sequence[TraceNode], label:
     """The ops `nodes`, a side of a cut of `plan`, as a callable that compiles itself as `options` say; its account is `report`."""
     chosen = CompileOptions.parse(options)
     part = next(filter(is_opaque_call, nodes), None)
-    if part is not None:
+    whole = chosen.ahead or chosen.given.get("fullgraph")  # and a part that has run can't be run again
+    if part is not None and (whole or chosen.on_error == "eager"):
         why = (
             f"{source.name!r} calls the opaque part {part.target.rpartition('.')[2]!r}, into which no compiler may look"
         )
         if chosen.on_error != "eager":
             raise CompileError(
-                f"{why}; use mode='generated_eager', or compile_options={{'on_compile_error': 'eager'}} to run that side eagerly"
+                f"{why}, and it was asked to compile in one piece; use mode='generated_eager', another backend, or "
+                "compile_options={'on_compile_error': 'eager'} to run that side eagerly"
             )
         report.state = "eager"
         report.notes.append(why)
         return load(source, label)
     if chosen.chosen:
-        return best(source, plan, nodes, label, chosen, report)
+        return best(source, plan, nodes, label, chosen, report, in_pieces=part is not None)
     if chosen.ahead:
         return ahead(source, plan, label, chosen, report)
     return jit(source, plan, nodes, label, chosen, report)

@@ -3,6 +3,7 @@
 A plan and what a user typed flow in; candidates, and the one that is meant, flow out. The files, in import order::
 
     spec         the strings that users type, parsed once
+    state        what of the model the ops write into, and which side uses it
     frontier     the live values of every cut, and whether it is safe
     part         consecutive ops as one function: prefix, suffix and what lies between
     selection    from a parsed boundary to one candidate
@@ -21,3 +22,4 @@ from ariadne.cut.spec import (
     SplitSpec,
     parse_boundary,
 )
+from ariadne.cut.state import Sides, Slot, State, held_by_itself

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ariadne.cut.state import State, held_by_itself
 from ariadne.plan import Groups, TraceNode, TracePlan, Value, uses
 
 
@@ -15,7 +16,8 @@ from ariadne.plan import Groups, TraceNode, TracePlan, Value, uses
 class SplitCandidate:
     """One cut of a plan: the first `cut` ops are the prefix, the others the suffix.
 
-    `live`: the values that cross, in the order in which they were made. `written`: those of them that the suffix writes
+    `live`: the values that cross, in the order in which they were made, and state of the model that the prefix writes and the
+    suffix reads. `written`: those of them that the suffix writes
     into, and so copies first. `boundary_bytes`: bytes per sample. `trainable`: the suffix reads a parameter that requires
     grad; `trainable_prefix`: the prefix does. `after`: the outermost module that ends here, if one does.
     `reason` says why a cut is not `safe`, and is empty where it is; `inexact` says why gradients across it may differ from the
@@ -286,6 +288,7 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
     ['cut:1', 'cut:2', 'cut:3']
     """
     groups = Groups(plan)
+    state_over = State(plan, groups)
     last_write: dict[str, tuple[int, str]] = {}
     fixed: dict[str, str] = {}
     stored = {(s.path, s.name): next(uses(s.atoms), "") for s in plan.stores if s.table == "_buffers"}
@@ -304,7 +307,9 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
             ends.setdefault(call.end, call.path if times[call.path] == 1 else f"{call.path}#{call.call}")
     env: dict[str, Any] = plan.traced
     weights = {
-        name: value.nbytes(env) / (plan.traced_batch or 1) for name, value in plan.values.items() if crosses(value)
+        name: value.nbytes(env) / (plan.traced_batch or 1)
+        for name, value in plan.values.items()
+        if crosses(value) or held_by_itself(value)
     }
     old_reads: dict[str, int] = {}
     for i, node in enumerate(plan.nodes):
@@ -372,14 +377,14 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
         for store, start in handed_in:
             if cut < start:
                 reason = f"forward puts what is made after the cut into {store.name}, which the prefix alone is given"
-        names_in_order = tuple(sorted(live, key=order.__getitem__))
+        names_in_order = tuple(sorted((*live, *state_over.crossing(cut)), key=order.__getitem__))
         if not names_in_order:
             reason = reason or "nothing crosses it: the suffix does not depend on the prefix"
         return SplitCandidate(
             cut,
             names_in_order,
             tuple(n for n in names_in_order if n in written),
-            sum(weights[n] for n in live),
+            sum(weights[n] for n in names_in_order),
             cut,
             len(plan.nodes) - cut,
             last_trainable >= cut,

@@ -26,6 +26,7 @@ order::
     watched       what stands in dicts, compared again only after one was written
     sizes         whether the sizes of a call are those that a plan serves
     calls         what is checked at each call
+    further       what one of these checks asks beyond another
 """
 
 from ariadne.guards.around import surroundings
@@ -69,6 +70,7 @@ from ariadne.guards.effects import (
     stores_of,
 )
 from ariadne.guards.facts import alike
+from ariadne.guards.further import Further
 from ariadne.guards.given import Given
 from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.roots import Reached, outside_of

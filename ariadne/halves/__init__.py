@@ -19,12 +19,13 @@ A plan and its cut flow in, or a file; out flow a file, or plans of one side and
 """
 
 from ariadne.halves.atoms import count, flag, items, mapped, need, text
+from ariadne.halves.called import copied, state_of
 from ariadne.halves.export import Schema
 from ariadne.halves.export import write as export
 from ariadne.halves.form import Side
 from ariadne.halves.given import Weights, given, refuse_unfit
 from ariadne.halves.given import replace as replace_by
-from ariadne.halves.moves import Moves, tensors_of
+from ariadne.halves.moves import Moves, Seal, tensors_of
 from ariadne.halves.reading import read
 from ariadne.halves.skeleton import read_flags
 from ariadne.halves.weights import File, Row, digest, parsed, row

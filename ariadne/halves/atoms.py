@@ -8,9 +8,11 @@ import keyword
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as torch_pytree
 
 from ariadne import tree
@@ -310,11 +312,48 @@ def told_spec(spec: tree.Spec) -> Any:
     return found
 
 
+@dataclass(frozen=True)
+class Handed:
+    """What was handed to a half: a module or a method of one, the module, and the training flags of those in it."""
+
+    thing: Any
+    holder: nn.Module
+    flags: dict[str, bool]
+
+    def below(self) -> list[tuple[str, nn.Module]]:
+        """Its modules by their paths."""
+        return [*self.holder.named_modules()]
+
+
 class Classes:
     """What a file may name of Python: what is known to do nothing, and what the caller allows."""
 
-    def __init__(self, allow: Collection[str] = (), plain: bool = False, trusting: bool = False) -> None:
+    def __init__(
+        self,
+        allow: Collection[str] = (),
+        plain: bool = False,
+        trusting: bool = False,
+        handed: Mapping[str, Any] | None = None,
+    ) -> None:
         self.allow, self.plain, self.trusting = frozenset(allow), plain, trusting
+        self.given = dict(handed or {})
+        self.used: dict[str, Handed] = {}
+
+    def handed(self, name: str, flags: dict[str, bool]) -> Any:
+        """What the caller handed over under a name that it has in the model; `flags`: of its modules, by their paths in it."""
+        if self.trusting:
+            return nn.Identity()
+        if name not in self.given:
+            raise HalfError(
+                f"this half calls {name or 'the model itself'!r} of its model, which no file can hold: hand it over, "
+                f"load(..., modules={{{name!r}: ...}}), a module or a method of one with the same code. It gets the half's tensors"
+            )
+        thing = self.given[name]
+        holder = thing if isinstance(thing, nn.Module) else getattr(thing, "__self__", None)
+        if not callable(thing) or not isinstance(holder, nn.Module):
+            raise HalfError(f"modules[{name!r}] must be a module, or a method of one; found {type(thing).__name__}")
+        self.used[name] = Handed(thing, holder, flags)
+        return thing
 
     def find(self, where: Any, what: str) -> Any:
         """The object at `module:qualname`, imported only if it is allowed."""

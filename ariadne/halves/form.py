@@ -29,7 +29,7 @@ from ariadne.halves.atoms import (
     told,
     told_spec,
 )
-from ariadne.halves.called import read_object, told_object
+from ariadne.halves.called import Named, read_object, told_object
 from ariadne.halves.sized import NO_SIZES, told_sizes, with_sizes
 from ariadne.halves.together import held_together
 from ariadne.halves.weights import Row, row
@@ -47,11 +47,16 @@ class Side:
     candidate: SplitCandidate
 
 
-def told_side(side: Side, constants: Mapping[str, Row]) -> dict[str, Any]:
-    """The plan and the cut as JSON-able data; `constants` says where in the file each constant of the plan is."""
+def told_side(side: Side, constants: Mapping[str, Row], named: Named) -> dict[str, Any]:
+    """The plan and the cut as JSON-able data; `constants` says where in the file each constant of the plan is.
+
+    `named` gives the names of the model's modules, and of their methods.
+    """
     plan, cut = side.plan, side.candidate
     assert plan.apart is not None
     apart, assumed = plan.apart, plan.assumption
+    objects = {n: told_object(o, named) for n, o in plan.objects.items()}
+    handed = {n for n, o in objects.items() if o[0] == "handed" or (o[0] == "part" and type(o[1]["at"]) is list)}
     return {
         "signature": apart.signature,
         "first": apart.first,
@@ -77,21 +82,23 @@ def told_side(side: Side, constants: Mapping[str, Row]) -> dict[str, Any]:
             ]
             for v in plan.values.values()
         ],
-        "nodes": [_told_node(n) for n in plan.nodes],
+        "nodes": [_told_node(n, handed) for n in plan.nodes],
         "stores": [[s.path, s.table, s.name, told_spec(s.spec), told(s.atoms)] for s in plan.stores],
         "output_spec": told_spec(plan.output_spec),
         "output": told(plan.output),
         "constants": {n: [*constants[n].told(), str(t.device)] for n, t in plan.constants.items()},
-        "objects": {n: told_object(o) for n, o in plan.objects.items()},
+        "objects": objects,
         "assumption": {f.name: told(getattr(assumed, f.name)) for f in fields(assumed)},
         "sizes": told_sizes(plan),
     }
 
 
-def _told_node(node: TraceNode) -> dict[str, Any]:
+def _told_node(node: TraceNode, handed: set[str]) -> dict[str, Any]:
     found: dict[str, Any] = {"op": node.target, "args": told(node.args), "out": list(node.outputs)}
     region = node.region
-    if node.within:
+    if node.within and handed & {*node.reads}:
+        found["within"] = list(node.within)
+    elif node.within:
         raise HalfError(
             f"a function that forward calls ({node.target.removeprefix('python.')}) reads parameters by itself "
             f"({node.within[0]!r}), which a file can't hold; pass them to it as arguments, or write it in torch's ops"
@@ -121,7 +128,7 @@ _PLAN_KEYS = (
     "input_spec inputs literals tied_inputs values nodes stores output_spec output constants objects assumption "
     "sizes"
 ).split()
-_NODE_KEYS = frozenset("op args out kwargs module call region writes may_alias witness unpack seeded".split())
+_NODE_KEYS = frozenset("op args out kwargs module call region writes may_alias witness unpack seeded within".split())
 
 
 class SideReader:
@@ -160,6 +167,12 @@ class SideReader:
         objects = {
             name(k, "an object"): read_object(v, self.classes) for k, v in mapped(d["objects"], "the objects").items()
         }
+        for node in nodes:
+            called = node.target.startswith("python.")
+            for i, ref in enumerate(_refs((node.args, tuple(v for _, v in node.kwargs)))):
+                thing = objects.get(ref.name)
+                right = callable(thing) if called and i == 0 else called or isinstance(thing, torch.Generator)
+                need(ref.name not in objects or right, f"an op {node.target!r} takes what it can't")
         constants = {}
         for k, v in mapped(d["constants"], "the constants").items():
             parts = items(v, "a constant")
@@ -293,6 +306,12 @@ class SideReader:
             flag(d.get("seeded", False), "seeded"),
             reader.atom(d["witness"]) if "witness" in d else None,
             "witness" in d,
+            tuple(name(n, "what is read") for n in items(d.get("within", []), "what is read")),
+        )
+        need(
+            all(n in values and values[n].is_state for n in node.within)
+            and (not node.within or target.startswith("python.")),
+            f"an op {target!r} reads what is no tensor of the model",
         )
         need(
             {*node.reads, *node.outputs} <= {*values, *reader.symbols},

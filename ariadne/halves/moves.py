@@ -6,6 +6,9 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +21,36 @@ from ariadne.plan import WHOLE, TracePlan, Value
 def tensors_of(module: nn.Module) -> list[torch.Tensor]:
     """Its parameters and buffers."""
     return [*module.parameters(), *module.buffers()]
+
+
+_TABLES = attrgetter("_parameters", "_buffers", "_modules")
+
+
+class Seal:
+    """A module's tensors as they are now; `holds` tells whether none was written or replaced since. Asked at every call."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._modules, self._tensors = module, [*module.modules()], tensors_of(module)
+        self._tables, self._held = self._now()
+        self._versions = [t._version for t in self._tensors]
+
+    def _now(self) -> tuple[list[dict[str, Any]], list[Any]]:
+        tables = [*chain.from_iterable(map(_TABLES, self._modules))]
+        return tables, [*chain.from_iterable(map(dict.values, tables))]
+
+    def holds(self) -> bool:
+        """Whether the tensors are the same ones, and as they were; the tables tell that faster than torch walks over them."""
+        tables, held = self._now()
+        if not (_are(tables, self._tables) and _are(held, self._held)):
+            return _are(tensors_of(self._module), self._tensors) and self._unwritten()
+        return self._unwritten()
+
+    def _unwritten(self) -> bool:
+        return [t._version for t in self._tensors] == self._versions
+
+
+def _are(now: list[Any], before: list[Any]) -> bool:
+    return len(now) == len(before) and all(map(is_, now, before))
 
 
 @dataclass(frozen=True)

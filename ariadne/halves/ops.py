@@ -157,6 +157,8 @@ def _fits(atom: Any, kind: str, optional: bool, listed: bool, values: dict[str, 
     if kind == "Tensor":
         # For which torch takes a number, too.
         return isinstance(atom, (*_NUMBERS, Ref)) and not (isinstance(atom, Ref) and values[atom.name].kind == "object")
+    if kind == "Generator":
+        return isinstance(atom, Ref) and values[atom.name].kind == "object"
     if isinstance(atom, Ref):
         return values[atom.name].kind == "scalar" and Ref in _PLAIN.get(kind, ())
     return isinstance(atom, _PLAIN.get(kind, ())) and not (isinstance(atom, str) and len(atom) > 256)

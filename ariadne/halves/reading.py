@@ -13,6 +13,7 @@ from torch import nn
 
 from ariadne.errors import HalfError
 from ariadne.halves.atoms import Classes, need
+from ariadne.halves.called import tie
 from ariadne.halves.form import Side
 from ariadne.halves.given import Weights, given, refuse_unfit
 from ariadne.halves.given import replace as replace_by
@@ -23,13 +24,21 @@ from ariadne.plan import TracePlan
 
 
 def read(
-    path: str | os.PathLike[str], weights: Weights | None, allow: Collection[str], plain: bool
-) -> tuple[dict[str, Any], nn.Module, list[Side]]:
-    """What a file says, its tensors in modules, and its plans; `HalfError` for what is no half, or can't be read here."""
+    path: str | os.PathLike[str],
+    weights: Weights | None,
+    allow: Collection[str],
+    plain: bool,
+    modules: Mapping[str, Any] | None = None,
+) -> tuple[dict[str, Any], nn.Module, list[Side], list[nn.Module]]:
+    """What a file says, its tensors in modules, its plans, and which of the `modules` handed over they call.
+
+    `HalfError` for what is no half, or can't be read here.
+    """
     file = File(path)
     data = parsed(file)
     spaces = frozenset(a.removesuffix("::*") for a in allow if a.endswith("::*"))
-    told = said(data, Classes(allow, plain), spaces)
+    classes = Classes(allow, plain, handed=modules)
+    told = said(data, classes, spaces)
     _tell(data)
     if not told.weights and weights is None:
         raise HalfError(
@@ -40,7 +49,8 @@ def read(
     for i, side in enumerate(told.sides):
         mine = {n.partition(" ")[2]: at for n, at in told.constants.items() if n.partition(" ")[0] == str(i)}
         _fill(side.plan, mine, file)
-    return data, root, told.sides
+    tie(root, classes.used, [side.plan for side in told.sides])
+    return data, root, told.sides, [one.holder for one in classes.used.values()]
 
 
 def _tensors(state: list[Held], file: File | None, weights: Weights | None) -> Iterator[tuple[str, torch.Tensor]]:

@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.cut import SIDES, Part, SplitCandidate, parameters_read, parts
+from ariadne.cut import SIDES, Part, SplitCandidate, held_by_itself, parameters_read, parts
 from ariadne.errors import FrontierError, HalfError, ModuleError
 from ariadne.guards import Baseline, asks_sizes, shown
 from ariadne.halves import ops, weights
 from ariadne.halves.atoms import Classes
+from ariadne.halves.called import named_in, refuse_kept_by_both
 from ariadne.halves.form import NOTHING, Side, told_side
 from ariadne.halves.skeleton import Held, Place, skeleton
 from ariadne.halves.whole import FORMAT, VERSION, said
@@ -88,8 +89,9 @@ def side_of(cut: Cut, name: str, model: nn.Module) -> Side:
     for node in nodes:
         _refuse_op(node)
     _refuse_values(plan, part)
+    refuse_kept_by_both(plan, {*part.reads(plan)}, {*other.reads(plan)})
     prefix = name == SIDES[0]
-    stores = tuple(s for store in part.stores(plan) for s in _stores(plan, store))
+    stores = tuple(s for store in _left(plan, part) for s in _stores(plan, store))
     output = () if prefix else plan.output
     used = {
         n for node in nodes for n in (*node.reads, *node.outputs, *node.writes, *(a for p in node.may_alias for a in p))
@@ -136,7 +138,7 @@ def side_of(cut: Cut, name: str, model: nn.Module) -> Side:
 
 def _refuse_values(plan: TracePlan, part: Part) -> None:
     """Raise `HalfError` for what a file has no form for: containers that forward fills, nested tensors, classes of a user's own."""
-    inside = next((s for s in part.stores(plan) if s.inside), None)
+    inside = next((s for s in _left(plan, part) if s.inside), None)
     if inside is not None:
         raise HalfError(
             f"forward puts something into a container ({inside.where}), which a file can't hold; return it, or use a buffer"
@@ -149,6 +151,11 @@ def _refuse_values(plan: TracePlan, part: Part) -> None:
         )
     if plan.assumption.classes is not None and part.start == 0:
         raise HalfError("an input is a tensor of a class of its own, which a file can't hold; pass plain tensors")
+
+
+def _left(plan: TracePlan, part: Part) -> list[Store]:
+    """What a half leaves behind: all that forward does there, but for what it puts on a class, which a half has not."""
+    return [s for s in part.stores(plan) if not (s.table == "outside" and isinstance(plan.objects[s.path], type))]
 
 
 def _both(plan: TracePlan, candidate: SplitCandidate, name: str) -> tuple[Part, Part]:
@@ -214,7 +221,7 @@ class _Leaf:
 def _refuse_moved(plan: TracePlan, candidate: SplitCandidate, part: Part, other: Part) -> None:
     """Raise `FrontierError` where one side writes state that the other reads: two files would each have their own."""
     groups = Groups(plan)
-    state = {groups.find(n): v for n, v in plan.values.items() if v.is_state}
+    state = {groups.find(n): v for n, v in plan.values.items() if held_by_itself(v)}
 
     def touched(one: Part, written: bool) -> set[str]:
         names = {n for node in one.nodes(plan) for n in node.writes} | (set() if written else {*one.reads(plan)})
@@ -233,7 +240,7 @@ def _refuse_moved(plan: TracePlan, candidate: SplitCandidate, part: Part, other:
             v for at, v in read(reader).items() if at in stored(writer)
         ]
         if names:
-            where = ".".join(str(o) for o in names[0].origin if o != "")
+            where = ".".join(str(o) for o in names[0].origin if o != "") or names[0].name
             raise FrontierError(
                 f"the halves at {candidate.split_id} can't part: {where!r} is written by the {writer.name} and used by the "
                 f"{reader.name}, and each file would have one of its own. Cut elsewhere, or keep both sides in one process"
@@ -327,6 +334,7 @@ def save(
         if n.target not in _UNNAMED and not n.target.startswith("python.")
     }
     places = {id(p): i for i, p in enumerate(model.parameters())}
+    names = named_in(model)
     half = {
         **about,
         "order": {_key(slot): places[id(slot.tensor)] for slot in kept if id(slot.tensor) in places},
@@ -341,7 +349,8 @@ def save(
         "state": [slot.held(rows[_key(slot)]).told() for slot in kept],
         "flags": [[path, on] for path, on in _flags(name, sides).items()],
         "plans": [
-            told_side(s, {n: rows[f"constant {i} {n}"] for n in s.plan.constants}) for i, (s, _) in enumerate(sides)
+            told_side(s, {n: rows[f"constant {i} {n}"] for n in s.plan.constants}, names)
+            for i, (s, _) in enumerate(sides)
         ],
     }
     told = json.dumps(half, separators=(",", ":"))

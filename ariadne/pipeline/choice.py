@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ariadne.cut import SplitCandidate, parameters_read, parse_boundary, select
+from ariadne.cut import SplitCandidate, held_by_itself, parameters_read, parse_boundary, select
 from ariadne.errors import FrontierError, SpecError
 from ariadne.pipeline.alone import parts_of
 from ariadne.plan import Groups, TracePlan, uses
@@ -106,7 +106,7 @@ class _Moved(NamedTuple):
 def _moved(plan: TracePlan) -> list[_Moved]:
     """The state that ops or stores of a plan write, where more than one op uses it."""
     groups = Groups(plan)
-    state = {groups.find(n): v for n, v in plan.values.items() if v.is_state}
+    state = {groups.find(n): v for n, v in plan.values.items() if held_by_itself(v)}
     writers: dict[Any, list[int]] = {}
     users: dict[Any, list[int]] = {}
     for i, node in enumerate(plan.nodes, plan.first):
@@ -130,7 +130,7 @@ def _moved(plan: TracePlan) -> list[_Moved]:
     for what, wrote in writers.items():
         used = [*wrote, *users.get(what, ())]
         if min(used) < max(used):
-            named = state[what].origin if what in state else what
+            named = (state[what].origin or (state[what].name,)) if what in state else what
             found.append(_Moved(".".join(str(o) for o in named if o != ""), min(used), max(used), min(wrote)))
     return found
 

@@ -43,6 +43,17 @@ class Counters:
         with self._lock:
             self._values[name, ()] = value  # type: ignore[assignment]
 
+    def served(self, op: str, outcome: str, received: int, sent: int, busy: float, waited: float, lost: bool) -> None:
+        """Count a request that was answered: bytes, and seconds."""
+        values, of = self._values, (("op", op),)
+        with self._lock:
+            values["ariadne_requests_total", (*of, ("outcome", outcome))] += 1
+            values["ariadne_received_bytes_total", ()] += received
+            values["ariadne_sent_bytes_total", ()] += sent
+            values["ariadne_busy_seconds_total", of] += busy  # type: ignore[assignment]
+            values["ariadne_waiting_seconds_total", of] += waited  # type: ignore[assignment]
+            values["ariadne_lost_replies_total", ()] += lost
+
     def total(self, name: str) -> int:
         """The sum of a counter over its labels."""
         with self._lock:

@@ -195,7 +195,6 @@ class Server:
     def _request(self, who: bytes, peer: str, frames: list[Any]) -> Request | None:
         """What came, if it is to be queued; what is malformed, too much or too late is answered at once."""
         nbytes = sum(map(len, frames))
-        self.counters.add("ariadne_received_bytes_total", nbytes)
         moment = now()
         header: Header = {}
         try:
@@ -210,6 +209,7 @@ class Server:
                     raise PayloadError("the seconds of a message are no time; refuse the sender")
                 request.until = moment + seconds
             if op == "cancel":
+                self.counters.add("ariadne_received_bytes_total", nbytes)
                 self._cancel(request)
                 return None
             if self._queued[who] >= self.limits.inflight + 2:
@@ -265,13 +265,11 @@ class Server:
         sent, end = self._link.send(request.who, frames), now()
         nbytes = sum(map(len, frames))
         outcome = "ok" if said["ok"] else str(said.get("error"))
-        self.counters.add("ariadne_requests_total", op=op, outcome=outcome)
-        self.counters.add("ariadne_sent_bytes_total", nbytes)
-        self.counters.add("ariadne_busy_seconds_total", end - start, op=op)
-        self.counters.add("ariadne_waiting_seconds_total", max(0.0, start - request.came), op=op)
-        self.counters.add("ariadne_lost_replies_total", int(not sent))
+        self.counters.served(op, outcome, request.nbytes, nbytes, end - start, max(0.0, start - request.came), not sent)
         self.counters.put("ariadne_waiting", len(self._queue))
         self.counters.put("ariadne_training_step", self._run.at)
+        if self._log.form is None:
+            return
         self._log(
             peer=request.peer,
             op=op,
@@ -331,8 +329,10 @@ class Server:
         return {"facts": facts, "limits": limits, "trains": trains, "batch": self.batch, "pid": os.getpid()}
 
     def _may_merge(self, request: Request) -> bool:
+        if self._merger.most == 1:
+            return False
         plain = self._part is None and not any(s["writes"] or s["draws"] for s in self._facts["splits"].values())
-        return self._merger.most > 1 and request.header["op"] == "run" and "number" not in request.header and plain
+        return request.header["op"] == "run" and "number" not in request.header and plain
 
     def _forward(self, header: Header, bodies: Bodies) -> Answer:
         if not 1 <= len(bodies) <= 2:

@@ -5,10 +5,12 @@ order::
 
     turns       which threads walk back at the same time
     waiting     gradients that wait for the other side's share
+    casts       weights that autocast casts once for both sides
     asked       gradients that a loss function asks for by itself
     taps        where the suffix begins, and keeps what comes back
     training    the two functions that train across a cut
     moved       what the ops of a side move, kept so that a call can be taken back
+    standing    what boundaries in flight find of the model's state
     shared      what two plans share up to a question
     variant     a plan, cut, with its guards and segments
     proof       a variant held against the model before it serves

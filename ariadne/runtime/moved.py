@@ -10,9 +10,10 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from operator import is_not
+from operator import attrgetter, is_not
 from types import CellType
 from typing import Any
 
@@ -26,6 +27,8 @@ from ariadne.plan import Groups, Store, TracePlan, Value
 
 Getter = Callable[[], Any]
 Numbers = list[tuple[Callable[[Any], Any], Any]]
+TABLES = {"parameter": "_parameters", "buffer": "_buffers"}
+_version = attrgetter("_version")
 
 
 class Moves:
@@ -40,13 +43,13 @@ class Moves:
 
         self._plan, self._model = plan, model
         self._given = [i for i, (_, name) in enumerate(plan.inputs) if is_written(name)]
-        self._tensors = [_getter(v, model) for v in plan.values.values() if v.is_state and is_written(v.name)]
+        self._tensors = [getter(v, model) for v in plan.values.values() if v.is_state and is_written(v.name)]
         self._tensors += [partial(plan.constants.__getitem__, name) for name in plan.constants if is_written(name)]
-        self._reads = [
-            _getter(plan.values[name], model)
-            for name in dict.fromkeys(r for node in nodes for r in node.reads)
-            if name in plan.values and plan.values[name].is_state
-        ]
+        read = [plan.values[r] for r in dict.fromkeys(r for n in nodes for r in n.reads) if r in plan.values]
+        in_tables = [v for v in read if v.kind in TABLES and len(v.origin) == 2]
+        self._read_tables = [getattr(model.get_submodule(v.origin[0]), TABLES[v.kind]) for v in in_tables]
+        self._read_keys = [v.origin[1] for v in in_tables]
+        self._reads = [getter(v, model) for v in read if v.is_state and not (v.kind in TABLES and len(v.origin) == 2)]
         self._draws = any(node.seeded for node in nodes)
         calls = [plan.objects[r] for node in nodes if is_opaque_call(node) for r in node.reads if r in plan.objects]
         # Whether an opaque part changes something there.
@@ -59,6 +62,8 @@ class Moves:
             if s.table in ("_buffers", "__dict__")
         ]
         self._inside = [s for s in stores if s.inside]
+        where = self._given, self._tensors, self._draws, self._generators, self._slots, self._inside, self.python
+        self._moves_nothing = not any(where)
 
     @property
     def writes(self) -> bool:
@@ -68,6 +73,8 @@ class Moves:
     def keep(self, given: Sequence[Any], call: Any = None) -> Kept:
         """What stands there now. `given`: the inputs of the side, where it has the model's; `call`: its (args, kwargs)."""
         kept = Kept()
+        if self._moves_nothing:
+            return kept
         tensors = [*(get() for get in self._tensors), *(given[i] for i in self._given)]
         kept.tensors = [(t, _copied(t), t.grad_fn) for t in {id(t): t for t in tensors}.values()]
         kept.numbers = numbers(self._generators, self.python) if self._draws or self._generators else []
@@ -102,9 +109,12 @@ class Moves:
 
     def seen(self, given: Sequence[Any], call: Any) -> Seen:
         """What stands now where the ops read or move something: inputs, state, and what they store into."""
-        state = [*(get() for get in self._reads), *(get() for get in self._tensors)]
+        state = [*map(dict.get, self._read_tables, self._read_keys), *(get() for get in (*self._reads, *self._tensors))]
         tensors = [t for t in (*given, *state) if isinstance(t, torch.Tensor)]
-        versions = [0 if t.is_inference() else t._version for t in tensors]
+        try:
+            versions = [*map(_version, tensors)]
+        except RuntimeError:  # a tensor of inference mode has none
+            versions = [0 if t.is_inference() else t._version for t in tensors]
         return Seen([*tensors, *(table.get(key) for table, key in self._slots)], versions, self._noted(call))
 
 
@@ -135,6 +145,13 @@ class Kept:
     def __init__(self) -> None:
         self.tensors, self.numbers, self.slots, self.snapshot = [], [], [], None
         self.older: Kept | None = None  # what was kept before, by the plan in which the call began
+
+    def then(self, now: Kept) -> None:
+        """Take what was kept later, by another plan: that is put back first, and then what this one had."""
+        if self.older is not None or self.tensors or self.numbers or self.slots or self.snapshot is not None:
+            now.older = copy(self)
+        self.tensors, self.numbers, self.slots, self.snapshot = now.tensors, now.numbers, now.slots, now.snapshot
+        self.older = now.older
 
     def put_back(self) -> None:
         """Put it all back; raises `WitnessError` where a tensor can't have the graph back that it had."""
@@ -199,7 +216,8 @@ def _same(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else repr(a) == repr(b)
 
 
-def _getter(value: Value, model: nn.Module) -> Getter:
+def getter(value: Value, model: nn.Module) -> Getter:
+    """What gives the tensor that stands now where a value of a plan, which is state, comes from."""
     path, *keys = value.origin
     module = model.get_submodule(path)
 

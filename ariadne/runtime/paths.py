@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from copy import copy
 from typing import Any
 
 import torch
@@ -12,11 +11,15 @@ from ariadne import tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.compare import difference
 from ariadne.errors import WitnessError
+from ariadne.guards import Further
 from ariadne.plan import TracePlan
 from ariadne.runtime.moved import Kept, Moves, alike, numbers
 from ariadne.runtime.plans import Plans
-from ariadne.runtime.shared import Going, made_alike, values_at
+from ariadne.runtime.shared import Going, let_go, made_alike, values_at
 from ariadne.runtime.variant import Variant
+
+_is_grad_enabled = torch._C.is_grad_enabled
+_set_grad_enabled = torch._C._set_grad_enabled
 
 
 class Before:
@@ -35,11 +38,26 @@ class Before:
         return not self.seen.stands(self.moves.seen(self.entered[1:], self.call))
 
 
+class Step:
+    """How a side of one variant goes on in another: what is asked of it, what it moves, the function and what that takes."""
+
+    __slots__ = ("go", "holds", "moves", "one", "other", "takes")
+
+    def __init__(self, one: Variant, other: Variant, side: str, going: Going | None) -> None:
+        self.one, self.other = one, other
+        self.go: Callable[..., Any] | None = going[0] if going else None
+        self.takes: tuple[str, ...] = going[1] if going else ()
+        self.moves = other.prefix_moves if side == "prefix" else other.suffix_moves
+        guards = [v.prefix_guard if side == "prefix" else v.suffix_guard for v in (other, one)]
+        # An opaque part may have changed what the guard of this side was asked about.
+        self.holds: Callable[[], bool] = guards[0] if one.opaque else Further(*guards)
+
+
 class Paths(Plans):
     """Plans among which a call finds its path: by what its prefix, or its suffix, reads out of tensors."""
 
-    _rests: dict[tuple[Variant, int, Variant], Going | None]
-    _answered: dict[tuple[Variant, int, str, int], Variant]
+    _rests: dict[tuple[Variant, int, str, Variant], Step]
+    _answered: dict[tuple[Variant, int, str, str, int], Step]
     _alike: dict[tuple[Variant, Variant], Collection[str]]
 
     def _run_prefix(
@@ -86,56 +104,59 @@ class Paths(Plans):
         `kept` is what to put back then, and holds more and more.
         """
         while self.settings.mode == "generated_eager":
-            asked = variant, question.at, repr(question.found), entered[0]
-            other = self._answered.get(asked)
-            if other is None or other.plan not in self._plans:
-                others = (v for v in reversed(self._variants) if v is not variant and v.serves(False))
-                likely = (v for v in others if _answers(variant.plan, question, v.plan) == 1)
-                other = next((v for v in likely if v.enter(*call) is not None), None)
-                if other is None:
-                    return None
-                self._answered[asked] = other
-            entered_there = other.enter(*call)
-            guard, moves = (
-                (other.prefix_guard, other.prefix_moves)
-                if side == "prefix"
-                else (other.suffix_guard, other.suffix_moves)
-            )
-            if entered_there is None or not guard() or not (side == "prefix" or other.suffix_state(True)):
+            asked = variant, question.at, side, repr(question.found), entered[0]
+            step = self._answered.get(asked) or self._step(asked, question, call)
+            if step is None or step.go is None or step.moves is None:
                 return None
-            key = (variant, question.at, other)
-            if key not in self._rests:
-                self._rests[key] = variant.rest(question.at, other, side)
-            go = self._rests[key]
-            if go is None or moves is None:
+            other = step.other
+            entered_there = other.enter(*call)
+            if entered_there is None or not step.holds() or not (side == "prefix" or other.suffix_state(True)):
                 return None
             there = values_at(question)
-            missing = [name for name in go[1] if name not in there]
+            missing = [name for name in step.takes if name not in there]
             if missing:
                 variant.keep(side, missing)
-                self._rests = {k: found for k, found in self._rests.items() if k[2] is not variant}
+                self._forget(variant, begun=False)
                 return None
-            older, kept.older = copy(kept), None
-            now = moves.keep(entered_there[1:], call)
-            for name in Kept.__slots__:
-                setattr(kept, name, getattr(now, name))
-            kept.older = older
+            kept.then(step.moves.keep(entered_there[1:], call))
             self._use(other, False)
             variant, entered = other, entered_there
+            let_go(question)
+            enabled = _is_grad_enabled()
+            _set_grad_enabled(False)
             try:
-                with torch.no_grad():
-                    return variant, entered, variant.run(go[0], entered[0], *(there[name] for name in go[1])), kept
+                return variant, entered, variant.run(step.go, entered[0], there), kept
             except WitnessError as error:
                 if error.plan is not variant.plan:
                     raise
                 question = error
+            finally:
+                _set_grad_enabled(enabled)
         return None
+
+    def _step(self, asked: tuple[Variant, int, str, str, int], question: WitnessError, call: Any) -> Step | None:
+        """How a call goes on from a question that has this answer, looked for once; None where no known plan has it."""
+        variant, at, side, *_ = asked
+        others = (v for v in reversed(self._variants) if v is not variant and v.serves(False))
+        likely = (v for v in others if _answers(variant.plan, question, v.plan) == 1)
+        other = next((v for v in likely if v.enter(*call) is not None), None)
+        if other is None:
+            return None
+        key = variant, at, side, other
+        if key not in self._rests:
+            self._rests[key] = Step(variant, other, side, variant.rest(at, other, side))
+        self._answered[asked] = step = self._rests[key]
+        return step
 
     @staticmethod
     def _values(variant: Variant, entered: tuple[Any, ...], training: bool) -> tuple[Any, ...]:
-        with torch.set_grad_enabled(training):
+        enabled = _is_grad_enabled()
+        _set_grad_enabled(training)
+        try:
             found: tuple[Any, ...] = variant.run(variant.prefix, *entered)
             return found
+        finally:
+            _set_grad_enabled(enabled)
 
     def _run_suffix(
         self,

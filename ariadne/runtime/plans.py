@@ -44,7 +44,7 @@ class Plans:
         self._variants: list[Variant] = []
         self._dropped: set[tuple[str, str]] = set()  # the keys of variants that made way for others
         self._rests: dict[Any, Any] = {}  # how a call goes on from a question of one plan in another
-        self._answered: dict[Any, Variant] = {}  # the plan of a question's answer, looked for once
+        self._answered: dict[Any, Any] = {}  # the same, by a question's answer
         self._alike: dict[Any, Any] = {}  # what crosses by one plan and must be the same by another
         self._placed: dict[str, dict[tuple[str, str], None]] | None = None  # parameters that no plan has read, by side
         # Where parameters stood when a round last asked: in which plans, the dicts of submodules and their versions.
@@ -105,10 +105,15 @@ class Plans:
             self._variants.remove(oldest)
             self._by_key[oldest.key].remove(oldest)
             self._plans.pop(oldest.plan, None)
-            self._rests = {key: found for key, found in self._rests.items() if oldest not in key}
-            self._answered = {key: v for key, v in self._answered.items() if oldest not in (key[0], v)}
+            self._forget(oldest, begun=True)
             self._alike = {pair: same for pair, same in self._alike.items() if oldest not in pair}
             self._dropped.add(oldest.key)
+
+    def _forget(self, variant: Variant, *, begun: bool) -> None:
+        """Look anew for the ways that calls go on in this one from a question; with `begun`, for those from its own, too."""
+        for known in (self._rests, self._answered):
+            for key in [k for k, step in known.items() if step.other is variant or (begun and step.one is variant)]:
+                del known[key]
 
     def _room(self) -> int:
         """How many plans are kept: more where inputs of one kind may take several paths, in training and without."""
@@ -175,6 +180,7 @@ class Plans:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
     ) -> tuple[Variant, tuple[Any, ...]]:
         """The plan that serves this call, captured now if none does; or the error that says why none can."""
+        self._main.flight.keep()  # forward may run, for a capture
         with self._lock:
             for variant in reversed(self._variants):
                 if not variant.serves(training):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
 
-from ariadne.cut import Part
+from ariadne.cut import Part, held_by_itself
 from ariadne.plan import Groups, Store, TraceNode, TracePlan, uses
 
 
@@ -60,6 +61,8 @@ def rest(
             return None  # what it reads may be another by now
         else:
             late.append(i)
+    if any(held_by_itself(p.values[n]) for p, side_of in ((one, mine), (other, theirs)) for n in side_of[side].takes):
+        return None  # it is in the boundary, and not in what ran until the question
     found = Rest(part.name, there + 1, part.stop, (), part.gives, (), part, tuple(late))
     nodes, here = found.nodes(other), {n for node in found.nodes(other) for n in node.outputs}
     names = [*(r for node in nodes for r in node.reads), *found.final(other)]
@@ -121,10 +124,24 @@ def _same_prefix(one: TracePlan, mine: tuple[Part, Part], other: TracePlan, thei
 
 def values_at(error: BaseException) -> dict[str, Any]:
     """The values that generated code held where it raised an error."""
+    frame = _frame_of(error)
+    return dict(frame.f_locals) if frame is not None else {}
+
+
+def let_go(error: BaseException) -> None:
+    """Let those values go: what takes them now may drop each after its last use, as forward does."""
+    frame = _frame_of(error)
+    if frame is not None:
+        if type(shown := frame.f_locals) is dict:  # before Python 3.13 a copy, which the frame keeps
+            shown.clear()
+        frame.clear()
+
+
+def _frame_of(error: BaseException) -> FrameType | None:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return dict(trace.tb_frame.f_locals) if trace is not None else {}
+    return trace.tb_frame if trace is not None else None
 
 
 Going = tuple[Callable[..., Any], tuple[str, ...]]

@@ -28,7 +28,7 @@ from ariadne.cut import (
 from ariadne.errors import BoundaryError, HalfError, SpecError, TrainingError, WitnessError
 from ariadne.halves import Cut, save, side_of, slots
 from ariadne.plan import Value
-from ariadne.runtime import taps, training
+from ariadne.runtime import casts, taps, training
 from ariadne.runtime.told import Told
 from ariadne.runtime.variant import Variant, told_apart
 
@@ -66,7 +66,7 @@ class SplitRuntime(Told):
         entered = variant.enter(args, kwargs)
         if entered is None or not variant.prefix_guard():
             variant, entered = self._enter_anew(args, kwargs, False)
-        if variant.prefix_moves is not None:
+        if variant.prefix_moves is not None or variant.state.before:
             return self._asking_prefix(variant, entered, (args, kwargs), False)
         enabled = _is_grad_enabled()
         if enabled:
@@ -80,9 +80,8 @@ class SplitRuntime(Told):
             if enabled:
                 _set_grad_enabled(True)
         boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], variant.candidate.live, raw)
-        if variant.reachable:
-            boundary.hold(variant.reachable)
-        return boundary
+        boundary._moves = variant.flight.moves
+        return variant.leave(boundary) if variant.held or variant.state.both else boundary
 
     def run_suffix(self, boundary: BoundaryPayload) -> Any:
         """Run the suffix without gradients; returns what the model returns. The boundary stays as it is.
@@ -94,8 +93,6 @@ class SplitRuntime(Told):
         torch.Size([8, 1000])
         """
         variant = self.accept(boundary)
-        if variant.reachable:
-            boundary.refuse_if_written()
         if variant.suffix_moves is not None:
             return self._asking_suffix(variant, boundary)
         variant.check_suffix(boundary)
@@ -119,8 +116,10 @@ class SplitRuntime(Told):
                 f"a training step across {self.split_id} may differ from the whole model's in the last bits: "
                 f"{variant.candidate.inexact}. Cut elsewhere; SplitSpec(trainable=True) takes only cuts that train exactly"
             )
-        variant, entered, raw, before = self._run_prefix(variant, entered, call, trains)
-        boundary = self._boundary(variant, entered, raw, trains)
+        with variant.flight:
+            variant, entered, raw, before = self._run_prefix(variant, entered, call, trains)
+            variant.flight.moved(variant.flight.before, variant.state.before)
+            boundary = self._boundary(variant, entered, raw, trains)
         boundary._before = before
         return boundary
 
@@ -135,9 +134,8 @@ class SplitRuntime(Told):
                 variant.refuse_views(raw)
             carried, wanting = taps.carried(live, raw)
             boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], live, carried, wanting, raw)
-        if variant.reachable:
-            boundary.hold(variant.reachable)
-        return boundary
+            boundary._casts = casts.kept()
+        return variant.leave(boundary)
 
     def _asking_suffix(self, variant: Variant, boundary: BoundaryPayload) -> Any:
         before = boundary._before
@@ -146,8 +144,12 @@ class SplitRuntime(Told):
 
         def run(variant: Variant, boundary: BoundaryPayload) -> Any:
             variant.check_suffix(boundary)
-            with torch.no_grad():
+            enabled = _is_grad_enabled()
+            _set_grad_enabled(False)
+            try:
                 return variant.run(variant.suffix, boundary.batch, *boundary.raw)
+            finally:
+                _set_grad_enabled(enabled)
 
         output, taken = self._run_suffix(variant, boundary, False, run)
         if before is not None and taken is not boundary:
@@ -158,13 +160,16 @@ class SplitRuntime(Told):
         """Prefix and suffix in one go, in the grad mode of the caller, with one graph through both: as the model would run."""
         grad = _is_grad_enabled()
         variant, entered = self.enter(args, kwargs, grad)
-        variant, entered, raw, before = self._run_prefix(variant, entered, (args, kwargs), grad)
+        with variant.flight:
+            variant, entered, raw, before = self._run_prefix(variant, entered, (args, kwargs), grad)
+            variant.flight.moved(variant.flight.before, variant.state.before)
         boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], variant.candidate.live, raw)
         boundary._before = before
 
         def run(
             v: Variant, b: BoundaryPayload
         ) -> Any:  # on another path than the prefix took, a boundary is one of training
+            v.flight.moved(v.flight.after, v.state.after)
             return v.run(v.suffix, b.batch, *(b.raw if b._graph is None else b._graph))
 
         return self._run_suffix(variant, boundary, grad, run)[0]
@@ -226,7 +231,7 @@ class SplitRuntime(Told):
         _set_grad_enabled(True)
         try:
             variant, entered = self.enter(args, kwargs, True)
-            if variant.prefix_moves is not None or variant.candidate.inexact:
+            if variant.prefix_moves is not None or variant.state.before or variant.candidate.inexact:
                 return self._asking_prefix(variant, entered, (args, kwargs), True)
             return self._boundary(variant, entered, variant.run(variant.prefix, *entered), True)
         finally:
@@ -258,8 +263,6 @@ class SplitRuntime(Told):
         >>> runtime.backward_prefix(boundary, gradients, optimizer=prefix_optimizer)
         """
         variant = self.accept(boundary)
-        if variant.reachable:
-            boundary.refuse_if_written()
 
         def run(variant: Variant, boundary: BoundaryPayload) -> Any:
             variant.check_suffix(boundary)

@@ -15,12 +15,15 @@ from operator import attrgetter, is_not
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.errors import BoundaryError, TrainingError
 from ariadne.plan import short_dtype
 from ariadne.runtime.asked import NOT_HELD, KeptWhole
+from ariadne.runtime.casts import casts_of_both, refuse_other_casts
+from ariadne.runtime.casts import kept as kept_casts
 from ariadne.runtime.taps import Gradients, Tap, tapped
 from ariadne.runtime.turns import TURNS
 from ariadne.runtime.waiting import Ends, caught, leaves_behind, leaves_of, led_to, rejoins, without_hooks
@@ -122,12 +125,9 @@ def train_suffix(
         refuse_shared(early, optimizer, "suffix", here)
     if here:
         owned.refuse_common_source()
-    autocast = cast and shared and any(torch.is_autocast_enabled(d) for d in ("cpu", "cuda"))
-    if autocast and torch.is_autocast_cache_enabled():
-        raise TrainingError(
-            f"autocast casts the parameter {cast[0]!r} once for both sides of the cut, and the whole model adds their gradients "
-            "before it casts back; two halves can't. Use torch.autocast(..., cache_enabled=False), or cut elsewhere"
-        )
+    casting = kept_casts()
+    if cast and shared and casting is not None and casting is not boundary._casts:
+        refuse_other_casts(cast[0], here)
     boundary.consume("train_suffix")
     if optimizer is not None:
         clear(optimizer)
@@ -142,17 +142,19 @@ def train_suffix(
             loss = loss_of(loss_fn, output, targets)
         leaves = [leaf for leaf in leaves_of(loss, stops) if leaf.requires_grad]  # loss_fn may freeze
         waiting, noted = _reached(leaves, boundary, optimizer, owned)
-        if waiting and boundary.requires_grad and rejoins(loss, stops, boundary._graph or ()):
+        graph = boundary._graph or ()
+        casts = casts_of_both(loss, graph) if casting is not None and here else ()
+        if waiting and boundary.requires_grad and rejoins(loss, stops, graph, [c.node for c in casts]):
             raise TrainingError(
                 "the loss takes something that the part before the cut computed, or an input was computed from, otherwise than "
                 "through the boundary: a loss kept on the model, for one. Its graph would be walked twice. Have forward return it"
             )
         if owned.guessed:
             _refuse_strays(stops, values, boundary, owned)
-        del output, values, stops, leaves
+        del output, values, stops, leaves, graph
         waiting += [p for p in shared if here and p.requires_grad and not any(p is w for w in waiting)]
         walking.append(True)
-        watched_walk(loss, boundary, scaler, waiting, noted, before, walked)
+        watched_walk(loss, boundary, scaler, waiting, noted, before, walked, casts)
         del before
     finally:
         _set_grad_enabled(enabled)
@@ -190,10 +192,11 @@ def watched_walk(
     noted: Sequence[torch.Tensor],
     before: Held,
     walked: int | None,
+    casts: Sequence[GradientEdge] = (),
 ) -> None:
     """`walk_back`, which notes whether loss_fn put gradients on the prefix by itself since `before`, after `walked` walks."""
     by_itself = bool(waiting) and disturbed(before)
-    walk_back(loss, boundary, scaler, waiting, noted)
+    walk_back(loss, boundary, scaler, waiting, noted, casts)
     # A reentrant checkpoint in loss_fn walks back within this walk, to leaves that the loss's graph does not show.
     by_itself = by_itself or disturbed(before, {id(p) for p in waiting})
     boundary._disturbed = by_itself and walked is not None and walked == walks()
@@ -205,14 +208,15 @@ def walk_back(
     scaler: Any,
     waiting: Sequence[torch.Tensor],
     noted: Sequence[torch.Tensor],
+    casts: Sequence[GradientEdge] = (),
 ) -> None:
-    """The backward pass of a loss down to the boundary, which keeps the gradients of leaves that wait and of those noted."""
+    """The backward pass of a loss down to the boundary, which keeps the gradients of what waits and of leaves noted."""
     if scaler is None and not (waiting or noted) and type(loss) is torch.Tensor and loss.dtype.is_floating_point:
         return walk([loss], [torch.ones_like(loss)])
     with no_autocast():
         root = loss if scaler is None else scaler.scale(loss)
         if waiting or noted:
-            with caught(root, waiting, noted) as (boundary._shared, boundary._noted):
+            with caught(root, waiting, noted, casts) as (boundary._shared, boundary._noted):
                 root.backward()
             return
         TURNS.enter()
@@ -222,7 +226,7 @@ def walk_back(
             TURNS.leave()
 
 
-def walk(roots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+def walk(roots: Sequence[torch.Tensor | GradientEdge], gradients: Sequence[torch.Tensor]) -> None:
     """`torch.autograd.backward` outside of autocast, for gradients that are known to be of the shape and type of their roots.
 
     To ask that again, as torch does, takes 11 µs: a tenth of a small model's backward pass.
@@ -231,7 +235,7 @@ def walk(roots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> No
     try:
         if _is_any_autocast_enabled() or torch._C._are_functorch_transforms_active():
             with no_autocast():
-                torch.autograd.backward(roots, gradients)
+                torch.autograd.backward(roots, gradients)  # type: ignore[arg-type]
         else:
             _run_engine(tuple(roots), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True)
     finally:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from ariadne.boundary import BoundaryPayload, sizes_of
+from ariadne.boundary import BoundaryPayload, Memo, sizes_of
 from ariadne.capture import is_opaque_call
 from ariadne.compiled import SegmentReport, compiled
 from ariadne.cut import (
@@ -22,6 +22,7 @@ from ariadne.cut import (
     Objective,
     SplitCandidate,
     SplitSpec,
+    State,
     parameters_read,
     parts,
 )
@@ -37,8 +38,9 @@ from ariadne.errors import (
 )
 from ariadne.guards import Baseline, ModuleGuard, StateGuard, entrance, switches
 from ariadne.plan import Apart, Expr, Groups, TraceNode, TracePlan, Value, short_dtype, uses
-from ariadne.runtime.moved import Moves
+from ariadne.runtime.moved import Getter, Moves, getter
 from ariadne.runtime.shared import rest
+from ariadne.runtime.standing import flight_of
 from ariadne.runtime.training import Owned, SideSlots
 from ariadne.segment import Interpreter, Source, emit, load
 
@@ -118,12 +120,19 @@ class Variant:
         written = (name for name in candidate.written if plan.values[name].differentiable)
         self.copied = tuple((candidate.live.index(name), name) for name in written)
         known = plan.apart or told_apart(plan, candidate)
-        self.cast, self.reachable, self.sized_by_data = known.cast, known.reachable, known.sized_by_data
+        self.cast, self.sized_by_data = known.cast, known.sized_by_data
+        self.flight, self.state = flight_of(model), State(plan, Groups(plan)).sides(candidate.cut, candidate.live)
+        self.kept = frozenset(map(candidate.live.index, self.state.crossing))
+        self.held = tuple(sorted({*known.reachable} | self.kept))  # positions of what others may write into
+        self._watched: list[Getter] = [
+            getter(v, model) if v.is_state else partial(plan.constants.__getitem__, v.name) for v in self.state.watched
+        ]
         apart = [(module(path)._parameters, key) for path, key in known.shared] if plan.apart else []
         # Of a side that is not here, those that it shares.
         self._slots = SideSlots([slots.get(side, apart) for side in SIDES])
         self.opaque = any(map(is_opaque_call, plan.nodes))
         self._switches = switches.readers(plan.assumption.switches)
+        self.taken = Memo()  # the kinds of boundaries from elsewhere that fit
         label = f"{candidate.split_id} of {type(model).__name__}"
         self.reports: list[SegmentReport] = []
 
@@ -138,22 +147,28 @@ class Variant:
 
         self.prefix_moves, self.suffix_moves = self._moves(model)
         self._load: Callable[[Source], Callable[..., Any]] = lambda source: load(source, label)
-        self.kept: dict[str, set[str]] = {}  # by side, the values that other paths need of this one
+        self.spared: dict[str, set[str]] = {}  # by side, the values that other paths need of this one
         segments = {name: segment(source) for name, source in sources.items()}
         self.prefix, self.suffix = (segments.get(name, nobody) for name in SIDES)
 
     def keep(self, side: str, names: Collection[str]) -> None:
         """Write a side anew, so that these values, which another path needs, are there to its end."""
-        self.kept.setdefault(side, set()).update(names)
-        setattr(self, side, self._load(emit(self.plan, self.parts[side], self.model, self.kept[side])))
+        self.spared.setdefault(side, set()).update(names)
+        setattr(self, side, self._load(emit(self.plan, self.parts[side], self.model, self.spared[side])))
 
     def rest(self, at: int, other: Variant, side: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
-        """How this side goes on on the path of another plan after op `at`, and the values that it takes; None where it can't."""
+        """How this side goes on on the path of another plan after op `at`, and the values that it takes; None where it can't.
+
+        It is called with the batch and a dict, and takes its values out of that, so that each is let go after its last use.
+        """
         (a, b), (c, d) = ((v.parts["prefix"], v.parts["suffix"]) for v in (self, other))
         found = rest(self.plan, (a, b), at, other.plan, (c, d), SIDES.index(side))
         if found is None:
             return None
-        return other._load(emit(other.plan, found, other.model, other.kept.get(side, ()))), found.takes
+        run = other._load(emit(other.plan, found, other.model, other.spared.get(side, ())))
+        taken = "".join(f", there.pop({name!r})" for name in found.takes)
+        go: Callable[..., Any] = eval(f"lambda batch, there: run(batch{taken})", {"run": run})
+        return go, found.takes
 
     def _moves(self, model: nn.Module) -> tuple[Moves | None, Moves | None]:
         """What each side moves, where Python's answers may call for another path and it has to be put back; else None."""
@@ -202,6 +217,9 @@ class Variant:
 
     def check_suffix(self, boundary: BoundaryPayload) -> None:
         """Raise `ModuleError` where the model is not what the suffix relies on, `GuardError` where a setting of torch is not."""
+        flight = self.flight
+        if self.held or self.state.both or boundary._moves != flight.moves:
+            flight.refuse_moved(boundary, self.state, self.made(boundary), self.stand() if self.state.both else ())
         for ask, was in self._switches:
             if ask() != was:
                 raise GuardError(
@@ -212,6 +230,24 @@ class Variant:
             self.suffix_guard.explain()
         if self.suffix_state.asks and not self.suffix_state(here := self.made(boundary)):
             self.suffix_state.explain(here)
+        if self.state.after:
+            flight.moved(flight.after, self.state.after)
+
+    def leave(self, boundary: BoundaryPayload) -> BoundaryPayload:
+        """A boundary whose prefix has just run, with note taken of how the state stands that its suffix is to find."""
+        boundary._moves = self.flight.moves
+        if self.held:
+            boundary.hold(self.held, self.kept)
+            if self.kept:
+                self.flight.out.add(boundary)
+        if self.state.both:
+            boundary._stood = self.stand()
+        return boundary
+
+    def stand(self) -> list[Any]:
+        """Which tensors stand where both sides use state, and how often each was written into."""
+        found = [get() for get in self._watched]
+        return [(id(t), 0 if t.is_inference() else t._version) for t in found]
 
     def run(self, segment: Callable[..., Any], *given: Any, **options: Any) -> Any:
         """What a segment gives, or what runs it; `ModuleError` where that fails since a tensor that the plan reads is gone."""
@@ -317,6 +353,9 @@ def _reachable(plan: TracePlan, candidate: SplitCandidate) -> Iterator[int]:
 
 def check_values(boundary: BoundaryPayload, variant: Variant) -> None:
     """Raise `BoundaryError` unless a boundary from elsewhere holds what the suffix needs, of the right types and sizes."""
+    kind = boundary.labels, boundary.batch, *(_kind(value) for value in boundary.raw)
+    if kind in variant.taken:
+        return
     live = variant.candidate.live
     if tuple(boundary.labels) != live:
         raise BoundaryError(
@@ -334,17 +373,30 @@ def check_values(boundary: BoundaryPayload, variant: Variant) -> None:
         if expected.kind == "scalar" and isinstance(value, (bool, int, float)):
             env[label] = value
     _refuse_sizes(boundary, variant, env)
-    # A plan says the types that it saw; captured inside autocast it runs outside too, and the other way round.
-    floats = {torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)}
-    floats |= {p.dtype for p in variant.model.parameters() if p.is_floating_point()}
     for label, value in zip(live, boundary.raw, strict=True):
         expected = variant.plan.values[label]
         # The suffix itself says where a size that follows data is another than at capture.
         free = {d for name, d in variant.sized_by_data if name == label}
-        _check_value(label, value, expected, env, floats, variant.plan.captured_by == "symbolic", free)
+        _check_value(label, value, expected, env, variant, free)
     wrong = other_device(boundary, variant)
     if wrong:
         raise BoundaryError(wrong)
+    seen = [k is not None and k[0] == variant.plan.values[n].dtype for n, k in zip(live, kind[2:], strict=True)]
+    if all(seen):
+        variant.taken.put(
+            kind, True
+        )  # other dtypes hang on autocast and on the weights too, and are looked at each time
+
+
+def _kind(value: Any) -> Any:
+    """What is looked at of a value; None, which is never taken unseen, for all but plain tensors."""
+    return (value.dtype, value.shape, value.device) if type(value) is torch.Tensor and not value.is_nested else None
+
+
+def _floats(variant: Variant) -> set[torch.dtype]:
+    """The dtypes that a float may have for the one that the plan saw: captured inside autocast it runs outside too, and so on."""
+    found = {torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)}
+    return found | {p.dtype for p in variant.model.parameters() if p.is_floating_point()}
 
 
 def _refuse_sizes(boundary: BoundaryPayload, variant: Variant, env: dict[str, Any]) -> None:
@@ -388,8 +440,7 @@ def _check_value(
     value: Any,
     expected: Value,
     env: Mapping[str, Any],
-    floats: set[torch.dtype],
-    proven: bool,
+    variant: Variant,
     free: set[int],
 ) -> None:
     if expected.kind == "sequence":
@@ -407,10 +458,9 @@ def _check_value(
         sizes = [
             d if isinstance(d, int) else d.evaluate(env) if d.names <= env.keys() else None for d in expected.shape
         ]
-        kinds = {expected.dtype}
-        if expected.dtype.is_floating_point:
-            kinds |= floats
-        if not proven:  # what a real run showed may follow its data, as the steps of a packed sequence do
+        if (
+            variant.plan.captured_by != "symbolic"
+        ):  # what a real run showed may follow its data, as the steps of a packed sequence do
             plain = [isinstance(d, Expr) and d.source.isidentifier() for d in expected.shape]  # not one fitted to runs
             sizes = [size if held else None for held, size in zip(plain, sizes, strict=True)]
         sizes = [None if i in free else size for i, size in enumerate(sizes)]
@@ -419,7 +469,8 @@ def _check_value(
             or len(sizes) != value.dim()
             or any(s is not None and s != n for s, n in zip(sizes, value.shape, strict=False))
         )
-        if wrong or value.dtype not in kinds:
+        other = value.dtype != expected.dtype
+        if wrong or (other and not (expected.dtype.is_floating_point and value.dtype in _floats(variant))):
             raise BoundaryError(
                 f"{label!r} must be {expected.describe()}, here {sizes}; found {short_dtype(value.dtype)}{sizes_of(value)}"
             )

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from ariadne import tree
 from ariadne.errors import TrainingError
 from ariadne.runtime.turns import TURNS
 
-Shares = list[tuple[torch.Tensor, torch.Tensor]]
+Shares = list[tuple[torch.Tensor | GradientEdge, torch.Tensor]]
 _AccumulateGrad = torch._C._functions.AccumulateGrad
 _task: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -59,18 +59,29 @@ def led_to(values: Iterable[Any], wanted: Iterable[torch.Tensor] | None) -> set[
     ids = {id(leaf) for leaf in wanted} if wanted is not None else None
     if ids is not None and not ids:
         return set()
-    roots = [t for t in tree.leaves(tuple(values)) if isinstance(t, torch.Tensor) and t.requires_grad]
-    found = {id(node.variable) for node in _behind(roots, ())}
+    found = {id(node.variable) for node in _behind(_wanting(values), ())}
     return found if ids is None else found & ids
 
 
-def rejoins(loss: torch.Tensor, stops: Iterable[Node], values: Iterable[Any]) -> bool:
-    """Whether the graph of `loss` leads, otherwise than through `stops`, to an op of the graph of one of the values."""
-    seen: set[Any] = set()
-    _behind([t for t in tree.leaves(tuple(values)) if isinstance(t, torch.Tensor) and t.requires_grad], (), (), seen)
+def rejoins(loss: torch.Tensor, stops: Iterable[Node], values: Iterable[Any], known: Iterable[Node] = ()) -> bool:
+    """Whether the graph of `loss` leads, otherwise than through `stops`, to an op of the graph of one of the values.
+
+    Ops that are `known` to be of both, whose gradients wait, don't count.
+    """
     mine: set[Any] = set()
     _behind([loss], stops, (), mine)
-    return any(type(node) is not _AccumulateGrad for node in seen & (mine - {*stops}))
+    return any(type(node) is not _AccumulateGrad for node in nodes_behind(values) & (mine - {*stops, *known}))
+
+
+def nodes_behind(values: Iterable[Any]) -> set[Any]:
+    """All nodes to which the graph of any of the values leads."""
+    seen: set[Any] = set()
+    _behind(_wanting(values), (), (), seen)
+    return seen
+
+
+def _wanting(values: Iterable[Any]) -> list[torch.Tensor]:
+    return [t for t in tree.leaves(tuple(values)) if isinstance(t, torch.Tensor) and t.requires_grad]
 
 
 def node_of(t: torch.Tensor) -> Node | None:
@@ -108,11 +119,15 @@ def _behind(
 
 @contextmanager
 def caught(
-    root: torch.Tensor | Sequence[torch.Tensor], waiting: Iterable[torch.Tensor], noted: Iterable[torch.Tensor]
+    root: torch.Tensor | Sequence[torch.Tensor],
+    waiting: Iterable[torch.Tensor],
+    noted: Iterable[torch.Tensor],
+    casts: Iterable[GradientEdge] = (),
 ) -> Iterator[tuple[Shares, Shares]]:
     """While in the block, a backward pass from `root`, or from several, puts what it has for some leaves into two lists.
 
-    For those `waiting` nothing is accumulated, and none of their hooks runs; for those `noted` all goes on as it would.
+    For those `waiting`, and for `casts` of them, nothing is accumulated, and none of their hooks runs; for those `noted` all goes
+    on as it would.
     Passes of other threads through what Ariadne split wait for the end of the block; any other goes on, but doesn't see the hooks
     of leaves that wait. Passes within this one, as a reentrant checkpoint starts them, go on as they would: what they give is
     accumulated at once in the whole model too, and is noted.
@@ -140,6 +155,16 @@ def caught(
 
         return hook
 
+    def catch_cast(edge: GradientEdge) -> Callable[..., Any]:
+        def hook(gradients: tuple[torch.Tensor | None, ...]) -> tuple[None] | None:
+            if _task() not in mine:
+                return None
+            if gradients[0] is not None:
+                found[0].append((edge, gradients[0]))
+            return (None,)
+
+        return hook
+
     waiting = list(waiting)
     hooked = {id(leaf) for leaf in waiting if leaf._backward_hooks or leaf._post_accumulate_grad_hooks}
     with without_hooks(waiting):
@@ -147,6 +172,8 @@ def caught(
             for leaves, into, instead in ((waiting, found[0], (None,)), (noted, found[1], None)):
                 for leaf in leaves:
                     handles.append(get_gradient_edge(leaf).node.register_prehook(catch(leaf, into, instead)))
+            for edge in casts:
+                handles.append(edge.node.register_prehook(catch_cast(edge)))
             yield found
         finally:
             for handle in handles:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.cut import Part
+from ariadne.cut import Part, held_by_itself
 from ariadne.errors import WitnessError
 from ariadne.guards import Attribute, Slots, Switched
 from ariadne.plan import (
@@ -94,6 +94,7 @@ class _Writer:
         self.binder = Binder(plan)
         self.bound: dict[Any, str] = {}
         self.lines: list[str] = []
+        self.taken: tuple[str, ...] = ()  # what comes in, state of the model among it
         self.handed_in = ""  # the name of (args, kwargs), where something is put into what they hold
 
     def use(self, thing: Any, wanted: str, key: Any = None) -> str:
@@ -111,6 +112,7 @@ class _Writer:
             part.final(self.plan),
             part.stores(self.plan),
         )
+        self.taken = parameters
         kept = {*final, *keep} | {name for store in stores for name in uses(store.atoms)}
         made_here = set(parameters) | {n for node in nodes for n in node.outputs}
         last: dict[str, int] = {}
@@ -144,6 +146,9 @@ class _Writer:
             table = self.use(holder, f"{letter}_{store.path or 'model'}", (letter, store.path))
             body.append((PLAIN, f"{table}[{self._constant(store.name)}] = {self._nested(store.spec, store.atoms)}"))
         if part.gives is not None:
+            for value in map(self.plan.values.__getitem__, part.gives):
+                if held_by_itself(value) and value.name not in self.taken:
+                    body.append((PLAIN, f"{value.name} = {self._state(value)}  # as this call leaves it"))
             body.append((PLAIN, f"return ({''.join(f'{n}, ' for n in part.gives)})"))
         else:
             body.append((PLAIN, f"return {self._nested(self.plan.output_spec, self.plan.output)}"))
@@ -246,7 +251,7 @@ class _Writer:
         if isinstance(atom, Ref):
             value = self.plan.values[atom.name]
             at_hand = value.is_state or value.kind == "constant" or atom.name in self.plan.objects
-            text = self._state(value) if at_hand else atom.name
+            text = self._state(value) if at_hand and atom.name not in self.taken else atom.name
             return text if atom.item is None else f"{text}[{atom.item}]"
         if isinstance(atom, Expr):
             return atom.source if atom.source.isidentifier() else f"({atom.source})"

@@ -54,7 +54,7 @@ class Interpreter:
             leaves = [substitute(a, lambda r: self._value(r, env)) for a in store.atoms]
             self._store(store, tree.unflatten(leaves, store.spec), kept)
         if part.gives is not None:
-            return tuple(env[n] for n in part.gives)
+            return tuple(self._value(Ref(n), env) for n in part.gives)
         return tree.unflatten([substitute(a, lambda r: self._value(r, env)) for a in plan.output], plan.output_spec)
 
     def _asked(self, at: int, found: Any, said: str) -> WitnessError:

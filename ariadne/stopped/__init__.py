@@ -6,6 +6,7 @@ files, in import order::
     ambient     what a thread has of its own: modes and switches
     gate        where the end of one call of a module is noticed
     absent      tensors without data, for what was made before the cut
+    laid        what stands in the tables of modules, laid out once
     python      what Python keeps, at one moment, and how it is put back
     noted       what forward did before the cut
     skipped     forward with that part skipped, from what crossed alone

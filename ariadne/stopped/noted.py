@@ -21,6 +21,7 @@ from ariadne import tree
 from ariadne.errors import BoundaryError, PayloadError
 from ariadne.guards import simple
 from ariadne.stopped.absent import ANSWERED, Absent
+from ariadne.stopped.laid import Laid
 from ariadne.stopped.python import MISSING, Place, PythonState, generators
 
 _LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parent.parent))
@@ -265,14 +266,12 @@ class Lost:
         self.what = what
 
 
-def state_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+def state_of(model: nn.Module, laid: Laid | None = None) -> list[tuple[str, torch.Tensor]]:
     """The tensors of a model by name, those in plain attributes too, each once."""
     found: dict[int, tuple[str, torch.Tensor]] = {}
-    for path, module in model.named_modules():
-        for table in (module._parameters, module._buffers, module.__dict__):
-            for name, t in table.items():
-                if isinstance(t, torch.Tensor):
-                    found.setdefault(id(t), (f"{path}.{name}".lstrip("."), t))
+    for tables in (laid or Laid()).tables(model):
+        for name, t in tables.tensors:
+            found.setdefault(id(t), (name, t))
     return [*found.values()]
 
 

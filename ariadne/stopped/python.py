@@ -8,7 +8,8 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
+from operator import is_not
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,10 +18,8 @@ from torch import nn
 
 from ariadne.guards import Reached, outside_of, variables
 from ariadne.stopped.absent import Ghost, filled
+from ariadne.stopped.laid import PLAIN, SKIPPED, Laid
 
-_TABLES = ("_parameters", "_buffers")
-_SKIPPED = frozenset({"_modules", "_call_impl", "_compiled_call_impl", *_TABLES})
-_REGISTRIES = frozenset(name for name, value in nn.Module().__dict__.items() if isinstance(value, dict)) - _SKIPPED
 MISSING = object()
 Place = tuple[str, str, str]  # path of a module, "__dict__" or "_buffers", name
 
@@ -57,7 +56,7 @@ class _Held:
         kind = type(value)
         if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)):
             return
-        if kind in _PLAIN or id(value) in self.seen or isinstance(value, (nn.Module, type)):
+        if kind in PLAIN or id(value) in self.seen or isinstance(value, (nn.Module, type)):
             return
         self.seen.add(id(value))
         if isinstance(value, torch.Tensor):
@@ -109,22 +108,22 @@ class PythonState:
     `changes` tells what is otherwise now; `undoing` keeps what it takes to put that back.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, laid: Laid | None = None) -> None:
         self.attributes: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = []  # path, table, it, what was in it
         self.held = _Held()
         self.empty: list[Any] = []  # registries of hooks in which nothing is: most of all that a model holds
         self.generators = generators()
-        for path, module in model.named_modules():
-            self.attributes.append((path, "__dict__", module.__dict__, dict(module.__dict__)))
-            for table in _TABLES:
-                found = module.__dict__[table]
-                if found:
-                    self.attributes.append((path, table, found, dict(found)))
-            for name, value in module.__dict__.items():
-                if name in _REGISTRIES and not value:
-                    self.empty.append(value)
-                elif name not in _SKIPPED:
-                    self.held.note(f"{path}.{name}", value)
+        for tables in (laid or Laid()).tables(model):
+            self.attributes += tables.copies
+            if not any(tables.registries):
+                self.empty += tables.registries
+            else:
+                self.empty += [registry for registry in tables.registries if not registry]
+                for where, registry in zip(tables.names, tables.registries, strict=True):
+                    if registry:
+                        self.held.note(where, registry)
+            for where, value in tables.holders:
+                self.held.note(where, value)
         self.variables: list[
             tuple[str, Any, dict[str, Any]]
         ] = []  # where, a table of them, what stood under which name
@@ -138,11 +137,11 @@ class PythonState:
     def changes(self) -> Iterator[tuple[Place, dict[str, Any], Any, Any]]:
         """The attributes that stand otherwise: where, in what dict, what stood there and what does; `MISSING` for nothing."""
         for path, table, now, was in self.attributes:
-            if len(now) == len(was) and all(now.get(k, MISSING) is v for k, v in was.items()):
+            if _same_items(now, was):
                 continue
             for name in [*was, *(k for k in now if k not in was)]:
                 before, after = was.get(name, MISSING), now.get(name, MISSING)
-                if before is not after and name not in _SKIPPED:
+                if before is not after and name not in SKIPPED:
                     yield (path, table, name), now, before, after
 
     def _changed_variables(self) -> Iterator[tuple[str, Any, str, Any, Any]]:
@@ -168,7 +167,7 @@ class PythonState:
         attributes = [(now, name, before, after) for (_, _, name), now, before, after in self.changes()]
         attributes += [moved[1:] for moved in self._changed_variables()]
         held = [(where, thing, was, _copy(thing)) for where, thing, was in self.held.moved()]
-        hooks: list[tuple[str, Any, Any, Any]] = [("a hook", thing, {}, dict(thing)) for thing in self.empty if thing]
+        hooks = [("a hook", thing, type(thing)(), _copy(thing)) for thing in self.empty if thing]
         made = []
         for _, name, _, after in attributes:
             made.append(_Held())
@@ -193,7 +192,7 @@ class Undoing:
         """What was changed and stands otherwise by now, in words; None where all of it stands as it did when this was made."""
         for table, name, _, after in self.attributes:
             now = variables(table, (name,)).get(name, MISSING)
-            if now is not after and not (type(now) is type(after) and type(now) in _PLAIN and now == after):
+            if now is not after and not (type(now) is type(after) and type(now) in PLAIN and now == after):
                 return f"the attribute {name!r}, into which the prefix had put something, by another call or by you"
         if any(True for _ in self._refilled()):
             return "a list, a dict or an object, into which the prefix had put something, by another call or by you"
@@ -259,19 +258,20 @@ def _put(table: Any, name: str, value: Any) -> None:
         setattr(table, name, value)
 
 
-_PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size})
-
-
 def _same(thing: Any, was: Any) -> bool:
     if isinstance(thing, random.Random):
         return bool(thing.getstate() == was)
     if isinstance(thing, dict):
-        return len(thing) == len(was) and all(thing.get(k, MISSING) is v for k, v in was.items())
+        return _same_items(thing, was)
     if isinstance(thing, set):
         return (
             len(thing) == len(was) and all(any(a is b for b in thing) for a in was) if len(was) < 65 else thing == was
         )
     return len(thing) == len(was) and all(a is b for a, b in zip(thing, was, strict=True))
+
+
+def _same_items(thing: dict[Any, Any], was: dict[Any, Any]) -> bool:
+    return len(thing) == len(was) and not any(map(is_not, map(thing.get, was, repeat(MISSING)), was.values()))
 
 
 def _copy(thing: Any) -> Any:

@@ -21,6 +21,7 @@ from ariadne import tree
 from ariadne.errors import BoundaryError, named
 from ariadne.stopped.absent import ANSWERED, Absent, Ghost, Standing, filled, present, settled
 from ariadne.stopped.gate import Awaited
+from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import CONTAINERS, Before, Lost, state_of
 from ariadne.stopped.python import MISSING, Place, PythonState, Undoing, fill_kept, set_generators
 
@@ -33,7 +34,7 @@ _ASTRAY = (
 class Skipping(TorchFunctionMode):
     """Gives for each call of torch what was noted for it, until the cut is passed; after it, has the state that crossed taken."""
 
-    def __init__(self, model: nn.Module, before: Before, crossed: Sequence[torch.Tensor]) -> None:
+    def __init__(self, model: nn.Module, before: Before, crossed: Sequence[torch.Tensor], laid: Laid | None) -> None:
         super().__init__()
         self.before, self.standing = before, Standing()
         self.at, self.names, self.outputs = 0, 0, len(crossed) - len(before.crossing)
@@ -42,7 +43,7 @@ class Skipping(TorchFunctionMode):
             self.tensors[name] = t
         self.ghosts: dict[Any, Ghost] = {}
         self.made: list[weakref.ref[Ghost]] = []
-        self.state = dict(state_of(model))
+        self.state = dict(state_of(model, laid))
         strange = next((name for name in before.written if name not in self.state), None)
         if strange is not None:
             raise BoundaryError(_ASTRAY.format(f"the prefix writes {strange!r}, which this model has not"))
@@ -162,19 +163,20 @@ def run_rest(
     crossed: Sequence[torch.Tensor],
     *,
     known: frozenset[Place],
+    laid: Laid | None = None,
 ) -> tuple[Any, list[Any]]:
     """The model's output, from what crossed; and the names of what the suffix used.
 
     `crossed`: the tensors of the module's output, then those of `before.crossing`. `known`: attributes that may be set.
+    `laid`: what was laid out of the model before.
     """
     if before.refusal:
         raise BoundaryError(f"this boundary can't be run from what crossed alone: {before.refusal}")
     if not torch.is_grad_enabled():
-        # Forward may write into them, and the boundary may be run again; one memo keeps shared memory shared.
-        crossed = copy.deepcopy([*crossed])
-    start = PythonState(model)
+        crossed = _copies(crossed)  # forward may write into them, and the boundary may be run again
+    start = PythonState(model, laid)
     _set_attributes(model, before, known)
-    skipping = Skipping(model, before, crossed)
+    skipping = Skipping(model, before, crossed, laid)
     undoing: list[Any] = []
 
     def reached(output: Any) -> Any:
@@ -229,6 +231,20 @@ def run_rest(
     if skipping.standing.error is not None:
         raise skipping.standing.error
     return result, skipping.standing.used
+
+
+def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies that share memory where these do, and are laid out alike."""
+    plain = (t for t in tensors if type(t) is torch.Tensor and t.layout is torch.strided and not t.requires_grad)
+    alone = {
+        t.untyped_storage().data_ptr(): t
+        for t in plain
+        if t.is_contiguous() and not (t.is_conj() or t.is_neg() or t.is_inference() or t.__dict__ or t.is_quantized)
+        if t.untyped_storage().nbytes() == t.nbytes and t.grad_fn is None
+    }
+    if len(alone) == len(tensors):  # each has its memory for itself
+        return [t.clone() for t in tensors]
+    return copy.deepcopy([*tensors])  # whose memo keeps shared memory shared
 
 
 def _end(start: PythonState, undoing: list[Undoing]) -> None:

@@ -38,6 +38,7 @@ from ariadne.stopped.boundary import StoppedBoundary
 from ariadne.stopped.calls import CallCandidate, Measured, choose, measure
 from ariadne.stopped.crossing import Crossing, foreign_of, handed_on, refuse_rejoined, refuse_strays
 from ariadne.stopped.forward import Forward
+from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import Before, Noting, Wanted
 from ariadne.stopped.proof import hold, isolated, prove_step
 from ariadne.stopped.skipped import run_rest
@@ -82,7 +83,7 @@ class PythonSplit:
         self.module = model.get_submodule(self.candidate.after)
         self._modules = [*model.modules()]
         self._signature = _signature(model, self.candidate, measured)
-        self.wanted = Wanted()
+        self.wanted, self._laid = Wanted(), Laid()
         self.stays = ""  # why a boundary can be run in this process alone, once; empty where it can be sent
 
     # --- what it is -----------------------------------------------------------------------------------------------
@@ -168,7 +169,13 @@ class PythonSplit:
             return told  # forward returned before the cut came
         with torch.set_grad_enabled(grad):
             return run_rest(
-                self.model, self.module, self.candidate.call, Before.read(told), crossed, known=self.wanted.attributes
+                self.model,
+                self.module,
+                self.candidate.call,
+                Before.read(told),
+                crossed,
+                known=self.wanted.attributes,
+                laid=self._laid,
             )[0]
 
     def joined(self, *args: Any, **kwargs: Any) -> Any:

@@ -36,7 +36,7 @@ def run(bench: Bench, case: Case) -> Finding:
     examples = [bench.inputs(b) for b in (*batches, *([REFERENCE] if trains else ()))]
     bench.side(case.training)
     with tempfile.TemporaryDirectory() as folder:
-        halves = [_half(split, side, examples, Path(folder)) for side in ("prefix", "suffix")]
+        halves = [_half(bench, split, side, examples, Path(folder)) for side in ("prefix", "suffix")]
         bench.facts["file_bytes"] = [(Path(folder) / side).stat().st_size for side in ("prefix", "suffix")]
         for batch in batches:
             _hold_forward(bench, case, split, halves, batch)
@@ -47,7 +47,7 @@ def run(bench: Bench, case: Case) -> Finding:
         if halves[0].shared_parameters() or halves[1].shared_parameters():
             bench.facts["tied_across"] = len(halves[0].shared_parameters())
             return PASSED
-        halves = [_loaded(split, Path(folder) / side) for side in ("prefix", "suffix")]
+        halves = [_loaded(bench, split, Path(folder) / side) for side in ("prefix", "suffix")]
         _hold_training(bench, case, split, halves)
     return PASSED
 
@@ -66,14 +66,30 @@ def _runs(bench: Bench, split: Split, training: bool, batch: int) -> bool:
     return True
 
 
-def _half(split: Split, side: str, examples: list[Any], folder: Path) -> Any:
+def _half(bench: Bench, split: Split, side: str, examples: list[Any], folder: Path) -> Any:
     split.runtime.save(folder / side, side=side, examples=examples)
-    return _loaded(split, folder / side)
+    return _loaded(bench, split, folder / side)
 
 
-def _loaded(split: Split, path: Path) -> Any:
+def _loaded(bench: Bench, split: Split, path: Path) -> Any:
+    handed = _handed(bench, split)
     with hidden(LIBRARIES):
-        return ariadne.load(path, allow=_functions(split), plain=True)
+        return ariadne.load(path, allow=_functions(split), plain=True, modules=handed)
+
+
+def _handed(bench: Bench, split: Split) -> dict[str, Any]:
+    """The modules, and methods of modules, that the plans of a split call: those of a model that never ran, by their names."""
+    names, found = {id(m): path for path, m in split.model.named_modules()}, {}
+    for plan in split.runtime._plans:
+        for thing in plan.objects.values():
+            called = getattr(thing, "function", thing)
+            owner = getattr(called, "__self__", called)
+            path = names.get(id(owner))
+            if path is not None:
+                module = bench.whole(split.model.training).get_submodule(path)
+                key = path if owner is called else f"{path}.{called.__name__}".removeprefix(".")
+                found[key] = module if owner is called else getattr(module, called.__name__)
+    return found
 
 
 def _functions(split: Split) -> list[str]:
@@ -82,7 +98,9 @@ def _functions(split: Split) -> list[str]:
     for plan in split.runtime._plans:
         for thing in plan.objects.values():
             owner = getattr(thing, "__self__", getattr(thing, "function", thing))
-            if not callable(owner):  # a container that the plan stores in
+            if not callable(owner) or isinstance(
+                owner, nn.Module
+            ):  # a container that the plan stores in, or what is handed over
                 continue
             found.add(f"{owner.__module__}:{owner.__qualname__}")
     return sorted(found)
@@ -108,7 +126,7 @@ def _hold_forward(bench: Bench, case: Case, split: Split, halves: list[Any], bat
     seed_all(batch)
     expected = no_grad(twin, bench.inputs(batch))
     after = rng_state()
-    if case.training:
+    if case.training or any(plan.objects for half in halves for plan in half.runtime._plans):
         halves = [_fresh(half) for half in halves]
     args, kwargs = bench.inputs(batch)
     seed_all(batch)
@@ -127,7 +145,7 @@ def _hold_double(bench: Bench, split: Split, folder: Path, batch: int) -> None:
     """In double precision: the halves refuse to go there, or give what the model gives that was moved alike."""
     try:
         with hidden(LIBRARIES):
-            halves = [_loaded(split, folder / side).double() for side in ("prefix", "suffix")]
+            halves = [_loaded(bench, split, folder / side).double() for side in ("prefix", "suffix")]
     except HalfError as error:
         bench.facts["double"] = str(error)[:80]
         return

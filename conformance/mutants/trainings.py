@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from ariadne.boundary import BoundaryPayload
 from ariadne.plan import TracePlan
@@ -202,3 +203,16 @@ class UnwalkedPrefix(Planted):
             super().backward_prefix(boundary, boundary_grads, **kwargs)
         else:
             super().backward_prefix(boundary, {}, **kwargs)
+
+
+class CastBackTwice(Planted):
+    """What the suffix has for a weight that autocast cast for both sides is cast back by itself, then added."""
+
+    piece = "runtime.casts"
+
+    def backward_prefix(self, boundary: BoundaryPayload, *args: Any, **kwargs: Any) -> None:
+        boundary._shared = [
+            (w.node.next_functions[0][0].variable, g.float()) if isinstance(w, GradientEdge) else (w, g)
+            for w, g in boundary._shared
+        ]
+        super().backward_prefix(boundary, *args, **kwargs)

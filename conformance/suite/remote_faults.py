@@ -132,7 +132,9 @@ def train(folder: Path, port: int, full: bool) -> None:
     torch.manual_seed(1)
     if full:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
-    with ariadne.connect(f"127.0.0.1:{port}", half, timeout=PATIENCE) as remote:
+    with ariadne.connect(
+        f"127.0.0.1:{port}", half, timeout=10 * PATIENCE
+    ) as remote:  # who kills says when it is too long
         training = None
         while training is None or training.step < STEPS or not (folder / "here" / f"{STEPS:012d}.safetensors").exists():
             try:

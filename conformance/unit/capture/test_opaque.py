@@ -439,13 +439,24 @@ def test_what_can_not_be_called_is_refused() -> None:
 
 
 def test_a_compiler_may_not_look_into_it() -> None:
-    model, x = of(_in_numpy).eval(), torch.randn(3, 4)
+    def counts(part: Part, x: torch.Tensor) -> torch.Tensor:
+        part.calls += 1
+        return _in_numpy(part, x)
+
+    model, x = of(counts).eval(), torch.randn(3, 4)
+    options: dict[str, Any] = {"backend": "eager", "fullgraph": True}
     with pytest.raises(CompileError, match="'suffix' calls the opaque part 'Part', into which no compiler may look"):
-        prepare_split(model, (x,), split="after:enter", mode="compiled")
-    options = {"on_compile_error": "eager", "backend": "eager"}
-    runtime = prepare_split(model, (x,), split="after:enter", mode="compiled", compile_options=options)
-    with torch.no_grad():
-        assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
+        prepare_split(model, (x,), split="after:enter", mode="compiled", compile_options=options)
+    for options in ({"backend": "eager"}, {"on_compile_error": "eager", "backend": "eager"}):
+        runtime = prepare_split(model, (x,), split="after:enter", mode="compiled", compile_options=options)
+        for batch in (3, 5, 1):
+            given = torch.randn(batch, 4)
+            with torch.no_grad():
+                expected, calls = model(given), model.part.calls
+                assert torch.equal(runtime.run_suffix(runtime.run_prefix(given)), expected)
+            assert model.part.calls == calls + 1
+        states = [s.state for s in runtime.report().segments]
+        assert states == ["compiled", "compiled" if len(options) == 1 else "eager"]
 
 
 @ariadne.opaque

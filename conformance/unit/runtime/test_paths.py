@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ariadne import BoundaryPayload, SplitSpec, prepare_split
-from ariadne.errors import SpecError, TrainingError, WitnessError
+from ariadne.errors import ModuleError, SpecError, TrainingError, WitnessError
 from conformance.suite.state import seed_torch
 from conformance.unit.trap_twins import Twins, either, same, seeded, square_loss, state
 
@@ -455,3 +455,53 @@ def test_a_path_without_draws_is_captured_without_any() -> None:
                 want = model(seeded((batch, 6), seed)), torch.get_rng_state()
             seed_torch(seed)
             same(want, (runtime.run_suffix(runtime.run_prefix(seeded((batch, 6), seed))), torch.get_rng_state()))
+
+
+class Gained(nn.Module):
+    """(B, 6) -> (B, 6): one of two layers, by data; the right one is scaled by what stands on the module that holds both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.left, self.right, self.leave = (nn.Linear(6, 6) for _ in range(4))
+        self.gain = 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.enter(x)
+        h = self.left(h) if h.sum() > 0 else self.right(h) * self.gain
+        found: Tensor = self.leave(h)
+        return found
+
+
+def gain(model: Gained) -> None:
+    model.gain = 3.0
+
+
+def class_of_the_branch(model: Gained) -> None:
+    model.right.__class__ = type("Linear", (nn.Linear,), {"forward": lambda s, x: nn.Linear.forward(s, x) + 1})
+
+
+def hook_on_the_branch(model: Gained) -> None:
+    model.right.register_forward_hook(lambda module, args, output: output + 1)
+
+
+@pytest.mark.parametrize("boundary", ["after:enter", "percent:85"])
+@pytest.mark.parametrize("change", [gain, class_of_the_branch, hook_on_the_branch])
+def test_what_changes_on_another_path_is_seen_by_the_call_that_goes_on_there(
+    change: Callable[[Gained], None], boundary: str
+) -> None:
+    torch.manual_seed(0)
+    model = Gained().eval()
+    x = torch.randn(2, 6)
+    some = {bool(model.enter(s).sum() > 0): s for s in (x, -x, x * 5, -x * 5)}
+    left, right = some[True], some[False]
+    runtime = prepare_split(model, (left,), split=boundary, more_examples=[(right,)])
+    for x in (left, right, left, right, left):
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
+    change(model)
+    refusals = []
+    for x in (left, right):  # the first sees a write, and goes on
+        try:
+            assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
+        except ModuleError as error:
+            refusals.append(str(error))
+    assert all("right" in told or "gain" in told for told in refusals)

@@ -1,9 +1,10 @@
-"""Detectors, each cut at its backbone, pyramid or neck: `python -m conformance.unit.stopped.detectors [PART OF A NAME ...]`.
+"""Detectors, each cut at its backbone, pyramid or neck: `python -m conformance.unit.stopped.detectors [--zoo] [WORD ...]`.
 
 Small ones of torchvision's and transformers' own classes, in eval with no, one and many detections, and in training with no, one
 and many objects. Each is split with `fallback="python"` and `"python-suffix"` and held, bit for bit, against the whole model:
 results or losses, gradients, buffers and random numbers. What crosses goes as it is and as bytes, and where the prefix is a graph,
-also from its file. A line for each tells what was compared; it ends with 1 where anything differs.
+also from its file. A line for each tells what was compared; it ends with 1 where anything differs. With `--zoo` they are
+torchvision's twelve as it builds them, on images of some 128 pixels. Of words, a line must have each: `mask eval`.
 """
 
 from __future__ import annotations
@@ -181,6 +182,39 @@ DETECTORS = {
 }
 
 
+def as_built(name: str, cuts: tuple[str, ...] = _PYRAMID) -> Detector:
+    """A detector of torchvision's at the size that it has there, with weights that are drawn."""
+
+    def make(**options: Any) -> nn.Module:
+        sized = {} if name.startswith("ssd") else {"min_size": 128, "max_size": 192}
+        made: nn.Module = getattr(detection, name)(weights=None, weights_backbone=None, **sized, **options)
+        holder: Any = getattr(made, "roi_heads", made)
+        holder.score_thresh, holder.detections_per_img = 0.0, 5
+        return made
+
+    return Detector(make, cuts, sizes=((128, 192), (192, 128)))
+
+
+_REGIONS, _WHOLE = (*_PYRAMID, "rpn.head"), (*_PYRAMID, "head")
+ZOO = {
+    "ssdlite320_mobilenet_v3_large": as_built(
+        "ssdlite320_mobilenet_v3_large", ("backbone.features.0", "backbone", "head")
+    ),
+    "ssd300_vgg16": as_built("ssd300_vgg16", ("backbone.features", "backbone", "head")),
+    **{
+        name: as_built(name, ("backbone.body", "backbone.fpn", "backbone", "rpn.head"))
+        for name in ("fasterrcnn_mobilenet_v3_large_320_fpn", "fasterrcnn_mobilenet_v3_large_fpn")
+    },
+    **{name: as_built(name, _WHOLE) for name in ("fcos_resnet50_fpn", "retinanet_resnet50_fpn")},
+    "maskrcnn_resnet50_fpn": as_built("maskrcnn_resnet50_fpn", _REGIONS),
+    "keypointrcnn_resnet50_fpn": as_built("keypointrcnn_resnet50_fpn", _REGIONS),
+    "fasterrcnn_resnet50_fpn": as_built("fasterrcnn_resnet50_fpn", _REGIONS),
+    "retinanet_resnet50_fpn_v2": as_built("retinanet_resnet50_fpn_v2", _WHOLE),
+    "fasterrcnn_resnet50_fpn_v2": as_built("fasterrcnn_resnet50_fpn_v2", _REGIONS),
+    "maskrcnn_resnet50_fpn_v2": as_built("maskrcnn_resnet50_fpn_v2", _REGIONS),
+}
+
+
 def pictures(*sizes: tuple[int, int], seed: int = 0) -> Images:
     """Images of these sizes."""
     generator = torch.Generator().manual_seed(100 * seed + len(sizes))
@@ -273,10 +307,9 @@ def in_training(detector: Detector, model: nn.Module, runtime: Any, counts: tupl
         yield f"{objects} objects"
 
 
-def held(name: str, mode: Mode, cut: str, way: Way) -> str:
+def held(detector: Detector, mode: Mode, cut: str, way: Way) -> str:
     """One detector, cut and run one way, held against the whole: what was compared; raises where something differs."""
     torch.manual_seed(1)
-    detector = DETECTORS[name]
     fixed = {"_skip_resize": True} if detector.of_lists and (mode, way) == ("train", "python-suffix") else {}
     model = detector.make(**fixed)
     model.train(mode == "train")
@@ -305,14 +338,16 @@ def main(asked: list[str]) -> int:
     wrong = 0
     ways: tuple[Way, ...] = ("python", "python-suffix")
     modes: tuple[Mode, ...] = ("eval", "train")
-    for name, detector in DETECTORS.items():
+    zoo = "--zoo" in asked
+    words = [word for word in asked if word != "--zoo"]
+    for name, detector in (ZOO if zoo else DETECTORS).items():
         for mode, cut, way in product(modes, detector.cuts, ways):
             line = f"{name} {mode} {cut} {way}"
-            if not all(part in line.split(" ") for part in asked):
+            if not all(word in line.split(" ") for word in words):
                 continue
             start = time.process_time()
             try:
-                told = f"equal; {held(name, mode, cut, way)}"
+                told = f"equal; {held(detector, mode, cut, way)}"
             except AriadneError as error:
                 told = f"refused; {type(error).__name__}: {error}"
             except Exception as error:  # what differs, or whatever the model raises

@@ -1,0 +1,57 @@
+"""What one guard asks beyond another that was asked a moment ago: a call that goes on in another plan asks no more."""
+
+from __future__ import annotations
+
+from operator import attrgetter, is_not
+from typing import Any
+
+from torch import nn
+
+from ariadne.guards.calls import ModuleGuard
+from ariadne.guards.watched import version
+
+_own_of = attrgetter("__dict__")
+
+
+class Further:
+    """Whether `guard` holds, where `known` was asked just before, and holds.
+
+    Dicts that both rest on are left out as long as `known` sees no write into any of its own; and modules of which both expect the
+    same. After a write the whole guard is asked.
+    """
+
+    def __init__(self, guard: ModuleGuard, known: ModuleGuard) -> None:
+        self._guard, self._known = guard, known
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        guard, known = self._guard, self._known
+        self._of = guard._dicts, known._dicts  # each guard makes new ones when it is laid out anew
+        self._known_total = self._total = -1  # of the dicts of `known`, and of the others, when the whole guard held
+        seen, hookless = set(map(id, known._dicts)), set(map(id, known._hookless))
+        self._dicts = [table for table in guard._dicts if id(table) not in seen]
+        self._hookless = [table for table in guard._hookless if id(table) not in hookless]
+        alike = {(id(m), id(own), cls) for m, own, cls in zip(known._modules, known._own, known._classes, strict=True)}
+        rows: list[tuple[nn.Module, dict[str, Any], type]] = [
+            row
+            for row in zip(guard._modules, guard._own, guard._classes, strict=True)
+            if (id(row[0]), id(row[1]), row[2]) not in alike
+        ]
+        self._modules, self._own, self._classes = ([row[i] for row in rows] for i in range(3))
+
+    def __call__(self) -> bool:
+        guard, known = self._guard, self._known
+        if self._of[0] is not guard._dicts or self._of[1] is not known._dicts:
+            self._lay_out()
+        known_total, total = known._total, sum(map(version, self._dicts))
+        if known_total != self._known_total or total != self._total:
+            if not guard():
+                return False
+            self._known_total, self._total = known_total, total
+            return True
+        for ask in guard._asked:
+            if not ask():
+                return False
+        if any(map(is_not, map(_own_of, self._modules), self._own)) or any(self._hookless):
+            return False
+        return list(map(type, self._modules)) == self._classes
