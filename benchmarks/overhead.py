@@ -1,6 +1,6 @@
 """What a split costs: the figures that the project promises, measured as interleaved pairs in one process.
 
-    python -m benchmarks.overhead [--minutes 3] [--pairs 300] [--only inference training prepare frontier memory guards start]
+    python -m benchmarks.overhead [--minutes 3] [--pairs 300] [--only inference training paths ...]
 
 Every ratio is the median over pairs of (split time / whole time), each pair run back to back in random order on one
 thread; the eager-against-eager column is the noise floor. A row is printed when it is measured, and takes fewer pairs where
@@ -34,6 +34,7 @@ from ariadne.capture.ways import symbolic
 from ariadne.cut import frontiers
 from ariadne.guards import Effects
 from ariadne.runtime import SplitRuntime
+from benchmarks import branching
 from benchmarks.memory import peak
 from benchmarks.runner import ROOT, brought
 from benchmarks.statistics import ratio_of_pairs
@@ -325,6 +326,41 @@ def guards(count: int, seconds: float) -> None:
     table("Guards", ["check", "µs per call"], (row[0] for row in rows), rows)
 
 
+def _paths_row(place: tuple[str, str], count: int, seconds: float) -> list[str]:
+    name, side = place
+    _now(f"{name}, asked in the {side}")
+    calls = branching.paths(name, side == "prefix")
+    with torch.no_grad():
+        straight, _, changing = pairs(calls.straight, calls.changing, count, seconds / 3)
+        staying = pairs(calls.straight_staying, calls.staying, count, seconds / 3)[2]
+        floor = pairs(calls.straight, calls.straight, count, seconds / 3)[2]
+    return [f"{name}, {side}", f"{straight / 2 * 1e3:.3f}", f"{changing:.3f}", f"{staying:.3f}", "1.1", f"{floor:.3f}"]
+
+
+def paths(count: int, seconds: float) -> None:
+    """Calls of a model that asks, on paths that were seen before, over the same ops in splits that ask nothing."""
+    places = [(name, side) for name in branching.MODELS for side in ("prefix", "suffix")]
+    rows = (_paths_row(place, count, seconds / len(places)) for place in places)
+    head = ["model, asked in", "no question ms", "another path each call", "same path", "to reach", "floor"]
+    table("Paths seen before: prefix + suffix over the same ops without a question", head, map(", ".join, places), rows)
+
+
+def _skipped_row(name: str, count: int, seconds: float) -> list[str]:
+    _now(name)
+    split, own = branching.skipped(name)
+    with torch.no_grad():
+        a, b, ratio = pairs(own, split, count, seconds * 2 / 3)
+        floor = pairs(own, own, count, seconds / 3)[2]
+    return [name, f"{a * 1e3:.3f}", f"{b * 1e3:.3f}", f"{ratio:.3f}", "1.3", f"{floor:.3f}"]
+
+
+def skipped(count: int, seconds: float) -> None:
+    """The suffix of a Python split from bytes, its beginning skipped, over the model's own part after the cut."""
+    rows = (_skipped_row(name, count, seconds / len(branching.MODELS)) for name in branching.MODELS)
+    head = ["model, cut in the middle", "own ms", "suffix ms", "suffix / own", "to reach", "own / own"]
+    table("Python split: a suffix from bytes over the model's own time of that part", head, branching.MODELS, rows)
+
+
 _MODEL = """
 import torch
 from torch import nn
@@ -366,8 +402,9 @@ def start(count: int, seconds: float) -> None:
 
 
 # With the share of the minutes that each gets. What comes before the pairs, a model built and prepared, is not counted.
-SUITES = {"guards": (guards, 0.02), "inference": (inference, 0.15), "training": (training, 0.45), "memory": (memory, 0.05),
-          "frontier": (frontier, 0.03), "prepare": (prepare, 0.2), "start": (start, 0.1)}  # fmt: skip
+SUITES = {"guards": (guards, 0.02), "inference": (inference, 0.15), "training": (training, 0.4), "paths": (paths, 0.04),
+          "skipped": (skipped, 0.03), "memory": (memory, 0.04), "frontier": (frontier, 0.02), "prepare": (prepare, 0.2),
+          "start": (start, 0.1)}  # fmt: skip
 
 
 def main() -> None:

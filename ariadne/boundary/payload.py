@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -175,6 +176,14 @@ class BoundaryPayload:
         BoundaryPayload(cut:50, batch 8, layer3_1_relu_call2: [8, 256, 14, 14])
         """
         self.refuse_if_written()
+        data = self._encoded()
+        if self._stood is not None:  # which matters to the suffix, where these bytes come back to this process
+            _SENT[_digest(data)] = self._moves, self._stood
+            if len(_SENT) > _MOST_SENT:
+                del _SENT[next(iter(_SENT))]
+        return data
+
+    def _encoded(self) -> bytes:
         alone = dict(zip(self.labels, self.raw, strict=True))
         if len({id(v) for v in alone.values() if type(v) is torch.Tensor and not v.is_nested}) == len(self.raw):
             key = (
@@ -277,6 +286,8 @@ class BoundaryPayload:
             raise PayloadError(
                 f"the payload wants a gradient of {shown(odd)}, which is no tensor of floats in it; refuse the sender"
             )
+        if _SENT:
+            found._moves, found._stood = _SENT.get(_digest(data), (None, None))
         found.weights, found.autocast = weights, autocast
         return found
 
@@ -288,7 +299,13 @@ class BoundaryPayload:
 ReplayBoundary = BoundaryPayload
 register_boundary_serializer(Ragged, Ragged.told, Ragged.read, "label, sizes, strides, offsets")
 _NOTHING: tuple[tuple[int, ...], list[int], frozenset[int]] = ((), [], frozenset())
+_SENT: dict[bytes, tuple[int | None, list[Any]]] = {}  # of bytes that this process wrote, how state of the model stood
+_MOST_SENT = 256
 _SECTIONS = Memo()  # header and values of boundaries that hold nothing but tensors, by what is in them
+
+
+def _digest(data: bytes | bytearray | memoryview) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _writes(raw: tuple[Any, ...], at: tuple[int, ...]) -> list[int]:

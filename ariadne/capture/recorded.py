@@ -23,7 +23,7 @@ from ariadne.capture.followed import plain
 from ariadne.capture.measured import patch_sizes
 from ariadne.capture.parts import Parts
 from ariadne.capture.recorder import Recorder
-from ariadne.capture.refusals import PATCHING, Patches, Run, called_by_torch, refuse
+from ariadne.capture.refusals import PATCHING, Patches, Run, called_by_torch, minds_its_own, refuse
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
@@ -31,7 +31,6 @@ from ariadne.errors import UnsupportedError
 from ariadne.guards import BOOKKEEPING, Recording, Taken, is_a, is_whole, simple, surroundings, switches
 from ariadne.plan import WHOLE, storage_of, tensors_in
 
-_MINDING: dict[Any, bool] = {}  # by the name of a module
 ATOMS = frozenset({int, float, bool, str, type(None)})
 CONTAINERS = frozenset({tuple, list, dict, set, frozenset, str, bytes, range})
 HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks")
@@ -66,10 +65,10 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     plain_length, plain_type = builtins.len, builtins.type
 
     def length(thing: Any) -> Any:
-        if plain_type(thing) not in CONTAINERS and isinstance(thing, torch.Tensor) and thing.dim():
-            # `__len__` itself may only return a plain int, and the batch would be lost
-            return thing.shape[0] if mine() and not thing.is_nested else plain_length(thing)
-        return plain_length(thing)
+        if plain_type(thing) in CONTAINERS or not (isinstance(thing, torch.Tensor) and thing.dim() and mine()):
+            return plain_length(thing)
+        # `__len__` itself may only return a plain int, and the batch would be lost
+        return plain_length(thing) if thing.is_nested else thing.shape[0]
 
     patches.set(builtins, "len", length)
 
@@ -80,7 +79,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
         watched = name == "__dict__" or name not in BOOKKEEPING
         if not watched or recorder.depth or id(self) not in paths or not mine():
             return value
-        if name == "__dict__" and not _minds_its_own():
+        if name == "__dict__" and not minds_its_own():
             for key in [k for k in value if k not in BOOKKEEPING]:  # what is looked up in there, nobody sees
                 read(self, key)
         if name not in BOOKKEEPING:
@@ -413,15 +412,6 @@ def _asks_object(cls: Any) -> bool:
     """Whether a method of a module's class asks `object.__getattribute__` for attributes, of which torch's own does not hear."""
     methods = (f for c in cls.__mro__ if c.__module__.partition(".")[0] != "torch" for f in vars(c).values())
     return any("__getattribute__" in f.__code__.co_names for f in methods if isinstance(f, FunctionType))
-
-
-def _minds_its_own() -> bool:
-    """Whether it is `functools.cached_property` that looks into a dict, for its own name; or torch, or what records."""
-    table = sys._getframe(2).f_globals
-    name = table["__name__"] if "__name__" in table else None  # noqa: SIM401 (dict.get may be what is looked at)
-    if name not in _MINDING:
-        _MINDING[name] = str(name).partition(".")[0] in ("functools", "ariadne", "torch")
-    return _MINDING[name]
 
 
 def _is_made_here(t: torch.Tensor, recording: Recording) -> bool:

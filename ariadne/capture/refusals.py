@@ -52,6 +52,15 @@ def called_by_torch(frames: int = 2) -> bool:
     return bool(sys._getframe(frames).f_globals.get("__name__", "").startswith(TORCH))
 
 
+def minds_its_own() -> bool:
+    """Whether it is `functools.cached_property` that looks into a dict, for its own name; or torch, or what records."""
+    name = sys._getframe(2).f_globals.get("__name__")
+    if name not in _MINDING:
+        _MINDING[name] = str(name).partition(".")[0] in ("functools", "ariadne", "torch")
+    return _MINDING[name]
+
+
+_MINDING: dict[Any, bool] = {}  # by the name of a module
 _STATES = (
     ("torch", "torch", ("get_rng_state", "initial_seed")),
     ("torch.random", "torch.random", ("get_rng_state", "initial_seed")),

@@ -130,6 +130,20 @@ def foresee(plan: TracePlan, nodes: Sequence[TraceNode], batch: int) -> bool:
     return True
 
 
+def moving(plan: TracePlan, nodes: Sequence[TraceNode], batch: int, generators: Generators) -> tuple[TraceNode, ...]:
+    """Of ops that may draw those that do: not attention and dropout at probability 0, which would be computed for nothing.
+
+    It is told by running each once. Where one of the others drew all the same, `refuse_unforeseen` would tell.
+    """
+    found = []
+    with generators.at(None):
+        for node in nodes:
+            before = generators.state()
+            if not batch or not foresee(plan, (node,), batch) or generators.state() != before:
+                found.append(node)
+    return tuple(found)
+
+
 def refuse_unforeseen(state: Mapping[str, bytes], foreseen: str) -> None:
     """Raise `PipelineError` where the last part stands elsewhere than the first foresaw."""
     if foreseen and digest(state) != foreseen:

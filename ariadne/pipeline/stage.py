@@ -25,7 +25,7 @@ from ariadne.pipeline.flight import Flight, back
 from ariadne.pipeline.later import Later, back_to_inputs, halves_well
 from ariadne.pipeline.message import Message, Room, packed
 from ariadne.pipeline.part import Part
-from ariadne.plan import TracePlan
+from ariadne.plan import TraceNode, TracePlan
 
 if TYPE_CHECKING:
     from ariadne.pipeline.loaded import LoadedPart
@@ -79,6 +79,7 @@ class Stage(PipelineStage):
         self._answers: dict[int, Message] = {}  # gradients that wait to be sent back
         self._kept: dict[int, int] = {}
         self._later: dict[int, Later] = {}
+        self._moving: dict[str, tuple[TraceNode, ...]] = {}  # by plan, the ops behind the first part that draw
         self._behind: dict[int, draws.State] = {}  # where the generators stand behind the last part, for the loss
         self.batches: dict[int, int] = {}
         self._signatures: dict[int, str] = {}
@@ -175,7 +176,10 @@ class Stage(PipelineStage):
                 return flight, None
             drawn = _Drawn(self._generators.state())
             if pipeline.draws == "whole":
-                draws.foresee(plan, drawing, flight.gives.batch)
+                batch, signature = flight.gives.batch, plan.signature
+                if signature not in self._moving:
+                    self._moving[signature] = draws.moving(plan, drawing, batch, self._generators)
+                draws.foresee(plan, self._moving[signature], batch)
                 drawn.foreseen = draws.digest(self._generators.state())
             return flight, drawn
 

@@ -62,13 +62,14 @@ class Flight:
     def refuse_moved(self, boundary: BoundaryPayload, sides: Sides, here: bool, stood: Sequence[Any]) -> None:
         """Raise `BoundaryError` where the suffix would not find what it uses as the prefix of this call left it.
 
-        `here`: whether that ran on this model; `stood`: how the tensors stand now that both sides use.
+        `here`: whether that ran on this model, which may be known of bytes, too; `stood`: how the tensors stand now that both
+        sides use.
         """
         with self._lock:
             boundary.refuse_if_written()
             if threading.active_count() > 1:
                 keep(boundary)  # another thread's prefix may write while this suffix runs
-        if not here:
+        if not here and boundary._stood is None:
             if sides.both:
                 raise BoundaryError(
                     f"{_told(min(sides.both))} is written on one side of {boundary.split_id} and used on the other, and this "

@@ -10,6 +10,7 @@ files, in import order::
     python      what Python keeps, at one moment, and how it is put back
     noted       what forward did before the cut
     skipped     forward with that part skipped, from what crossed alone
+    standing    whether the model's state was moved since
     forward     a forward in a thread of its own, which waits and goes on
     boundary    the output of the call, and the forward that waits there
     crossing    in training: what crosses besides, and what the suffix's backward pass reaches

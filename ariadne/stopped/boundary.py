@@ -40,6 +40,8 @@ class StoppedBoundary(BoundaryPayload):
     ) -> None:
         super().__init__(split_id, signature, 1, (label,), (raw,), requires_grad, graph)
         self.forward, self.before, self.kept = forward, forward.halt.before, forward.halt.kept
+        assert forward.stood is not None
+        self.stood = forward.stood
         self.owner: object = None  # the runtime that made it
         self.flags: tuple[bool, ...] = ()  # which modules were training
         self.foreign: list[torch.Tensor] = []  # inputs that have a graph of their own
@@ -52,6 +54,11 @@ class StoppedBoundary(BoundaryPayload):
         self._versions = [(name, t, _version(t)) for name, t in held]
         end = weakref.finalize(self, forward.orders.put, None)
         end.atexit = False
+
+    @property
+    def spent(self) -> bool:
+        """Whether its forward went on already, or would find that another call moved what its own prefix wrote."""
+        return self.forward.taken or not self.stood.written.isdisjoint(self.stood.moved())
 
     def refuse_if_written(self) -> None:
         """Raise `BoundaryError` if what crosses, or an input, was written into since the prefix ran."""

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from ariadne import tree
 from ariadne.errors import TrainingError
 from ariadne.runtime import Gradients, Tap, led_to, rejoins
+from ariadne.stopped.standing import Unmoved
 
 _AccumulateGrad = torch._C._functions.AccumulateGrad
 _PLAIN = (
@@ -65,8 +66,9 @@ class Crossing(TorchFunctionMode):
     `labels` are those of tensors known beforehand, by id; another gets one when it is met.
     """
 
-    def __init__(self, before: int, labels: dict[int, str]) -> None:
+    def __init__(self, before: int, labels: dict[int, str], unmoved: Unmoved) -> None:
         super().__init__()
+        self.unmoved = unmoved
         self.before, self.labels = before, labels
         self.crossed: dict[int, _Crossed] = {}
         self.gradients: Gradients = {}
@@ -80,6 +82,7 @@ class Crossing(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _KEEPS:
             return func(*args, **kwargs)
+        self.unmoved.look((args, kwargs))
         used: list[_Crossed] = []
         taken = [self._take(a, used) for a in args]
         given = {k: self._take(v, used) for k, v in kwargs.items()} if kwargs else kwargs

@@ -24,6 +24,7 @@ from ariadne.stopped.gate import Awaited
 from ariadne.stopped.noted import Before, Noting
 from ariadne.stopped.python import PythonState, Undoing
 from ariadne.stopped.skipped import leave
+from ariadne.stopped.standing import Stood
 
 count: Callable[[], int] = torch._C._autograd._get_sequence_nr  # how many autograd nodes this thread has made
 
@@ -72,6 +73,7 @@ class Forward:
         number: int,
         grad: bool,
         noting: Noting | None = None,
+        stood: Stood | None = None,
     ) -> None:
         self.ambient, self.process, self.taken = Ambient.now(grad), os.getpid(), False
         self.orders: SimpleQueue[_Order | None] = SimpleQueue()
@@ -81,6 +83,7 @@ class Forward:
         work = (context, self.ambient, model, args, kwargs, module, number, noting, python, self.orders, self._news)
         threading.Thread(target=_work, args=work, name="ariadne forward", daemon=True).start()
         self.halt: Halt = self._next()
+        self.stood = stood.stop() if stood is not None else None
 
     def go_on(self, mode: TorchFunctionMode | None = None, then: Callable[[Any], Any] | None = None) -> Any:
         """Run the rest, once: what `then` makes of what forward returns, in its thread, all of it under `mode`."""

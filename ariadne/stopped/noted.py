@@ -149,7 +149,8 @@ class Noting(TorchFunctionMode):
         self.told_inputs = tree.map_leaves(self._input, inputs)
         self.state = dict(state_of(model))
         self.ids = {id(t): name for name, t in self.state.items()}
-        self.versions = {name: _version(t) for name, t in self.state.items()}
+        self.marks = marks_of(model, self.state)
+        self.used: set[str] = set()  # which state a call took
         self.python = PythonState(model)
         for at, (path, t) in enumerate(tree.paths(inputs)):
             if isinstance(t, torch.Tensor):
@@ -172,13 +173,11 @@ class Noting(TorchFunctionMode):
         at = len(self.calls)
         self.calls.append(("lost", f"what {_name(func)} raises"))
         self.names = crc32(_name(func).encode(), self.names)
-        strangers = [
-            (t, _version(t))
-            for t in tree.leaves((args, kwargs))
-            if isinstance(t, torch.Tensor) and id(t) not in self.ids and not self._knows(t)
-        ]
+        given = [t for t in tree.leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        self.used.update([self.ids[id(t)] for t in given if id(t) in self.ids])
+        strangers = [(t, version_of(t)) for t in given if id(t) not in self.ids and not self._knows(t)]
         found = func(*args, **kwargs)
-        if any(_version(t) != was for t, was in strangers):
+        if any(version_of(t) != was for t, was in strangers):
             self.strange = (
                 self.strange or f"before the cut {_name(func)} writes into a tensor that no call of torch made there"
             )
@@ -220,15 +219,15 @@ class Noting(TorchFunctionMode):
             (name, site, t) for ref, name, site in self.made.values() if (t := ref()) is not None and id(t) not in ids
         ]
         used = [(name, t) for name, site, t in alive if wanted.everything or site in wanted.sites]
-        taken = {_memory(t) for t in (*of_output, *self.state.values(), *(t for _, t in used))}
+        taken = {memory_of(t) for t in (*of_output, *self.state.values(), *(t for _, t in used))}
         for name, site, t in alive:
-            if site not in wanted.sites and _memory(t) not in taken and t.numel() * t.element_size() <= wanted.small:
-                taken.add(_memory(t))
+            if site not in wanted.sites and memory_of(t) not in taken and t.numel() * t.element_size() <= wanted.small:
+                taken.add(memory_of(t))
                 used.append((name, t))
         crossing: list[Name] = [name for name, _ in used]
         tensors = [t for _, t in used]
         self.site_of = {name: site for _, name, site in self.made.values()}
-        written = [name for name, t in self.state.items() if _version(t) != self.versions[name]]
+        written = [name for name, t in self.state.items() if not stands(t, self.marks[name])]
         for of_model in written:
             if wanted.everything or of_model in wanted.state:
                 crossing.append(("state", of_model))
@@ -254,8 +253,10 @@ class Noting(TorchFunctionMode):
         where = self.python.changed_inside()
         if where is not None:
             return f"before the cut forward changes what {where.lstrip('.')!r} holds"
-        own = {_memory(t): name for name, t in self.state.items()}
-        name = next((own[_memory(t)] for t in (*output, *kept) if _memory(t) in own and id(t) not in self.ids), None)
+        own = {memory_of(t): name for name, t in self.state.items()}
+        name = next(
+            (own[memory_of(t)] for t in (*output, *kept) if memory_of(t) in own and id(t) not in self.ids), None
+        )
         return "" if name is None else f"a view of {name!r}, a tensor of the model, crosses"
 
 
@@ -275,6 +276,22 @@ def state_of(model: nn.Module, laid: Laid | None = None) -> list[tuple[str, torc
     return [*found.values()]
 
 
+def marks_of(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """What tells by `stands` whether each of these tensors of a model was written into.
+
+    Running statistics don't count their writes, so of them a copy is kept.
+    """
+    norms = (m for m in model.modules() if m.training and isinstance(m, torch.nn.modules.batchnorm._NormBase))
+    untold = {id(t) for m in norms for t in m._buffers.values()}
+    return {n: (version_of(t), t.detach().clone() if id(t) in untold else None) for n, t in state.items()}
+
+
+def stands(t: torch.Tensor, mark: Any) -> bool:
+    """Whether a tensor holds what it held."""
+    version, was = mark
+    return version_of(t) == version and (was is None or torch.equal(t, was))
+
+
 def place_of_call(depth: int) -> Any:
     """The place in Python, outside of torch and of this package, from where torch is called, so many frames further out."""
     frame = sys._getframe(depth)
@@ -287,11 +304,13 @@ def _name(func: Any) -> str:
     return getattr(func, "__name__", None) or type(func).__name__
 
 
-def _version(t: torch.Tensor) -> int:
+def version_of(t: torch.Tensor) -> int:
+    """How often a tensor was written into; 0 for those made under inference mode, which don't count it."""
     return 0 if t.is_inference() else t._version
 
 
-def _memory(t: torch.Tensor) -> int:
+def memory_of(t: torch.Tensor) -> int:
+    """What tells the memory of a tensor from that of others."""
     try:
         return int(t.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
@@ -300,7 +319,7 @@ def _memory(t: torch.Tensor) -> int:
 
 def _sharing(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     """The positions of tensors that share memory with another one of these."""
-    memories = [_memory(t) for t in tensors]
+    memories = [memory_of(t) for t in tensors]
     return tuple(i for i, m in enumerate(memories) if memories.count(m) > 1)
 
 

@@ -101,17 +101,9 @@ class Skipping(TorchFunctionMode):
         versions = []
 
         def current(t: Any) -> Any:
-            name = self.stale.get(id(t))
-            if name is None or (isinstance(t, torch.Tensor) and self.state[name] is not t):
-                return t
-            self.standing.used.append(("state", name))
-            found = self.tensors.get(("state", name))
-            if found is None:
-                raise self.standing.fail(
-                    f"after the cut forward uses {name!r}, into which the part before it writes, and which did not cross: the "
-                    "examples of the side with the prefix did not use it there. Show it inputs like these, by more_examples=[...]"
-                )
-            versions.append((name, found, found._version))
+            found = self.as_left(t)
+            if found is not t:
+                versions.append((self.stale[id(t)], found, found._version))
             return found
 
         args, kwargs = tree.map_leaves(current, (args, kwargs))
@@ -122,6 +114,20 @@ class Skipping(TorchFunctionMode):
                     f"both sides of the cut write into {name!r}, a tensor of the model, which is one in one process only. "
                     "Run the suffix in the process of the prefix, once; or cut elsewhere"
                 )
+        return found
+
+    def as_left(self, t: Any) -> Any:
+        """What a tensor of the model is after the cut: as the prefix left it, where that writes into it."""
+        name = self.stale.get(id(t))
+        if name is None or self.state[name] is not t:
+            return t
+        self.standing.used.append(("state", name))
+        found = self.tensors.get(("state", name))
+        if found is None:
+            raise self.standing.fail(
+                f"after the cut forward uses {name!r}, into which the part before it writes, and which did not cross: the "
+                "examples of the side with the prefix did not use it there. Show it inputs like these, by more_examples=[...]"
+            )
         return found
 
     def pass_cut(self, output: Any) -> Any:
@@ -199,7 +205,7 @@ def run_rest(
             output = model(*args, **kwargs)
             if not skipping.standing.passed:
                 raise skipping.standing.fail(_ASTRAY.format("it returns before the cut comes"))
-            result = tree.map_leaves(present, output)
+            result = tree.map_leaves(lambda t: present(skipping.as_left(t)), output)
         except Exception as error:
             if skipping.standing.error is not None and error is not skipping.standing.error:
                 raise skipping.standing.error from error

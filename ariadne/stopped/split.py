@@ -42,6 +42,7 @@ from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import Before, Noting, Wanted
 from ariadne.stopped.proof import hold, isolated, prove_step
 from ariadne.stopped.skipped import run_rest
+from ariadne.stopped.standing import Stood
 from ariadne.units import size
 
 _OF_A_PLAN = frozenset(
@@ -158,9 +159,9 @@ class PythonSplit:
                 "run_suffix make one with run_prefix"
             )
         self._refuse_moved(mine)
-        if mine.forward.taken and not self.stays and mine.forward.process == os.getpid():
-            return self._run_rest(mine.crossing(), False)
-        return mine.forward.go_on()
+        if mine.spent and not self.stays and mine.forward.process == os.getpid():
+            return mine.stood.unmoved(mine.before.crossing).within(lambda: self._run_rest(mine.crossing(), False))
+        return mine.stood.unmoved().over(mine.forward.go_on)
 
     def _run_rest(self, boundary: BoundaryPayload, grad: bool, values: Sequence[Any] | None = None) -> Any:
         """Run forward with the part before the cut skipped, from what crossed; `values` stand for the boundary's."""
@@ -244,17 +245,18 @@ class PythonSplit:
             )
         mine.refuse_if_taken("train_suffix")
         self._refuse_moved(mine)
-        halt = mine.forward.halt
+        halt, unmoved = mine.forward.halt, mine.stood.going_on(None if self.stays else mine.before.crossing)
         prefix = self.prefix_parameters()
         refuse_shared([p for p in prefix if p.requires_grad], optimizer, "suffix", True)
         mine.consume("train_suffix")
         if optimizer is not None:
             optimizer.zero_grad(set_to_none=True)
         tensors = {label: t for label, t in tree.paths(graph[0], mine.labels[0]) if isinstance(t, torch.Tensor)}
-        crossing = Crossing(halt.made, {id(t): label for label, t in reversed(tensors.items())})
+        crossing = Crossing(halt.made, {id(t): label for label, t in reversed(tensors.items())}, unmoved)
 
         def lost(output: Any) -> Any:
             before, walked = held_gradients(prefix), walks()
+            output = unmoved.settle(output)
             return loss_of(lambda out, t: crossing.take(loss_fn(out, t)), output, targets), before, walked
 
         loss, before, walked = mine.forward.go_on(crossing, lost)
@@ -425,8 +427,8 @@ class PythonSplit:
 
     def _started(self, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> Forward:
         noting = None if self.stays else Noting(self.model, (args, kwargs), self.wanted)
-        module, number = self.module, self.candidate.call
-        return Forward(self.model, args, kwargs, module=module, number=number, grad=grad, noting=noting)
+        module, number, stood = self.module, self.candidate.call, Stood(self.model, noting)
+        return Forward(self.model, args, kwargs, module=module, number=number, grad=grad, noting=noting, stood=stood)
 
     def _label(self, forward: Forward) -> str:
         return "output" if forward.halt.ended else self.candidate.after.replace(".", "_")

@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from ariadne.halves import state_of
 from conformance.mutants.planted import Planted
 from conformance.suite.halves_fuzz import closed, opened
 
@@ -64,3 +67,27 @@ class MisplacedConstant(_InFile):
         for plan in half["plans"]:
             for constant in plan["constants"].values():
                 constant[-1] = "meta"
+
+
+class RestartedGenerator(_InFile):
+    """A generator of the model's own is in the file as one that was just made."""
+
+    piece = "halves"
+
+    def in_half(self, half: dict[str, Any]) -> None:
+        for plan in half["plans"]:
+            for told in plan["objects"].values():
+                if told[0] == "generator":
+                    told[2] = state_of(torch.Generator(told[1]))
+
+
+class SwitchedModule(_InFile):
+    """A module that is handed to a half runs in the other mode than in the model."""
+
+    piece = "halves"
+
+    def in_half(self, half: dict[str, Any]) -> None:
+        for plan in half["plans"]:
+            for told in plan["objects"].values():
+                if told[0] == "part" and isinstance(told[1]["at"], list):
+                    told[1]["at"][1] = [[path, not on] for path, on in told[1]["at"][1]]

@@ -88,6 +88,11 @@ class Session:
             )
             self.counts.replays += self._allowed(act)
 
+    def _two_in_flight(self, number: int) -> None:
+        if self.runtime:
+            act = partial(self.twins.two_in_flight, self.runtime, self.batch, f"two in flight {number}", seed=number)
+            self.counts.replays += self._allowed(act)
+
     def _step(self, number: int) -> None:
         if self.runtime:
             act = partial(self.twins.train, self.runtime, self.batch, f"step {number}", seed=number)
@@ -201,6 +206,7 @@ ACTIONS: dict[str, Callable[[Session, int], None]] = {
     "trace": Session._trace,
     "split": Session._split,
     "run": Session._run,
+    "two_in_flight": Session._two_in_flight,
     "step": Session._step,
     "flip": Session._flip,
     "load_weights": Session._load_weights,

@@ -25,6 +25,7 @@ from conformance.random_networks.compare import (
 )
 from conformance.random_networks.program import Program, apart, build
 from conformance.random_networks.python_steps import Counting
+from conformance.suite.state import rng_state, set_rng_state
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 BATCHES = (1, 6)  # what every split is prepared for
@@ -169,6 +170,31 @@ class Twins:
             same(kept, [t.clone() for t in tensors(list(carried.raw))], f"{where}, the boundary itself")
         if not wire:
             same(aliases([expected, mine]), aliases([found, theirs]), f"{where}, shared memory")
+        return True
+
+    def two_in_flight(self, runtime: SplitRuntime, batch: int, where: str, *, seed: int = 0) -> bool:
+        """Run two prefixes and then both suffixes, each with random numbers of its own; each must give what the whole gives.
+
+        What the suffixes put into containers goes there in another order than in two calls of the whole: that is not compared.
+        """
+        calls = [(s, copied(self.inputs(batch, s)), copied(self.inputs(batch, s))) for s in (seed, seed + 1)]
+        expected, flying = [], []
+        for s, (args, kwargs), _ in calls:
+            seed_all(s)
+            try:
+                with torch.no_grad():
+                    expected.append(copied(self.whole(*args, **kwargs)))
+            except Exception:
+                self.reset()
+                return False
+        for s, _, (args, kwargs) in calls:
+            seed_all(s)
+            flying.append((runtime.run_prefix(*args, **kwargs), rng_state()))
+        for whole, (boundary, stood) in zip(expected, flying, strict=True):
+            set_rng_state(stood)
+            same(whole, runtime.run_suffix(boundary), f"{where}, two in flight")
+        same(dict(self.whole.named_buffers()), dict(self.split.named_buffers()), f"{where}, buffers of two in flight")
+        self.reset()
         return True
 
     def train(self, runtime: SplitRuntime, batch: int, where: str, *, seed: int = 0, wire: bool = False) -> bool:

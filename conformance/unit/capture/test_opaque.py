@@ -493,8 +493,6 @@ def test_a_half_names_it_and_loads_only_with_leave(tmp_path: Any) -> None:
     ("part", "says"),
     [
         (unsteady, "'unsteady' changes something in Python, or draws from Python's own generators"),
-        (ariadne.opaque(nn.Tanh()), "'Tanh' is a module of the model"),
-        (ariadne.opaque(nn.Linear(8, 8)), "reads parameters by itself"),
         (ariadne.opaque(lambda x: x * 2), "can't be named in a file"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import dis
+import random
 import sys
 import types
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from conformance.unit.trap_kit import numbers
 
 SCALE, NAME, FACTORS, TABLE, CALLS = 2.0, "relu", (1.0, 3.0), {"scale": 2.0, "other": 1}, 0
 TOLD = 0
+LATE = 2.0
 ARGS = argparse.Namespace(scale=2.0)
 SETTINGS = types.ModuleType("settings_of_a_test")
 SETTINGS.scale = 2.0
@@ -325,3 +327,59 @@ def test_a_sum_with_a_constant_is_no_subscript_and_a_variable_of_two_values_no_c
 
     found = list(chains(["self"], list(plain_steps(dis.get_instructions(adds)))))
     assert found == [Chain("self", (("attribute", name),), True) for name in ("config", "other")]
+
+
+@torch.library.custom_op("ariadne_surroundings::jittered", mutates_args=())
+def jittered(x: torch.Tensor) -> torch.Tensor:
+    return x * random.random()
+
+
+@jittered.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Jitters(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(jittered(self.first(x)))
+        return found
+
+
+def test_what_an_op_written_in_python_draws_is_noticed_while_ops_are_recorded_unseen() -> None:
+    with pytest.raises(UnsupportedError, match="forward draws from random"):
+        prepare_split(Jitters(), (torch.randn(2, 4),), split="after:first")
+
+
+def test_a_profile_that_is_on_before_is_on_after_and_a_global_read_after_an_op_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.last(scaled(self.first(x).relu()))
+            return found
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        return None
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * LATE
+
+    monkeypatch.setitem(globals(), "LATE", 2.0)
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        runtime = prepare_split(Late(), (torch.randn(2, 4),), split="after:first")
+        assert sys.getprofile() is profile
+    finally:
+        sys.setprofile(before)
+    monkeypatch.setitem(globals(), "LATE", 3.0)
+    with pytest.raises(ModuleError, match="LATE"):
+        runtime.run_suffix(runtime.run_prefix(torch.randn(2, 4)))

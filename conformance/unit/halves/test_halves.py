@@ -246,6 +246,43 @@ def test_halves_of_other_weights_are_refused_unless_told_otherwise(tmp_path: Pat
     suffix.run_suffix(sent(prefix.run_prefix(x)))
 
 
+def test_weights_that_were_replaced_or_added_take_the_digest_away(tmp_path: Path) -> None:
+    _, prefix, suffix = pair(tmp_path, Net().eval(), torch.randn(2, 3, 8, 8))
+    known = prefix.digest
+    assert known
+    assert suffix.digest == known
+    name, p = next(iter(prefix.named_parameters()))
+    owner = prefix.get_submodule(name.rpartition(".")[0])
+    owner._parameters[name.rpartition(".")[2]] = torch.nn.Parameter(p.detach().clone())
+    assert prefix.digest == ""
+    owner._parameters[name.rpartition(".")[2]] = p
+    assert prefix.digest == known
+    owner.__dict__["_buffers"] = {"more": torch.ones(1)}
+    assert prefix.digest == ""
+    owner.__dict__["_buffers"] = {}
+    assert prefix.digest == known
+    assert copy.deepcopy(suffix).digest == known
+
+
+def test_a_boundary_of_another_kind_is_refused_after_one_that_fits(tmp_path: Path) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    model = Net().eval()
+    _, prefix, suffix = pair(tmp_path, model, x)
+    boundary = sent(prefix.run_prefix(x))
+    for _ in range(2):
+        assert torch.equal(suffix.run_suffix(boundary), model(x))
+    at = next(i for i, t in enumerate(boundary.raw) if isinstance(t, torch.Tensor) and t.dim() > 1)
+    for other in (boundary.raw[at].double(), boundary.raw[at][:, :1], boundary.raw[at][:1], 3.0, [boundary.raw[at]]):
+        wrong = sent(prefix.run_prefix(x))
+        wrong.raw = (*boundary.raw[:at], other, *boundary.raw[at + 1 :])
+        with pytest.raises(BoundaryError, match="must be"):
+            suffix.run_suffix(wrong)
+    other_batch = sent(prefix.run_prefix(x))
+    other_batch.batch = 1
+    with pytest.raises(BoundaryError, match=r"must be|serves"):
+        suffix.run_suffix(other_batch)
+
+
 def test_a_half_is_a_module_that_moves_copies_and_saves_again(tmp_path: Path) -> None:
     model, x = Net().eval(), torch.randn(3, 3, 8, 8)
     _, prefix, suffix = pair(tmp_path, model, x)

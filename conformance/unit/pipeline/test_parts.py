@@ -14,7 +14,7 @@ from ariadne import prepare_split, tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.compare import difference
 from ariadne.errors import AriadneError, BatchError, FrontierError, HalfError, SpecError, TrainingError
-from ariadne.pipeline import Pipeline, load_part, prepare_pipeline
+from ariadne.pipeline import Pipeline, draws, load_part, prepare_pipeline
 from ariadne.pipeline.message import Message, Room, packed
 from ariadne.pipeline.micro import merged
 from conformance.unit.pipeline.nets import CASES, SkipOverTwo, TiedEmbedding
@@ -242,6 +242,26 @@ def test_what_draws_is_foreseen_or_seeded() -> None:
     assert pipeline.draws == "seeded"
     _, pipeline = made("skip", 3, draws="seeded")
     assert pipeline.draws == "seeded"  # a loss may draw, where nothing else does
+
+
+class Attention(nn.Module):
+    """Attention over four rows, which could drop some, and does not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.view(x.shape[0], 1, 4, -1)
+        return nn.functional.scaled_dot_product_attention(rows, rows, rows).view(x.shape)
+
+
+def test_what_draws_at_probability_0_is_not_computed_to_be_foreseen() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), Attention(), nn.Linear(8, 6), nn.Dropout(0.5), nn.Linear(6, 6))
+    pipeline = prepare_pipeline(net, (torch.randn(4, 6),), boundaries=["after:0"])
+    plan, nodes = pipeline.drawing(pipeline.plan.signature)
+    before = torch.get_rng_state()
+    found = draws.moving(plan, nodes, 4, draws.Generators(torch.device("cpu")))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len(nodes) == 2
+    assert found == nodes[1:]
 
 
 class Poisson(nn.Module):

@@ -111,6 +111,11 @@ def _own_generators(self: Any, state: Any) -> Iterator[None]:
     yield
 
 
+def _nothing_moves(*_: Any) -> tuple[()]:
+    """The first part foresees no draws of the others."""
+    return ()
+
+
 def _unfinished(stages: Any) -> None:
     """Parts that share a parameter don't get its gradient."""
 
@@ -127,6 +132,7 @@ PLANTED: dict[str, tuple[str, str, Callable[[], Any]]] = {
     "the batch of an earlier micro-batch": ("integers", "1F1B", _patched(stage._Box, "take", _stale_batch)),
     "no imaginary part": ("integers", "GPipe", _patched(stage._Box, "take", _real_alone)),
     "generators of their own": ("dropout", "1F1B", _patched(draws.Generators, "at", _own_generators)),
+    "what draws is taken for still": ("dropout", "1F1B", _patched(draws, "moving", _nothing_moves)),
     "statistics moved twice": ("norm", "1F1B", _patched(Part, "fly", _flown_twice)),
     "no walk through a frozen part": (
         "frozen_middle",

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 import ariadne.guards.calls
 import ariadne.runtime.split
+import ariadne.runtime.variant
 from conformance.random_networks import corpus, outside
 from conformance.random_networks.compare import Different
 from conformance.random_networks.draw import programs
@@ -83,6 +84,10 @@ class Machine(RuleBasedStateMachine):
     @rule(number=NUMBERS)
     def run(self, number: int) -> None:
         self.do("run", number)
+
+    @rule(number=NUMBERS)
+    def two_in_flight(self, number: int) -> None:
+        self.do("two_in_flight", number)
 
     @rule(number=NUMBERS)  # the rules that compare most come twice as often
     def run_again(self, number: int) -> None:
@@ -261,3 +266,28 @@ def test_a_planted_bug_is_found_by_the_state_machine(bug: str, monkeypatch: pyte
     few = settings(settings(), max_examples=100, derandomize=True, database=None, phases=FIRST_FAILURE)
     with pytest.raises(Different):
         explore(few, Tally("planted", "few"), None)
+
+
+def counting() -> Program:
+    """A program that counts its calls in place, and reads the count after that."""
+    linear = {"kind": "linear", "args": [4, 4, True]}
+    steps = tuple(
+        {"do": "call", "of": [of], "with": {"module": m}, "to": [to]}
+        for of, m, to in (("x", "m0", "v0"), ("v0", "m1", "v1"), ("v1", "m2", "v2"))
+    )
+    parts = {"m0": linear, "m1": {"kind": "tick", "args": []}, "m2": linear}
+    return Program(({"name": "x", "shape": ["B", 4], "dtype": "float32"},), parts, steps, "v2")
+
+
+def test_two_in_flight_find_the_state_that_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = [["trace", 0], *(action for n in range(4) for action in (["split", n], ["two_in_flight", n]))]
+    assert trial(counting().with_script(script)).replays == 4
+    made = ariadne.runtime.variant.Variant.__init__
+
+    def forgetting(self: object, *args: object) -> None:
+        made(self, *args)
+        self.kept, self.held = frozenset(), ()
+
+    monkeypatch.setattr(ariadne.runtime.variant.Variant, "__init__", forgetting)
+    with pytest.raises(Different, match="two in flight"):
+        trial(counting().with_script(script))
