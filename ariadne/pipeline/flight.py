@@ -11,7 +11,7 @@ import torch
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.errors import TrainingError
-from ariadne.runtime import Ends, SplitRuntime, Variant, caught, leaves_of, taps, training
+from ariadne.runtime import Ends, SplitRuntime, Variant, casts, caught, leaves_of, taps, training
 
 Shares = dict[str, torch.Tensor]  # of tied parameters, by name: what later parts have for them
 
@@ -73,6 +73,7 @@ def later(runtime: SplitRuntime, boundary: BoundaryPayload, to: Mapping[str, Onw
         out = runtime.run_suffix(boundary)
         return Flight(output=out) if next_ is None else Flight(onward(variant, out, boundary.batch, next_, False))
     variant.check_suffix(boundary)
+    _refuse_casts(variant)
     flight = Flight()
     with torch.enable_grad():
         values, flight.arrived = taps.tapped(boundary, flight.walking)
@@ -87,6 +88,21 @@ def later(runtime: SplitRuntime, boundary: BoundaryPayload, to: Mapping[str, Onw
         else:
             flight.gives = onward(variant, out, boundary.batch, next_, True)
     return flight
+
+
+def _refuse_casts(variant: Variant) -> None:
+    """Raise `TrainingError` for a weight of this and an earlier part, of which each part would have a cast copy of its own."""
+    if variant.cast and casts.kept() is not None:
+        for name in variant.cast:
+            path, key = variant.plan.values[name].origin
+            p = variant.model.get_submodule(path)._parameters[key]
+            if p is not None and p.requires_grad:
+                told = f"{path}.{key}".strip(".")
+                raise TrainingError(
+                    f"autocast casts the parameter {told!r} once for all parts, and the whole model adds their gradients before it "
+                    "casts back. Here each part that uses it has a cast of its own, and the sum may differ in the last bits. Use "
+                    "torch.autocast(..., cache_enabled=False), or cut so that one part uses it alone"
+                )
 
 
 def roots_of(flight: Flight, loss: Any, gradients: Mapping[str, torch.Tensor | None]) -> tuple[list[Any], list[Any]]:

@@ -391,3 +391,21 @@ class WithFunction(nn.Module):
 @pytest.mark.parametrize(("function", "rule"), [(Rounded, "whole"), (Jittered, "seeded")])
 def test_a_function_of_pythons_that_draws_nothing_changes_no_rule(function: type[Rounded], rule: str) -> None:
     assert prepare_pipeline(WithFunction(function), (torch.randn(4, 6),), boundaries=["after:a"]).draws == rule
+
+
+def test_a_weight_of_two_parts_under_autocast_is_refused_with_its_cache_and_equal_without_it() -> None:
+    net, pipeline = made("images", 2)
+    whole, case = copy.deepcopy(net), CASES["images"]
+    g = torch.Generator().manual_seed(3)
+    inputs, target = case.inputs(4, g), case.target(4, g)
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(TrainingError, match=r"parameter 'depthwise\.bias' once"),
+    ):
+        pipeline.forward(*inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        output, flights = pipeline.forward(*inputs)
+        pipeline.backward(flights, case.loss(output, target))
+        case.loss(whole(*inputs), target).backward()
+    for name, p in net.named_parameters():
+        assert difference(p.grad, whole.get_parameter(name).grad) is None, name
