@@ -81,7 +81,7 @@ class StoppedBoundary(BoundaryPayload):
             if t.requires_grad:
                 wanting.append(f"kept_{number}")
         labels = (*tensors, PYTHON)
-        raw = (*tensors.values(), self.before.told())
+        raw = (*tensors.values(), self.stood.told(self.before).told())
         return self._apart(labels, raw, tuple(wanting))
 
     def _apart(self, labels: tuple[str, ...], raw: tuple[Any, ...], wanting: tuple[str, ...]) -> BoundaryPayload:

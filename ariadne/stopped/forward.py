@@ -80,7 +80,10 @@ class Forward:
         self._news: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         context = contextvars.copy_context()
         python = PythonState(model) if noting is None else noting.python
-        work = (context, self.ambient, model, args, kwargs, module, number, noting, python, self.orders, self._news)
+        looking = noting or (stood.looking if stood is not None else None)
+        work = (
+            context, self.ambient, model, args, kwargs, module, number, noting, looking, python, self.orders, self._news
+        )  # fmt: skip
         threading.Thread(target=_work, args=work, name="ariadne forward", daemon=True).start()
         self.halt: Halt = self._next()
         self.stood = stood.stop() if stood is not None else None
@@ -134,6 +137,7 @@ def _work(
     module: nn.Module,
     number: int,
     noting: Noting | None,
+    looking: TorchFunctionMode | None,
     python: PythonState,
     orders: SimpleQueue[_Order | None],
     news: SimpleQueue[tuple[str, Any]],
@@ -143,8 +147,9 @@ def _work(
 
     def waits(output: Any, ended: bool = False) -> Any:
         before, kept = Before(refusal="what forward did before the cut was not noted"), list[torch.Tensor]()
+        if looking is not None:
+            leave(looking)
         if noting is not None:
-            leave(noting)
             before, kept = noting.finish(output)
         autocast = any(torch.is_autocast_enabled(d) for d in ("cpu", "cuda")) and torch.is_autocast_cache_enabled()
         news.put(("halts", Halt(output, ended, count(), autocast, switches(), before, kept, python.undoing())))
@@ -161,8 +166,8 @@ def _work(
     def run() -> Any:
         with ambient.entered():
             awaited = Awaited(module, number, waits)
-            if noting is not None:
-                _push_mode(noting)
+            if looking is not None:
+                _push_mode(looking)
             try:
                 output = model(*args, **kwargs)
             finally:

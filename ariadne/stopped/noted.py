@@ -69,6 +69,7 @@ class Before:
     `calls`: for each, the index of the kind of the new tensor that it gave; or ("is", leaf of its arguments), ("was", name),
     ("plain", value), ("many", class, such entries), ("lost", what it was). `names`: a checksum of the functions' names.
     `attributes`: (place, value at the beginning, value at the cut). `crossing`: which tensors follow those of the module's output.
+    `used`: how the state stood that it only reads, by name, as `Stood.told` has it, and `origin` the model where it did.
     `refusal` says why it can't be skipped elsewhere, and is empty where it can.
     """
 
@@ -81,6 +82,8 @@ class Before:
     crossing: tuple[Name, ...] = ()
     shared: tuple[int, ...] = ()  # of all that crosses, positions of what shares memory
     written: tuple[str, ...] = ()
+    used: dict[str, str] = field(default_factory=dict)
+    origin: str = ""
     refusal: str = ""
 
     def told(self) -> tuple[Any, ...]:
@@ -93,7 +96,7 @@ class Before:
     @classmethod
     def read(cls, told: Any) -> Before:
         """From what `told` gave, which a stranger may have written; raises `PayloadError` for anything else."""
-        shape = (tuple, tuple, int, tuple, tuple, dict, tuple, tuple, tuple)
+        shape = (tuple, tuple, int, tuple, tuple, dict, tuple, tuple, tuple, dict, str)
         if type(told) is not tuple or tuple(map(type, told)) != shape:
             raise PayloadError("the payload does not tell what the part before the cut did; refuse the sender")
         found = cls(*told)
@@ -105,7 +108,7 @@ class Before:
             and len(found.inputs) == 2
             and type(found.inputs[0]) is tuple
             and type(found.inputs[1]) is dict
-            and all(type(name) is str for name in found.written)
+            and all(type(name) is str for name in (*found.written, *found.used, *found.used.values()))
             and all(type(i) is int for i in found.shared)
             and found.generators.keys() <= {"random", "numpy"}
             and all(_is_entry(entry, len(found.kinds)) for entry in found.calls)
@@ -244,7 +247,7 @@ class Noting(TorchFunctionMode):
         moved = {name: state for name, state in self.python.generators.items() if state != now[name]}
         return Before(
             tuple(self.kinds), tuple(self.calls), self.names, self.told_inputs, tuple(attributes), moved, tuple(crossing),
-            _sharing([*of_output, *tensors]), tuple(written), refusal,
+            _sharing([*of_output, *tensors]), tuple(written), refusal=refusal,
         ), tensors  # fmt: skip
 
     def _refusal(self, output: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> str:
@@ -274,6 +277,11 @@ def state_of(model: nn.Module, laid: Laid | None = None) -> list[tuple[str, torc
         for name, t in tables.tensors:
             found.setdefault(id(t), (name, t))
     return [*found.values()]
+
+
+def bound_in(model: nn.Module, laid: Laid | None = None) -> dict[str, torch.Tensor]:
+    """The tensor that stands under each name now: one that has two names under both."""
+    return {name: t for tables in (laid or Laid()).tables(model) for name, t in tables.tensors}
 
 
 def marks_of(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import Before, Noting, Wanted
 from ariadne.stopped.proof import hold, isolated, prove_step
 from ariadne.stopped.skipped import run_rest
-from ariadne.stopped.standing import Stood
+from ariadne.stopped.standing import Stood, unmoved_since
 from ariadne.units import size
 
 _OF_A_PLAN = frozenset(
@@ -160,7 +160,7 @@ class PythonSplit:
             )
         self._refuse_moved(mine)
         if mine.spent and not self.stays and mine.forward.process == os.getpid():
-            return mine.stood.unmoved(mine.before.crossing).within(lambda: self._run_rest(mine.crossing(), False))
+            return self._run_rest(mine.crossing(), False)
         return mine.stood.unmoved().over(mine.forward.go_on)
 
     def _run_rest(self, boundary: BoundaryPayload, grad: bool, values: Sequence[Any] | None = None) -> Any:
@@ -168,16 +168,13 @@ class PythonSplit:
         *crossed, told = boundary.raw if values is None else values
         if boundary.labels == ("output",):
             return told  # forward returned before the cut came
+        before, model, number = Before.read(told), self.model, self.candidate.call
         with torch.set_grad_enabled(grad):
-            return run_rest(
-                self.model,
-                self.module,
-                self.candidate.call,
-                Before.read(told),
-                crossed,
-                known=self.wanted.attributes,
-                laid=self._laid,
-            )[0]
+            return unmoved_since(model, before, self._laid).within(
+                lambda: run_rest(
+                    model, self.module, number, before, crossed, known=self.wanted.attributes, laid=self._laid
+                )[0]
+            )
 
     def joined(self, *args: Any, **kwargs: Any) -> Any:
         """The model itself, in the grad mode of the caller."""

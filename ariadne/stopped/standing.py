@@ -1,14 +1,22 @@
 """Standing: which of a model's tensors were moved since a forward stopped that has yet to use them.
 
 A forward that waits reads the model as it is when it goes on. Of two in flight, the first would find what the second's prefix
-wrote.
+wrote, and the second's prefix would have missed what the first's suffix writes.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import secrets
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
+from itertools import count
+from types import MappingProxyType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -16,56 +24,142 @@ from torch.overrides import TorchFunctionMode
 
 from ariadne import tree
 from ariadne.errors import BoundaryError
-from ariadne.stopped.noted import Noting, marks_of, memory_of, stands, state_of
+from ariadne.stopped.absent import ANSWERED
+from ariadne.stopped.laid import Laid
+from ariadne.stopped.noted import Before, Noting, bound_in, marks_of, memory_of, stands, state_of, version_of
+
+Moved = dict[str, tuple[torch.Tensor, ...]]  # by name: what stands there now, and what did
+
+
+class Looking(TorchFunctionMode):
+    """Tells which of the model's tensors the ops take that run under it: for a prefix of which nothing else is noted."""
+
+    def __init__(self, state: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.used: set[str] = set()
+        self._ids = {id(t): name for name, t in state.items()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in ANSWERED:
+            self.used.update([self._ids[id(t)] for t in tree.leaves((args, kwargs or {})) if id(t) in self._ids])
+        return func(*args, **(kwargs or {}))
 
 
 class Stood:
     """The state of a model as a prefix left it: made before that runs, and told when it has."""
 
     def __init__(self, model: nn.Module, noting: Noting | None) -> None:
-        self._noting, self._state = noting, dict(state_of(model)) if noting is None else noting.state
+        self._state = dict(state_of(model)) if noting is None else noting.state
         self._model, self._marks = model, marks_of(model, self._state) if noting is None else noting.marks
+        self.looking: Noting | Looking = Looking(self._state) if noting is None else noting
 
     def stop(self) -> Stood:
         """Note what the prefix wrote, and what it used."""
         state = self._state
         self.written = {name for name, t in state.items() if not stands(t, self._marks[name])}
-        used: Collection[str] = () if self._noting is None else self._noting.used
         # A weight moves between the halves where an optimizer steps, and is followed.
-        told = {n: t for n, t in state.items() if n in self.written or (n in used and not isinstance(t, nn.Parameter))}
+        read = {n for n in self.looking.used if n not in self.written and not isinstance(state[n], nn.Parameter)}
+        now = bound_in(self._model, _known(self._model).laid) if read else {}
+        # Where Python has put another tensor there, that one counts from now on.
+        told = {n: now.get(n, t) if n in read else t for n, t in state.items() if n in self.written or n in read}
         marks = marks_of(self._model, told)
-        self._stood = [(name, t, marks[name]) for name, t in told.items()]
-        self._noting, self._state, self._marks = None, {}, {}
+        self._stood, self._read = [(name, t, marks[name]) for name, t in told.items()], read
+        self._state, self._marks = {}, {}
+        self.looking = Looking({})
         return self
 
-    def unmoved(self, crossing: Collection[Any] = ()) -> Unmoved:
-        """What refuses all that was moved, save for what crosses as the prefix left it."""
-        return Unmoved({name: t for name, t in self.moved().items() if ("state", name) not in crossing})
+    def told(self, before: Before) -> Before:
+        """What was done before the cut, with how that stood which it only reads: for a suffix elsewhere, or a second one."""
+        known = _known(self._model)
+        used = {n: known.mark(n, t, mark) for n, t, mark in self._stood if n in self._read}
+        return replace(before, used=used, origin=known.origin())
+
+    def unmoved(self) -> Unmoved:
+        """What refuses all that was moved."""
+        return Unmoved(self._model, self.moved())
 
     def going_on(self, crossing: Collection[Any] | None) -> Unmoved:
         """The same for a forward that waits, which uses what crosses; None where that is not known, and may be all."""
-        used = self.moved().keys() & (self.written if crossing is None else {c[1] for c in crossing if c[0] == "state"})
+        moved = self.moved()
+        used = moved.keys() & (self.written if crossing is None else {c[1] for c in crossing if c[0] == "state"})
         if used:
             raise refusal(used)
-        return self.unmoved()
+        return Unmoved(self._model, moved)
 
-    def moved(self) -> dict[str, torch.Tensor]:
-        """What was written into since, by name."""
-        return {name: t for name, t, mark in self._stood if not stands(t, mark)}
+    def moved(self) -> Moved:
+        """What was written into since, or stands no more where it stood; by name."""
+        now = bound_in(self._model, _known(self._model).laid) if self._read else {}
+        return {
+            name: (now.get(name, t), t)
+            for name, t, mark in self._stood
+            if not stands(t, mark) or (name in self._read and now.get(name) is not t)
+        }
+
+
+class _Known:
+    """The tensors of a model that boundaries tell of: each has a number, which no other one gets in this process."""
+
+    def __init__(self) -> None:
+        self.laid, self._token, self._count = Laid(), secrets.token_hex(8), count()
+        self._numbers: dict[str, tuple[weakref.ref[torch.Tensor], int]] = {}
+
+    def origin(self) -> str:
+        """What tells this model, in this process, from others."""
+        return f"{self._token}-{os.getpid()}"
+
+    def mark(self, name: str, t: torch.Tensor, mark: Any) -> str:
+        """Which tensor stands under a name, and how often it was written into, or what it holds where that is not counted."""
+        known = self._numbers.get(name)
+        if known is None or known[0]() is not t:
+            known = self._numbers[name] = weakref.ref(t), next(self._count)
+        version, was = mark
+        if was is None:
+            return f"{known[1]}.{version}."
+        data = was.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return f"{known[1]}.{version}.{hashlib.blake2b(data, digest_size=16).hexdigest()}"
+
+
+_KNOWN: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
+
+
+def _known(model: nn.Module) -> _Known:
+    found = _KNOWN.get(model)
+    return _KNOWN.setdefault(model, _Known()) if found is None else found
+
+
+def unmoved_since(model: nn.Module, before: Before, laid: Laid) -> Unmoved:
+    """What a suffix runs under that begins with what crossed: it refuses what was moved since the prefix read it.
+
+    Where that ran on another model, nothing tells what has become of its state: there what it reads must not be written here.
+    """
+    state, known = bound_in(model, laid) if before.used else {}, _known(model)
+    here = {name: state[name] for name in before.used if name in state}
+    if before.origin != known.origin():
+        return Unmoved(model, {}, apart=here)
+    marks = {n: (version_of(t), t if before.used[n][-1:] != "." else None) for n, t in here.items()}
+    return Unmoved(model, {n: (t,) for n, t in here.items() if known.mark(n, t, marks[n]) != before.used[n]})
 
 
 class Unmoved(TorchFunctionMode):
-    """Refuses each op that takes one of these tensors of the model, which another call has moved."""
+    """Refuses each op that takes one of these tensors of the model, which another call has moved, and a suffix that writes one.
 
-    def __init__(self, moved: Mapping[str, torch.Tensor]) -> None:
+    `apart`: those which the prefix read on a model of its own, and which are only not to be written.
+    """
+
+    def __init__(
+        self, model: nn.Module, moved: Moved, apart: Mapping[str, torch.Tensor] = MappingProxyType({})
+    ) -> None:
         super().__init__()
-        self.memories = {memory_of(t): name for name, t in moved.items()}
+        self.memories = {memory_of(t): name for name, both in moved.items() for t in both}
         self.error: BoundaryError | None = None
+        held = {**{name: both[0] for name, both in moved.items()}, **apart}
+        self._model, self._apart, self._began = model, apart, (held, marks_of(model, held) if held else {})
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.look((args, kwargs or {}))
+        if func not in ANSWERED:
+            self.look((args, kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def look(self, given: Any) -> None:
@@ -86,15 +180,27 @@ class Unmoved(TorchFunctionMode):
 
     def settle(self, output: Any) -> Any:
         """What forward gave, unless it holds one of them, or went on after it was refused one."""
-        if self.error is None:
-            self.look(output)
-            return output
-        raise self.error
+        if self.error is not None:
+            raise self.error
+        self.look(output)
+        held, marks = self._began
+        now = bound_in(self._model) if held else {}
+        with torch._C.DisableTorchFunction():  # what is asked here of tensors is no op of forward's
+            written = [name for name, t in held.items() if now.get(name) is not t or not stands(t, marks[name])]
+        if written and written[0] in self._apart:
+            raise BoundaryError(
+                f"the suffix wrote {written[0]!r} of the model, which the part before the cut reads, and this boundary's prefix "
+                "ran elsewhere, on a model of its own, where the next one would not see that. Run both sides with one runtime, or "
+                "cut elsewhere"
+            )
+        if written:
+            raise refusal(written)
+        return output
 
 
 def refusal(names: Collection[str]) -> BoundaryError:
     """The error for state that the suffix uses, and that is not as its own prefix left it."""
     return BoundaryError(
-        f"another call, or you, wrote {min(names)!r} of the model since this boundary's prefix ran; the forward that waits there "
-        "uses it after the cut, and would not find it as it left it. Run each suffix before the next prefix, or cut elsewhere"
+        f"another call, or you, wrote {min(names)!r} of the model since this boundary's prefix ran; forward uses it after the cut, "
+        "and would not find it as it left it. Run each suffix before the next prefix, or cut elsewhere"
     )
