@@ -287,10 +287,11 @@ def bound_in(model: nn.Module, laid: Laid | None = None) -> dict[str, torch.Tens
 def marks_of(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """What tells by `stands` whether each of these tensors of a model was written into.
 
-    Running statistics don't count their writes, so of them a copy is kept.
+    Running statistics don't count their writes, nor do tensors made under inference mode, so of them a copy is kept.
     """
     norms = (m for m in model.modules() if m.training and isinstance(m, torch.nn.modules.batchnorm._NormBase))
     untold = {id(t) for m in norms for t in m._buffers.values()}
+    untold |= {id(t) for t in state.values() if t.is_inference() and not isinstance(t, nn.Parameter)}
     return {n: (version_of(t), t.detach().clone() if id(t) in untold else None) for n, t in state.items()}
 
 

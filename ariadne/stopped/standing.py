@@ -48,8 +48,8 @@ class Looking(TorchFunctionMode):
 class Stood:
     """The state of a model as a prefix left it: made before that runs, and told when it has."""
 
-    def __init__(self, model: nn.Module, noting: Noting | None) -> None:
-        self._state = dict(state_of(model)) if noting is None else noting.state
+    def __init__(self, model: nn.Module, noting: Noting | None, laid: Laid) -> None:
+        self._laid, self._state = laid, dict(state_of(model, laid)) if noting is None else noting.state
         self._model, self._marks = model, marks_of(model, self._state) if noting is None else noting.marks
         self.looking: Noting | Looking = Looking(self._state) if noting is None else noting
 
@@ -59,7 +59,7 @@ class Stood:
         self.written = {name for name, t in state.items() if not stands(t, self._marks[name])}
         # A weight moves between the halves where an optimizer steps, and is followed.
         read = {n for n in self.looking.used if n not in self.written and not isinstance(state[n], nn.Parameter)}
-        now = bound_in(self._model, _known(self._model).laid) if read else {}
+        now = bound_in(self._model, self._laid) if read else {}
         # Where Python has put another tensor there, that one counts from now on.
         told = {n: now.get(n, t) if n in read else t for n, t in state.items() if n in self.written or n in read}
         marks = marks_of(self._model, told)
@@ -88,7 +88,7 @@ class Stood:
 
     def moved(self) -> Moved:
         """What was written into since, or stands no more where it stood; by name."""
-        now = bound_in(self._model, _known(self._model).laid) if self._read else {}
+        now = bound_in(self._model, self._laid) if self._read else {}
         return {
             name: (now.get(name, t), t)
             for name, t, mark in self._stood
@@ -100,7 +100,7 @@ class _Known:
     """The tensors of a model that boundaries tell of: each has a number, which no other one gets in this process."""
 
     def __init__(self) -> None:
-        self.laid, self._token, self._count = Laid(), secrets.token_hex(8), count()
+        self._token, self._count = secrets.token_hex(8), count()
         self._numbers: dict[str, tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def origin(self) -> str:
