@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -251,7 +252,10 @@ def test_a_plan_that_writes_moves_nothing_under_one_that_does_not() -> None:
         split.run_suffix(few)
 
 
-def test_one_call_at_a_time_copies_nothing() -> None:
+def test_one_call_at_a_time_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        threading, "active_count", lambda: 1
+    )  # other tests may have left threads; beside these it copies
     split = prepare_split(Net(adds).eval(), (torch.randn(2, 4),), split="80%")
     boundary = split.run_prefix(torch.randn(2, 4))
     at = split.model.buffer.data_ptr()
@@ -259,6 +263,14 @@ def test_one_call_at_a_time_copies_nothing() -> None:
     split.run_suffix(boundary)
     assert any(t.data_ptr() == at for t in boundary.tensors.values())
     split.run_prefix(torch.randn(2, 4))
+    assert all(t.data_ptr() != at for t in boundary.tensors.values())
+
+
+def test_a_suffix_beside_other_threads_runs_from_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = prepare_split(Net(adds).eval(), (torch.randn(2, 4),), split="80%")
+    boundary, at = split.run_prefix(torch.randn(2, 4)), split.model.buffer.data_ptr()
+    monkeypatch.setattr(threading, "active_count", lambda: 2)
+    split.run_suffix(boundary)
     assert all(t.data_ptr() != at for t in boundary.tensors.values())
 
 
