@@ -27,10 +27,12 @@ from ariadne.runtime import Gradients, SplitRuntime
 from ariadne.stopped.calls import CallCandidate
 from ariadne.stopped.forward import Forward
 from ariadne.stopped.gate import Awaited
+from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import Before, Made, Name, Noting, place_of_call, state_of
 from ariadne.stopped.proof import hold, isolated, prove_step
 from ariadne.stopped.skipped import leave, run_rest
 from ariadne.stopped.split import PythonSplit
+from ariadne.stopped.standing import unmoved_since
 
 Make = Callable[[nn.Module, str], SplitRuntime]
 
@@ -128,6 +130,7 @@ class MixedSplit:
         self.settings, self.candidate, self.candidates = python.settings, python.candidate, python.candidates
         self._make, self._example, self._lock = make, example, threading.RLock()
         self._tables: dict[Any, Before] = {}
+        self._laid = Laid()
         self._proved = False
         if self.model._forward_hooks or self.model._forward_pre_hooks:
             raise UnsupportedError(
@@ -274,7 +277,9 @@ class MixedSplit:
             self._made_at = self._made_at or {
                 n: noting.made_at[n] for n in forward.halt.before.crossing if n[0] == "call"
             }
-            return forward.halt.before
+            before, state = forward.halt.before, noting.state
+            read = (n for n in noting.used - {*before.written} if not isinstance(state[n], nn.Parameter))
+            return replace(before, used=dict.fromkeys(read, ""))  # of no origin: the prefix may run anywhere
 
         with self._lock:
             before: Before = isolated(self.model, self._example, grad, run, batch)
@@ -296,8 +301,10 @@ class MixedSplit:
                 "not do; prepare with inputs like these"
             )
         with torch.set_grad_enabled(grad):
-            known = frozenset[Any]()
-            return run_rest(self.model, self.python.module, self.candidate.call, before, tensors, known=known)[0]
+            module, number, known = self.python.module, self.candidate.call, frozenset[Any]()
+            return unmoved_since(self.model, before, self._laid).within(
+                lambda: run_rest(self.model, module, number, before, tensors, known=known)[0]
+            )
 
     def _refuse_other_answers(self, plan: TracePlan, batch: int) -> None:
         """Raise `UnsupportedError` where the prefix read other numbers out of tensors than with the example, as far as is known.

@@ -189,9 +189,9 @@ class Unmoved(TorchFunctionMode):
             written = [name for name, t in held.items() if now.get(name) is not t or not stands(t, marks[name])]
         if written and written[0] in self._apart:
             raise BoundaryError(
-                f"the suffix wrote {written[0]!r} of the model, which the part before the cut reads, and this boundary's prefix "
-                "ran elsewhere, on a model of its own, where the next one would not see that. Run both sides with one runtime, or "
-                "cut elsewhere"
+                f"the suffix wrote {written[0]!r} of the model, which the part before the cut reads, and that ran for this "
+                "boundary, or may run, on a model of its own, where the next call would not see it. Run both sides with one "
+                "PythonSplit (fallback='python'), or cut elsewhere"
             )
         if written:
             raise refusal(written)

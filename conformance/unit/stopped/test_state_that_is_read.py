@@ -115,6 +115,19 @@ class _Reads(_Averages):
         return self.norm(h) + self.mean
 
 
+def test_after_a_graph_a_suffix_may_not_write_what_the_prefix_reads() -> None:
+    class Late(_Averages):
+        def forward(self, x: Tensor) -> Tensor:
+            h: Tensor = self.last(self.first(x + self.mean)) * (random.random() < 2)
+            self.mean += h.detach().sum(0)
+            return h
+
+    with pytest.raises(
+        BoundaryError, match="the suffix wrote 'mean' of the model, which the part before the cut reads"
+    ):
+        prepare_split(Late("").eval(), (torch.randn(2, 4),), split="after:first", fallback="python-suffix")
+
+
 def test_what_no_call_has_moved_is_in_nobodys_way() -> None:
     torch.manual_seed(0)
     model, calls = _Reads("").train(), [torch.randn(2, 4) for _ in range(2)]
