@@ -68,3 +68,30 @@ def test_a_step_is_refused_where_its_forward_would_read_what_another_call_wrote(
     with pytest.raises(BoundaryError, match="another call, or you, wrote 'count'"):
         split.train_suffix(first, loss_fn=lambda output, _: output.sum())
     split.train_suffix(second, loss_fn=lambda output, _: output.sum())
+
+
+class _Hands(_Counts):
+    def forward(self, x: Tensor) -> Any:
+        if random.random() > 2:
+            return x
+        self.count += x.detach().sum(0)
+        return self.last(self.first(x)), self.count
+
+
+def test_in_training_state_that_forward_returns_comes_out_as_its_prefix_left_it() -> None:
+    torch.manual_seed(0)
+    model, calls = _Hands("count"), [torch.randn(2, 4) for _ in range(2)]
+    split = prepare_split(model, (calls[0],), split="after:first", fallback="python")
+    whole, boundaries = copy.deepcopy(model), [split.run_training_prefix(x) for x in calls]
+    sent = [type(b).from_bytes(b.to_bytes()) for b in boundaries]
+
+    def loss_fn(output: tuple[Tensor, Tensor], _: Any) -> Tensor:
+        return output[0].sum() * output[1].sum()
+
+    with torch.no_grad():
+        expected = [loss_fn(whole(x), None) for x in calls]
+    with pytest.raises(BoundaryError, match="another call, or you, wrote 'count'"):
+        split.train_suffix(boundaries[0], loss_fn=loss_fn)
+    for boundary, loss in zip(sent, expected, strict=True):
+        assert torch.equal(split.train_suffix(boundary, loss_fn=loss_fn)[0], loss)
+    assert torch.equal(split.train_suffix(boundaries[1], loss_fn=loss_fn)[0], expected[1])
