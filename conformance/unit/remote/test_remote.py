@@ -258,7 +258,10 @@ def test_a_half_that_came_back_as_another_is_refused(tmp_path: Path, pair: Pair)
         process.kill()
         with (
             served(Pair(tmp_path, net().eval()).suffix, listen=process.address),
-            pytest.raises(HandshakeError, match="came back with another half"),
+            # by the handshake; or, where the request is there before it, by the digest that it carries
+            pytest.raises(
+                (HandshakeError, BoundaryError), match=r"came back with another half|saved with other weights"
+            ),
         ):
             remote.run_suffix(pair.edge.run_prefix(images(2)))
 
