@@ -29,8 +29,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int, tuple[int, ...]]] = {  # b
 }
 
 
-class Branching(nn.Module):
-    """Blocks, of which one in the middle is chosen by what Python reads out of a tensor, or by `which`, without reading."""
+class _Blocks(nn.Module):
+    """Blocks, half of them before and half after what the model is about."""
 
     def __init__(self, block: Callable[[], nn.Module], count: int) -> None:
         super().__init__()
@@ -38,6 +38,13 @@ class Branching(nn.Module):
         half = count // 2
         self.before = nn.Sequential(*(block() for _ in range(half)))
         self.after = nn.Sequential(*(block() for _ in range(count - half)))
+
+
+class Branching(_Blocks):
+    """Blocks, of which one in the middle is chosen by what Python reads out of a tensor, or by `which`, without reading."""
+
+    def __init__(self, block: Callable[[], nn.Module], count: int) -> None:
+        super().__init__(block, count)
         self.one, self.two = block(), block()
 
     def forward(self, x: Tensor, which: bool | None = None) -> tuple[Tensor, Tensor]:
@@ -97,15 +104,11 @@ def paths(name: str, in_prefix: bool) -> Calls:
     )
 
 
-class Counting(nn.Module):
+class Counting(_Blocks):
     """Blocks with a count on `self` between them, which no graph holds."""
 
     def __init__(self, block: Callable[[], nn.Module], count: int) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        half = count // 2
-        self.before = nn.Sequential(*(block() for _ in range(half)))
-        self.after = nn.Sequential(*(block() for _ in range(count - half)))
+        super().__init__(block, count)
         self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:

@@ -382,10 +382,8 @@ def check_values(boundary: BoundaryPayload, variant: Variant) -> None:
     if wrong:
         raise BoundaryError(wrong)
     seen = [k is not None and k[0] == variant.plan.values[n].dtype for n, k in zip(live, kind[2:], strict=True)]
-    if all(seen):
-        variant.taken.put(
-            kind, True
-        )  # other dtypes hang on autocast and on the weights too, and are looked at each time
+    if all(seen):  # other dtypes hang on autocast and on the weights too, and are looked at each time
+        variant.taken.put(kind, True)
 
 
 def _kind(value: Any) -> Any:
@@ -458,9 +456,8 @@ def _check_value(
         sizes = [
             d if isinstance(d, int) else d.evaluate(env) if d.names <= env.keys() else None for d in expected.shape
         ]
-        if (
-            variant.plan.captured_by != "symbolic"
-        ):  # what a real run showed may follow its data, as the steps of a packed sequence do
+        # What a real run showed may follow its data, as the steps of a packed sequence do.
+        if variant.plan.captured_by != "symbolic":
             plain = [isinstance(d, Expr) and d.source.isidentifier() for d in expected.shape]  # not one fitted to runs
             sizes = [size if held else None for held, size in zip(plain, sizes, strict=True)]
         sizes = [None if i in free else size for i, size in enumerate(sizes)]
