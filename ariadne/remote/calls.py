@@ -151,14 +151,13 @@ class Calls:
     def _pump(self, wait: float) -> None:
         """Take in what has come, for so many seconds at the most; connect again where the line broke."""
         with self._lock:
-            if self._line is None or self._line.broken:
-                if self._pending:
-                    self._again(min(p._until for p in self._pending.values()))
-                return
-            frames = self._line.receive(wait)
-            while frames is not None:
+            line, broken = self._line, self._line is None or self._line.broken
+            frames = None if line is None else line.receive(0.0 if broken else wait)
+            while line is not None and frames is not None:  # where it broke, too: what came before is an answer
                 self._take(frames)
-                frames = self._line.receive(0) if self._line is not None and self._pending else None
+                frames = line.receive(0.0) if self._pending else None
+            if broken and self._pending:
+                self._again(min(p._until for p in self._pending.values()))
 
     def _take(self, frames: Sequence[Any]) -> None:
         header, bodies = read(frames)

@@ -152,10 +152,11 @@ class Server:
         """Serve until `stop` is called; what waits then is still done."""
         try:
             while True:
-                self._take_in()
+                told = self._stopping
+                in_vain = self._take_in()
                 if self._queue:
                     self._serve(self._next())
-                elif self._stopping:
+                elif told and (in_vain or now() > told + GRACE):
                     break
         finally:
             self._link.close()
@@ -166,14 +167,16 @@ class Server:
         """End, once what waits is done; may be called from a signal's handler."""
         self._stopping = now()
 
-    def _take_in(self) -> None:
-        """Queue what has come, up to the limits: what is beyond them stays with its senders."""
-        waits = self._idle and not self._stopping
-        while len(self._queue) < self.limits.waiting and self._queued_bytes < self.limits.waiting_bytes:
+    def _take_in(self) -> bool:
+        """Queue what has come, up to the limits: what is beyond them stays with its senders. True where it waited in vain."""
+        waits = self._idle
+        for _ in range(self.limits.waiting):
+            if len(self._queue) >= self.limits.waiting or self._queued_bytes >= self.limits.waiting_bytes:
+                break
             came = self._link.receive(waits)
             if came is None:
                 self._idle = not self._queue
-                return
+                return waits
             request = self._request(*came)
             if request is not None:
                 self._queue.append(request)
@@ -181,8 +184,9 @@ class Server:
                 self._queued_bytes += request.nbytes
                 if waits and self.batch == 1:  # what woke it is done at once; what came behind it is looked at after
                     self._idle = False
-                    return
+                    return False
             waits = False
+        return False
 
     def _next(self) -> Request:
         request = self._queue.popleft()
