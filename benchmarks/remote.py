@@ -1,7 +1,7 @@
 """What a wire adds: the split over loopback beside the split in one process, and transports beside each other.
 
 `python -m benchmarks.remote` prints medians; `--transports` measures sockets, pyzmq and grpcio alone, `--merged` four clients,
-`--resnet` a model whose halves compute something, `--codec` the bytes alone.
+`--models` models whose halves compute something, `--codec` the bytes alone.
 Servers are processes of their own. For transports so many bytes go there and as many come back; the suffix of the split gives few.
 """
 
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -198,15 +198,28 @@ def split(seconds: float) -> list[dict[str, object]]:
             process.kill()
 
 
-def resnet(seconds: float) -> list[dict[str, object]]:
-    """The same for ResNet-18 cut after its third stage: 196 kB cross."""
+# Models of timm's whose halves compute something, each with a cut where some 256 kB cross.
+MODELS = {
+    "resnet18": "after:layer3",
+    "vit_small_patch16_224": "after:blocks.5",
+    "vit_tiny_patch16_224": "after:blocks.5",
+    "efficientnet_b0": "after:blocks.1",
+    "mobilenetv3_large_100": "after:blocks.1",
+    "mobilenetv3_small_100": "after:blocks.0",
+}
+
+
+def models(seconds: float) -> Iterator[dict[str, object]]:
+    """The same for models, each at its cut."""
     import timm  # noqa: PLC0415 - of the zoo, for this alone
 
     echoes = {name: server(code) for name, (code, _) in TRANSPORTS.items() if name != "grpcio"}
     try:
         plain = {name: TRANSPORTS[name][1](int(port)) for name, (_, port) in echoes.items()}
-        model = timm.create_model("resnet18", pretrained=False).eval()
-        return [{"model": "resnet18", **_split(model, torch.randn(1, 3, 224, 224), "after:layer3", plain, seconds)}]
+        for name, cut in MODELS.items():
+            model = timm.create_model(name, pretrained=False).eval()
+            found = _split(model, torch.randn(1, 3, 224, 224), cut, plain, seconds)
+            yield {"model": name, "cut": cut, **found}
     finally:
         for process, _ in echoes.values():
             process.kill()
@@ -326,7 +339,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--transports", action="store_true")
     parser.add_argument("--merged", action="store_true")
-    parser.add_argument("--resnet", action="store_true")
+    parser.add_argument("--models", action="store_true")
     parser.add_argument("--codec", action="store_true")
     parser.add_argument("--seconds", type=float, default=1.5)
     options = parser.parse_args()
@@ -334,14 +347,14 @@ def main() -> None:
         found: object = transports(options.seconds)
     elif options.merged:
         found = merged(options.seconds)
-    elif options.resnet:
-        found = resnet(options.seconds)
+    elif options.models:
+        found = models(options.seconds)
     elif options.codec:
         found = [codec(options.seconds)]
     else:
         found = [*split(options.seconds), codec(options.seconds)]
     for row in found:  # type: ignore[attr-defined]
-        print(json.dumps({k: round(v, 1) if isinstance(v, float) else v for k, v in row.items()}))
+        print(json.dumps({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}), flush=True)
 
 
 if __name__ == "__main__":
