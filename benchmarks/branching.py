@@ -122,8 +122,37 @@ class Counting(_Blocks):
         return found
 
 
+DETECTOR = "Faster R-CNN, MobileNetV3, 320 px"
+
+
+def detector() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """The same as `skipped` of a detector, after its backbone."""
+    from torchvision.models import detection  # noqa: PLC0415 - of the zoo, for this alone
+
+    torch.manual_seed(0)
+    model = detection.fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None, num_classes=5).eval()
+    x = [torch.rand(3, 320, 320)]
+    runtime = prepare_split(model, (x,), split="after:backbone", fallback="python")
+    with torch.no_grad():
+        received = BoundaryPayload.from_bytes(runtime.run_prefix(x).to_bytes())
+        images, _ = model.transform(x)
+        features = model.backbone(images.tensors)
+
+    def own() -> Any:
+        proposals, _ = model.rpn(images, features)
+        found, _ = model.roi_heads(features, proposals, images.image_sizes)
+        return model.transform.postprocess(found, images.image_sizes, [t.shape[-2:] for t in x])
+
+    with torch.no_grad():
+        for one, two in zip(runtime.run_suffix(received), own(), strict=True):
+            assert all(torch.equal(one[key], two[key]) for key in ("boxes", "scores", "labels"))
+    return lambda: runtime.run_suffix(received), own
+
+
 def skipped(name: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """The suffix of a Python split from bytes, and the model's own part after the cut."""
+    if name == DETECTOR:
+        return detector()
     block, count, shape = MODELS[name]
     model = Counting(block, count).eval()
     x = torch.randn(shape)
