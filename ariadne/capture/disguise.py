@@ -6,9 +6,10 @@ What asks `isinstance(x.shape[0], int)` must go the way that it goes on real ten
 from __future__ import annotations
 
 import builtins
+import gc
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import GenericAlias
 from typing import Any
 
@@ -20,6 +21,7 @@ SYMBOLS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.Sym
 _TOLD = frozenset({"torch", "sympy", "ariadne", "mpmath"})
 _COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 _DIVISIONS = tuple(f"__{r}{name}__" for name in ("truediv", "floordiv", "mod", "pow") for r in ("", "r"))
+_OF_ANY_CLASS = frozenset({"__module__", "__qualname__", "__doc__", "__slots__", "__dict__", "__weakref__"})
 _LOGS = frozenset({"logging", "warnings"})  # what they write down decides nothing
 
 
@@ -99,20 +101,49 @@ def disguised(mine: Callable[[], bool], patches: Patches, refuse: Callable[[str]
     """While in the block, torch's symbols pose as plain numbers where it is `mine`; `refuse` is told of text made of one."""
     disguise_type(patches)
     watch_id(mine, patches, refuse)
-    bases = [(symbol, symbol.__bases__) for symbol in SYMBOLS]
-    for symbol, of in SYMBOLS.items():
-        _refuse_text(symbol, mine, patches, refuse)
-        _answer_at_once(symbol, mine, patches)
-        _refuse_zero(symbol, mine, patches, refuse)
-        symbol.__bases__ = (*symbol.__bases__, _mixin(of, mine))
+    with ExitStack() as stack:
+        for symbol, of in SYMBOLS.items():
+            _refuse_text(symbol, mine, patches, refuse)
+            _answer_at_once(symbol, mine, patches)
+            _refuse_zero(symbol, mine, patches, refuse)
+            stack.enter_context(based_on(symbol, posing_as(of, mine)))
+        yield
+
+
+@contextmanager
+def based_on(symbol: Any, mixin: type) -> Iterator[None]:
+    """While in the block, the class of a symbol has this base, or what is in it.
+
+    In torch 2.11 a symbol's class has no base but `object`, and Python gives such a class no other. And it takes no `__class__`,
+    which `isinstance` asks for, by `setattr`: that goes into the class's own table.
+    """
+    before = symbol.__bases__
+    if before != (object,):
+        symbol.__bases__ = (*before, mixin)
+        try:
+            yield
+        finally:
+            symbol.__bases__ = before
+        return
+    table: dict[str, Any] = gc.get_referents(symbol.__dict__)[0]
+    lent = {name: v for name, v in vars(mixin).items() if name not in table and name not in _OF_ANY_CLASS}
+    table.update(lent)
+    _forget_lookups(symbol)
     try:
         yield
     finally:
-        for symbol, before in bases:
-            symbol.__bases__ = before
+        for name in lent:
+            del table[name]
+        _forget_lookups(symbol)
 
 
-def _mixin(of: type, mine: Callable[[], bool]) -> type:
+def _forget_lookups(cls: Any) -> None:
+    """Have Python look attributes of a class up anew, as it does when one is set."""
+    cls._ariadne = None
+    del cls._ariadne
+
+
+def posing_as(of: type, mine: Callable[[], bool]) -> type:
     """A base that brings what a plain number has and torch's symbols lack."""
 
     class Posing:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ariadne import prepare_split
+from ariadne.capture.disguise import based_on, posing_as
 
 SEEN = [id(n) for n in range(9)]
 READS: dict[str, Callable[[Any], bool]] = {
@@ -74,3 +75,16 @@ def test_that_capture_itself_looks_at_what_is_written_costs_no_range() -> None:
     runtime = prepare_split(Sorted(), (torch.randn(2, 4),), split="percent:50")
     assert runtime.plan.captured_by == "observed"
     assert str(runtime.plan.batches) == "2 to 64"
+
+
+def test_a_symbol_whose_class_has_no_base_poses_as_a_number_too() -> None:
+    class Bare:  # as torch.SymInt of torch 2.11
+        pass
+
+    n = Bare()
+    assert not isinstance(n, int)
+    with based_on(Bare, posing_as(int, lambda: True)):
+        assert isinstance(n, int)
+        assert n.numerator is n  # type: ignore[attr-defined]
+    assert not isinstance(n, int)
+    assert not vars(Bare).keys() & {"__class__", "numerator"}
