@@ -399,7 +399,10 @@ def example_of(model: nn.Module, args: Sequence[Any], given: Mapping[str, Any] |
     leaves = [*tree.leaves((tuple(args), kwargs))]
     tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
     if not tensors:
-        raise InputError("example inputs hold no tensor, so there is no batch; pass at least one tensor")
+        raise InputError(
+            "example inputs hold no tensor, and a split begins with the tensors that forward is given; pass at least one. Where "
+            "forward makes its first tensor itself, let it take that as an argument, such as a default that None stands for"
+        )
     if any(t.is_meta for t in tensors):
         raise InputError("example inputs are on the meta device, so there is nothing to run; pass tensors with data")
     along = batch_dims(model, args, kwargs, spec.batch_dim)

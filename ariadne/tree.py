@@ -22,7 +22,8 @@ class Spec:
 
     `kind` is one of leaf, list, tuple, size (torch.Size), namedtuple, dict, fields (a dataclass or a dict-like dataclass such as
     `transformers.ModelOutput`), mapping (another dict class) or registered (a type in torch's pytree registry). A plan's output
-    may hold `subclass` too: one tensor, of that class.
+    may hold `subclass` too: one tensor, of that class; with a `context` of True or False it is a leaf of autograd's that requires
+    a gradient, or none, such as a `Parameter` that forward makes.
     """
 
     kind: str
@@ -122,8 +123,17 @@ def build(spec: Spec, children: Sequence[Any]) -> Any:
         return spec.cls(zip(spec.keys, children, strict=True))
     if spec.kind == "subclass":
         (t,) = children
+        if spec.context is not None:
+            return _leaf(t, spec.cls, spec.context)
         return t if type(t) is spec.cls else t.as_subclass(spec.cls)
     return torch_pytree.SUPPORTED_NODES[spec.cls].unflatten_fn(list(children), spec.context)
+
+
+def _leaf(t: torch.Tensor, cls: type, requires_grad: bool) -> torch.Tensor:
+    """A leaf of autograd's over the memory of a tensor."""
+    if cls is torch.nn.Parameter:
+        return torch.nn.Parameter(t.detach(), requires_grad)
+    return t.detach().as_subclass(cls).requires_grad_(requires_grad)
 
 
 def subclass_of(value: Any) -> type | None:

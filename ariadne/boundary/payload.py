@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ariadne.boundary.ragged import Ragged, buffer_of, sizes_of
 from ariadne.boundary.sections import Memo, header_section, values_section
 from ariadne.boundary.wire import Form, decode, encode, joined, opened, tensors_of
 from ariadne.errors import BoundaryError, ConsumedError, PayloadError
+from ariadne.plan import own
 
 PROTOCOL_VERSION = 2
 Shares = Sequence[tuple[Any, torch.Tensor]]
@@ -37,7 +38,8 @@ class BoundaryPayload:
     (1605632, {'layer3_1_relu_call2': [8, 256, 14, 14]})
     """
 
-    __slots__ = ("__weakref__", "_before", "_casts", "_consumed", "_disturbed", "_graph", "_held", "_moves", "_noted", "_shared",
+    __slots__ = ("__weakref__", "_before", "_casts", "_consumed", "_disturbed", "_graph", "_held", "_moves", "_noted", "_quiet",
+                 "_shared",
                  "_stood", "autocast", "batch", "labels", "plan_signature", "raw", "requires_grad", "split_id",
                  "weights")  # fmt: skip
 
@@ -57,6 +59,7 @@ class BoundaryPayload:
         self.autocast: Autocast | None = autocast_now()  # that the prefix ran under; None where nobody knows
         self._before: Any = None  # what the prefix ran from, where the suffix may need it on another path
         self._moves: int | None = None  # how often state of the model had been moved after the prefix, if that was here
+        self._quiet: tuple[tuple[int, torch.Tensor], ...] = ()  # values that may move uncounted, with copies
         self._stood: list[Any] | None = None  # how the state stood then that both sides use
         self.weights = ""  # a digest of the weights of the model that the prefix is of, where it was loaded from a file
         self._consumed: dict[str, object] = {}  # by whom it was taken
@@ -119,6 +122,17 @@ class BoundaryPayload:
         """
         self._held = at, _writes(self.raw, at), kept
 
+    def quieten(self, at: Iterable[int]) -> None:
+        """Note the numbers of the values at these positions, into which ops may write without counting it."""
+        with torch.inference_mode(False), torch.no_grad():
+            self._quiet = tuple((i, own(self.raw[i].detach())) for i in at)
+
+    def put_back_quiet(self) -> None:
+        """Let the values that moved uncounted since the prefix ran be copies, as this call left them."""
+        moved = {i: copy for i, copy in self._quiet if not torch.equal(self.raw[i], copy)}
+        if moved:
+            self.raw = tuple(moved.get(i, value) for i, value in enumerate(self.raw))
+
     def refuse_if_written(self) -> None:
         """Raise `BoundaryError` if a value that others can reach was written into since the prefix ran."""
         at, before, kept = self._held
@@ -174,6 +188,7 @@ class BoundaryPayload:
         BoundaryPayload(cut:50, batch 8, layer3_1_relu_call2: [8, 256, 14, 14])
         """
         self.refuse_if_written()
+        self.put_back_quiet()
         data = self._encoded()
         if self._stood is not None:  # which matters to the suffix, where these bytes come back to this process
             _SENT[_digest(data)] = self._moves, self._stood

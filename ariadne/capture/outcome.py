@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import Parameter
 
 from ariadne import tree
 from ariadne.capture.state import Snapshot
@@ -16,6 +17,15 @@ from ariadne.capture.values import CONSTANTS, SYMBOLIC, Values
 from ariadne.errors import UnsupportedError, named
 from ariadne.guards import SIMPLE, Change, Place, Put, Recording, is_a, lasts, refused
 from ariadne.plan import Ref, Store, tensors_in
+
+
+def _is_made_leaf(t: torch.Tensor) -> bool:
+    """Whether a tensor, if ops made it, was made a leaf of autograd's: a parameter, or one that was told to require grad."""
+    return isinstance(t, Parameter) or (t.is_leaf and t.requires_grad)
+
+
+def _shown(leaf: torch.Tensor) -> str:
+    return "a Parameter" if isinstance(leaf, Parameter) else "a tensor that requires grad (by requires_grad_())"
 
 
 @dataclass(frozen=True)
@@ -29,6 +39,7 @@ class Outcome:
     def output(self) -> tuple[tree.Spec, tuple[Any, ...]]:
         """The structure of what forward returned, and its leaves as the plan names them."""
         leaves, spec = tree.flatten(self.recorded.output)
+        self._refuse_read_leaves(leaves)
         atoms = tuple(self._output(leaf) for leaf in leaves)
         return self._classed(spec, zip(leaves, atoms, strict=True)), atoms
 
@@ -61,12 +72,13 @@ class Outcome:
                 return replace(spec, children=tuple([walk(c) for c in spec.children]))
             leaf, atom = next(found)
             value = self.values.by_name.get(atom.name) if isinstance(atom, Ref) else None
-            if (
-                value is None
-                or value.kind != "tensor"
-                or not isinstance(leaf, torch.Tensor)
-                or isinstance(leaf, FakeTensor)
-            ):
+            if value is None or value.kind != "tensor" or not isinstance(leaf, torch.Tensor):
+                return spec
+            if _is_made_leaf(leaf):
+                made = Parameter if isinstance(leaf, Parameter) else tree.subclass_of(leaf) or torch.Tensor
+                made = torch.Tensor if issubclass(made, FakeTensor) else made
+                return tree.Spec("subclass", made, children=(spec,), context=leaf.requires_grad)
+            if isinstance(leaf, FakeTensor):
                 return spec
             cls = tree.subclass_of(leaf)
             if cls is None and not (around and type(leaf) is torch.Tensor):
@@ -79,6 +91,23 @@ class Outcome:
             return tree.Spec("subclass", cls or torch.Tensor, children=(spec,))
 
         return walk(spec)
+
+    def _refuse_read_leaves(self, leaves: list[Any]) -> None:
+        """Raise `UnsupportedError` for a leaf that forward makes and returns, if that is not all that it does with it."""
+        made = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and _is_made_leaf(leaf)]
+        for leaf in made:
+            twice = sum(leaf is other for other in leaves) > 1
+            if self._is_ops(leaf) and (id(leaf) in self._read or twice):
+                raise UnsupportedError(
+                    f"forward returns {_shown(leaf)} that it makes itself{' twice' if twice else ', and computes with it too'}: "
+                    "its gradient would come from there, too, which a plan can't hold. Make it outside, of what forward returns"
+                )
+
+    def _is_ops(self, leaf: torch.Tensor) -> bool:
+        """Whether an op made it: it is neither an input nor the model's."""
+        atom = self.values.atom(leaf)
+        value = self.values.by_name.get(atom.name) if isinstance(atom, Ref) else None
+        return value is not None and value.kind == "tensor"
 
     def buffer_stores(self) -> Iterator[Store]:
         """The tensors that forward put in the place of buffers."""
@@ -101,6 +130,14 @@ class Outcome:
                     "submodule, or keep what it assigns in a buffer"
                 )
             leaves, spec = tree.flatten(now)
+            leaf = next(
+                (t for t in leaves if isinstance(t, torch.Tensor) and _is_made_leaf(t) and self._is_ops(t)), None
+            )
+            if leaf is not None:
+                raise UnsupportedError(
+                    f"forward leaves {_shown(leaf)} that it makes itself in attribute {name!r} of {named(path)}, and a plan keeps "
+                    "plain tensors there; keep it detached, or make it outside"
+                )
             kind = next((cls for cls in map(tree.subclass_of, leaves) if cls is not None), None)
             if kind is not None:
                 raise UnsupportedError(
@@ -162,6 +199,13 @@ class Outcome:
             kind = next(type(v).__name__ for v in leaves if not isinstance(v, (torch.Tensor, *SYMBOLIC, *CONSTANTS)))
             return refused(
                 place, key, f"that a plan can't hold, a {kind}; keep tensors and numbers there, or return it"
+            )
+        leaf = next((t for t in leaves if isinstance(t, torch.Tensor) and _is_made_leaf(t) and self._is_ops(t)), None)
+        if leaf is not None:
+            return refused(
+                place,
+                key,
+                f"that a plan can't hold, {_shown(leaf)} that forward makes itself; keep it detached, or return it",
             )
         try:
             return spec, tuple(self.values.atom(leaf) for leaf in leaves)

@@ -17,7 +17,7 @@ from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from ariadne.capture import applied, packed, repeated
+from ariadne.capture import applied, packed, repeated, wanted
 from ariadne.capture.disguise import disguised
 from ariadne.capture.followed import plain
 from ariadne.capture.measured import patch_sizes
@@ -395,6 +395,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     patches.set(nn.Module, "_named_members", named_members)
     patches.set(torch, "is_grad_enabled", is_grad_enabled)
     patches.set(torch.Tensor, "requires_grad", watched("requires_grad", "requires_grad"))
+    wanted.patch(recorder, patches)
     patches.set(torch.Tensor, "contiguous", contiguous)
     patches.set(autocast, "__enter__", enter)
     patches.set(autocast, "__exit__", leave)

@@ -111,28 +111,37 @@ class Held:
 
 
 def refuse_questions(
-    model: nn.Module, example: Example, grad: bool, settled: Mapping[Key, tuple[Any, Any]], batches: Iterable[int]
+    model: nn.Module,
+    example: Example,
+    grad: bool,
+    settled: Mapping[Key, tuple[Any, Any]],
+    batches: Iterable[int],
+    drew: bool,
 ) -> None:
-    """Raise `UnsupportedError` where forward asks something else of what holds a batch than whether it is that of the call."""
+    """Raise `UnsupportedError` where forward asks something else of what holds a batch than whether it is that of the call.
+
+    `drew`: whether it draws random numbers; else the generators, which are every thread's, are left alone.
+    """
     holders = [(key, change) for key, change in settled.items() if type(change[1]) is int]
     for key, (before, now) in holders:
         for batch in batches:
-            if not all(_asks_equality(model, example, grad, key, batch, held) for held in (batch, NO_BATCH)):
+            if not all(_asks_equality(model, example, grad, key, batch, held, drew) for held in (batch, NO_BATCH)):
                 refuse_change(key, before, now)
 
 
-def _asks_equality(model: nn.Module, example: Example, grad: bool, key: Key, batch: int, held: int) -> bool:
+def _asks_equality(model: nn.Module, example: Example, grad: bool, key: Key, batch: int, held: int, drew: bool) -> bool:
     args, kwargs = tree.unflatten(example.resized(batch), example.spec)
     reach = Reach(model)
     snapshot, watch = reach.snapshot(args, kwargs), Watch()
     snapshot.save_buffers()
     try:
         if held == batch:  # as a call left it that had this batch, with whatever belongs to that
-            gives(model, example, batch, grad, True)
-            snapshot.again(True)
+            gives(model, example, batch, grad, drew)
+            snapshot.again(drew)
         snapshot.modules[key[0]].__dict__[key[1]] = followed(Node(held, "held", watch))
         with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
             output = model(*args, **kwargs)
+            drew |= found.drew
             given = [output, *(event.args for event in found.events)]
             given += [v for at, m in snapshot.modules.items() for n, v in m.__dict__.items() if (at, n) != key]
             leaks = any(isinstance(leaf, Size | Real) for one in given for leaf in tree.leaves(one))
@@ -140,35 +149,40 @@ def _asks_equality(model: nn.Module, example: Example, grad: bool, key: Key, bat
     except (ReadError, Exception):  # it made a number of it, or can't do without the batch that it knew
         return False
     finally:
-        snapshot.restore(True)
+        snapshot.restore(drew)
     leaks &= held != batch  # else it may stand for the batch, once forward knows that they are the same
     return not leaks and watch.questions.keys() <= {f"(held == {batch})", f"(held != {batch})"}
 
 
 def refuse_flags(
-    model: nn.Module, example: Example, grad: bool, settled: Mapping[Key, tuple[Any, Any]], batches: Iterable[int]
+    model: nn.Module,
+    example: Example,
+    grad: bool,
+    settled: Mapping[Key, tuple[Any, Any]],
+    batches: Iterable[int],
+    drew: bool,
 ) -> None:
-    """Raise `UnsupportedError` where what a call gives at one of the batches follows a flag of the first call."""
+    """Raise `UnsupportedError` where what a call gives at one of the batches follows a flag of the first call; `drew` as above."""
     flags = [(key, change) for key, change in settled.items() if type(change[1]) is bool]
     for key, (before, now) in flags[:1]:
         for batch in batches:
-            if _follows_the_first(model, example, grad, batch):
+            if _follows_the_first(model, example, grad, batch, drew):
                 refuse_change(key, before, now)
 
 
-def _follows_the_first(model: nn.Module, example: Example, grad: bool, batch: int) -> str | None:
+def _follows_the_first(model: nn.Module, example: Example, grad: bool, batch: int, drew: bool) -> str | None:
     args, kwargs = tree.unflatten(example.leaves, example.spec)
     snapshot = Reach(model).snapshot(args, kwargs)
     snapshot.save_buffers()
     try:
-        alone = gives(model, example, batch, grad, True)
+        alone = gives(model, example, batch, grad, drew)
     finally:
-        snapshot.restore(True)
+        snapshot.restore(drew)
     snapshot = Reach(model).snapshot(args, kwargs)
     snapshot.save_buffers()
     try:
-        gives(model, example, example.batch, grad, True)
-        snapshot.again(True)
-        return difference(alone, gives(model, example, batch, grad, True))
+        gives(model, example, example.batch, grad, drew)
+        snapshot.again(drew)
+        return difference(alone, gives(model, example, batch, grad, drew))
     finally:
-        snapshot.restore(True)
+        snapshot.restore(drew)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -103,7 +102,7 @@ def capture(
         _refuse_unsettled(model, example, grad, real, other, batches)
     slots = filled_again(
         filled_before(dict(model.named_modules()), real.recorded),
-        lambda full: _still_gives(model, example, size, grad, real.evidence.output, full),
+        lambda full: _still_gives(model, example, size, grad, real, full),
     )
     if slots:
         with emptied(slots):
@@ -129,8 +128,8 @@ def _refuse_unsettled(
     """Raise `UnsupportedError` if a result may follow an attribute that forward reads and changes."""
     size = real.evidence.batch
     tried = {size, other, *(b for b in (1, 2, 2 * size, min(batches.stop - 1, _MOST_TRIED)) if b in batches)}
-    refuse_questions(model, example, grad, real.settled, (size, other))
-    refuse_flags(model, example, grad, real.settled, sorted(tried))
+    refuse_questions(model, example, grad, real.settled, (size, other), real.recorded.drew)
+    refuse_flags(model, example, grad, real.settled, sorted(tried), real.recorded.drew)
 
 
 def _sets_up(model: nn.Module, example: Example, real: Observation, grad: bool) -> str | None:
@@ -153,19 +152,19 @@ def _sets_up(model: nn.Module, example: Example, real: Observation, grad: bool) 
 
 
 def _still_gives(
-    model: nn.Module, example: Example, batch: int, grad: bool, output: Any, holds: Callable[[], bool]
+    model: nn.Module, example: Example, batch: int, grad: bool, real: Observation, holds: Callable[[], bool]
 ) -> bool:
-    """Whether a run of the model as it is now gives this output, and something holds then; the model is put back after."""
+    """Whether a run of the model as it is now gives what that run gave, and something holds then; the model is put back after."""
     args, kwargs = tree.unflatten(example.resized(batch), example.spec)
     snapshot = Reach(model).snapshot(args, kwargs)
     snapshot.save_buffers()
     try:
         with torch.set_grad_enabled(grad):
-            return difference(output, model(*args, **kwargs)) is None and holds()
+            return difference(real.evidence.output, model(*args, **kwargs)) is None and holds()
     except Exception:  # it needs what was taken away
         return False
     finally:
-        snapshot.restore()
+        snapshot.restore(real.recorded.drew)
 
 
 def _captured(

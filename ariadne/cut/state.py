@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ariadne.plan import Groups, TracePlan, Value, uses
+from ariadne.plan import Groups, TracePlan, Value, uses, writes_silently
 
 Slot = tuple[str, str]  # the path of a module, and a name there
 
@@ -31,6 +31,7 @@ class Sides:
     both: frozenset[Slot]
     watched: tuple[Value, ...]
     crossing: tuple[str, ...]
+    silent: frozenset[str]
 
 
 @dataclass(slots=True)
@@ -41,6 +42,7 @@ class _Memory:
     uses: list[int]
     writes: list[int]
     keeps: bool  # whether it is a parameter's, whose gradient is to arrive
+    silent: bool = False  # whether an op writes it without counting that
 
 
 class State:
@@ -63,6 +65,7 @@ class State:
             self._use(node.reads, i)
             for root in {groups.find(n) for n in node.writes if n in groups.parent} & self.memory.keys():
                 self.memory[root].writes.append(i)
+                self.memory[root].silent |= writes_silently(node.target)
         self._use(uses(plan.output), self.end)
         self.sharing: dict[str, list[str]] = {}  # the values that share memory with state that is written
         for name in plan.values:
@@ -118,13 +121,16 @@ class State:
         if self.sharing:  # what is put in the place of state may be written into there
             moved |= {self.groups.find(n) for s in early for n in uses(s.atoms) if n in self.groups.parent}
         dense = [n for n in live if values[n].dtype is not None and n in self.groups.parent]
+        crossing = tuple(n for n in dense if self.groups.find(n) in moved)
+        quiet = {root for root, m in self.memory.items() if m.silent}
         return Sides(
             frozenset(before),
             frozenset(after),
             frozenset(used),
             frozenset(both | (put & first)),
             tuple(watched),
-            tuple(n for n in dense if self.groups.find(n) in moved),
+            crossing,
+            frozenset(n for n in (*crossing, *(v.name for v in watched)) if self.groups.find(n) in quiet),
         )
 
 

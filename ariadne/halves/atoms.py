@@ -301,6 +301,11 @@ def told_spec(spec: tree.Spec) -> Any:
     """A structure as JSON-able data."""
     if spec.kind == tree.LEAF:
         return "*"
+    if spec.kind == "subclass":
+        raise HalfError(
+            f"a result is a tensor of class {'' if spec.cls is None else spec.cls.__name__}, which a file can't name; return it as "
+            "torch's own, t.as_subclass(torch.Tensor), and make the class around it after the call"
+        )
     found: dict[str, Any] = {"kind": spec.kind, "children": [told_spec(c) for c in spec.children]}
     if spec.kind in ("dict", "fields", "namedtuple", "mapping"):
         found["keys"] = [told(k) for k in spec.keys]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,6 +36,19 @@ def written_arguments(func: OpOverload, bound: tuple[Any, ...]) -> Iterator[int]
         by_schema = arg.alias_info is not None and arg.alias_info.is_write
         if by_schema or (trains and arg.name.startswith("running_") and bound[i] is not None):
             yield i
+
+
+@cache
+def writes_silently(target: str) -> bool:
+    """Whether an op, by its name in a plan, may write into a tensor that does not count it: running statistics, of which its
+    schema keeps silent; and whatever a function of Python's does."""
+    space, _, rest = target.partition(".")
+    name, _, overload = rest.partition(".")
+    try:
+        arguments = getattr(getattr(getattr(torch.ops, space), name), overload)._schema.arguments
+    except AttributeError:
+        return True
+    return any(a.name.startswith("running_") and not (a.alias_info and a.alias_info.is_write) for a in arguments)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -405,7 +405,7 @@ class SplitRuntime(Told):
                 with torch.set_grad_enabled(training_now):
                     self.joined(*args, **kwargs)
             finally:
-                snapshot.restore()
+                snapshot.restore(any(node.seeded for v in self._variants for node in v.plan.nodes))
 
     # --- cutting elsewhere ----------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ from ariadne.errors import (
     named,
 )
 from ariadne.guards import Baseline, ModuleGuard, StateGuard, entrance, switches
-from ariadne.plan import Apart, Expr, Groups, TraceNode, TracePlan, Value, short_dtype, uses
+from ariadne.plan import Apart, Expr, Groups, TraceNode, TracePlan, Value, own, short_dtype, uses
 from ariadne.runtime.moved import Getter, Moves, getter
 from ariadne.runtime.shared import rest
 from ariadne.runtime.standing import flight_of
@@ -124,8 +124,11 @@ class Variant:
         self.flight, self.state = flight_of(model), State(plan, Groups(plan)).sides(candidate.cut, candidate.live)
         self.kept = frozenset(map(candidate.live.index, self.state.crossing))
         self.held = tuple(sorted({*known.reachable} | self.kept))  # positions of what others may write into
-        self._watched: list[Getter] = [
-            getter(v, model) if v.is_state else partial(plan.constants.__getitem__, v.name) for v in self.state.watched
+        silent = self.state.silent
+        self.quiet = tuple(i for i in sorted(self.kept) if candidate.live[i] in silent)
+        self._watched: list[tuple[Getter, bool]] = [
+            (getter(v, model) if v.is_state else partial(plan.constants.__getitem__, v.name), v.name in silent)
+            for v in self.state.watched
         ]
         apart = [(module(path)._parameters, key) for path, key in known.shared] if plan.apart else []
         # Of a side that is not here, those that it shares.
@@ -220,6 +223,7 @@ class Variant:
         flight = self.flight
         if self.held or self.state.both or boundary._moves != flight.moves:
             flight.refuse_moved(boundary, self.state, self.made(boundary), self.stand() if self.state.both else ())
+            boundary.put_back_quiet()
         for ask, was in self._switches:
             if ask() != was:
                 raise GuardError(
@@ -240,14 +244,17 @@ class Variant:
             boundary.hold(self.held, self.kept)
             if self.kept:
                 self.flight.out.add(boundary)
+            if self.quiet:
+                boundary.quieten(self.quiet)
         if self.state.both:
             boundary._stood = self.stand()
         return boundary
 
     def stand(self) -> list[Any]:
-        """Which tensors stand where both sides use state, and how often each was written into."""
-        found = [get() for get in self._watched]
-        return [(id(t), 0 if t.is_inference() else t._version) for t in found]
+        """Which tensors stand where both sides use state, and how often each was written into; of those that don't count it, what
+        they hold."""
+        found = [(get(), silent) for get, silent in self._watched]
+        return [(id(t), 0 if t.is_inference() else t._version, _bytes(t) if silent else b"") for t, silent in found]
 
     def run(self, segment: Callable[..., Any], *given: Any, **options: Any) -> Any:
         """What a segment gives, or what runs it; `ModuleError` where that fails since a tensor that the plan reads is gone."""
@@ -471,3 +478,9 @@ def _check_value(
             raise BoundaryError(
                 f"{label!r} must be {expected.describe()}, here {sizes}; found {short_dtype(value.dtype)}{sizes_of(value)}"
             )
+
+
+def _bytes(t: torch.Tensor) -> bytes:
+    """What a tensor holds."""
+    found: bytes = own(t.detach()).cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return found

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 import model_zoo
+from ariadne import PythonSplit
 from conformance.checks.base import (
     PASSED,
     Check,
@@ -36,6 +38,7 @@ def run(bench: Bench, case: Case) -> Finding:
     """
     bench.judge(case.training)
     _forward(bench, case)
+    _hold_one_side(bench, case)
     if not bench.trainable(case.training):
         return PASSED
     try:
@@ -69,6 +72,26 @@ def _forward(bench: Bench, case: Case) -> None:
     hold("output", whole.value, found.value, at(split))
     hold_state(twin, split, bench, at(split))
     hold_rng(whole, found, at(split))
+
+
+def _hold_one_side(bench: Bench, case: Case) -> None:
+    """Stop where a suffix takes a boundary of a prefix that ran under another autocast, as no call of the whole model does."""
+    split = bench.split(case["cut"], case.training)
+    if isinstance(split.runtime, PythonSplit):  # whose forward waits under the autocast that it began under
+        return
+    for before, after in ((nullcontext, _autocast), (_autocast, nullcontext)):
+        args, kwargs = bench.inputs(REFERENCE)
+        seed_all(REFERENCE)
+        with before():
+            boundary = split.runtime.run_prefix(*args, **kwargs)
+        try:
+            with after():
+                split.runtime.run_suffix(boundary)
+        except Exception as error:
+            if type(error).__name__ != "BoundaryError":
+                raise
+        else:
+            raise Stop(Status.FAIL_STATE, f"a suffix runs under another autocast than its prefix, {at(split)}")
 
 
 def _train(bench: Bench, case: Case, *, cached: bool) -> None:

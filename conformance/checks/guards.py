@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.backends.mha
 from torch import nn
+from torch.nn.utils import parametrize
 
 from ariadne import PythonSplit, SplitSpec
 from conformance.checks.base import PASSED, Check, Outcome, at, hold_moved, hold_outcomes, no_grad, outcome, refuses
@@ -259,6 +260,10 @@ def _turned_weight(model: nn.Module) -> bool:
     return True
 
 
+def _parametrized(model: nn.Module) -> bool:
+    return any(parametrize.is_parametrized(module) for module in model.modules())
+
+
 def _one_buffer_more(model: nn.Module) -> bool:
     model.register_buffer("one_more", torch.full((2,), 3.0))
     return True
@@ -332,6 +337,13 @@ PROBES = (
     Probe("other numbers in objects", _ANY, within=_in_objects),
     Probe("another forward of the class", _MODULE, within=_other_forward),
     Probe("another setting of the fast path", _ANY, within=_other_fast_path),
+    Probe(
+        "parametrized weights that are kept from call to call",
+        {"prefix": ("UnsupportedError",)},
+        change=_parametrized,
+        follows=False,
+        within=lambda model: parametrize.cached(),
+    ),
 )
 
 

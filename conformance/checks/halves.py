@@ -20,6 +20,7 @@ from conformance.checks.base import PASSED, Check, at, hold, hold_moved, no_grad
 from conformance.suite.bench import REFERENCE, Bench, Split
 from conformance.suite.cases import Case
 from conformance.suite.compare import frozen, sharing
+from conformance.suite.handed import functions_called, modules_called
 from conformance.suite.state import rng_moved, rng_state, seed_all
 from conformance.suite.statuses import Finding, Status, Stop
 
@@ -72,38 +73,10 @@ def _half(bench: Bench, split: Split, side: str, examples: list[Any], folder: Pa
 
 
 def _loaded(bench: Bench, split: Split, path: Path) -> Any:
-    handed = _handed(bench, split)
+    plans = [*split.runtime._plans]
+    handed = modules_called(plans, split.model, bench.whole(split.model.training))  # of a model that never ran
     with hidden(LIBRARIES):
-        return ariadne.load(path, allow=_functions(split), plain=True, modules=handed)
-
-
-def _handed(bench: Bench, split: Split) -> dict[str, Any]:
-    """The modules, and methods of modules, that the plans of a split call: those of a model that never ran, by their names."""
-    names, found = {id(m): path for path, m in split.model.named_modules()}, {}
-    for plan in split.runtime._plans:
-        for thing in plan.objects.values():
-            called = getattr(thing, "function", thing)
-            owner = getattr(called, "__self__", called)
-            path = names.get(id(owner))
-            if path is not None:
-                module = bench.whole(split.model.training).get_submodule(path)
-                key = path if owner is called else f"{path}.{called.__name__}".removeprefix(".")
-                found[key] = module if owner is called else getattr(module, called.__name__)
-    return found
-
-
-def _functions(split: Split) -> list[str]:
-    """The Python functions that the plans of a split call, which a file may name only with leave."""
-    found = set()
-    for plan in split.runtime._plans:
-        for thing in plan.objects.values():
-            owner = getattr(thing, "__self__", getattr(thing, "function", thing))
-            if not callable(owner) or isinstance(
-                owner, nn.Module
-            ):  # a container that the plan stores in, or what is handed over
-                continue
-            found.add(f"{owner.__module__}:{owner.__qualname__}")
-    return sorted(found)
+        return ariadne.load(path, allow=functions_called(plans), plain=True, modules=handed)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from conformance.checks.base import PASSED, Check, hold_moved, no_grad, outcome
+from conformance.checks.base import PASSED, Check, hold_moved, no_grad, outcome, refuses
 from conformance.suite.bench import CAPTURED, Bench
 from conformance.suite.cases import Case
 from conformance.suite.compare import difference, leaves, model_difference, sharing
@@ -17,7 +18,8 @@ from conformance.suite.cuts import cut_facts
 from conformance.suite.state import rng_moved, rng_state, seed_all
 from conformance.suite.statuses import Finding, Status, Stop
 
-SEED = 11
+SEED, PAUSE = 11, 2e-4
+RUN_AGAIN = ("toys/checkpoint", "toys/reentrant")  # while such a part runs as it is, nobody can tell who draws
 
 
 def run(bench: Bench, case: Case) -> Finding:
@@ -40,8 +42,47 @@ def run(bench: Bench, case: Case) -> Finding:
     if changed:
         raise Stop(Status.FAIL_STATE, f"preparing left the process with {changed}, which was {process}")
     _hold_still_whole(bench, case, model, twin)
+    if bench.entry.has_graph(case.training) and not case.model.startswith(RUN_AGAIN):
+        _hold_draws_of_others(bench, case)
     bench.facts["prepared"] = cut_facts(runtime)["plan"]
     return PASSED
+
+
+def _hold_draws_of_others(bench: Bench, case: Case) -> None:
+    """What another thread draws while a model is prepared comes once: the generator stands where that thread left it.
+
+    Where forward may draw too, it is refused that anybody else does.
+    """
+    model, given = bench.whole(case.training), bench.given(CAPTURED, CAPTURED, case.training)
+    done, drawn = threading.Event(), 0
+
+    def draw() -> None:
+        nonlocal drawn
+        while not (done.wait(PAUSE) and drawn):
+            torch.rand(1, dtype=torch.float32)
+            drawn += 1
+
+    thread = threading.Thread(target=draw)
+    seed_all(SEED)
+    thread.start()
+    try:
+        bench.prepare(model, given, mode="generated_eager", compile_options=None)
+    except Exception as error:
+        if not refuses(error):
+            raise
+        bench.facts["draws_of_others"] = str(error)[:80]
+        return
+    finally:
+        done.set()
+        thread.join()
+    found = torch.rand(1)
+    seed_all(SEED)
+    for _ in range(drawn):
+        torch.rand(1, dtype=torch.float32)
+    if not torch.equal(found, torch.rand(1)):
+        raise Stop(
+            Status.FAIL_RNG, f"another thread drew {drawn} numbers while the model was prepared, and some come again"
+        )
 
 
 def _unsettle(model: nn.Module) -> None:

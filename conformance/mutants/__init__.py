@@ -34,6 +34,7 @@ from conformance.mutants import (
     skipping,
     surroundings,
     trainings,
+    unseen,
 )
 from conformance.mutants.planted import Planted
 from conformance.suite.statuses import Status
@@ -60,6 +61,7 @@ _MODULES = (
     settlings,
     skipping,
     surroundings,
+    unseen,
 )
 
 

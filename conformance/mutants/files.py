@@ -91,3 +91,16 @@ class SwitchedModule(_InFile):
             for told in plan["objects"].values():
                 if told[0] == "part" and isinstance(told[1]["at"], list):
                     told[1]["at"][1] = [[path, not on] for path, on in told[1]["at"][1]]
+
+
+class UntiedModule(_InFile):
+    """A module that is handed to a half runs on its own tensors, and not on the half's."""
+
+    piece = "halves.called"
+
+    def in_half(self, half: dict[str, Any]) -> None:
+        for plan in half["plans"]:
+            within = {name for node in plan["nodes"] for name in node.pop("within", ())}
+            owners = {tuple(v[7]) for v in plan["values"] if v[0] in within}
+            plan["values"] = [v for v in plan["values"] if v[0] not in within]
+            half["state"] = [one for one in half["state"] if not owners & {tuple(place[1:]) for place in one[0]}]

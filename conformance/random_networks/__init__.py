@@ -5,12 +5,14 @@ In import order::
     outside          what steps read beside the network
     scripted_steps   steps that call functions under `torch.jit.script`
     python_steps     steps whose Python no graph shows
+    beyond_steps     steps with tensors that are not torch's own, and with data that leave torch
     steps, parts     the closed vocabulary: what a program can do, and the modules that it can hold
     program          a program as data, as a module, and as inputs
     compare          equal, bit for bit
     draw             programs from hypothesis, valid by construction
     twins, counts    a model beside its split twin; what was compared
     tally            what a run counted, and how far it tries each program
+    around           what is around a call: threads, autocast, kept weights, files
     session, trial   what a user does over time; one program held against every promise
     corpus           programs that failed once
     search           a run of hypothesis that keeps what fails

@@ -30,7 +30,7 @@ def same(whole: Any, split: Any, where: str) -> None:
 
 def differences(a: Any, b: Any, path: str) -> Iterator[str]:
     """What differs, in words."""
-    if type(a) is not type(b) and not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+    if type(a) is not type(b) and {type(a), type(b)} != {Tensor, nn.Parameter}:
         yield f"{path or 'it'} is {_short(a)} against {_short(b)}"
     elif isinstance(a, Tensor):
         yield from (f"{path or 'it'}: {d}" for d in _of_tensors(a, b))
@@ -91,7 +91,9 @@ def copied(value: Any, memo: dict[int, Tensor] | None = None) -> Any:
         if id(value) not in memo:
             repeats = any(s == 0 and n > 1 for s, n in zip(value.stride(), value.shape, strict=True))
             kept = torch.empty_like(value) if repeats else value.detach().new_empty_strided(value.shape, value.stride())
-            memo[id(value)] = kept.detach().copy_(value.detach()).requires_grad_(value.requires_grad)
+            made = kept.detach().as_subclass(Tensor).copy_(value.detach())
+            cls = Tensor if type(value) is nn.Parameter else type(value)
+            memo[id(value)] = (made if cls is Tensor else made.as_subclass(cls)).requires_grad_(value.requires_grad)
         return memo[id(value)]
     if isinstance(value, dict):
         return {k: copied(v, memo) for k, v in value.items()}

@@ -37,7 +37,7 @@ STATIC_SHAPES = ([4], [5, 4], [1, 4], [])
 REFUSALS = (RuntimeError, ZeroDivisionError, ValueError, IndexError, TypeError, NotImplementedError, AssertionError)
 # What was silently wrong once, and random programs meet seldom.
 NAMED = (
-    "append", "note", "class_append", "class_bind", "by_class", "divided", "checkpointed", *["packed"] * 6,
+    "append", "note", "class_append", "class_bind", "by_class", "divided", "checkpointed", "marked", *["packed"] * 6,
     *(n for n in STEPS if n.startswith(("scripted", "opaque", "count_"))), "compress",
 )  # fmt: skip
 _KINDS = [*parts.KINDS, *["linear"] * 8, *["batch_norm"] * 3, "lookup", "dropout", "relu", "gain", "average"]
@@ -50,7 +50,7 @@ def _weighted() -> list[str]:
              "window": 5, "view": 4, "reshape": 3, "transpose": 5, "select": 2, "chunk": 3, "cat": 2, "detach": 4,
              "times_batch": 3, "arange": 2, "expand": 3, "dropout": 2, "scripted": 2, "append": 3, "note": 3,
              "by_function": 3, "by_setting": 3, "divided": 2, "checkpointed": 3, "opaque": 2, "class_append": 2,
-             "class_bind": 2, "by_class": 2}  # fmt: skip
+             "class_bind": 2, "by_class": 2, "marked": 2}  # fmt: skip
     names = [n for n, s in STEPS.items() if not s.refusable]
     names.insert(1, "again")
     return ["skip", *(n for name in names for n in [name] * often.get(name, 1))]

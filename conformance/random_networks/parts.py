@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from conformance.random_networks.python_steps import counting
 
@@ -141,6 +142,7 @@ KINDS: Mapping[str, Kind] = {
     "gain": Kind(Gain, _always(())),
     "tick": Kind(Tick, _always(()), writes=True),
     "opaque": Kind(counting, _last, writes=True),
+    "weight_norm": Kind(lambda width: weight_norm(nn.Linear(width, width)), _last),
     "average": Kind(Average, _always((False,), (True,)), writes=True),
 }
 

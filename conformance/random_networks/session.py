@@ -15,7 +15,7 @@ from torch import nn
 
 from ariadne import SplitRuntime
 from ariadne.errors import CaptureError, FrontierError, InputError
-from conformance.random_networks import outside
+from conformance.random_networks import around, outside
 from conformance.random_networks.compare import Different
 from conformance.random_networks.counts import Counts, allowed
 from conformance.random_networks.program import Program
@@ -222,4 +222,8 @@ ACTIONS: dict[str, Callable[[Session, int], None]] = {
     "write_hook": Session._write_hook,
     "renew_list": Session._renew_list,
     "set_class_number": Session._set_class_number,
+    "under_casts": around.under_casts,
+    "kept_weights": around.kept_weights,
+    "draws_beside": around.draws_beside,
+    "from_files": around.from_files,
 }

@@ -15,7 +15,7 @@ import torchvision  # noqa: F401 - has nms
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from conformance.random_networks import outside, python_steps
+from conformance.random_networks import beyond_steps, outside, python_steps
 from conformance.random_networks.scripted_steps import CALLED, both, doubled_
 
 RAMP = (*(1.0,) * 6, *(0.5 * batch for batch in range(6, 99)))  # what a batch is worth, the same for all up to 5
@@ -144,6 +144,7 @@ WINDOW = {"dim": (1, 0, -1), "start": (0, 1), "stop": (None, 2, 1, 0)}
 SHAPES = (["B", -1], [-1], ["B", 1, -1], ["B", -1, 1], [-1, "B"], [-1, 2], ["B", 2, -1])
 
 _PATHS = "each path that data take has a plan: a suffix over a wire knows one, and there are so many at most"
+_LEAVE = "data leave torch by a way that no op shows, or are numbers of Python's that decide the way"
 
 STEPS: dict[str, Step] = {
     "call": Step("a", _called),
@@ -263,6 +264,10 @@ STEPS: dict[str, Step] = {
     "checkpointed": Step("f", python_steps.checkpointed, {"reentrant": (True, False)}, shaped=python_steps.unchecked),
     "opaque": Step("f", lambda f, x: python_steps.sharpened(x), shaped=lambda f, x: x * 2),
     "opaque_double_": Step("f", written(python_steps.doubled_), shaped=lambda f, x: x.mul_(2)),
+    # tensors of a class of the user's own, and data that leave torch
+    "marked": Step("f", beyond_steps.marked),
+    "bare": Step("f", beyond_steps.bare),
+    "left_torch": Step("f", beyond_steps.left_torch, {"by": tuple(beyond_steps.WAYS)}, _LEAVE, lambda f, x, by: x * 2),
     # the answer hangs on data
     "if_positive": Step("f", _branch(lambda f, x: x.sum() > 0), {}, _PATHS, lambda f, x: x * 2),
     "times_item": Step("f", lambda f, x: x * x.sum().item(), {}, _PATHS, lambda f, x: x * 2),

@@ -317,7 +317,7 @@ def mapped(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
 
 
 def frozen(value: Any) -> Any:
-    """A deep copy of a nested value, for later: each tensor with memory of its own, laid out as it was, and no graph."""
+    """A deep copy of a nested value, for later: tensors of the same classes with memory of their own, laid out alike, no graph."""
 
     def copied(t: torch.Tensor) -> torch.Tensor:
         if t.layout is torch.strided:
@@ -325,7 +325,10 @@ def frozen(value: Any) -> Any:
             held.set_(t.untyped_storage().clone(), t.storage_offset(), t.size(), t.stride())
         else:
             held = t.detach().clone()
-        return nn.Parameter(held, t.requires_grad) if type(t) is nn.Parameter else held.requires_grad_(t.requires_grad)
+        if type(t) is nn.Parameter:
+            return nn.Parameter(held, t.requires_grad)
+        made = held if type(t) is torch.Tensor else held.as_subclass(type(t))
+        return made.requires_grad_(t.requires_grad)
 
     return mapped(copied, value)
 

@@ -181,7 +181,9 @@ def test_example_inputs_on_the_meta_device_are_refused() -> None:
 
 @pytest.mark.parametrize("example", [(), (3,), ([1.0, 2.0],), (None, "text")])
 def test_example_inputs_without_a_tensor_have_no_batch(example: Any) -> None:
-    with pytest.raises(InputError, match="hold no tensor, so there is no batch; pass at least one tensor"):
+    with pytest.raises(
+        InputError, match="hold no tensor, and a split begins with the tensors that forward is given; pass at least one"
+    ):
         prepared(example=example)
 
 

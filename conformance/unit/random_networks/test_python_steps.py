@@ -7,14 +7,22 @@ from typing import Any
 
 import pytest
 
+import ariadne.boundary
 import ariadne.capture.applied
 import ariadne.capture.call
+import ariadne.capture.refusals
+import ariadne.capture.state
+import ariadne.capture.ways
 import ariadne.guards.baseline
 import ariadne.guards.calls
 import ariadne.guards.roots
+import ariadne.guards.switches
+import ariadne.halves.reading
 import ariadne.prepare
 import ariadne.runtime.asked
 import ariadne.runtime.plans
+import ariadne.tree
+from conformance.mutants.unseen import BlindToLeaks, BlindToZero
 from conformance.random_networks import corpus
 from conformance.random_networks.compare import Different
 from conformance.random_networks.trial import trial
@@ -62,6 +70,26 @@ def in_front(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ariadne.prepare, "batch_dims", lambda *_: {})
 
 
+def rewound(monkeypatch: pytest.MonkeyPatch) -> None:
+    restore = ariadne.capture.state.Snapshot.restore
+    monkeypatch.setattr(ariadne.capture.state.Snapshot, "restore", lambda self, drew=True: restore(self, True))
+
+
+def unseen_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, name, thing in BlindToLeaks.replaced:
+        monkeypatch.setattr(owner, name, thing)
+
+
+def kept_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ariadne.capture.refusals, "caches_parametrizations", lambda: False)
+    monkeypatch.setitem(ariadne.guards.switches.SWITCHES, "torch.nn.utils.parametrize.cached()", lambda: False)
+
+
+def undivided(monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, name, thing in BlindToZero.replaced:
+        monkeypatch.setattr(owner, name, thing)
+
+
 BUGS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "a list of a class as it was at capture": ("class_attributes", as_at_capture),
     "numbers of a class unguarded": (
@@ -76,6 +104,19 @@ BUGS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "hooks in tables unseen": ("hooks_in_tables", blind_to_tables),
     "the batch always in front": ("time_first", in_front),
     "an opaque part called twice": ("opaque_parts", called_twice),
+    "another autocast for the suffix": (
+        "around_a_call",
+        lambda m: m.setattr(ariadne.boundary.BoundaryPayload, "refuse_another_autocast", nothing),
+    ),
+    "another thread's draws twice": ("around_a_call", rewound),
+    "classes of tensors unseen": ("classes_of_tensors", lambda m: m.setattr(ariadne.tree, "subclass_of", nothing)),
+    "data that left torch frozen": ("data_that_leave_torch", unseen_leaks),
+    "divisions by zero unasked": ("divided_by_zero", undivided),
+    "weights that are kept unasked": ("around_a_call", kept_unasked),
+    "what is handed over runs on its own tensors": (
+        "handed_parts",
+        lambda m: m.setattr(ariadne.halves.reading, "tie", nothing),
+    ),
 }
 
 
@@ -85,5 +126,5 @@ def test_a_planted_bug_is_noticed_by_the_program_for_it(bug: str, monkeypatch: p
     for module in (ariadne.prepare, ariadne.runtime.plans):
         monkeypatch.setattr(module, "prove", nothing)
     plant(monkeypatch)
-    with pytest.raises(Different, match=r"batch|step|trace|run|after|train|eval"):
+    with pytest.raises(Different, match=r"batch|step|trace|run|after|train|eval|ran|again|call|files"):
         trial(corpus.load(corpus.FOLDER / f"{name}.json"))

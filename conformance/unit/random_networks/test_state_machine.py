@@ -157,6 +157,22 @@ class Machine(RuleBasedStateMachine):
     def set_class_number(self, number: int) -> None:
         self.do("set_class_number", number)
 
+    @rule(number=NUMBERS)
+    def under_casts(self, number: int) -> None:
+        self.do("under_casts", number)
+
+    @rule(number=NUMBERS)
+    def kept_weights(self, number: int) -> None:
+        self.do("kept_weights", number)
+
+    @rule(number=NUMBERS)
+    def draws_beside(self, number: int) -> None:
+        self.do("draws_beside", number)
+
+    @rule(number=NUMBERS)
+    def from_files(self, number: int) -> None:
+        self.do("from_files", number)
+
 
 def explore(chosen: settings, tally: Tally, keep: Path | None) -> Tally:
     """Run the state machine; the smallest failing session is saved in the folder `keep`, if there is one."""

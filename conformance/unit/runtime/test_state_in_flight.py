@@ -237,6 +237,41 @@ def test_a_write_by_the_user_or_by_the_whole_model_is_noticed() -> None:
             split.run_suffix(boundary)
 
 
+def read_after(m: Any, x: Tensor) -> Tensor:
+    return m.last(m.norm(m.first(x))) + m.norm.running_mean
+
+
+def on_both_sides(m: Any, x: Tensor) -> Tensor:
+    h = m.first(x) + m.norm.running_mean
+    return m.norm(m.last(h)) + m.norm.running_mean
+
+
+@pytest.mark.parametrize("wire", [False, True])
+@pytest.mark.parametrize("forward", [read_after, on_both_sides])
+def test_statistics_that_the_whole_model_moves_are_those_of_the_call_or_it_is_refused(
+    forward: Forward, wire: bool
+) -> None:
+    """Batch norm writes its running statistics without counting it."""
+    model, x = Net(forward), torch.randn(3, 4)
+    runtime = prepare_split(model, (torch.randn(2, 4),), split="cut:3")
+    with torch.no_grad():
+        expected = copy.deepcopy(model)(x)
+    trained, boundary = runtime.run_training_prefix(x), None
+    if forward is on_both_sides:  # its prefix moves nothing
+        boundary = runtime.run_prefix(x)
+    with torch.no_grad():
+        model(torch.randn(3, 4) * 5)
+    if forward is on_both_sides:
+        for one in (boundary, trained):
+            with pytest.raises(BoundaryError, match="another call, or you, wrote 'running_mean' of 'norm'"):
+                runtime.run_suffix(BoundaryPayload.from_bytes(one.to_bytes()) if wire else one)
+        return
+    seen: list[Tensor] = []
+    sent = BoundaryPayload.from_bytes(trained.to_bytes()) if wire else trained
+    runtime.train_suffix(sent, loss_fn=lambda output, _: (seen.append(output.detach()), output.sum())[1])
+    assert torch.equal(seen[0], expected)
+
+
 def test_a_plan_that_writes_moves_nothing_under_one_that_does_not() -> None:
     def at_times(m: Any, x: Tensor) -> Tensor:
         if x.shape[0] > 4:

@@ -1,0 +1,47 @@
+"""Which tensors want a gradient: forward may say so of what it makes, and of nothing that was there before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ariadne.capture.recorder import Recorder
+from ariadne.capture.refusals import Patches, called_by_torch
+from ariadne.errors import UnsupportedError
+from ariadne.plan import storage_of
+
+
+def patch(recorder: Recorder, patches: Patches) -> None:
+    """Let `requires_grad_()`, and an assignment to `requires_grad`, be refused of inputs, and of the model's tensors if it
+    changes anything: a plan has no op for it, and it stays once the call is over."""
+    plain: Any = torch.Tensor.requires_grad_
+    asked: Any = vars(torch.Tensor)["requires_grad"]
+
+    def refuse(t: torch.Tensor, value: bool) -> None:
+        if recorder.fake is not None or not recorder.is_mine() or called_by_torch(3) or id(t) in recorder.own:
+            return
+        of_model = storage_of(t) in recorder.state
+        if of_model and asked.__get__(t) == bool(value):
+            return
+        todo = (
+            "set it before the call"
+            if of_model
+            else "pass x.requires_grad_(), or compute with x.detach().requires_grad_()"
+        )
+        raise UnsupportedError(
+            f"forward sets requires_grad of {'a tensor of the model' if of_model else 'an input'} in {recorder.where()}, which no "
+            f"plan does, and which would stay after the call; {todo}"
+        )
+
+    def requires_grad_(self: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+        refuse(self, requires_grad)
+        found: torch.Tensor = plain(self, requires_grad)
+        return found
+
+    def put(self: torch.Tensor, value: bool) -> None:
+        refuse(self, value)
+        asked.__set__(self, value)
+
+    patches.set(torch.Tensor, "requires_grad_", requires_grad_)
+    patches.set(torch.Tensor, "requires_grad", property(asked.__get__, put))
