@@ -25,9 +25,9 @@ def asks_after(plan: TracePlan, candidate: SplitCandidate) -> bool:
 def serves(one: Sided, other: Sided) -> bool:
     """Whether a call that ran one prefix may go on in the suffix of the other, if what that takes is in the boundary.
 
-    Both prefixes take the same inputs and move the same, and what both make they make alike. The first may have asked more, which the
-    other's suffix then asks again. Values have the same names in both, since forward's Python was the same up to the question in
-    which the paths part.
+    Both prefixes take the same inputs and move the same, and what both make they make alike. The first may have asked more,
+    which the other's suffix then asks again. Values have the same names in both, since forward's Python was the same up to the
+    question in which the paths part.
     """
     a, b = one[0], other[0]
     if not _takes_the_same(a, b):

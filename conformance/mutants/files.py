@@ -91,3 +91,18 @@ class SwitchedModule(_InFile):
             for told in plan["objects"].values():
                 if told[0] == "part" and isinstance(told[1]["at"], list):
                     told[1]["at"][1] = [[path, not on] for path, on in told[1]["at"][1]]
+
+
+class UnheardPath(_InFile):
+    """Of several paths whose prefixes do the same, a half has the first one's suffix in the place of each."""
+
+    piece = "runtime.paths"
+
+    def in_half(self, half: dict[str, Any]) -> None:
+        first, *others = half["plans"]
+        if half["part"] == "suffix":
+            for plan in others:
+                plan["nodes"] = [{k: v for k, v in node.items() if k != "witness"} for node in first["nodes"]]
+                plan["values"], plan["output"] = first["values"], first["output"]
+                plan["constants"], plan["cut"] = first["constants"], first["cut"]
+                plan["first"] = first["first"]
