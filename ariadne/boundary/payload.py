@@ -179,6 +179,25 @@ class BoundaryPayload:
         for name in self.__slots__[1:]:  # all but who refers to it
             setattr(self, name, getattr(other, name))
 
+    def narrowed(self, plan_signature: str, split_id: str, labels: tuple[str, ...]) -> BoundaryPayload:
+        """The boundary of a plan's cut that takes these values of it alone, in this order; it is taken and trained as this one is.
+
+        What crosses for the sake of other paths is left out. The values are the same, and so is the record of who took it.
+        """
+        at = [self.labels.index(label) for label in labels]
+        graph = tuple(self._graph[i] for i in at) if self._graph else self._graph
+        found = type(self)(split_id, plan_signature, self.batch, labels, tuple(self.raw[i] for i in at), (), graph)
+        if self.requires_grad:
+            there = {label for label, _ in found.leaves()}
+            found.requires_grad = tuple(label for label in self.requires_grad if label in there)
+        for name in ("_consumed", "_moves", "_stood", "_casts", "autocast", "weights"):
+            setattr(found, name, getattr(self, name))
+        return found
+
+    def trained_as(self, narrow: BoundaryPayload) -> None:
+        """Take over what the suffix's step left in a narrower form of this boundary for `backward_prefix`."""
+        self._shared, self._noted, self._disturbed = narrow._shared, narrow._noted, narrow._disturbed
+
     def to_bytes(self) -> bytes:
         """The payload as bytes, for any process that prepared the same split.
 

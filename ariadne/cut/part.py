@@ -57,6 +57,8 @@ def parts(plan: TracePlan, cuts: Sequence[SplitCandidate], names: Sequence[str])
     """The parts between cuts of a plan, in order; one more than there are cuts."""
     end = plan.first + len(plan.nodes)
     starts, stops = [plan.first, *(c.cut for c in cuts)], [*(c.cut for c in cuts), end]
+    if plan.apart is not None and plan.apart.part == SIDES[0]:  # all its ops, with those that other paths need
+        starts[1:], stops[:1] = [end], [end]
     takes = [tuple(name for _, name in plan.inputs), *(c.live for c in cuts)]
     gives = [*(c.live for c in cuts), None]
     written = [(), *(c.written for c in cuts)]

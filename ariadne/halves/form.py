@@ -90,6 +90,7 @@ def told_side(side: Side, constants: Mapping[str, Row], named: Named) -> dict[st
         "objects": objects,
         "assumption": {f.name: told(getattr(assumed, f.name)) for f in fields(assumed)},
         "sizes": told_sizes(plan),
+        **({"number": apart.number, "follows": list(apart.follows)} if apart.number >= 0 else {}),
     }
 
 
@@ -126,7 +127,7 @@ def _told_node(node: TraceNode, handed: set[str]) -> dict[str, Any]:
 _PLAN_KEYS = (
     "signature first shared cast reachable sized_by_data cut batch traced_batch batches grad_enabled training captured_by "
     "input_spec inputs literals tied_inputs values nodes stores output_spec output constants objects assumption "
-    "sizes"
+    "sizes number follows"
 ).split()
 _NODE_KEYS = frozenset("op args out kwargs module call region writes may_alias witness unpack seeded within".split())
 
@@ -154,7 +155,7 @@ class SideReader:
 
     def read(self, data: Any, file_rows: dict[str, tuple[Row, str]], index: int) -> Side:
         """One side; where its constants lie is noted in `file_rows`, under names that start with the number of the plan."""
-        d = table({"sizes": NO_SIZES, **mapped(data, "a plan")}, "a plan", _PLAN_KEYS)
+        d = table({"sizes": NO_SIZES, "number": -1, "follows": [], **mapped(data, "a plan")}, "a plan", _PLAN_KEYS)
         reader = Reader()
         symbol = name(d["batch"], "the batch's symbol")
         rows = [items(v, "a value") for v in items(d["values"], "the values")]
@@ -191,6 +192,8 @@ class SideReader:
                 count(i, "a position", most=max(0, len(candidate.live) - 1)) for i in items(d["reachable"], "positions")
             ),
             frozenset(self._sized(s) for s in items(d["sized_by_data"], "sizes")),
+            count(d["number"], "a path", -1, 2**31),
+            tuple(count(i, "a path", most=2**31) for i in items(d["follows"], "paths")),
         )
         for path, key in apart.shared:
             need(("parameter", path, key) in self.state, f"a shared parameter {key!r} is not in the file")

@@ -13,8 +13,9 @@ def held_together(plan: TracePlan, candidate: SplitCandidate) -> TracePlan:
     """The plan, if each name in it is made by an op, comes in, or is at hand."""
     assert plan.apart is not None
     prefix, values = plan.apart.part == SIDES[0], plan.values
-    ends = (0, len(plan.nodes)) if prefix else (candidate.cut, candidate.cut)
-    need((plan.first, candidate.cut) == ends, "its ops are not those of one side of its cut")
+    # A prefix may have ops beyond those before its cut: what the suffixes of other paths take.
+    right = plan.first == 0 and candidate.cut <= len(plan.nodes) if prefix else plan.first == candidate.cut
+    need(right, "its ops are not those of one side of its cut")
     coming = [n for _, n in plan.inputs]
     known = set(coming) if prefix else set(candidate.live)
     need(

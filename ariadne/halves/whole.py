@@ -13,7 +13,10 @@ from ariadne.halves.form import Side, SideReader
 from ariadne.halves.skeleton import Held, known_places, read_flags, read_state
 from ariadne.halves.weights import Row
 
-FORMAT = 1
+FORMATS = (
+    1,
+    2,
+)  # 2: it says which suffix may follow which other prefix, and these may send more than their own suffix takes
 VERSION = "0.1.0"
 _KEYS = frozenset("format ariadne torch part model weights digest ops state flags plans batches trainable".split())
 
@@ -32,10 +35,10 @@ class Said:
 def said(data: Mapping[str, Any], classes: Classes, spaces: frozenset[str]) -> Said:
     """What the data of a file say; `HalfError` for what is no half, or can't be read here."""
     need("format" in data, "it has no format")
-    if data["format"] != FORMAT:
+    if type(data["format"]) is not int or data["format"] not in FORMATS:
         raise HalfError(
-            f"this half has format {str(data['format'])[:20]}, and this Ariadne ({VERSION}) reads format {FORMAT}. Save it "
-            "with this version, or load it with the one that saved it"
+            f"this half has format {str(data['format'])[:20]}, and this Ariadne ({VERSION}) reads formats "
+            f"{' and '.join(map(str, FORMATS))}. Save it with this version, or load it with the one that saved it"
         )
     need(data.keys() - {"pipeline", "order"} == _KEYS, "its data have other parts than expected")
     order = {

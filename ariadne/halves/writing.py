@@ -22,7 +22,7 @@ from ariadne.halves.atoms import Classes
 from ariadne.halves.called import named_in, refuse_kept_by_both
 from ariadne.halves.form import NOTHING, Side, told_side
 from ariadne.halves.skeleton import Held, Place, skeleton
-from ariadne.halves.whole import FORMAT, VERSION, said
+from ariadne.halves.whole import FORMATS, VERSION, said
 from ariadne.plan import WHOLE, Apart, Groups, Store, TraceNode, TracePlan, Value, storage_of, uses
 
 _UNNAMED = ("aten.sym_size.int", WHOLE)
@@ -30,13 +30,17 @@ _UNNAMED = ("aten.sym_size.int", WHOLE)
 
 @dataclass(frozen=True)
 class Cut:
-    """One plan of a split: its cut, the model as it was at capture, and what one side knows of the other."""
+    """One plan of a split: its cut, the model as it was at capture, and what one side knows of the other.
+
+    `more`: how many ops of its prefix are there for other paths, beyond those before the cut that `split_id` names.
+    """
 
     plan: TracePlan
     candidate: SplitCandidate
     baseline: Baseline
     apart: Apart
     guarded: Mapping[str, Collection[str]]  # by side, the modules whose training flags count
+    more: int = 0
 
 
 @dataclass
@@ -133,7 +137,7 @@ def side_of(cut: Cut, name: str, model: nn.Module) -> Side:
         assumption=replace(assumed, requires_grad=wanting, shapes=asks_sizes(plan, cut.baseline), classes=None),
         apart=replace(cut.apart, part=name, first=0 if prefix else candidate.cut, shared=shared),
     )
-    return Side(plan, candidate)
+    return Side(plan, replace(candidate, cut=candidate.cut - cut.more))
 
 
 def _refuse_values(plan: TracePlan, part: Part) -> None:
@@ -338,7 +342,7 @@ def save(
     half = {
         **about,
         "order": {_key(slot): places[id(slot.tensor)] for slot in kept if id(slot.tensor) in places},
-        "format": FORMAT,
+        "format": FORMATS[any(s.plan.apart is not None and s.plan.apart.number >= 0 for s, _ in sides)],
         "ariadne": VERSION,
         "torch": torch.__version__,
         "part": name,

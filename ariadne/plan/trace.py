@@ -225,7 +225,8 @@ class Apart:
     `part`: prefix or suffix. `first`: how many ops came before. `signature`: that of the whole plan. `shared`: its parameters, as
     (module path, name), that another part reads too; `cast` those of them that autocast may cast for both. `reachable`: the
     positions of the crossing values that may share memory with an input or an output of the model; `sized_by_data`: (label, dim)
-    of the crossing sizes that follow data.
+    of the crossing sizes that follow data. `number`: which of the plans of a file it is, where one's suffix may follow another's
+    prefix (else -1), and `follows` the numbers of those that its suffix may follow.
     """
 
     part: str
@@ -235,6 +236,8 @@ class Apart:
     cast: tuple[str, ...] = ()
     reachable: tuple[int, ...] = ()
     sized_by_data: frozenset[tuple[str, int]] = frozenset()
+    number: int = -1
+    follows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

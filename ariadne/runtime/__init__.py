@@ -13,6 +13,7 @@ order::
     standing    what boundaries in flight find of the model's state
     shared      what two plans share up to a question
     variant     a plan, cut, with its guards and segments
+    alike       prefixes that do the same, so that the suffix of each path may follow
     proof       a variant held against the model before it serves
     plans       the plans of a split, and which of them serves a call
     paths       which path a call takes, where Python branches on data

@@ -13,10 +13,11 @@ from ariadne.compare import difference
 from ariadne.errors import WitnessError
 from ariadne.guards import Further
 from ariadne.plan import TracePlan
+from ariadne.runtime.alike import serves
 from ariadne.runtime.moved import Kept, Moves, alike, numbers
 from ariadne.runtime.plans import Plans
 from ariadne.runtime.shared import Going, let_go, made_alike, values_at
-from ariadne.runtime.variant import Variant
+from ariadne.runtime.variant import Variant, check_values
 
 _is_grad_enabled = torch._C.is_grad_enabled
 _set_grad_enabled = torch._C._set_grad_enabled
@@ -59,6 +60,7 @@ class Paths(Plans):
     _rests: dict[tuple[Variant, int, str, Variant], Step]
     _answered: dict[tuple[Variant, int, str, str, int], Step]
     _alike: dict[tuple[Variant, Variant], Collection[str]]
+    _same: dict[tuple[Variant, Variant], bool]
 
     def _run_prefix(
         self, variant: Variant, entered: tuple[Any, ...], call: Any, training: bool
@@ -72,7 +74,8 @@ class Paths(Plans):
         except WitnessError as error:
             if error.plan is not variant.plan:
                 raise
-            went = None if training else self._go_on("prefix", variant, error, entered, call, kept)
+            alone = variant.plan.apart is not None
+            went = None if training or alone else self._go_on("prefix", variant, error, entered, call, kept)
             if went is None:
                 kept.put_back()
                 went = self._prefix_of_another(variant, error, call, training)
@@ -168,7 +171,7 @@ class Paths(Plans):
         """What `run` makes of the suffix of this boundary, or of that of the path which its call takes; and that one."""
         if variant.suffix_moves is None or self.settings.mode == "compiled":
             return run(variant, boundary), boundary
-        before: Before | None = boundary._before
+        before = self._before(boundary)
         # What the suffix itself writes, and is put back, counts as written too: so that is asked before.
         moved = before.moved() if before is not None and variant.suffix_moves.writes else None
         kept = variant.suffix_moves.keep(())
@@ -183,7 +186,11 @@ class Paths(Plans):
             if went is not None:
                 return went[2], boundary
         kept.put_back()
-        for other, again in self._boundaries(variant, boundary, training, question, moved):
+        if before is None:
+            ways = self._suffixes(variant, boundary, training, question)
+        else:
+            ways = self._boundaries(variant, boundary, training, question, moved)
+        for other, again in ways:
             kept = other.suffix_moves.keep(()) if other.suffix_moves is not None else Kept()
             try:
                 return run(other, again), again
@@ -201,13 +208,7 @@ class Paths(Plans):
 
         `moved`: whether what the prefix ran from was written into before the suffix ran, where that was asked.
         """
-        before: Before | None = boundary._before
-        if before is None:
-            raise WitnessError(
-                f"{question}. The suffix asks, and what its prefix ran from is not here: the boundary came over a wire, or this "
-                "is half of a model. Run the prefix where the model is with more_examples that show this path, and send both "
-                "sides anew"
-            ) from question
+        before: Before = boundary._before
         if before.moved() if moved is None else moved:
             raise WitnessError(
                 f"{question}. The prefix must run again on the other path, and its inputs, or state that it reads, were written "
@@ -245,6 +246,50 @@ class Paths(Plans):
                 undone.put_back()
             raise
         undone.put_back()
+
+    def _before(self, boundary: BoundaryPayload) -> Before | None:
+        """What the prefix of a boundary ran from, where that was here and is both sides' model."""
+        found: Before | None = boundary._before if self.plan.apart is None else None
+        return found
+
+    def _suffixes(
+        self, variant: Variant, boundary: BoundaryPayload, training: bool, question: WitnessError
+    ) -> Iterator[tuple[Variant, BoundaryPayload]]:
+        """The suffixes of other known paths that a boundary serves whose prefix ran elsewhere: those that may follow it."""
+        missing, likely = "", list[tuple[int, Variant]]()
+        for other in reversed(self._variants):
+            if other is variant or not other.serves(training) or boundary.batch not in other.plan.batches:
+                continue
+            fits = _answers(variant.plan, question, other.plan)
+            told = (
+                fits >= 0 or self.plan.apart is not None
+            )  # of halves, one may have asked before its cut what another asks after
+            if not told or not self._may_follow(variant, other):
+                continue
+            lacking = [name for name in other.candidate.live if name not in boundary.labels]
+            if lacking:
+                missing = f" One that is known for its answer needs {lacking[0]!r}, which this prefix does not send."
+            else:
+                likely.append((fits, other))
+        for _, other in sorted(likely, key=lambda found: -found[0]):
+            again = boundary.narrowed(*other.key, other.candidate.live)
+            check_values(again, other)
+            yield other, again
+        raise WitnessError(
+            f"{question}. The suffix asks, and what its prefix ran from is not here: the boundary came over a wire, or this "
+            f"is half of a model. It knows {1 + len(likely)} path(s) that go on from such a boundary.{missing} Run the prefix "
+            "where the model is with more_examples that show this path, and send both sides anew"
+        ) from question
+
+    def _may_follow(self, variant: Variant, other: Variant) -> bool:
+        """Whether the boundary of one plan's prefix serves another's suffix, where it holds what that takes."""
+        a, b = variant.plan.apart, other.plan.apart
+        if a is not None and b is not None:
+            return a.number in b.follows
+        pair = variant, other
+        if pair not in self._same:
+            self._same[pair] = serves(*((v.plan, v.candidate) for v in pair))
+        return self._same[pair]
 
     def _comparable(self, variant: Variant, other: Variant) -> Collection[str]:
         """The labels of a boundary that another plan's prefix makes, too, and must make alike."""
@@ -295,10 +340,15 @@ class Paths(Plans):
                 if not other.prefix_guard():
                     continue
                 likely.append((_answers(asked.plan, question, other.plan), other, entered))
-        for fits, other, entered in sorted(likely, key=lambda found: -found[0]):
+        for fits, other, entered in sorted(likely, key=lambda found: (-found[0], -self._asked(found[1]))):
             if fits >= 0:
                 self._use(other, training)
                 yield other, entered
+        if variant.plan.apart is not None:
+            raise WitnessError(
+                f"{question}. {paths} path(s) of such inputs are in this half's file, and a half can't capture another: it has no "
+                "model. Show this one where the model is, by more_examples or save(..., examples=...), and save both halves anew"
+            ) from question
         if paths >= self.settings.spec.max_paths:
             raise WitnessError(
                 f"{question}. {paths} path(s) of such inputs have a plan, and that is max_paths: raise it in SplitSpec, or, where "

@@ -46,6 +46,7 @@ class Plans:
         self._rests: dict[Any, Any] = {}  # how a call goes on from a question of one plan in another
         self._answered: dict[Any, Any] = {}  # the same, by a question's answer
         self._alike: dict[Any, Any] = {}  # what crosses by one plan and must be the same by another
+        self._same: dict[Any, bool] = {}  # whether the prefix of one does what that of another does
         self._placed: dict[str, dict[tuple[str, str], None]] | None = None  # parameters that no plan has read, by side
         # Where parameters stood when a round last asked: in which plans, the dicts of submodules and their versions.
         self._slots: tuple[list[Variant], list[Any], int, SideSlots] = [], [], -1, NO_SLOTS
@@ -54,8 +55,9 @@ class Plans:
         for plan, (candidates, baseline) in self._plans.items():
             self._add(self._cut(plan, candidates, baseline, chosen))
         self._main = self._variants[0]
+        by_questions = sorted(self._variants, key=self._asked, reverse=True)
         self._now = {
-            flag: next((v for v in self._variants if v.serves(flag)), Nobody(self._main)) for flag in (False, True)
+            flag: next((v for v in by_questions if v.serves(flag)), Nobody(self._main)) for flag in (False, True)
         }
         self._prepared = [v for v in self._variants if v is self._main or v in self._now.values()]  # these stay
 
@@ -107,6 +109,7 @@ class Plans:
             self._plans.pop(oldest.plan, None)
             self._forget(oldest, begun=True)
             self._alike = {pair: same for pair, same in self._alike.items() if oldest not in pair}
+            self._same = {pair: same for pair, same in self._same.items() if oldest not in pair}
             self._dropped.add(oldest.key)
 
     def _forget(self, variant: Variant, *, begun: bool) -> None:
@@ -116,7 +119,12 @@ class Plans:
                 del known[key]
 
     def _room(self) -> int:
-        """How many plans are kept: more where inputs of one kind may take several paths, in training and without."""
+        """How many plans are kept: more where inputs of one kind may take several paths, in training and without.
+
+        A half keeps all of its file: it has no model from which one that made way could be captured again.
+        """
+        if any(v.plan.apart is not None for v in self._variants):
+            return len(self._plans)
         asks = any(v.prefix_moves is not None for v in self._variants)
         return max(MOST_PLANS, 2 * self.settings.spec.max_paths) if asks else MOST_PLANS
 
@@ -182,7 +190,8 @@ class Plans:
         """The plan that serves this call, captured now if none does; or the error that says why none can."""
         self._main.flight.keep()  # forward may run, for a capture
         with self._lock:
-            for variant in reversed(self._variants):
+            latest = self._variants[::-1]
+            for variant in sorted(latest, key=self._asked, reverse=True):
                 if not variant.serves(training):
                     continue
                 entered = variant.enter(args, kwargs)
@@ -202,7 +211,18 @@ class Plans:
             if variant not in self._prepared and variant in self._variants:
                 self._variants.remove(variant)
                 self._variants.append(variant)
-            self._now[training] = variant
+            if self._asked(variant) >= self._asked(self._now[training]):
+                self._now[training] = variant
+
+    @staticmethod
+    def _asked(variant: Variant) -> int:
+        """How many questions a prefix that is alone asks: of several, that which asks most is to begin.
+
+        Where paths differ in length, so do the places of their cuts. A question that one of them asks before its cut may come
+        after that of another, and a boundary of that one would be sent off unasked.
+        """
+        apart = variant.plan.apart
+        return len(variant.plan.questions) if apart is not None and apart.part == SIDES[0] else 0
 
     def _captured(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
@@ -281,5 +301,14 @@ class Plans:
                 (v for v in reversed(variants) if v.suffix_state(False) and not other_device(boundary, v)), variant
             )
         if not variant.made(boundary):
-            check_values(boundary, variant)
+            check_values(self._narrowed(variant, boundary), variant)
         return variant
+
+    @staticmethod
+    def _narrowed(variant: Variant, boundary: BoundaryPayload) -> BoundaryPayload:
+        """The boundary without what a prefix from a file sent for the sake of other paths."""
+        live = variant.candidate.live
+        if len(boundary.labels) <= len(live) or not {*live} <= {*boundary.labels}:
+            return boundary
+        boundary.refuse_if_written()
+        return boundary.narrowed(*variant.key, live)

@@ -53,8 +53,8 @@ def rest(
         return None
     late, made = [], {name for _, name in other.inputs}
     for i, node in enumerate(other.nodes[: there + 1]):
-        if not _is_pure(node) or known.get(node.outputs) == theirs_known[node.outputs]:
-            if not all(_same_value(one, other, name) for name in node.reads):
+        if not is_pure(node) or known.get(node.outputs) == theirs_known[node.outputs]:
+            if not all(same_value(one, other, name) for name in node.reads):
                 return None
             made.update(node.outputs)
         elif i < part.start or theirs_known[node.outputs][1] != sum(bool(n.writes) for n in effects):
@@ -75,7 +75,8 @@ def rest(
     return Rest(part.name, there + 1, part.stop, tuple(needed), part.gives, (), part, tuple(late))
 
 
-def _is_pure(node: TraceNode) -> bool:
+def is_pure(node: TraceNode) -> bool:
+    """Whether an op only makes values: it writes, draws and asks nothing."""
     return not (node.writes or node.seeded or node.is_witness or node.target.startswith("python.")) and bool(
         node.outputs
     )
@@ -87,7 +88,7 @@ def _done(plan: TracePlan, at: int) -> tuple[dict[tuple[str, ...], tuple[TraceNo
     effects: list[TraceNode] = []
     writes = 0
     for node in plan.nodes[: at + 1]:
-        if _is_pure(node):
+        if is_pure(node):
             pure[node.outputs] = node, writes
         else:
             effects.append(node)
@@ -100,7 +101,7 @@ def _alike(a: TraceNode, b: TraceNode) -> bool:
     return all(getattr(a, name) == getattr(b, name) for name in fields)
 
 
-def _same_value(one: TracePlan, other: TracePlan, name: str) -> bool:
+def same_value(one: TracePlan, other: TracePlan, name: str) -> bool:
     """Whether a name stands for the same in both, where no op makes it."""
     if name in other.objects:
         return one.objects.get(name) is other.objects[name]
@@ -117,7 +118,7 @@ def _same_value(one: TracePlan, other: TracePlan, name: str) -> bool:
 
 def _same_prefix(one: TracePlan, mine: tuple[Part, Part], other: TracePlan, theirs: tuple[Part, Part]) -> bool:
     """Whether the prefixes of two plans move the same, so that either suffix may follow."""
-    some, others = ([n for n in p.nodes[: s[0].stop] if not _is_pure(n)] for p, s in ((one, mine), (other, theirs)))
+    some, others = ([n for n in p.nodes[: s[0].stop] if not is_pure(n)] for p, s in ((one, mine), (other, theirs)))
     stores = mine[0].stores(one) == theirs[0].stores(other)
     return stores and some == others and {*mine[1].written} == {*theirs[1].written}
 

@@ -29,6 +29,7 @@ from ariadne.errors import BoundaryError, HalfError, SpecError, TrainingError, W
 from ariadne.halves import Cut, save, side_of, slots
 from ariadne.plan import Value
 from ariadne.runtime import casts, taps, training
+from ariadne.runtime.alike import together
 from ariadne.runtime.told import Told
 from ariadne.runtime.variant import Variant, told_apart
 
@@ -95,6 +96,8 @@ class SplitRuntime(Told):
         variant = self.accept(boundary)
         if variant.suffix_moves is not None:
             return self._asking_suffix(variant, boundary)
+        if len(boundary.labels) != len(variant.candidate.live):
+            boundary = self._narrowed(variant, boundary)
         variant.check_suffix(boundary)
         enabled = _is_grad_enabled()
         if enabled:
@@ -138,11 +141,12 @@ class SplitRuntime(Told):
         return variant.leave(boundary)
 
     def _asking_suffix(self, variant: Variant, boundary: BoundaryPayload) -> Any:
-        before = boundary._before
+        before = self._before(boundary)
         if before is not None and before.instead is not None:
             return self.run_suffix(before.instead)
 
         def run(variant: Variant, boundary: BoundaryPayload) -> Any:
+            boundary = self._narrowed(variant, boundary)
             variant.check_suffix(boundary)
             enabled = _is_grad_enabled()
             _set_grad_enabled(False)
@@ -264,7 +268,8 @@ class SplitRuntime(Told):
         """
         variant = self.accept(boundary)
 
-        def run(variant: Variant, boundary: BoundaryPayload) -> Any:
+        def run(variant: Variant, whole: BoundaryPayload) -> Any:
+            boundary = self._narrowed(variant, whole)
             variant.check_suffix(boundary)
             try:
                 return training.train_suffix(
@@ -276,12 +281,17 @@ class SplitRuntime(Told):
             except (KeyError, TypeError, AttributeError) as error:
                 variant.refuse_if_gone(error)
                 raise
+            finally:
+                if boundary is not whole:
+                    whole.trained_as(boundary)
 
         if variant.suffix_moves is None:
             loss, gradients = run(variant, boundary)
             return loss, gradients
         (loss, gradients), taken = self._run_suffix(variant, boundary, True, run)
-        if taken is not boundary:
+        if taken is not boundary and self._before(boundary) is None:
+            boundary.trained_as(taken)
+        elif taken is not boundary:
             boundary.become(taken)
         boundary._before = None
         return loss, gradients
@@ -343,7 +353,7 @@ class SplitRuntime(Told):
             path,
             side,
             self.model,
-            self._cuts(),
+            together(self._cuts(), side),
             {"batches": [*spec.batch_range], "trainable": spec.trainable},
             keep=weights,
         )

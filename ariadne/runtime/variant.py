@@ -121,7 +121,8 @@ class Variant:
         self.copied = tuple((candidate.live.index(name), name) for name in written)
         known = plan.apart or told_apart(plan, candidate)
         self.cast, self.sized_by_data = known.cast, known.sized_by_data
-        self.flight, self.state = flight_of(model), State(plan, Groups(plan)).sides(candidate.cut, candidate.live)
+        end = self.parts["prefix"].stop if "prefix" in self.parts else candidate.cut
+        self.flight, self.state = flight_of(model), State(plan, Groups(plan)).sides(end, candidate.live)
         self.kept = frozenset(map(candidate.live.index, self.state.crossing))
         self.held = tuple(sorted({*known.reachable} | self.kept))  # positions of what others may write into
         silent = self.state.silent
@@ -176,9 +177,12 @@ class Variant:
     def _moves(self, model: nn.Module) -> tuple[Moves | None, Moves | None]:
         """What each side moves, where Python's answers may call for another path and it has to be put back; else None."""
         asked = [i for i, node in enumerate(self.plan.nodes) if node.is_witness]
-        if not asked or self.plan.apart is not None:
+        if not asked:
             return None, None
-        last = asked[-1] + 1
+        last = self.plan.first + asked[-1] + 1
+        if self.plan.apart is not None:  # the other side's questions are asked elsewhere
+            moves = Moves(self.plan, self.plan.first, last, (), model)
+            return (moves, None) if self.plan.apart.part == SIDES[0] else (None, moves)
         if last <= self.parts["prefix"].stop:  # a question in the prefix comes before all that is stored
             return Moves(self.plan, 0, last, (), model), None
         return self.moved_by_prefix, Moves(self.plan, self.parts["suffix"].start, last, (), model)

@@ -35,6 +35,7 @@ def run(bench: Bench, case: Case) -> Finding:
     trains = bench.trainable(case.training)
     batches = [b for b in BATCHES if _runs(bench, split, case.training, b)]
     examples = [bench.inputs(b) for b in (*batches, *([REFERENCE] if trains else ()))]
+    _show_paths(bench, split, batches, trains)
     bench.side(case.training)
     with tempfile.TemporaryDirectory() as folder:
         halves = [_half(bench, split, side, examples, Path(folder)) for side in ("prefix", "suffix")]
@@ -65,6 +66,18 @@ def _runs(bench: Bench, split: Split, training: bool, batch: int) -> bool:
     split.forward(*args, **kwargs)
     bench.side(training)
     return True
+
+
+def _show_paths(bench: Bench, split: Split, batches: list[int], trains: bool) -> None:
+    """Where Python branches on data or draws, have the split know each path that its halves will be asked for."""
+    if not any(plan.questions for plan in split.runtime.plans):
+        return
+    calls = [(b, bench.inputs(b)) for b in batches]
+    calls += [(step, bench.inputs(REFERENCE, 10 + step)) for step in range(STEPS if trains else 0)]
+    for seed, inputs in calls:
+        seed_all(seed)
+        split.runtime.learn(inputs)
+    bench.facts["paths"] = len(split.runtime.plans)
 
 
 def _half(bench: Bench, split: Split, side: str, examples: list[Any], folder: Path) -> Any:

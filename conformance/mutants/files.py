@@ -104,3 +104,18 @@ class UntiedModule(_InFile):
             owners = {tuple(v[7]) for v in plan["values"] if v[0] in within}
             plan["values"] = [v for v in plan["values"] if v[0] not in within]
             half["state"] = [one for one in half["state"] if not owners & {tuple(place[1:]) for place in one[0]}]
+
+
+class UnheardPath(_InFile):
+    """Of several paths whose prefixes do the same, a half has the first one's suffix in the place of each."""
+
+    piece = "runtime.paths"
+
+    def in_half(self, half: dict[str, Any]) -> None:
+        first, *others = half["plans"]
+        if half["part"] == "suffix":
+            for plan in others:
+                plan["nodes"] = [{k: v for k, v in node.items() if k != "witness"} for node in first["nodes"]]
+                plan["values"], plan["output"] = first["values"], first["output"]
+                plan["constants"], plan["cut"] = first["constants"], first["cut"]
+                plan["first"] = first["first"]
