@@ -259,7 +259,7 @@ class Half(nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Half:
         """What `.to()`, `.half()` and the like come to: the plans follow, where nothing in them names a dtype or a device."""
-        moves, digest = Moves.of(self, fn), self.digest
+        moves, digest = Moves.of(self, fn, self.runtime._plans), self.digest
         plans = {p: moves.plan(p, self._root) for p in self.runtime._plans}
         self._root._apply(fn, recurse)
         if moves:

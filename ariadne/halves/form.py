@@ -351,6 +351,8 @@ class SideReader:
         parts = items(data, "what is stored")
         need(len(parts) == 5 and parts[1] in ("_buffers", "__dict__"), "what is stored is malformed")
         path, where, key = text(parts[0], "a module"), parts[1], text(parts[2], "an attribute")
+        steps = path.split(".") if path else []
+        need(all(steps) and len(steps) <= 64, "what is stored is of no module")
         need(
             any(path == p for _, p, _ in self.state) or where == "__dict__" or path == "",
             f"there is no module {path!r}",

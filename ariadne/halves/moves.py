@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter, is_
@@ -49,6 +49,11 @@ class Seal:
         return [t._version for t in self._tensors] == self._versions
 
 
+def _is_cast(dtype: torch.dtype) -> bool:
+    """Whether `.to()` of a model casts tensors of that dtype."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
 def _are(now: list[Any], before: list[Any]) -> bool:
     return len(now) == len(before) and all(map(is_, now, before))
 
@@ -61,10 +66,18 @@ class Moves:
     devices: Mapping[str, str]
 
     @classmethod
-    def of(cls, half: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]) -> Moves:
-        """What a function of tensors, such as `.to()` hands to `_apply`, does to those of a half."""
+    def of(cls, half: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], plans: Iterable[TracePlan] = ()) -> Moves:
+        """What a function of tensors, such as `.to()` hands to `_apply`, does to those of a half.
+
+        A half without weights follows the other one, which computes what its `plans` take.
+        """
         dtypes, devices = {}, {}
-        for t in tensors_of(half):
+        held = tensors_of(half)
+        if not any(_is_cast(t.dtype) for t in held):
+            values = (v for plan in plans for v in plan.values.values())
+            kinds = {(v.dtype, v.device) for v in values if v.dtype is not None and _is_cast(v.dtype) and v.device}
+            held += [torch.empty(0, dtype=dtype, device=device) for dtype, device in sorted(kinds, key=str)]
+        for t in held:
             now = fn(torch.empty(0, dtype=t.dtype, device=t.device))
             if now.device.type == "meta":
                 raise HalfError(

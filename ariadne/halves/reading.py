@@ -45,7 +45,7 @@ def read(
             "this half was saved without weights; pass weights=, a state dict of its model or the path of a safetensors file"
         )
     tensors = dict(_tensors(told.state, file if told.weights else None, weights))
-    root = skeleton(told.state, tensors, told.sides[0].plan.training, told.flags)
+    root = skeleton(told.state, tensors, told.sides[0].plan.training, told.flags, told.stored)
     for i, side in enumerate(told.sides):
         mine = {n.partition(" ")[2]: at for n, at in told.constants.items() if n.partition(" ")[0] == str(i)}
         _fill(side.plan, mine, file)

@@ -119,9 +119,16 @@ def known_places(state: Iterable[Held]) -> dict[Place, Row]:
 
 
 def skeleton(
-    state: list[Held], tensors: Mapping[str, torch.Tensor], train: bool, flags: Mapping[str, bool]
+    state: list[Held],
+    tensors: Mapping[str, torch.Tensor],
+    train: bool,
+    flags: Mapping[str, bool],
+    stored: Iterable[str] = (),
 ) -> nn.Module:
-    """Plain modules that hold the tensors, each by its number in `state`, in the mode of `train` but where `flags` say another."""
+    """Plain modules that hold the tensors, each by its number in `state`, in the mode of `train` but where `flags` say another.
+
+    `stored`: the modules in which forward leaves something, which may have no tensor in this half.
+    """
     root = Bare()
     taken: set[tuple[str, str]] = {(path, key) for held in state for _, path, key in held.places}
     for i, held in enumerate(state):
@@ -138,7 +145,7 @@ def skeleton(
                 module._non_persistent_buffers_set.add(key)
             if kind == "attribute":
                 module.__dict__[_PLAIN].add(key)
-    for path in flags:
+    for path in (*flags, *stored):
         _module(root, path, taken)
     root.train(train)
     for path, on in flags.items():

@@ -31,6 +31,11 @@ class Said:
     constants: dict[str, tuple[Row, str]]
     weights: bool
 
+    @property
+    def stored(self) -> set[str]:
+        """The modules in whose attributes forward leaves something."""
+        return {store.path for side in self.sides for store in side.plan.stores}
+
 
 def said(data: Mapping[str, Any], classes: Classes, spaces: frozenset[str]) -> Said:
     """What the data of a file say; `HalfError` for what is no half, or can't be read here."""

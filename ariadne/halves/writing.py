@@ -374,7 +374,7 @@ def _read_back(told: str) -> None:
         spaces = frozenset(target.partition(".")[0] for target in half["ops"])
         found = said(half, Classes(trusting=True), spaces)
         empty = {str(i): torch.empty(0, dtype=h.row.dtype, device="meta") for i, h in enumerate(found.state)}
-        skeleton(found.state, empty, found.sides[0].plan.training, found.flags)
+        skeleton(found.state, empty, found.sides[0].plan.training, found.flags, found.stored)
     except HalfError as error:
         why = (
             str(error)

@@ -444,6 +444,11 @@ def other_device(boundary: BoundaryPayload, variant: Variant) -> str:
     )
 
 
+def _plain_types(label: str, variant: Variant) -> set[type]:
+    """The types of what an opaque part gave there at capture, which may be None or a string too."""
+    return {type(n.witness) for n in variant.plan.nodes if label in n.reads and n.target.startswith("python.opaque.")}
+
+
 def _check_value(
     label: str,
     value: Any,
@@ -456,7 +461,7 @@ def _check_value(
         if not (isinstance(value, (list, tuple)) and all(isinstance(v, torch.Tensor) for v in value)):
             raise BoundaryError(f"{label!r} must be a sequence of tensors; found {type(value).__name__}")
     elif expected.kind == "scalar":
-        if not isinstance(value, (bool, int, float)):
+        if not isinstance(value, (bool, int, float, complex)) and type(value) not in _plain_types(label, variant):
             raise BoundaryError(f"{label!r} must be a number; found {type(value).__name__}")
     elif expected.is_nested:
         if not (isinstance(value, torch.Tensor) and value.is_nested):

@@ -32,9 +32,10 @@ _GETTERS = (
 _METHODS = (
     "size dim numel nelement stride is_floating_point is_complex is_contiguous element_size __len__ __hash__".split()
 )
-# What a tensor without data answers as well as one with data: such calls are neither counted nor kept.
+_SWITCHES = (torch._C._set_grad_enabled,)  # what lies after the cut may stand in the same `with torch.no_grad()`
+# What is as well called without data as with them: such calls are neither counted nor kept.
 ANSWERED: frozenset[Any] = frozenset(
-    {*(getattr(_Tensor, n).__get__ for n in _GETTERS), *(getattr(_Tensor, n) for n in _METHODS)}
+    {*(getattr(_Tensor, n).__get__ for n in _GETTERS), *(getattr(_Tensor, n) for n in _METHODS), *_SWITCHES}
 )
 
 

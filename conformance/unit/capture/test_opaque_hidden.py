@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import ariadne
-from ariadne import SplitSpec, prepare_split
+from ariadne import BoundaryPayload, SplitSpec, prepare_split
 from ariadne.errors import TrainingError, UnsupportedError
 from conformance.unit.capture.test_opaque import Net, Part, of
 
@@ -113,3 +113,33 @@ def test_a_part_that_uses_a_parameter_of_the_other_side_later_on_is_refused_in_t
     boundary = runtime.run_training_prefix(x)
     with pytest.raises(TrainingError, match="an opaque part used a parameter"):
         runtime.train_suffix(boundary, loss_fn=lambda y, _: y.square().sum())
+
+
+class Words(nn.Module):
+    """Gives what is no number beside its tensor."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None, str, complex]:
+        return x * 2, None, "words", 1 + 2j
+
+
+class Told(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.part, self.head = nn.Linear(4, 4), ariadne.opaque(Words()), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Any, ...]:
+        h, *rest = self.part(self.encoder(x))
+        return (self.head(h), *rest)
+
+
+def test_what_an_opaque_part_gives_beside_tensors_crosses_as_bytes() -> None:
+    model, x = Told().eval(), torch.randn(3, 4)
+    runtime = prepare_split(model, (x,), split="50%")
+    with torch.no_grad():
+        expected = model(x)
+    for candidate in (c for c in runtime.candidates if c.safe):
+        split = runtime.resplit(candidate)
+        boundary = BoundaryPayload.from_bytes(split.run_prefix(x).to_bytes())
+        found = split.run_suffix(boundary)
+        assert torch.equal(found[0], expected[0]), candidate.split_id
+        assert found[1:] == expected[1:], candidate.split_id

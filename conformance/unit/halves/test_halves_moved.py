@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -436,3 +437,30 @@ def test_a_class_whose_name_no_file_may_hold_is_refused_at_save(tmp_path: Path) 
     runtime = ariadne.prepare_split(named().eval(), (torch.randn(3, 4),), split="50%")
     with pytest.raises(HalfError, match=r"can't be kept in a file: the model's class is 'My\\nNet'. Rename it"):
         runtime.save(tmp_path / "prefix", side="prefix")
+
+
+@pytest.mark.parametrize("cut", ["after:1", "after:2"])
+def test_a_half_without_weights_goes_to_another_dtype_with_the_other_one(cut: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Tanh(), nn.Linear(4, 8), nn.Softmax(-1)).eval()
+    runtime = ariadne.prepare_split(model, (torch.randn(3, 4),), split=cut)
+    for side in ("prefix", "suffix"):
+        runtime.save(tmp_path / side, side=side)
+    prefix, suffix = (ariadne.load(tmp_path / side).double() for side in ("prefix", "suffix"))
+    x = torch.randn(3, 4).double()
+    with torch.no_grad():
+        assert torch.equal(suffix.run_suffix(prefix.run_prefix(x)), model.double()(x))
+    assert prefix.digest == suffix.digest != ""
+
+
+@pytest.mark.parametrize("cut", ["after:0", "after:1"])
+def test_pruned_layers_go_in_files(cut: str, tmp_path: Path) -> None:
+    """Pruning leaves each weight on its layer, whose tensors may be in the other half."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    torch.nn.utils.prune.l1_unstructured(model[0], "weight", 0.5)  # type: ignore[no-untyped-call]
+    x = torch.randn(3, 4)
+    runtime = ariadne.prepare_split(model, (x,), split=cut)
+    for side in ("prefix", "suffix"):
+        runtime.save(tmp_path / side, side=side)
+    prefix, suffix = (ariadne.load(tmp_path / side) for side in ("prefix", "suffix"))
+    with torch.no_grad():
+        assert torch.equal(suffix.run_suffix(prefix.run_prefix(x)), model(x))

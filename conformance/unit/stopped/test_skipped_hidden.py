@@ -101,3 +101,26 @@ def test_what_changes_where_no_call_of_torch_tells_it_is_not_sent(net: type[Net]
         boundary.to_bytes()
     random.seed(1)
     runtime.run_suffix(boundary)
+
+
+class Untrained(nn.Module):
+    """Cut within `torch.no_grad()`, at the end of its first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.middle, self.head = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = self.middle(self.encoder(x)) * random.random()
+        return self.head(h)  # type: ignore[no-any-return]
+
+
+def test_what_lies_after_a_cut_within_no_grad_gets_no_gradients_from_bytes() -> None:
+    model = Untrained()
+    split = prepare_split(model, (X,), split="after:encoder", fallback="python")
+    boundary = split.run_training_prefix(X)
+    arrived = BoundaryPayload.from_bytes(boundary.to_bytes())
+    _, gradients = split.train_suffix(arrived, loss_fn=lambda output, _: output.sum())
+    split.backward_prefix(boundary, gradients)
+    assert [name for name, p in model.named_parameters() if p.grad is not None] == ["head.weight", "head.bias"]
