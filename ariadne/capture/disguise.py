@@ -114,7 +114,7 @@ def disguised(mine: Callable[[], bool], patches: Patches, refuse: Callable[[str]
 def based_on(symbol: Any, mixin: type) -> Iterator[None]:
     """While in the block, the class of a symbol has this base, or what is in it.
 
-    In torch 2.11 a symbol's class has no base but `object`, and Python gives such a class no other. And it takes no `__class__`,
+    Up to torch 2.13 a symbol's class has no base but `object`, and Python gives such a class no other. And it takes no `__class__`,
     which `isinstance` asks for, by `setattr`: that goes into the class's own table.
     """
     before = symbol.__bases__

@@ -78,7 +78,7 @@ def test_that_capture_itself_looks_at_what_is_written_costs_no_range() -> None:
 
 
 def test_a_symbol_whose_class_has_no_base_poses_as_a_number_too() -> None:
-    class Bare:  # as torch.SymInt of torch 2.11
+    class Bare:  # as torch.SymInt up to torch 2.13
         pass
 
     n = Bare()
