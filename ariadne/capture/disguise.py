@@ -17,6 +17,7 @@ import torch
 
 from ariadne.capture.refusals import Patches
 
+_type = type  # while forward runs, `type` is another
 SYMBOLS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 _TOLD = frozenset({"torch", "sympy", "ariadne", "mpmath"})
 _COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
@@ -148,7 +149,7 @@ def posing_as(of: type, mine: Callable[[], bool]) -> type:
 
     class Posing:
         __slots__ = ()
-        __class__ = property(lambda self: of if mine() and not is_told() else type(self))
+        __class__ = property(lambda self: of if mine() and not is_told() else _type(self))
         real = property(lambda self: self)
         imag = property(lambda self: of(0))
         if of is int:

@@ -438,9 +438,9 @@ def recording(
     for path, module in (*snapshot.modules.items(), *snapshot.strays.items()):
         paths.setdefault(id(module), path)
     found = Recording()
-    recorder = Recorder(found, fake, snapshot, watch)
-    recorder.state = snapshot.storages()
     patches = Patches()
+    recorder = Recorder(found, fake, snapshot, patches, watch)
+    recorder.state = snapshot.storages()
     with PATCHING, ExitStack() as stack:
         try:
             _patch(recorder, paths, snapshot.strays, patches)

@@ -24,7 +24,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from ariadne import tree
 from ariadne.capture.followed import own_numbers, plain
 from ariadne.capture.foreseen import on_fake
-from ariadne.capture.refusals import refuse_transforms
+from ariadne.capture.refusals import Patches, refuse_transforms
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
@@ -49,11 +49,16 @@ class Recorder(ProxyTorchDispatchMode):
     """The dispatch mode that records; torch lets only its own kinds of mode stand at the pre-dispatch key."""
 
     def __init__(
-        self, recording: Recording, fake: FakeTensorMode | None, snapshot: Snapshot, watch: Watch | None = None
+        self,
+        recording: Recording,
+        fake: FakeTensorMode | None,
+        snapshot: Snapshot,
+        patches: Patches,
+        watch: Watch | None = None,
     ) -> None:
         super().__init__(None, "symbolic" if fake else "real", pre_dispatch=True)  # type: ignore[arg-type]
         self.tracer = SimpleNamespace(enable_thunkify=False)  # type: ignore[assignment]  # nested tensors ask the mode for one
-        self.recording, self.fake, self.snapshot, self.watch = recording, fake, snapshot, watch
+        self.recording, self.fake, self.snapshot, self.patches, self.watch = recording, fake, snapshot, patches, watch
         self.thread = threading.get_ident()
         self.profile: Any = None  # what looks at each Python function that starts
         self.stack: list[tuple[str, int]] = [("", 1)]
@@ -184,11 +189,13 @@ class Recorder(ProxyTorchDispatchMode):
             try:
                 run_args, run_kwargs = (args, kwargs) if lifted else self._faked((args, kwargs))
                 self.running = func, run_args
+                self.patches.lift(True)
                 out = on_fake(func)(*run_args, **run_kwargs)
             except Exception:
                 self.recording.raised = True
                 raise
             finally:
+                self.patches.lift(False)
                 self.depth -= 1
                 self.running = None
         for t, sizes in strangers:

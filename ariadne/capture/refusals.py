@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
 import threading
 from collections.abc import Callable
@@ -32,11 +33,22 @@ class Patches:
 
     def __init__(self) -> None:
         self.undo: list[tuple[Any, str, Any]] = []
+        self.builtins: dict[
+            str, tuple[Any, Any]
+        ] = {}  # those of Python's own functions: the plain one, and what stands for it
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace one, whether the owner has it itself or inherits it."""
-        self.undo.append((owner, name, owner.__dict__.get(name, Patches)))
+        before = owner.__dict__.get(name, Patches)
+        self.undo.append((owner, name, before))
+        if owner is builtins:
+            self.builtins[name] = before, value
         setattr(owner, name, value)
+
+    def lift(self, lifted: bool) -> None:
+        """Put Python's own functions back while an op runs, which asks them thousands of times; or replace them again."""
+        for name, (plain, patched) in self.builtins.items():
+            setattr(builtins, name, plain if lifted else patched)
 
     def restore(self) -> None:
         """Put all of them back."""

@@ -64,6 +64,8 @@ from ariadne.guards.outside import Itself, Outside, Variable, of_decimal, of_fun
 from ariadne.guards.steps import IMPORT_MODULE, NO_CODE, Chain, Code, Dropped, marked, plain_steps, starts_with, texts
 
 _CONTAINERS = (dict, list, set, frozenset, deque, tuple)
+_HERE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+_OURS: dict[int, CodeType] = {}  # functions of this package that were called while forward ran, by their ids
 _LARGE = 4096  # so many entries of a container are looked into
 _PUTTING = frozenset({"setdefault", "update"})
 _IDENTITY = (operator.is_, operator.is_not)
@@ -433,13 +435,20 @@ def surroundings(
     quiet, shared = found.quiet, random.seed.__self__  # type: ignore[attr-defined]
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
-        if found.importing is not None:
+        code = frame.f_code
+        if id(code) in _OURS:
+            return
+        if event == "call" and code.co_filename.startswith(
+            _HERE
+        ):  # most calls, since what forward reads is noted there
+            _OURS[id(code)] = code
+        elif found.importing is not None:
             if event == "return" and frame is found.importing:
                 found.importing = None
         elif event == "call":
             if frame.f_code.co_name == "<module>" and is_torchs_import(frame):
                 found.importing = frame
-            elif id(frame.f_code) not in quiet and mine():
+            elif id(code) not in quiet and mine():
                 with aside():
                     found.note(frame)
         elif event == "c_call":
