@@ -146,7 +146,7 @@ def test_a_prefix_that_did_not_see_what_another_suffix_changed_in_python_is_told
 
     first, second = map(flying, calls)
     assert torch.equal(split.run_suffix(first), whole[0])
-    with pytest.raises(BoundaryError, match="another call changed .* after this boundary's prefix had run"):
+    with pytest.raises(BoundaryError, match=r"another call changed .* after this boundary's prefix had run"):
         split.run_suffix(second)
     third = flying(calls[1])
     assert torch.equal(split.run_suffix(third), whole[1])  # one call at a time goes on from call to call
