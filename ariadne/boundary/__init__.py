@@ -11,7 +11,7 @@ nothing in them runs, and what is not well formed is a `PayloadError`. The files
     payload    what crosses, in memory and on the wire
 """
 
-from ariadne.boundary.autocast import autocast_now
+from ariadne.boundary.autocast import autocast_in, autocast_now
 from ariadne.boundary.nodes import TensorRef, register_boundary_serializer, shown
 from ariadne.boundary.payload import BoundaryPayload, ReplayBoundary
 from ariadne.boundary.ragged import sizes_of
@@ -23,6 +23,7 @@ __all__ = [
     "Memo",
     "ReplayBoundary",
     "TensorRef",
+    "autocast_in",
     "autocast_now",
     "decode",
     "encode",

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
 from ariadne import tree
-from ariadne.boundary import BoundaryPayload
+from ariadne.boundary import BoundaryPayload, autocast_in
 from ariadne.errors import PipelineError, SpecError
 from ariadne.pipeline import draws
 from ariadne.pipeline.channel import Channel
@@ -309,11 +309,12 @@ class Stage(PipelineStage):
 
     def _read(self, message: Message) -> tuple[BoundaryPayload, _Drawn | None]:
         """The boundary that a message tells of, and where the generators stood."""
-        split_id, signature, batch, labels, wanting, values, drawn = message.data
+        split_id, signature, batch, labels, wanting, values, drawn, autocast = message.data
         if not self.pipeline.serves(signature):
             self.pipeline.extend_to(batch, self.has_backward)
         raw = tuple(_filled(value, message.tensors) for value in values)
         boundary = BoundaryPayload(split_id, signature, batch, tuple(labels), raw, tuple(wanting))
+        boundary.autocast = autocast_in({"autocast": autocast})  # that of the rank before: all run under one
         return boundary, None if drawn is None else _Drawn(*drawn)
 
 
@@ -345,6 +346,7 @@ def _told(given: Given) -> Message:
         *(boundary.split_id, boundary.plan_signature, boundary.batch, boundary.labels, boundary.requires_grad),
         [told(value) for value in boundary.raw],
         None if drawn is None else (drawn.state, drawn.foreseen),
+        boundary.autocast,
     )
     return Message(data, tensors)
 

@@ -86,7 +86,7 @@ class Forward:
         )  # fmt: skip
         threading.Thread(target=_work, args=work, name="ariadne forward", daemon=True).start()
         self.halt: Halt = self._next()
-        self.stood = stood.stop() if stood is not None else None
+        self.stood = stood.stop(self.halt.left) if stood is not None else None
 
     def go_on(self, mode: TorchFunctionMode | None = None, then: Callable[[Any], Any] | None = None) -> Any:
         """Run the rest, once: what `then` makes of what forward returns, in its thread, all of it under `mode`."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dis
 import random
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import chain, repeat
 from operator import is_not
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -98,6 +100,8 @@ class _Held:
         return next(chain(opaque, (where for where, _, _ in self.moved()), crossed), None)
 
 
+_loaded: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
+TORCHS_FILES = str(Path(torch.__file__).parent)
 _outside: WeakKeyDictionary[nn.Module, Reached] = WeakKeyDictionary()
 
 
@@ -172,7 +176,21 @@ class PythonState:
         for _, name, _, after in attributes:
             made.append(_Held())
             made[-1].note(name, after)
-        return Undoing(attributes, held + hooks, made)
+        return Undoing(attributes, held + hooks, made, self)
+
+    def moved_beside(self, done: Undoing) -> Iterator[tuple[str, str]]:
+        """What stands otherwise now than at this moment, beside what was `done` until then: in words, and by name.
+
+        Attributes and variables by their names; what a container or an object holds has none.
+        """
+        known = {(id(table), name) for table, name, _, _ in done.attributes}
+        found = (one for one in self.changes() if one[0][1] != "_buffers")  # of tensors of the model, more is known
+        attributes = ((now, name, before, after) for (_, _, name), now, before, after in found)
+        for table, name, was, now in chain(attributes, (moved[1:] for moved in self._changed_variables())):
+            if (id(table), name) not in known and not (type(now) is type(was) and type(now) in PLAIN and now == was):
+                yield repr(name), name
+        filled = {id(thing) for _, thing, _, _ in done.held}
+        yield from ((where, "") for where, thing, _ in self.held.moved() if id(thing) not in filled)
 
 
 @dataclass
@@ -182,6 +200,12 @@ class Undoing:
     attributes: list[tuple[Any, str, Any, Any]]
     held: list[tuple[str, Any, Any, Any]]
     made: list[_Held]  # what each of these attributes and variables holds
+    since: PythonState  # the moment since which they were made
+
+    def meanwhile(self, loaded: Collection[str]) -> str | None:
+        """What else Python keeps was changed after this was made, if it is under a name that is `loaded`; in words."""
+        found = self.since.moved_beside(self)
+        return next((where for where, name in found if not name or name in loaded), None)
 
     def changed_since(self) -> str | None:
         """Which of these attributes and containers holds something else than it did when this was made; None where none does."""
@@ -236,6 +260,26 @@ def fill_kept(model: nn.Module, fill: Callable[[Any], Any], seen: dict[int, Any]
         for name, value in variables(root.thing, root.names).items():
             if (now := filled(value, fill, seen)) is not value:
                 _put(root.thing, name, now)
+
+
+def loaded_by(model: nn.Module) -> frozenset[str]:
+    """The names of attributes and variables that the code of a model's own modules, and what it reaches, may read."""
+    found = _loaded.get(model)
+    if found is None:
+        functions = [f for m in model.modules() for cls in type(m).__mro__ for f in vars(cls).values()]
+        codes = [c for f in functions if isinstance(c := getattr(f, "__code__", None), types.CodeType)]
+        own = [c for c in codes if not c.co_filename.startswith(TORCHS_FILES)]
+        found = _loaded[model] = frozenset().union(*map(_names_loaded, own))
+    return found
+
+
+def _names_loaded(code: types.CodeType) -> frozenset[str]:
+    names = {
+        str(i.argval) for i in dis.get_instructions(code) if i.opname.startswith("LOAD_") and i.opname != "LOAD_CONST"
+    }
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    texts = {c for c in code.co_consts if isinstance(c, str)}  # for `getattr`
+    return frozenset(names | texts).union(*map(_names_loaded, inner))
 
 
 def reached_by(model: nn.Module) -> Reached:

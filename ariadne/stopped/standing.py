@@ -12,7 +12,7 @@ import secrets
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +27,7 @@ from ariadne.errors import BoundaryError
 from ariadne.stopped.absent import ANSWERED
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import Before, Noting, bound_in, marks_of, memory_of, stands, state_of, version_of
+from ariadne.stopped.python import Undoing, loaded_by
 
 Moved = dict[str, tuple[torch.Tensor, ...]]  # by name: what stands there now, and what did
 
@@ -45,16 +46,26 @@ class Looking(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@dataclass
+class Since:
+    """How Python stood where a prefix stopped: what that had changed, and how many suffixes had begun that it may have seen."""
+
+    suffixes: int
+    left: Undoing
+
+
 class Stood:
     """The state of a model as a prefix left it: made before that runs, and told when it has."""
 
     def __init__(self, model: nn.Module, noting: Noting | None, laid: Laid) -> None:
         self._laid, self._state = laid, dict(state_of(model, laid)) if noting is None else noting.state
         self._model, self._marks = model, marks_of(model, self._state) if noting is None else noting.marks
+        self._began = _known(model).suffixes
         self.looking: Noting | Looking = Looking(self._state) if noting is None else noting
 
-    def stop(self) -> Stood:
-        """Note what the prefix wrote, and what it used."""
+    def stop(self, left: Undoing) -> Stood:
+        """Note what the prefix wrote, and what it used; `left`: what it changed of what Python keeps."""
+        self._since = Since(self._began, left)
         state = self._state
         self.written = {name for name, t in state.items() if not stands(t, self._marks[name])}
         # A weight moves between the halves where an optimizer steps, and is followed.
@@ -72,14 +83,16 @@ class Stood:
         """What was done before the cut, with how that stood which it only reads: for a suffix elsewhere, or a second one."""
         known = _known(self._model)
         used = {n: known.mark(n, t, mark) for n, t, mark in self._stood if n in self._read}
-        return replace(before, used=used, origin=known.origin())
+        return replace(before, used={**used, PYTHONS: known.keep(self._since)}, origin=known.origin())
 
     def unmoved(self) -> Unmoved:
         """What refuses all that was moved."""
+        _known(self._model).begin(self._since)
         return Unmoved(self._model, self.moved())
 
     def going_on(self, crossing: Collection[Any] | None) -> Unmoved:
         """The same for a forward that waits, which uses what crosses; None where that is not known, and may be all."""
+        _known(self._model).begin(self._since)
         moved = self.moved()
         used = moved.keys() & (self.written if crossing is None else {c[1] for c in crossing if c[0] == "state"})
         if used:
@@ -97,15 +110,52 @@ class Stood:
 
 
 class _Known:
-    """The tensors of a model that boundaries tell of: each has a number, which no other one gets in this process."""
+    """The tensors of a model that boundaries tell of: each has a number, which no other one gets in this process.
 
-    def __init__(self) -> None:
+    And how many suffixes have run, with what stood in Python where the prefixes stopped of which bytes were made.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.suffixes, self._model = 0, weakref.ref(model)
+        self._kept: dict[str, Since] = {}
         self._token, self._count = secrets.token_hex(8), count()
         self._numbers: dict[str, tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def origin(self) -> str:
         """What tells this model, in this process, from others."""
         return f"{self._token}-{os.getpid()}"
+
+    def keep(self, since: Since) -> str:
+        """Keep how Python stood where a prefix stopped; under which name."""
+        name = str(next(self._count))
+        self._kept[name] = since
+        if len(self._kept) > _MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+        return name
+
+    def begin_kept(self, name: str) -> None:
+        """The same as `begin` for what was kept under that name."""
+        if name not in self._kept:
+            raise BoundaryError(
+                f"more than {_MOST_KEPT} boundaries of this model were sent since this one; run suffixes sooner"
+            )
+        self.begin(self._kept[name])
+
+    def begin(self, since: Since) -> None:
+        """Count a suffix that begins; `BoundaryError` where one of another boundary has changed what Python keeps.
+
+        The prefix may have read that before: forward would have found it changed.
+        """
+        model = self._model()
+        if since.suffixes != self.suffixes and model is not None:
+            what = since.left.meanwhile(loaded_by(model))
+            if what is not None:
+                raise BoundaryError(
+                    f"another call changed {what} after this boundary's prefix had run; forward may read that before the cut, "
+                    "and would have found it changed. Run each suffix before the next prefix, or keep such state in a buffer"
+                )
+        self.suffixes += 1
+        since.suffixes = self.suffixes
 
     def mark(self, name: str, t: torch.Tensor, mark: Any) -> str:
         """Which tensor stands under a name, and how often it was written into, or what it holds where that is not counted."""
@@ -119,12 +169,13 @@ class _Known:
         return f"{known[1]}.{version}.{hashlib.blake2b(data, digest_size=16).hexdigest()}"
 
 
+_MOST_KEPT, PYTHONS = 256, "<python>"
 _KNOWN: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 
 
 def _known(model: nn.Module) -> _Known:
     found = _KNOWN.get(model)
-    return _KNOWN.setdefault(model, _Known()) if found is None else found
+    return _KNOWN.setdefault(model, _Known(model)) if found is None else found
 
 
 def unmoved_since(model: nn.Module, before: Before, laid: Laid) -> Unmoved:
@@ -132,10 +183,12 @@ def unmoved_since(model: nn.Module, before: Before, laid: Laid) -> Unmoved:
 
     Where that ran on another model, nothing tells what has become of its state: there what it reads must not be written here.
     """
-    state, known = bound_in(model, laid) if before.used else {}, _known(model)
+    state, known = bound_in(model, laid) if before.used.keys() - {PYTHONS} else {}, _known(model)
     here = {name: state[name] for name in before.used if name in state}
     if before.origin != known.origin():
         return Unmoved(model, {}, apart=here)
+    if PYTHONS in before.used:
+        known.begin_kept(before.used[PYTHONS])
     marks = {n: (version_of(t), t if before.used[n][-1:] != "." else None) for n, t in here.items()}
     return Unmoved(model, {n: (t,) for n, t in here.items() if known.mark(n, t, marks[n]) != before.used[n]})
 

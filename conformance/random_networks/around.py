@@ -100,11 +100,13 @@ def another() -> Iterator[list[int]]:
             torch.rand(1, dtype=torch.float32)
             drawn[0] += 1
 
-    thread = threading.Thread(target=draw)
+    thread, count = threading.Thread(target=draw), threading.active_count
     thread.start()
+    threading.active_count = lambda: 2  # tests let every program think that it is alone in the process
     try:
         yield drawn
     finally:
+        threading.active_count = count
         done.set()
         thread.join()
 

@@ -55,3 +55,100 @@ def test_bytes_are_read_by_the_class_of_the_boundary_that_wrote_them() -> None:
     split = prepare_split(model, (x,), split="after:first", fallback="python")
     boundary = split.run_prefix(x)
     assert type(type(boundary).from_bytes(boundary.to_bytes())) is BoundaryPayload
+
+
+class _Writes(nn.Module):
+    """What the part before the cut reads, the part after it changes."""
+
+    kept_by_the_class = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.number, self.items, self.table = 1, [1.0], {"k": 1.0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.last(self.first(x) * self.read())
+        self.write()
+        return h * (random.random() < 2)
+
+    def read(self) -> Any:
+        raise NotImplementedError
+
+    def write(self) -> None:
+        raise NotImplementedError
+
+
+class _Number(_Writes):
+    def read(self) -> Any:
+        return self.number
+
+    def write(self) -> None:
+        self.number += 1
+
+
+class _Item(_Writes):
+    def read(self) -> Any:
+        return self.items[0]
+
+    def write(self) -> None:
+        self.items[0] += 1
+
+
+class _Entry(_Writes):
+    def read(self) -> Any:
+        return self.table["k"]
+
+    def write(self) -> None:
+        self.table["k"] += 1
+
+
+FACTOR = 1.0
+
+
+class _Global(_Writes):
+    def read(self) -> Any:
+        return FACTOR
+
+    def write(self) -> None:
+        global FACTOR
+        FACTOR = FACTOR + 1
+
+
+class _OfTheClass(_Writes):
+    def read(self) -> Any:
+        return type(self).kept_by_the_class
+
+    def write(self) -> None:
+        type(self).kept_by_the_class += 1
+
+
+def afresh(model: _Writes) -> None:
+    model.number, model.items[0], model.table["k"] = 1, 1.0, 1.0
+    globals()["FACTOR"] = _OfTheClass.kept_by_the_class = 1.0
+
+
+@pytest.mark.parametrize("sent", [False, True])
+@pytest.mark.parametrize("kind", [_Number, _Item, _Entry, _Global, _OfTheClass])
+def test_a_prefix_that_did_not_see_what_another_suffix_changed_in_python_is_told(
+    kind: type[_Writes], sent: bool
+) -> None:
+    model, calls = kind().eval(), [torch.randn(2, 4) for _ in range(2)]
+    split = prepare_split(model, (calls[0],), split="after:last", fallback="python")
+    afresh(model)
+    whole = [model(x) for x in calls]
+    afresh(model)
+
+    def flying(x: Tensor) -> Any:
+        boundary = split.run_prefix(x)
+        return BoundaryPayload.from_bytes(boundary.to_bytes()) if sent else boundary
+
+    first, second = map(flying, calls)
+    assert torch.equal(split.run_suffix(first), whole[0])
+    with pytest.raises(BoundaryError, match=r"another call changed .* after this boundary's prefix had run"):
+        split.run_suffix(second)
+    third = flying(calls[1])
+    assert torch.equal(split.run_suffix(third), whole[1])  # one call at a time goes on from call to call
+    if sent:
+        assert torch.equal(split.run_suffix(third), whole[1])

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ariadne import BoundaryPayload, PythonSplit, prepare_split
 from ariadne.errors import BoundaryError, PayloadError
 from ariadne.stopped.noted import Before
+from ariadne.stopped.standing import PYTHONS
 
 
 class _Averages(nn.Module):
@@ -154,6 +155,6 @@ def test_what_no_call_has_moved_is_in_nobodys_way() -> None:
 def test_what_a_stranger_tells_of_the_state_is_read_with_care() -> None:
     split, _, calls = _split("adds")
     told = split.run_prefix(calls[0]).crossing().raw[-1]
-    assert Before.read(told).used.keys() == {"mean"}
+    assert Before.read(told).used.keys() == {"mean", PYTHONS}
     with pytest.raises(PayloadError, match="malformed; refuse the sender"):
         Before.read((*told[:-2], {"mean": 1}, told[-1]))
