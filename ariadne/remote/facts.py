@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ariadne.boundary import BoundaryPayload
+from ariadne.cut import SIDES
 from ariadne.errors import BoundaryError, HandshakeError, PayloadError
 from ariadne.half import Half
 from ariadne.halves import VERSION
@@ -51,7 +52,7 @@ def facts_of(half: Half) -> Facts:
         "torch": torch.__version__,
         "part": half.part,
         "mode": "training" if half.training else "eval",
-        "splits": {_key(p, c[0].split_id): _split(p, c[0].live) for p, (c, _) in half.runtime._plans.items()},
+        "splits": _splits(half),
         "digest": half.digest,
         "origin": half.origin,
         "device": device_of(half),
@@ -77,6 +78,20 @@ def shared_names(half: Half) -> list[str]:
     return [*named_shared(half)]
 
 
+def _splits(half: Half) -> Facts:
+    """What each split of a half needs: of a suffix that may go on on other paths, what any of them does."""
+    found: Facts = {}
+    for plan, (candidates, _) in half.runtime._plans.items():
+        one, apart = _split(plan, candidates[0].live), plan.apart
+        others = [p for p in half.runtime._plans if apart and p.apart and apart.number in p.apart.follows]
+        if half.part == SIDES[1]:
+            one["draws"] |= any(_draws_in(p) for p in others)
+            one["writes"] |= any(map(writes_state, others))
+        same = found.setdefault(_key(plan, candidates[0].split_id), one)  # at some batches it may send more
+        same["dtypes"] |= one["dtypes"]
+    return found
+
+
 def _key(plan: TracePlan, split_id: str) -> str:
     return f"{split_id} of plan {plan.signature}"
 
@@ -85,9 +100,13 @@ def _split(plan: TracePlan, live: tuple[str, ...]) -> Facts:
     values = {name: plan.values[name] for name in live if name in plan.values}
     return {
         "dtypes": {n: short_dtype(v.dtype) for n, v in values.items() if v.dtype is not None},
-        "draws": any(node.seeded and _draws(node) for node in plan.nodes),
+        "draws": _draws_in(plan),
         "writes": writes_state(plan),
     }
+
+
+def _draws_in(plan: TracePlan) -> bool:
+    return any(node.seeded and _draws(node) for node in plan.nodes)
 
 
 def _draws(node: TraceNode) -> bool:

@@ -17,6 +17,7 @@ import ariadne
 from ariadne import BoundaryPayload, prepare_split
 from ariadne.errors import HalfError, WitnessError
 from ariadne.remote import Server
+from ariadne.remote.facts import facts_of
 from conformance.suite.halves_fuzz import closed, opened
 from conformance.suite.state import seed_torch
 from conformance.unit.remote_kit import beside
@@ -220,6 +221,17 @@ def test_a_server_answers_every_path_of_its_half(tmp_path: Path) -> None:
     with beside(server), ariadne.connect(server.address, timeout=60) as remote, torch.no_grad():
         for x in inputs * 2:
             same(model(x), remote.run_suffix(prefix.run_prefix(x)))
+
+
+def test_a_server_is_told_the_draws_of_every_path_that_a_boundary_may_take(tmp_path: Path) -> None:
+    def draws(m: Net, h: Tensor) -> Tensor:
+        return m.left(h) * torch.rand(()) if h[0].sum() > 0 else m.right(h)
+
+    _, runtime, _ = both_ways(middle=draws)
+    _, suffix = saved(runtime, tmp_path)
+    own = [any(node.seeded for node in plan.nodes) for plan in suffix.runtime._plans]
+    assert sorted(own) == [False, True]
+    assert [split["draws"] for split in facts_of(suffix)["splits"].values()] == [True, True]
 
 
 def test_only_a_file_with_paths_that_part_after_the_cut_has_the_newer_format(tmp_path: Path) -> None:
