@@ -73,8 +73,8 @@ class SplitRuntime(Told):
             _set_grad_enabled(False)
         try:
             raw = variant.prefix(*entered)
-        except (KeyError, TypeError, AttributeError) as error:
-            variant.refuse_if_gone(error)
+        except Exception as error:
+            variant.refuse_failed(error)
             raise
         finally:
             if enabled:
@@ -101,8 +101,8 @@ class SplitRuntime(Told):
             _set_grad_enabled(False)
         try:
             return variant.suffix(boundary.batch, *boundary.raw)
-        except (KeyError, TypeError, AttributeError) as error:
-            variant.refuse_if_gone(error)
+        except Exception as error:
+            variant.refuse_failed(error)
             raise
         finally:
             if enabled:
@@ -273,8 +273,8 @@ class SplitRuntime(Told):
             except WitnessError:  # raised before anything was walked back
                 boundary.release("train_suffix")
                 raise
-            except (KeyError, TypeError, AttributeError) as error:
-                variant.refuse_if_gone(error)
+            except Exception as error:
+                variant.refuse_failed(error)
                 raise
 
         if variant.suffix_moves is None:

@@ -1,0 +1,62 @@
+"""An op that raises where forward may catch it: no plan has that clause, so the error is refused by name."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ariadne import prepare_split
+from ariadne.errors import WitnessError
+
+FULL, SINGULAR = torch.eye(6)[:, :4] * 2, torch.zeros(6, 4)
+
+
+class Factor(nn.Module):
+    """Raises for a singular matrix; a `with` is no clause."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with nullcontext():
+            return torch.linalg.cholesky(x.t() @ x)
+
+
+class Bare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.factor, self.head = nn.Linear(4, 4), Factor(), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.encoder(x)
+        return self.head(h @ self.factor(x))  # type: ignore[no-any-return]
+
+
+class Catches(Bare):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.encoder(x)
+        try:
+            factor = self.factor(x)
+        except RuntimeError:
+            factor = torch.eye(4)
+        return self.head(h @ factor)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("cut", ["after:encoder", "after:factor"])
+def test_an_error_that_forward_may_catch_is_refused_by_name(cut: str) -> None:
+    model = Catches()
+    runtime = prepare_split(model, (FULL,), split=cut)
+    told = r"an op of 'factor' raised _LinAlgError .*, and the forward of the model has an except clause"
+    with pytest.raises(WitnessError, match=told) as found:
+        runtime.run_suffix(runtime.run_prefix(SINGULAR))
+    assert isinstance(found.value.__cause__, torch.linalg.LinAlgError)
+    with pytest.raises(WitnessError, match=told):
+        runtime.train_suffix(runtime.run_training_prefix(SINGULAR), loss_fn=lambda out, _: out.sum())
+    assert runtime.run_suffix(runtime.run_prefix(FULL)).shape == (6, 2)
+
+
+@pytest.mark.parametrize("cut", ["after:encoder", "after:factor"])
+def test_an_error_that_nothing_catches_is_the_models_own(cut: str) -> None:
+    runtime = prepare_split(Bare(), (FULL,), split=cut)
+    with pytest.raises(torch.linalg.LinAlgError):
+        runtime.run_suffix(runtime.run_prefix(SINGULAR))
