@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -40,6 +40,42 @@ class Catches(Bare):
         except RuntimeError:
             factor = torch.eye(4)
         return self.head(h @ factor)  # type: ignore[no-any-return]
+
+
+class CatchesAll(Bare):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.encoder(x)
+        try:
+            factor = self.factor(x)
+        except:  # noqa: E722 - as some do
+            factor = torch.eye(4)
+        return self.head(h @ factor)  # type: ignore[no-any-return]
+
+
+class Suppresses(Bare):
+    def forward(self, x: Tensor) -> Tensor:
+        h, factor = self.encoder(x), torch.eye(4)
+        with suppress(RuntimeError):
+            factor = self.factor(x)
+        return self.head(h @ factor)  # type: ignore[no-any-return]
+
+
+class Helped(Bare):
+    def safe(self, x: Tensor) -> Tensor:
+        try:
+            return self.factor(x)  # type: ignore[no-any-return]
+        except RuntimeError:
+            return torch.eye(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x) @ self.safe(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", [CatchesAll, Suppresses, Helped])
+def test_clauses_of_other_forms_are_seen(kind: type[Bare]) -> None:
+    runtime = prepare_split(kind(), (FULL,), split="50%")
+    with pytest.raises(WitnessError, match="has an except clause"):
+        runtime.run_suffix(runtime.run_prefix(SINGULAR))
 
 
 @pytest.mark.parametrize("cut", ["after:encoder", "after:factor"])
