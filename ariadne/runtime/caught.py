@@ -32,8 +32,9 @@ def refuse_caught(error: Exception, modules: Mapping[str, nn.Module]) -> None:
         if path in modules and _catches(modules[path]):
             raise WitnessError(
                 f"an op of {named(steps[0] and '.'.join(steps))} raised {type(error).__name__} ({str(error)[:200].rstrip('.')}), "
-                f"and the forward of {named(path)} has an except clause, where the model may go on: at capture no error came. Run "
-                'the model\'s own Python, prepare_split(..., fallback="python") with max_paths=1, or ask before the op instead'
+                f"and the forward of {named(path)} has an except clause, where the model may go on: at capture no error came. Ask "
+                "before the op; or run the model's own Python, for which this call has to be an example: prepare_split(..., "
+                'fallback="python", more_examples=[...])'
             ) from error
 
 

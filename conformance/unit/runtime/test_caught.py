@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ariadne import prepare_split
-from ariadne.errors import WitnessError
+from ariadne import PythonSplit, prepare_split
+from ariadne.errors import UnsupportedError, WitnessError
 
 FULL, SINGULAR = torch.eye(6)[:, :4] * 2, torch.zeros(6, 4)
 
@@ -96,3 +96,35 @@ def test_an_error_that_nothing_catches_is_the_models_own(cut: str) -> None:
     runtime = prepare_split(Bare(), (FULL,), split=cut)
     with pytest.raises(torch.linalg.LinAlgError):
         runtime.run_suffix(runtime.run_prefix(SINGULAR))
+
+
+def test_a_path_on_which_an_op_has_failed_is_no_plan() -> None:
+    """It would hold for inputs for which the op does not fail, too."""
+    with pytest.raises(
+        UnsupportedError, match=r"goes on after an error: aten.linalg_cholesky.default in 'factor' raised"
+    ):
+        prepare_split(Catches(), (SINGULAR,), split="after:encoder")
+    for given in ({"example_inputs": (SINGULAR,)}, {"example_inputs": (FULL,), "more_examples": [(SINGULAR,)]}):
+        split = prepare_split(Catches(), split="after:encoder", fallback="python", **given)
+        assert isinstance(split, PythonSplit)
+        with torch.no_grad():
+            for x in (FULL, SINGULAR):
+                assert torch.equal(split.run_suffix(split.run_prefix(x)), split.model(x))
+
+
+class Narrow(Bare):
+    """The sizes decide whether its op fails: that holds for all data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            h = torch.linalg.cholesky(x)
+        except RuntimeError:
+            h = x
+        return self.head(self.encoder(h))  # type: ignore[no-any-return]
+
+
+def test_an_error_that_sizes_decide_is_followed() -> None:
+    runtime = prepare_split(Narrow(), (FULL,), split="after:encoder")
+    with torch.no_grad():
+        for x in (FULL, SINGULAR, torch.ones(5, 4)):
+            assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), runtime.model(x))
