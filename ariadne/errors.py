@@ -77,7 +77,7 @@ class ModuleError(GuardError):
 class WitnessError(GuardError):
     """A value that the model's Python reads out of a tensor differs from the one captured, and no plan can be had for it.
 
-    `found` is the value, and `at` the number of the op that gives it in `plan`.
+    Or an op raised, where forward may catch it. `found` is the value, and `at` the number of the op that gives it in `plan`.
     """
 
     plan: Any = None

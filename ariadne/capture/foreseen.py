@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import SLoc
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ariadne.capture.packed import RULES
@@ -96,6 +96,24 @@ class Foresight:
         if type(value) in (list, tuple):
             return type(value)(self._blank(v) for v in value)
         return value
+
+
+def raised_by_data(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> bool:
+    """Whether an op that raised `error` runs on tensors of the same sizes and types, as its fake kernel tells.
+
+    So what is in them decides. A kernel that there is none of for a type, or here, is no matter of data.
+    """
+    if isinstance(error, NotImplementedError) or "not implemented" in str(error):
+        return False
+    foresight = Foresight()
+    try:
+        with _quiet(), enable_python_dispatcher(), foresight.fake, torch.no_grad():
+            on_fake(op)(*map(foresight._blank, args), **{k: foresight._blank(v) for k, v in kwargs.items()})
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return True
+    except Exception:  # whatever a fake kernel, or its absence, raises: sizes and types are guarded
+        return False
+    return True
 
 
 @contextmanager

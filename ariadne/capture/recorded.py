@@ -488,6 +488,11 @@ def recording(
             for name, value in module.__dict__.items():
                 if name not in BOOKKEEPING and (path, name) not in found.written:
                     found.read_attributes.setdefault((path, name), (module, value, id(value)))
+    if found.failed:
+        raise UnsupportedError(
+            f"forward goes on after an error: {found.failed}, for what is in the tensors of these inputs, and with others it may "
+            "not. Ask before the op"
+        )
     if found.raised:  # and forward went on: whether an op can run follows all that it sees of types, sizes and strides
         found.looked |= {"layout", "strides", "shape", "dtype"}
     found.stores = list(snapshot.replaced_buffers())

@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from ariadne import tree
 from ariadne.capture.followed import own_numbers, plain
-from ariadne.capture.foreseen import on_fake
+from ariadne.capture.foreseen import on_fake, raised_by_data
 from ariadne.capture.refusals import Patches, refuse_transforms
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
@@ -177,8 +177,10 @@ class Recorder(ProxyTorchDispatchMode):
                 ):  # else composite ops such as lstm run as Python decompositions
                     run = partial(func, *plain(args), **plain(kwargs)) if self.watch else partial(func, *args, **kwargs)
                     out = run() if profile is None else profiled(profile, run)
-            except Exception:
+            except Exception as error:
                 self.recording.raised = True
+                if not self.recording.failed and raised_by_data(func, plain(args), plain(kwargs), error):
+                    self.recording.failed = f"{func} in {self.where()} raised {type(error).__name__}"
                 self.recording.asked |= {storage_of(t) for t in tensors_in((args, tuple(kwargs.values())))} & self.state
                 raise
             finally:

@@ -53,7 +53,7 @@ from ariadne.guards.attributes import (
     strays,
     variables,
 )
-from ariadne.guards.baseline import GLOBAL_HOOKS, Baseline, global_hooks, owner_of, shown, state_types
+from ariadne.guards.baseline import GLOBAL_HOOKS, Baseline, copied_model, global_hooks, owner_of, shown, state_types
 from ariadne.guards.calls import ModuleGuard, entrance, explain
 from ariadne.guards.effects import (
     Change,

@@ -264,6 +264,24 @@ class Baseline:
         return new
 
 
+def copied_model(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """A deep copy of a split's model; `ModuleError` where a module that is being copied holds the split, and is not whole yet."""
+    copied = copy.deepcopy(model, memo)
+    at, seen = [copied], {id(copied)}
+    while at:
+        tables = at.pop().__dict__
+        if "_modules" not in tables:
+            raise ModuleError(
+                "a deep copy of a module was asked for that holds a split of its own model, which would have to be copied first; "
+                "take the split off the module, and copy both together: copy.deepcopy((module, split))"
+            )
+        for child in tables["_modules"].values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                at.append(child)
+    return copied
+
+
 def of_classes(
     read: Mapping[tuple[str, str], tuple[nn.Module, Any, int]], registered: Iterable[tuple[type, str]],
     names: Names,

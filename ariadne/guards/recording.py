@@ -58,6 +58,7 @@ class Recording:
     looked: set[str] = field(default_factory=set)
     asked: set[int | None] = field(default_factory=set)  # storages of the model's tensors whose type it asked
     raised: bool = False  # an op has, and forward may have gone on
+    failed: str = ""  # what raised by the data that it was given, in words
     opaque: bool = False  # parts ran that are taken as they are
     outside_of_parts: set[tuple[int, Any]] = field(default_factory=set)  # what Python changed outside of such parts
     numbers: dict[str, Any] | None = None  # how the last such part left Python's own generators

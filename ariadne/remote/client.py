@@ -294,6 +294,7 @@ class Remote(Steps):
                     "an earlier boundary has not been walked back from yet, and gradients add up in the order of one process: take "
                     "the boundaries in the order in which they were sent"
                 )
+            self._refuse_drift(optimizer)
             half.backward_prefix(boundary, gradients, optimizer=optimizer)
             self._behind = [b for b in self._behind if b is not boundary]
             if self._open is boundary:
@@ -316,6 +317,7 @@ class Remote(Steps):
         >>> loss = remote.train_step(x, targets=y, optimizer=torch.optim.SGD(edge.parameters(), lr=0.1))
         """
         half = self._own_half("train_step")
+        self._refuse_drift(optimizer, scheduler)
         scaler = enabled(scaler)
         together = scaler is not None or max_norm is not None
         boundary = half.run_training_prefix(*inputs, **keywords)

@@ -36,9 +36,16 @@ def _parsed(text: str, what: str) -> tuple[str, dict[str, Any]]:
         call = ast.parse(f"f({options})", mode="eval").body
         if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
             raise ValueError("options are name=value")
-        return name.strip().lower(), {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+        return name.strip().lower(), {str(k.arg): _literal(k.value) for k in call.keywords}
     except (SyntaxError, ValueError) as error:
         raise SpecError(f"the {what} {text!r} is not NAME:option=value,option=value: {error}") from None
+
+
+def _literal(value: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(value)
+    except ValueError:
+        raise ValueError(f"{ast.unparse(value)!r} is no literal of Python's, such as True, 0.9 or 'text'") from None
 
 
 def optimizer(text: str, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer | None:

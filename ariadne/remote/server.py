@@ -40,6 +40,7 @@ from ariadne.remote.message import (
     unpack,
     written,
 )
+from ariadne.remote.together import options_told
 from ariadne.remote.trained import Answer, Trained, now
 
 Path_ = str | os.PathLike[str]
@@ -321,11 +322,12 @@ class Server:
     def _hello(self) -> Header:
         facts = {**self._facts, "digest": self.half.digest}
         limits = {"bytes": self.limits.bytes, "inflight": self.limits.inflight}
-        optimizer = None if self._run.optimizer is None else type(self._run.optimizer).__name__
+        optimizer = self._run.optimizer
         trains = {
-            "optimizer": optimizer,
+            "optimizer": None if optimizer is None else type(optimizer).__name__,
+            "options": None if optimizer is None else options_told(optimizer),
             "scheduler": None if self._run.scheduler is None else type(self._run.scheduler).__name__,
-            "fused": bool(getattr(self._run.optimizer, "_step_supports_amp_scaling", False)),
+            "fused": bool(getattr(optimizer, "_step_supports_amp_scaling", False)),
             "loss": self._run.loss_fn is not None,
             "run": self._run.run,
             "at": self._run.at,

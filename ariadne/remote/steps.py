@@ -19,6 +19,7 @@ from ariadne.remote.together import (
     norms_of,
     read_norms,
     refuse_fused,
+    refuse_other_optimizer,
     refuse_overlap,
     refuse_unplaced,
     total_norm,
@@ -157,6 +158,11 @@ class Steps(Calls):
                 "the server awaits the gradients of shared parameters of the step before: call remote.backward_prefix"
             )
 
+    def _refuse_drift(self, optimizer: torch.optim.Optimizer | None, scheduler: Any = None) -> None:
+        """Raise `TrainingError` where both sides would step their copies of one parameter in two ways."""
+        if optimizer is not None and (shared := self._shared()):
+            refuse_other_optimizer(shared, optimizer, self.trains, scheduler)
+
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def step(
@@ -184,6 +190,7 @@ class Steps(Calls):
         scaler = enabled(scaler)
         with self._lock:
             self._refuse_open()
+            self._refuse_drift(optimizer, scheduler)
             if self._behind:
                 raise StepError(
                     f"{len(self._behind)} training boundaries were sent and not walked back from: call remote.backward_prefix for "

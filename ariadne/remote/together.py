@@ -58,6 +58,66 @@ def refuse_fused(scaler: Any, optimizer: torch.optim.Optimizer | None, fused_the
         )
 
 
+def options_told(optimizer: torch.optim.Optimizer) -> dict[str, str] | None:
+    """What an optimizer steps its parameters by, as text; None where that is not one and the same for all."""
+    groups = [_options_of(optimizer, group) for group in optimizer.param_groups]
+    return groups[0] if all(g == groups[0] for g in groups) else None
+
+
+def _options_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, str]:
+    given = {k: group.get(k) for k in optimizer.defaults if k not in _WITHOUT_EFFECT}
+    return {
+        k: repr(float(v) if isinstance(v, torch.Tensor) or type(v) is int else v)
+        for k, v in given.items()
+        if v is not None
+    }
+
+
+def refuse_other_optimizer(
+    shared: Mapping[str, torch.nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    trains: Mapping[str, Any],
+    scheduler: Any,
+) -> None:
+    """Raise `TrainingError` where the two copies of a parameter that both sides have would be stepped in two ways.
+
+    `trains`: what the server told of its optimizer. What its scheduler moves is not compared, but which scheduler that is.
+    """
+    kind, there = type(optimizer).__name__, trains.get("options")
+    if not shared or there is None:
+        return
+    moving = trains["scheduler"] is not None
+    owners = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    for name, p in shared.items():
+        group = owners.get(id(p))
+        if group is None:
+            why = "the optimizer here does not have it"
+        elif kind != trains["optimizer"]:
+            why = f"{kind} steps it here, {trains['optimizer']} there"
+        else:
+            here = _options_of(optimizer, group)
+            other = {k for k in here.keys() | there.keys() if here.get(k) != there.get(k)}
+            if moving:
+                other -= _SCHEDULED
+            if not other:
+                continue
+            key = min(other)
+            why = f"{kind} has {key}={here.get(key)} here, and {key}={there.get(key)} there"
+        raise TrainingError(
+            f"{name!r} is one parameter of both sides, of which each has a copy, and they would drift apart: {why}. Give both "
+            "sides the same optimizer with the same options"
+        )
+    if scheduler is not None and type(scheduler).__name__ != trains["scheduler"]:
+        raise TrainingError(
+            f"both sides have a copy of {next(iter(shared))!r}, and {type(scheduler).__name__} moves the rate here, "
+            f"{trains['scheduler'] or 'nothing'} there, so they would drift apart. Give both sides the same scheduler"
+        )
+
+
+_SCHEDULED = {"lr", "momentum", "betas"}
+_WITHOUT_EFFECT = {"foreach", "capturable", "differentiable"}
+
+
 def refuse_unplaced(half: Half) -> None:
     """Raise `SpecError` for a half whose file does not say where its parameters stand."""
     places = half.places()

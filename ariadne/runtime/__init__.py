@@ -12,6 +12,7 @@ order::
     moved       what the ops of a side move, kept so that a call can be taken back
     standing    what boundaries in flight find of the model's state
     shared      what two plans share up to a question
+    caught      errors of ops that forward itself may catch
     variant     a plan, cut, with its guards and segments
     alike       prefixes that do the same, so that the suffix of each path may follow
     proof       a variant held against the model before it serves

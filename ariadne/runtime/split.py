@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ from ariadne.cut import (
     with_trainable,
 )
 from ariadne.errors import BoundaryError, HalfError, SpecError, TrainingError, WitnessError
+from ariadne.guards import copied_model
 from ariadne.halves import Cut, save, side_of, slots
 from ariadne.plan import Value
 from ariadne.runtime import casts, taps, training
@@ -74,8 +74,8 @@ class SplitRuntime(Told):
             _set_grad_enabled(False)
         try:
             raw = variant.prefix(*entered)
-        except (KeyError, TypeError, AttributeError) as error:
-            variant.refuse_if_gone(error)
+        except Exception as error:
+            variant.refuse_failed(error)
             raise
         finally:
             if enabled:
@@ -104,8 +104,8 @@ class SplitRuntime(Told):
             _set_grad_enabled(False)
         try:
             return variant.suffix(boundary.batch, *boundary.raw)
-        except (KeyError, TypeError, AttributeError) as error:
-            variant.refuse_if_gone(error)
+        except Exception as error:
+            variant.refuse_failed(error)
             raise
         finally:
             if enabled:
@@ -278,8 +278,8 @@ class SplitRuntime(Told):
             except WitnessError:  # raised before anything was walked back
                 boundary.release("train_suffix")
                 raise
-            except (KeyError, TypeError, AttributeError) as error:
-                variant.refuse_if_gone(error)
+            except Exception as error:
+                variant.refuse_failed(error)
                 raise
             finally:
                 if boundary is not whole:
@@ -458,7 +458,7 @@ class SplitRuntime(Told):
         return SplitRuntime(self.model, settings, plans, self._recapture, chosen)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SplitRuntime:
-        model = copy.deepcopy(self.model, memo)
+        model = copied_model(self.model, memo)
         again = getattr(self._recapture, "of", None)
         recapture = again(model) if again is not None else self._recapture
         place = self.candidates.index(self._main.candidate)

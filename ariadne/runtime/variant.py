@@ -38,6 +38,7 @@ from ariadne.errors import (
 )
 from ariadne.guards import Baseline, ModuleGuard, StateGuard, entrance, switches
 from ariadne.plan import Apart, Expr, Groups, TraceNode, TracePlan, Value, own, short_dtype, uses
+from ariadne.runtime.caught import refuse_caught
 from ariadne.runtime.moved import Getter, Moves, getter
 from ariadne.runtime.shared import rest
 from ariadne.runtime.standing import flight_of
@@ -264,11 +265,17 @@ class Variant:
         """What a segment gives, or what runs it; `ModuleError` where that fails since a tensor that the plan reads is gone."""
         try:
             return segment(*given, **options)
-        except (KeyError, TypeError, AttributeError) as error:
-            self.refuse_if_gone(error)
+        except Exception as error:
+            self.refuse_failed(error)
             raise
 
-    def refuse_if_gone(self, error: Exception) -> None:
+    def refuse_failed(self, error: Exception) -> None:
+        """Raise what a side that raised `error` should raise instead: a tensor is gone, or forward may catch what an op raised."""
+        if isinstance(error, (KeyError, TypeError, AttributeError)):
+            self._refuse_if_gone(error)
+        refuse_caught(error, self.modules)
+
+    def _refuse_if_gone(self, error: Exception) -> None:
         """Raise `ModuleError` where a side raised `error` and a tensor that the plan reads is gone.
 
         To look for each tensor at each call would take as long as all else that is checked, so it shows when it is read.

@@ -100,9 +100,15 @@ def up_to(
                 tensors.append(given[name[1]])
             else:
                 assert picking is not None
-                tensors.append(picking.found[made_at[name]])
-        # Views with the very same strides: view_as lays a dim of size one anew.
-        return tuple([t.unsqueeze(0).select(0, 0) for t in tensors])
+                found = picking.found.get(made_at[name])
+                if found is None:  # Python's own code holds it, such as sum(), or another call of torch made it
+                    raise UnsupportedError(
+                        "forward can't be captured up to the cut: a tensor from before it that the suffix uses is made in another "
+                        "way where forward is captured. Cut elsewhere, or use fallback='python'"
+                    )
+                tensors.append(found)
+        # Views with the very same strides, gradients too: view_as lays a dim of size one anew, select a whole gradient.
+        return tuple([t.transpose(-1, -1) for t in tensors])
 
     made: nn.Module = object.__new__(
         type(whole.__name__, (whole,), {"forward": forward, "__module__": whole.__module__})

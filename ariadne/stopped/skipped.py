@@ -250,6 +250,11 @@ def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     }
     if len(alone) == len(tensors):  # each has its memory for itself
         return [t.clone() for t in tensors]
+    if any(t.grad_fn is not None for t in tensors):
+        raise BoundaryError(
+            "before the cut forward switches gradients on, where the caller has them off, so that what crosses has a graph, which "
+            "no bytes hold. Run the suffix in the process of the prefix, once; or cut elsewhere"
+        )
     return copy.deepcopy([*tensors])  # whose memo keeps shared memory shared
 
 

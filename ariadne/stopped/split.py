@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import os
 import threading
@@ -19,6 +18,7 @@ from ariadne.capture import Example, Snapshot
 from ariadne.compiled import CompileReport
 from ariadne.cut import ExecutionMode, parse_boundary
 from ariadne.errors import BoundaryError, SpecError, TrainingError
+from ariadne.guards import copied_model
 from ariadne.runtime import (
     Gradients,
     Owned,
@@ -357,7 +357,7 @@ class PythonSplit:
                 self._look_for_kept(Example.of(args, kwargs), grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PythonSplit:
-        model = copy.deepcopy(self.model, memo)
+        model = copied_model(self.model, memo)
         twin = {id(p): id(q) for p, q in zip(self.model.parameters(), model.parameters(), strict=True)}
         measured = replace(self._measured, uses={twin[i]: ops for i, ops in self._measured.uses.items() if i in twin})
         return PythonSplit(model, self.settings, self._example, measured, self.why, self.candidate)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import ariadne.runtime.plans
 from ariadne import SplitRuntime, SplitSpec, prepare_split
 from ariadne.compare import difference
-from ariadne.errors import UnsupportedError, VerificationError
+from ariadne.errors import ModuleError, UnsupportedError, VerificationError
 
 SPLIT = SplitSpec("percent:50", dynamic_batch=(1, 8), trainable=True)
 MODES = ("generated_eager", "debug_interpreter", "compiled")
@@ -214,3 +214,16 @@ def test_a_deep_copy_proves_its_plans_as_well() -> None:
     again = copy.deepcopy(prepared(from_five(applied)))
     with pytest.raises(VerificationError, match="at batch 6 "):
         again.run_prefix(torch.randn(6, 4))
+
+
+def test_a_copy_of_a_model_that_holds_its_own_split_is_refused_by_name() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    split = prepare_split(model, (torch.randn(2, 4),), split="after:1")
+    model[1].split = split
+    for copied in (model, model[1], split):
+        with pytest.raises(ModuleError, match=r"a split of its own model.* copy both together"):
+            copy.deepcopy(copied)
+    del model[1].split
+    _, twin = copy.deepcopy((model, split))
+    x = torch.randn(3, 4)
+    assert torch.equal(twin.run_suffix(twin.run_prefix(x)), split.run_suffix(split.run_prefix(x)))

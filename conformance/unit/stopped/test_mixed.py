@@ -15,6 +15,7 @@ from ariadne import BoundaryPayload, MixedSplit, SplitRuntime, SplitSpec, prepar
 from ariadne.compare import difference
 from ariadne.errors import HalfError, SpecError, UnsupportedError, VerificationError
 from ariadne.stopped import noted
+from ariadne.stopped.mixed import up_to
 
 X = torch.linspace(-1, 1, 12).view(3, 4)
 
@@ -129,7 +130,9 @@ def test_another_cut_is_another_split() -> None:
 def test_a_crossing_value_in_anothers_place_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: of what a place in Python makes, the first is taken for all."""
     monkeypatch.setattr(noted, "place_of_call", lambda depth: None)
-    with pytest.raises((VerificationError, KeyError), match=r"differs|None"):
+    with pytest.raises(
+        (VerificationError, UnsupportedError), match=r"differs|in another way where forward is captured"
+    ):
         mixed(Net().eval())
 
 
@@ -163,3 +166,34 @@ def test_a_detectors_prefix_is_a_file_and_its_boxes_are_python(
                 len(payload.tensors) == 3
             )  # of a pyramid of four or five: what is made of the last follows after the cut
     assert {0, 5} <= counts
+
+
+class Spectrum(Net):
+    """The gradient of what crosses has a stride of 2, which the sum of the bias' gradient follows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.fft.fft(self.middle(x))
+        self.calls += 1
+        return self.head(z.real)  # type: ignore[no-any-return]
+
+
+def test_gradients_cross_in_the_layout_of_the_whole_model() -> None:
+    net, twin = Spectrum(), Spectrum()
+    net.middle, twin.middle = nn.Linear(4, 8), nn.Linear(4, 8)
+    twin.load_state_dict(net.state_dict())
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    total(twin(x)).backward()
+    split = mixed(net)
+    boundary = split.run_training_prefix(x)
+    _, gradients = split.train_suffix(boundary, loss_fn=total)
+    split.backward_prefix(boundary, gradients)
+    assert [g.stride() for g in gradients.values() if g is not None] == [(16, 2)]
+    for name, p in net.named_parameters():
+        assert difference(p.grad, twin.get_parameter(name).grad) is None, name
+
+
+def test_a_tensor_for_the_suffix_that_the_capture_makes_elsewhere_is_refused() -> None:
+    place = test_gradients_cross_in_the_layout_of_the_whole_model.__code__, 0
+    prefix = up_to(Net(), "middle", 1, [("call", 0, 0)], {("call", 0, 0): (place, 0)})
+    with pytest.raises(UnsupportedError, match="can't be captured up to the cut: a tensor from before it"):
+        prefix(X)

@@ -124,3 +124,19 @@ def test_what_lies_after_a_cut_within_no_grad_gets_no_gradients_from_bytes() -> 
     _, gradients = split.train_suffix(arrived, loss_fn=lambda output, _: output.sum())
     split.backward_prefix(boundary, gradients)
     assert [name for name, p in model.named_parameters() if p.grad is not None] == ["head.weight", "head.bias"]
+
+
+class Wanting(Untrained):
+    """Switches gradients on before the cut, whatever the caller has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            h = self.middle(self.encoder(x)) * random.random()
+        return self.head(h)  # type: ignore[no-any-return]
+
+
+def test_what_crosses_with_a_graph_where_gradients_are_off_is_no_bytes() -> None:
+    split = prepare_split(Wanting(), (X,), split="after:encoder", fallback="python")
+    assert split.run_suffix(split.run_prefix(X)).shape == (3, 2)
+    with pytest.raises(BoundaryError, match="before the cut forward switches gradients on"):
+        split.run_prefix(X).to_bytes()

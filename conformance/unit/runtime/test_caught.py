@@ -1,0 +1,130 @@
+"""An op that raises where forward may catch it: no plan has that clause, so the error is refused by name."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext, suppress
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ariadne import PythonSplit, prepare_split
+from ariadne.errors import UnsupportedError, WitnessError
+
+FULL, SINGULAR = torch.eye(6)[:, :4] * 2, torch.zeros(6, 4)
+
+
+class Factor(nn.Module):
+    """Raises for a singular matrix; a `with` is no clause."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with nullcontext():
+            return torch.linalg.cholesky(x.t() @ x)
+
+
+class Bare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.factor, self.head = nn.Linear(4, 4), Factor(), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.encoder(x)
+        return self.head(h @ self.factor(x))  # type: ignore[no-any-return]
+
+
+class Catches(Bare):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.encoder(x)
+        try:
+            factor = self.factor(x)
+        except RuntimeError:
+            factor = torch.eye(4)
+        return self.head(h @ factor)  # type: ignore[no-any-return]
+
+
+class CatchesAll(Bare):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.encoder(x)
+        try:
+            factor = self.factor(x)
+        except:  # noqa: E722 - as some do
+            factor = torch.eye(4)
+        return self.head(h @ factor)  # type: ignore[no-any-return]
+
+
+class Suppresses(Bare):
+    def forward(self, x: Tensor) -> Tensor:
+        h, factor = self.encoder(x), torch.eye(4)
+        with suppress(RuntimeError):
+            factor = self.factor(x)
+        return self.head(h @ factor)  # type: ignore[no-any-return]
+
+
+class Helped(Bare):
+    def safe(self, x: Tensor) -> Tensor:
+        try:
+            return self.factor(x)  # type: ignore[no-any-return]
+        except RuntimeError:
+            return torch.eye(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x) @ self.safe(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", [CatchesAll, Suppresses, Helped])
+def test_clauses_of_other_forms_are_seen(kind: type[Bare]) -> None:
+    runtime = prepare_split(kind(), (FULL,), split="50%")
+    with pytest.raises(WitnessError, match="has an except clause"):
+        runtime.run_suffix(runtime.run_prefix(SINGULAR))
+
+
+@pytest.mark.parametrize("cut", ["after:encoder", "after:factor"])
+def test_an_error_that_forward_may_catch_is_refused_by_name(cut: str) -> None:
+    model = Catches()
+    runtime = prepare_split(model, (FULL,), split=cut)
+    told = r"an op of 'factor' raised _LinAlgError .*, and the forward of the model has an except clause"
+    with pytest.raises(WitnessError, match=told) as found:
+        runtime.run_suffix(runtime.run_prefix(SINGULAR))
+    assert isinstance(found.value.__cause__, torch.linalg.LinAlgError)
+    with pytest.raises(WitnessError, match=told):
+        runtime.train_suffix(runtime.run_training_prefix(SINGULAR), loss_fn=lambda out, _: out.sum())
+    assert runtime.run_suffix(runtime.run_prefix(FULL)).shape == (6, 2)
+
+
+@pytest.mark.parametrize("cut", ["after:encoder", "after:factor"])
+def test_an_error_that_nothing_catches_is_the_models_own(cut: str) -> None:
+    runtime = prepare_split(Bare(), (FULL,), split=cut)
+    with pytest.raises(torch.linalg.LinAlgError):
+        runtime.run_suffix(runtime.run_prefix(SINGULAR))
+
+
+def test_a_path_on_which_an_op_has_failed_is_no_plan() -> None:
+    """It would hold for inputs for which the op does not fail, too."""
+    with pytest.raises(
+        UnsupportedError, match=r"goes on after an error: aten.linalg_cholesky.default in 'factor' raised"
+    ):
+        prepare_split(Catches(), (SINGULAR,), split="after:encoder")
+    for given in ({"example_inputs": (SINGULAR,)}, {"example_inputs": (FULL,), "more_examples": [(SINGULAR,)]}):
+        split = prepare_split(Catches(), split="after:encoder", fallback="python", **given)
+        assert isinstance(split, PythonSplit)
+        with torch.no_grad():
+            for x in (FULL, SINGULAR):
+                assert torch.equal(split.run_suffix(split.run_prefix(x)), split.model(x))
+
+
+class Narrow(Bare):
+    """The sizes decide whether its op fails: that holds for all data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            h = torch.linalg.cholesky(x)
+        except RuntimeError:
+            h = x
+        return self.head(self.encoder(h))  # type: ignore[no-any-return]
+
+
+def test_an_error_that_sizes_decide_is_followed() -> None:
+    runtime = prepare_split(Narrow(), (FULL,), split="after:encoder")
+    with torch.no_grad():
+        for x in (FULL, SINGULAR, torch.ones(5, 4)):
+            assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), runtime.model(x))
