@@ -207,6 +207,14 @@ class Outcome:
                 key,
                 f"that a plan can't hold, {_shown(leaf)} that forward makes itself; keep it detached, or return it",
             )
+        classed = (tree.subclass_of(t) for t in leaves if isinstance(t, torch.Tensor) and self._is_ops(t))
+        if (kind := next((cls for cls in classed if cls is not None), None)) is not None:
+            return refused(
+                place,
+                key,
+                f"that a plan can't hold, a tensor of class {kind.__name__}; keep it as a plain tensor "
+                "(.as_subclass(torch.Tensor)), or return it",
+            )
         try:
             return spec, tuple(self.values.atom(leaf) for leaf in leaves)
         except UnsupportedError as error:

@@ -112,8 +112,11 @@ class Program:
         opaque = any(n.startswith("opaque") for n in done) or any(
             p.get("kind") == "opaque" for p in self.parts.values()
         )
-        if opaque and done & {"append", "note", "class_append", "class_bind"}:
+        keeps = bool(done & {"append", "note", "class_append", "class_bind"})
+        if opaque and keeps:
             return "what is in a container before a part that is taken as it is, that part may read"
+        if "marked" in done and keeps:
+            return "a plan keeps plain tensors in containers, and none of a class of the user's own"
         if "if_contiguous" in done and any(i.get("layout", "plain") != "plain" for i in self.inputs):
             return "forward asks how tensors lie, and inputs cut from larger ones lie otherwise where the batch is one"
         return next((r for s in self.steps if (r := STEPS[s["do"]].refusable)), "")

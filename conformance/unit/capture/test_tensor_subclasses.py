@@ -111,11 +111,23 @@ def stored(s: Any, x: torch.Tensor) -> torch.Tensor:
     return s.b(s.last)
 
 
+KEPT: list[torch.Tensor] = []
+
+
+def appended(s: Any, x: torch.Tensor) -> torch.Tensor:
+    KEPT.append(s.a(x).as_subclass(Bare))
+    return s.b(KEPT[-1])
+
+
 @pytest.mark.parametrize(
     ("forward", "words"),
     [
         (tagged, r"a Bare with attributes of its own \(tag\).* make the object outside"),
         (stored, r"a tensor of class Bare in attribute 'last' .* keep it as a plain tensor"),
+        (
+            appended,
+            r"into the global 'KEPT'\[0\] that a plan can't hold, a tensor of class Bare; keep it as a plain tensor",
+        ),
     ],
 )
 def test_what_a_class_keeps_beside_its_numbers_is_refused(forward: Forward, words: str) -> None:
