@@ -61,6 +61,7 @@ class Identity:
     """A runtime that splits nothing."""
 
     plan, candidate, candidates = Plan(), Candidate(), (Candidate(),)
+    plans: tuple[Plan, ...] = ()
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

@@ -20,8 +20,12 @@ from ariadne.plan import Ref, Store, tensors_in
 
 
 def _is_made_leaf(t: torch.Tensor) -> bool:
-    """Whether a tensor, if ops made it, was made a leaf of autograd's: a parameter, or one that was told to require grad."""
-    return isinstance(t, Parameter) or (t.is_leaf and t.requires_grad)
+    """Whether a tensor, if ops made it, was made a leaf of autograd's: a parameter, or one that was told to require grad.
+
+    A view that `no_grad` made is a leaf too, and requires grad where its base does.
+    """
+    inherits = t._is_view() and t._base is not None and t._base.requires_grad
+    return isinstance(t, Parameter) or (t.is_leaf and t.requires_grad and not inherits)
 
 
 def _shown(leaf: torch.Tensor) -> str:
@@ -208,11 +212,11 @@ class Outcome:
                 f"that a plan can't hold, {_shown(leaf)} that forward makes itself; keep it detached, or return it",
             )
         classed = (tree.subclass_of(t) for t in leaves if isinstance(t, torch.Tensor) and self._is_ops(t))
-        if (kind := next((cls for cls in classed if cls is not None), None)) is not None:
+        if (made := next((cls for cls in classed if cls is not None), None)) is not None:
             return refused(
                 place,
                 key,
-                f"that a plan can't hold, a tensor of class {kind.__name__}; keep it as a plain tensor "
+                f"that a plan can't hold, a tensor of class {made.__name__}; keep it as a plain tensor "
                 "(.as_subclass(torch.Tensor)), or return it",
             )
         try:

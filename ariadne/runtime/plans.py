@@ -304,11 +304,10 @@ class Plans:
             check_values(self._narrowed(variant, boundary), variant)
         return variant
 
-    @staticmethod
-    def _narrowed(variant: Variant, boundary: BoundaryPayload) -> BoundaryPayload:
+    def _narrowed(self, variant: Variant, boundary: BoundaryPayload) -> BoundaryPayload:
         """The boundary without what a prefix from a file sent for the sake of other paths."""
         live = variant.candidate.live
-        if len(boundary.labels) <= len(live) or not {*live} <= {*boundary.labels}:
+        if len(self._plans) == 1 or len(boundary.labels) <= len(live) or not {*live} <= {*boundary.labels}:
             return boundary
         boundary.refuse_if_written()
         return boundary.narrowed(*variant.key, live)

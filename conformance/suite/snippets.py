@@ -19,6 +19,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,7 @@ ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```([\w-]*)([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TITLE = re.compile(r'title="([^"]+)"')
 EXITS = re.compile(r"#.*\bexits (\d+)")
+PICTURE = re.compile(r"^ariadne draw .*--out \S+\.(?:svg|pdf|png)\b")  # which need Graphviz: the status is 3 without
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
 NOX = re.compile(r"\bnox (?:.*? )?-s ['\"]?(\w+)")
 
@@ -111,7 +113,7 @@ def commands(block: Block) -> Iterator[tuple[int, str]]:
 
 def _command(where: str, line: str, printed: io.StringIO) -> None:
     exits = EXITS.search(line)
-    expected = int(exits[1]) if exits else 0
+    expected = int(exits[1]) if exits else 3 if PICTURE.search(line) and not shutil.which("dot") else 0
     said = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
         try:

@@ -35,7 +35,7 @@ class ClassOfItsOwn(_Ends):
         return {"scores": found, "plain": (found * 2).as_subclass(Tensor)}
 
 
-@toy("read_by_a_thread", "rows-mixed data-dependent no-graph")
+@toy("read_by_a_thread", "rows-mixed no-graph")
 class ReadByAThread(_Ends):
     """A number leaves torch by a way that no op shows, and comes back: another thread reads it."""
 

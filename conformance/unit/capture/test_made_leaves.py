@@ -23,6 +23,17 @@ RETURNED: dict[str, Forward] = {
 }
 
 
+def test_views_of_an_input_under_no_grad_are_no_leaves_that_forward_makes() -> None:
+    model = made(lambda s, x: (x.chunk(2, -1)[0], s.b(s.a(x))))
+    runtime = prepare_split(model, (numbers(2, 6).requires_grad_(),), split="after:a")
+    for wants in (True, False):
+        x = numbers(3, 6).requires_grad_(wants)
+        for grad in (torch.no_grad, torch.inference_mode):
+            with grad():
+                found, expected = runtime.run_suffix(runtime.run_prefix(x)), model(x)
+            assert [t.requires_grad for t in found] == [t.requires_grad for t in expected]
+
+
 def made(forward: Forward) -> nn.Module:
     return Fn(forward, a=nn.Linear(6, 6), b=nn.Linear(6, 6))
 
