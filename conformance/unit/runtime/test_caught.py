@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext, suppress
+from types import FunctionType, ModuleType
 
 import pytest
 import torch
@@ -71,7 +72,37 @@ class Helped(Bare):
         return self.head(self.encoder(x) @ self.safe(x))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("kind", [CatchesAll, Suppresses, Helped])
+class Solver:
+    """An object that is no module."""
+
+    def safe(self, x: Tensor) -> Tensor:
+        try:
+            return torch.linalg.cholesky(x.t() @ x)
+        except RuntimeError:
+            return torch.eye(4)
+
+
+class HelpedByAnObject(Bare):
+    def __init__(self) -> None:
+        super().__init__()
+        self.solver = Solver()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x) @ self.solver.safe(x))  # type: ignore[no-any-return]
+
+
+HELPERS = ModuleType("helpers")
+HELPERS.__dict__["safe"] = FunctionType(Solver.safe.__code__, {**globals(), "__name__": "helpers"})
+
+
+class HelpedByAModule(Bare):
+    """One of Python's: `import helpers`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x) @ HELPERS.safe(self, x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", [CatchesAll, Suppresses, Helped, HelpedByAnObject, HelpedByAModule])
 def test_clauses_of_other_forms_are_seen(kind: type[Bare]) -> None:
     runtime = prepare_split(kind(), (FULL,), split="50%")
     with pytest.raises(WitnessError, match="has an except clause"):
