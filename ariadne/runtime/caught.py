@@ -54,7 +54,14 @@ def _catches(module: nn.Module) -> bool:
 
 
 def _has_clause(code: types.CodeType) -> bool:
-    """Whether code has an except clause, for some errors or for all; a `with` and a `finally` go on to raise."""
+    """Whether code has an except clause, for some errors or for all, or ends a `with` by something that may be true; other `with`
+    and a `finally` go on to raise."""
+    if code.co_name == "__exit__" and any(
+        one.opname != "LOAD_CONST" or one.argval
+        for one, end in pairwise(dis.get_instructions(code))
+        if end.opname == "RETURN_VALUE"
+    ):
+        return True
     steps = [step.opname for step in dis.get_instructions(code)]
     return not {"CHECK_EXC_MATCH", "CHECK_EG_MATCH"}.isdisjoint(steps) or ("PUSH_EXC_INFO", "POP_TOP") in pairwise(
         steps

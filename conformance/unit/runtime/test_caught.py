@@ -75,6 +75,22 @@ class Helped(Bare):
         return self.head(self.encoder(x) @ self.safe(x))  # type: ignore[no-any-return]
 
 
+class Quiet:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> bool:
+        return True
+
+
+class SuppressesByItsOwn(Bare):
+    def forward(self, x: Tensor) -> Tensor:
+        h, factor = self.encoder(x), torch.eye(4)
+        with Quiet():
+            factor = self.factor(x)
+        return self.head(h @ factor)  # type: ignore[no-any-return]
+
+
 class Solver:
     """An object that is no module."""
 
@@ -105,7 +121,9 @@ class HelpedByAModule(Bare):
         return self.head(self.encoder(x) @ HELPERS.safe(self, x))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("kind", [CatchesAll, Suppresses, Helped, HelpedByAnObject, HelpedByAModule])
+@pytest.mark.parametrize(
+    "kind", [CatchesAll, Suppresses, SuppressesByItsOwn, Helped, HelpedByAnObject, HelpedByAModule]
+)
 def test_clauses_of_other_forms_are_seen(kind: type[Bare]) -> None:
     runtime = prepare_split(kind(), (FULL,), split="50%")
     with pytest.raises(WitnessError, match="has an except clause"):
