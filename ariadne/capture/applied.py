@@ -33,8 +33,12 @@ def patch(recorder: Recorder, patches: Patches) -> None:
         if not recorder.is_mine():
             return run(*args, **kwargs)
         _lose_numbers(recorder, cls, (args, kwargs))
-        with recorder.whole() as within:
-            out = run(*args, **kwargs)
+        try:
+            with recorder.whole() as within:
+                out = run(*args, **kwargs)
+        except Exception as error:
+            recorder.note_failure(f"{cls.__name__}.apply", error)
+            raise
         if kwargs:
             raise UnsupportedError(
                 f"forward calls {cls.__name__}.apply with keywords in {recorder.where()}; pass all of its arguments by position"
@@ -84,8 +88,12 @@ class _Referred:
             cls, region = self._within(owner)
             by_ctx = bool(args) and isinstance(args[0], _CTX)
             _lose_numbers(self.recorder, cls, args)
-            with self.recorder.whole() as self.within:
-                out = run(*args, **kwargs)
+            try:
+                with self.recorder.whole() as self.within:
+                    out = run(*args, **kwargs)
+            except Exception as error:
+                self.recorder.note_failure(f"{cls.__name__}.apply", error)
+                raise
             if by_ctx:
                 self._note(cls, region, args[0], args[1:], out)
             return out

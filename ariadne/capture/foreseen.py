@@ -22,6 +22,7 @@ from ariadne.capture.packed import RULES
 from ariadne.plan import tensors_in
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+_TORCHS = frozenset({"aten", "prim", "prims", "quantized", "torchvision"})  # namespaces of ops
 _MOST = 10_000  # kinds of calls that are known at once
 _UNKNOWN: list[tuple[int | None, ...]] = []
 _KNOWN: dict[str, list[tuple[int | None, ...]] | None] = {}
@@ -103,7 +104,8 @@ def raised_by_data(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any
 
     So what is in them decides. A kernel that there is none of for a type, or here, is no matter of data.
     """
-    if isinstance(error, NotImplementedError) or "not implemented" in str(error):
+    of_torch = op.namespace in _TORCHS
+    if of_torch and (isinstance(error, NotImplementedError) or "not implemented" in str(error)):
         return False
     foresight = Foresight()
     try:
@@ -111,8 +113,9 @@ def raised_by_data(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any
             on_fake(op)(*map(foresight._blank, args), **{k: foresight._blank(v) for k, v in kwargs.items()})
     except (DataDependentOutputException, DynamicOutputShapeException):
         return True
-    except Exception:  # whatever a fake kernel, or its absence, raises: sizes and types are guarded
-        return False
+    except Exception as found:  # whatever a fake kernel, or its absence, raises: sizes and types are guarded
+        # Of others' ops, which need have no fake kernel, one tells that raises the same.
+        return not of_torch and (type(found), str(found)) != (type(error), str(error))
     return True
 
 

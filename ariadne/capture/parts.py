@@ -91,8 +91,8 @@ class Parts:
             with recorder.drawing(), torch._C._DisablePythonDispatcher(), reads:
                 try:
                     out = run(*args, **kwargs)
-                except Exception:
-                    recording.raised = True
+                except Exception as error:
+                    recorder.note_failure(f"the opaque part {name!r}", error)
                     raise
             now = tree.flatten((args, kwargs))
             if stood[1] != now[1] or any(a is not b for a, b in zip(stood[0], now[0], strict=True)):

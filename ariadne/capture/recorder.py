@@ -28,7 +28,7 @@ from ariadne.capture.refusals import Patches, refuse_transforms
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
-from ariadne.errors import UnsupportedError
+from ariadne.errors import AriadneError, UnsupportedError
 from ariadne.guards import Effect, Event, Recording, switches
 from ariadne.plan import PLAIN, Region, bind, storage_of, tensors_in, written_arguments
 
@@ -103,6 +103,12 @@ class Recorder(ProxyTorchDispatchMode):
         """The module that runs, for an error message."""
         path, _ = self.stack[-1]
         return repr(path) if path else "the model itself"
+
+    def note_failure(self, what: str, error: Exception) -> None:
+        """Note that something raised for reasons that no guard holds: where forward goes on, another call may not."""
+        self.recording.raised = True
+        if self.fake is None and not isinstance(error, AriadneError):
+            self.recording.failed = self.recording.failed or f"{what} in {self.where()} raised {type(error).__name__}"
 
     def run_on_fake(self, func: OpOverload, args: tuple[Any, ...]) -> Any:
         """Run and note an op that fake tensors can't reach by the dispatcher."""
@@ -180,7 +186,7 @@ class Recorder(ProxyTorchDispatchMode):
             except Exception as error:
                 self.recording.raised = True
                 if not self.recording.failed and raised_by_data(func, plain(args), plain(kwargs), error):
-                    self.recording.failed = f"{func} in {self.where()} raised {type(error).__name__}"
+                    self.note_failure(str(func), error)
                 self.recording.asked |= {storage_of(t) for t in tensors_in((args, tuple(kwargs.values())))} & self.state
                 raise
             finally:
@@ -281,8 +287,8 @@ class Recorder(ProxyTorchDispatchMode):
             try:
                 with self.drawing(running.effects.draws):
                     out = runs.result(run, self.fake is not None)
-            except Exception:
-                self.recording.raised = True
+            except Exception as error:
+                self.note_failure("a function under torch.jit.script", error)
                 raise
             given = {id(t) for one in (running, runs) for t in tensors_in(tree.leaves((one.args, one.kwargs)))}
             out = tree.map_leaves(lambda leaf: self._named_anew(leaf) if id(leaf) in given else leaf, out)

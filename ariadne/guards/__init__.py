@@ -16,6 +16,7 @@ order::
     switches      settings of torch that forward asks for
     steps         what a function reads, by the instructions in its code
     links         what one step of such a read leads to
+    codes         the code that a function may run, as far as names lead
     around        what forward's own functions read outside of the model
     roots         the variables and objects outside of a model that forward reaches
     effects       what forward puts into containers
@@ -55,6 +56,7 @@ from ariadne.guards.attributes import (
 )
 from ariadne.guards.baseline import GLOBAL_HOOKS, Baseline, copied_model, global_hooks, owner_of, shown, state_types
 from ariadne.guards.calls import ModuleGuard, entrance, explain
+from ariadne.guards.codes import codes_of
 from ariadne.guards.effects import (
     Change,
     Containers,

@@ -15,8 +15,20 @@ from typing import Any
 
 from torch import nn
 
-from ariadne.guards.attributes import LEAVES, MISSING, Attribute, follow, is_a, is_array, is_memory, is_opaque, kind_of
+from ariadne.guards.attributes import (
+    BOOKKEEPING,
+    LEAVES,
+    MISSING,
+    Attribute,
+    follow,
+    is_a,
+    is_array,
+    is_memory,
+    is_opaque,
+    kind_of,
+)
 from ariadne.guards.classes import own_dict
+from ariadne.guards.codes import around, inside
 from ariadne.guards.links import is_known
 
 _SHORT = 256  # tables of functions that are longer are not looked through
@@ -62,10 +74,13 @@ def outside_of(modules: Mapping[str, nn.Module]) -> Reached:
         for table in _HOOKS:
             for hook in module.__dict__[table].values():
                 search.enter(hook, 0)
-        for value in module.__dict__.values():
+        kind: Any = type(module)
+        for key, value in module.__dict__.items():
             if is_a(value, _CALLED) or is_memory(value):
                 search.enter(value, 0)
-        search.of_class(type(module))
+            elif key not in BOOKKEEPING and type(value) not in LEAVES:
+                search.methods(value, _names_of(kind), 0)
+        search.of_class(kind)
     return search.all()
 
 
@@ -149,9 +164,13 @@ class _Search:
         if id(table) not in self.known:
             self.known[id(table)] = is_known(table), table
         at = (id(f.__code__), id(table), *map(id, f.__closure__ or ()))
-        if self.known[id(table)][0] or at in self.seen:
+        if at in self.seen:
             return
         self.seen.add(at)
+        if self.known[id(table)][0]:
+            for inner in inside(f):  # what a decorator stands around
+                self.enter(inner, far)
+            return
         self.functions[id(f)] = f
         for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
             root = Root(f"the variable {name!r} of {_called(f)}", cell, (Attribute("cell_contents"),))
@@ -187,12 +206,32 @@ class _Search:
             if value.__module__.partition(".")[0] != "torch":
                 for name in sorted({*names} & vars(value).keys()):
                     inner = vars(value)[name]
-                    if not is_opaque(inner):
+                    if is_a(inner, FunctionType) or around(inner):
+                        self.enter_all(inner, far)
+                    elif not is_opaque(inner):
                         self.consider(inner, _of_class(value, name, inner), far + 1)
         elif type(value) not in LEAVES and value is not MISSING and not is_opaque(value) and not is_array(value):
             self.keep(root)
             for inner in _table(value):
                 self.enter(inner, far + 1)
+            self.methods(value, names, far)
+
+    def methods(self, value: Any, names: Iterable[str], far: int) -> None:
+        """Look at what the methods of these names reach, of an object of a user's class or of those in a short container."""
+        if type(value) in (list, tuple, dict):
+            if len(value) <= _SHORT and far <= _NEAR:
+                for inner in value.values() if type(value) is dict else value:
+                    self.methods(inner, names, far + 1)
+        elif not is_opaque(value):
+            for cls in type(value).__mro__[:-1]:
+                if not is_known({"__name__": cls.__module__}):
+                    for name in sorted({*names, "__call__"} & vars(cls).keys()):
+                        self.enter_all(vars(cls)[name], far)
+
+    def enter_all(self, thing: Any, far: int) -> None:
+        """The same of what stands in a class, be it a function, a property or a static method."""
+        for f in (thing,) if is_a(thing, FunctionType) else around(thing):
+            self.enter(f, far + 1)
 
     def keep(self, root: Root) -> None:
         if not root.names and not kind_of(root.now()):
@@ -208,6 +247,14 @@ class _Search:
             name = f"{root.name} ({i})"
         self.names.add(name)
         self.found[key] = replace(root, name=name)
+
+
+@lru_cache(maxsize=1024)
+def _names_of(cls: type) -> frozenset[str]:
+    """The names in the functions of a class, but for torch's own."""
+    own = (base for base in cls.__mro__[:-1] if base.__module__.partition(".")[0] != "torch")
+    functions = (f for base in own for thing in vars(base).values() for f in (thing, *around(thing)))
+    return frozenset(name for f in functions if is_a(f, FunctionType) for name in _names(f.__code__))
 
 
 def _table(value: Any) -> list[Any]:

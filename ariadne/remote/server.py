@@ -325,7 +325,7 @@ class Server:
         optimizer = self._run.optimizer
         trains = {
             "optimizer": None if optimizer is None else type(optimizer).__name__,
-            "options": None if optimizer is None else options_told(optimizer),
+            "options": None if optimizer is None else options_told(optimizer, self._run.shared),
             "scheduler": None if self._run.scheduler is None else type(self._run.scheduler).__name__,
             "fused": bool(getattr(optimizer, "_step_supports_amp_scaling", False)),
             "loss": self._run.loss_fn is not None,

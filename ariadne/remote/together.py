@@ -58,14 +58,20 @@ def refuse_fused(scaler: Any, optimizer: torch.optim.Optimizer | None, fused_the
         )
 
 
-def options_told(optimizer: torch.optim.Optimizer) -> dict[str, str] | None:
-    """What an optimizer steps its parameters by, as text; None where that is not one and the same for all."""
-    groups = [_options_of(optimizer, group) for group in optimizer.param_groups]
-    return groups[0] if all(g == groups[0] for g in groups) else None
+def options_told(
+    optimizer: torch.optim.Optimizer, shared: Mapping[str, torch.nn.Parameter]
+) -> dict[str, dict[str, str]]:
+    """What an optimizer steps each of these parameters by, as text; nothing for one that it does not have."""
+    owners = _owners(optimizer)
+    return {n: _options_of(optimizer, owners[id(p)]) for n, p in shared.items() if id(p) in owners}
+
+
+def _owners(optimizer: torch.optim.Optimizer) -> dict[int, Mapping[str, Any]]:
+    return {id(p): group for group in optimizer.param_groups for p in group["params"]}
 
 
 def _options_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, str]:
-    given = {k: group.get(k) for k in optimizer.defaults if k not in _WITHOUT_EFFECT}
+    given = {k: group.get(k) for k in (*optimizer.defaults, _BEGUN) if k not in _WITHOUT_EFFECT}
     return {
         k: repr(float(v) if isinstance(v, torch.Tensor) or type(v) is int else v)
         for k, v in given.items()
@@ -83,22 +89,26 @@ def refuse_other_optimizer(
 
     `trains`: what the server told of its optimizer. What its scheduler moves is not compared, but which scheduler that is.
     """
-    kind, there = type(optimizer).__name__, trains.get("options")
-    if not shared or there is None:
+    kind, told = type(optimizer).__name__, trains.get("options")
+    if not shared or told is None:
         return
     moving = trains["scheduler"] is not None
-    owners = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    owners = _owners(optimizer)
     for name, p in shared.items():
-        group = owners.get(id(p))
+        group, there = owners.get(id(p)), told.get(name)
         if group is None:
             why = "the optimizer here does not have it"
         elif kind != trains["optimizer"]:
             why = f"{kind} steps it here, {trains['optimizer']} there"
+        elif there is None:
+            why = "the optimizer there does not have it"
         else:
             here = _options_of(optimizer, group)
             other = {k for k in here.keys() | there.keys() if here.get(k) != there.get(k)}
             if moving:
                 other -= _SCHEDULED
+            if not {_BEGUN} <= here.keys() & there.keys():
+                other -= {_BEGUN}
             if not other:
                 continue
             key = min(other)
@@ -114,6 +124,7 @@ def refuse_other_optimizer(
         )
 
 
+_BEGUN = "initial_lr"  # of a group whose rate a scheduler moves
 _SCHEDULED = {"lr", "momentum", "betas"}
 _WITHOUT_EFFECT = {"foreach", "capturable", "differentiable"}
 

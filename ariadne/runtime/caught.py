@@ -6,14 +6,12 @@ import dis
 import linecache
 import types
 from collections.abc import Mapping
-from contextlib import suppress
 from itertools import pairwise
 
 from torch import nn
 
 from ariadne.errors import AriadneError, WitnessError, named
-
-_MOST = 200  # functions that are looked into
+from ariadne.guards import codes_of
 
 
 def refuse_caught(error: Exception, modules: Mapping[str, nn.Module]) -> None:
@@ -51,32 +49,20 @@ def _line(trace: types.TracebackType | None) -> str | None:
 
 def _catches(module: nn.Module) -> bool:
     """Whether a module's forward, or a function of the user's that it has a name for, may go on after an error."""
-    forward = getattr(module, "forward", None)
-    todo, seen = [getattr(forward, "__func__", forward)], set[object]()
-    while todo and len(seen) < _MOST:
-        function = todo.pop()
-        if not isinstance(function, types.FunctionType) or function in seen or _is_of_torch(function):
-            continue
-        seen.add(function)
-        codes = [function.__code__]
-        for code in codes:
-            if "suppress" in code.co_names or _has_clause(code):
-                return True
-            codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-            todo += [
-                found for n in code.co_names for found in (function.__globals__.get(n), getattr(type(module), n, None))
-            ]
-        for cell in function.__closure__ or ():
-            with suppress(ValueError):  # an empty one
-                todo.append(cell.cell_contents)
-    return False
-
-
-def _is_of_torch(function: types.FunctionType) -> bool:
-    return (function.__module__ or "").partition(".")[0] == "torch"
+    codes = codes_of([(getattr(module, "forward", None), module)])
+    return any("suppress" in code.co_names or _has_clause(code) for code in codes)
 
 
 def _has_clause(code: types.CodeType) -> bool:
-    """Whether code has an except clause, for some errors or for all; a `with` and a `finally` go on to raise."""
+    """Whether code has an except clause, for some errors or for all, or ends a `with` by something that may be true; other `with`
+    and a `finally` go on to raise."""
+    if code.co_name == "__exit__" and any(
+        one.opname != "LOAD_CONST" or one.argval
+        for one, end in pairwise(dis.get_instructions(code))
+        if end.opname == "RETURN_VALUE"
+    ):
+        return True
     steps = [step.opname for step in dis.get_instructions(code)]
-    return "CHECK_EXC_MATCH" in steps or ("PUSH_EXC_INFO", "POP_TOP") in pairwise(steps)
+    return not {"CHECK_EXC_MATCH", "CHECK_EG_MATCH"}.isdisjoint(steps) or ("PUSH_EXC_INFO", "POP_TOP") in pairwise(
+        steps
+    )

@@ -7,18 +7,17 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, repeat
 from operator import is_not
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from ariadne.guards import Reached, outside_of, variables
+from ariadne.guards import Reached, codes_of, outside_of, variables
 from ariadne.stopped.absent import Ghost, filled
 from ariadne.stopped.laid import PLAIN, SKIPPED, Laid
 
@@ -101,7 +100,6 @@ class _Held:
 
 
 _loaded: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
-TORCHS_FILES = str(Path(torch.__file__).parent)
 _outside: WeakKeyDictionary[nn.Module, Reached] = WeakKeyDictionary()
 
 
@@ -202,10 +200,10 @@ class Undoing:
     made: list[_Held]  # what each of these attributes and variables holds
     since: PythonState  # the moment since which they were made
 
-    def meanwhile(self, loaded: Collection[str]) -> str | None:
-        """What else Python keeps was changed after this was made, if it is under a name that is `loaded`; in words."""
+    def meanwhile(self, model: nn.Module) -> str | None:
+        """What else Python keeps was changed after this was made, if the model's code may read such a name; in words."""
         found = self.since.moved_beside(self)
-        return next((where for where, name in found if not name or name in loaded), None)
+        return next((where for where, name in found if not name or name in loaded_by(model)), None)
 
     def changed_since(self) -> str | None:
         """Which of these attributes and containers holds something else than it did when this was made; None where none does."""
@@ -263,23 +261,29 @@ def fill_kept(model: nn.Module, fill: Callable[[Any], Any], seen: dict[int, Any]
 
 
 def loaded_by(model: nn.Module) -> frozenset[str]:
-    """The names of attributes and variables that the code of a model's own modules, and what it reaches, may read."""
+    """The names of attributes and variables that the code of a model's own modules, its hooks, and what these call, may read."""
     found = _loaded.get(model)
     if found is None:
-        functions = [f for m in model.modules() for cls in type(m).__mro__ for f in vars(cls).values()]
-        codes = [c for f in functions if isinstance(c := getattr(f, "__code__", None), types.CodeType)]
-        own = [c for c in codes if not c.co_filename.startswith(TORCHS_FILES)]
-        found = _loaded[model] = frozenset().union(*map(_names_loaded, own))
+        found = _loaded[model] = frozenset().union(*map(_names_loaded, codes_of(_functions(model))))
     return found
+
+
+def _functions(model: nn.Module) -> Iterator[tuple[Any, nn.Module]]:
+    """The functions of modules and of their classes, but for torch's own; each with the module."""
+    for module in model.modules():
+        for cls in type(module).__mro__:
+            if not cls.__module__.startswith("torch."):
+                yield from ((f, module) for f in vars(cls).values())
+        yield from ((f, module) for f in module.__dict__.values() if callable(f))
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            yield from ((hook, module) for hook in hooks.values())
 
 
 def _names_loaded(code: types.CodeType) -> frozenset[str]:
     names = {
         str(i.argval) for i in dis.get_instructions(code) if i.opname.startswith("LOAD_") and i.opname != "LOAD_CONST"
     }
-    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    texts = {c for c in code.co_consts if isinstance(c, str)}  # for `getattr`
-    return frozenset(names | texts).union(*map(_names_loaded, inner))
+    return frozenset(names.union(c for c in code.co_consts if isinstance(c, str)))  # these for `getattr`
 
 
 def reached_by(model: nn.Module) -> Reached:

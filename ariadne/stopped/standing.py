@@ -27,7 +27,7 @@ from ariadne.errors import BoundaryError
 from ariadne.stopped.absent import ANSWERED
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import Before, Noting, bound_in, marks_of, memory_of, stands, state_of, version_of
-from ariadne.stopped.python import Undoing, loaded_by
+from ariadne.stopped.python import Undoing
 
 Moved = dict[str, tuple[torch.Tensor, ...]]  # by name: what stands there now, and what did
 
@@ -148,7 +148,7 @@ class _Known:
         """
         model = self._model()
         if since.suffixes != self.suffixes and model is not None:
-            what = since.left.meanwhile(loaded_by(model))
+            what = since.left.meanwhile(model)
             if what is not None:
                 raise BoundaryError(
                     f"another call changed {what} after this boundary's prefix had run; forward may read that before the cut, "

@@ -56,6 +56,12 @@ def stepped_twice(optimizer: Any) -> Any:
             "exponentiallr:gamma=0.5",
             "StepLR moves the rate here",
         ),
+        (
+            lambda ps: torch.optim.SGD(ps, lr=0.2),
+            stepped_twice,
+            "steplr:step_size=2",
+            "SGD has initial_lr=0.2 here, and initial_lr=0.1 there",
+        ),
     ],
 )
 def test_copies_of_a_tied_weight_that_would_drift_apart_are_refused(
@@ -74,6 +80,19 @@ def test_copies_of_a_tied_weight_that_would_drift_apart_are_refused(
         assert all(torch.equal(t, before[name]) for name, t in edge.state_dict().items())
         if there is None:
             remote.train_step(TOKENS, targets=TOKENS, optimizer=torch.optim.SGD(edge.parameters(), lr=0.1))
+
+
+def test_of_several_groups_that_of_the_tied_weight_counts(tmp_path: Path) -> None:
+    edge, suffix = halves(Tied(), TOKENS, "after:embedding", tmp_path)
+    half = ariadne.load(suffix)
+    tied = [p for p in half.parameters() if p.shape == (9, 6)]
+    others = [p for p in half.parameters() if p.shape != (9, 6)]
+    groups = torch.optim.SGD([{"params": tied}, {"params": others, "lr": 0.5}], lr=0.1)
+    server = Server(half, listen="127.0.0.1:0", optimizer=groups, loss_fn="cross_entropy", log=None)
+    with beside(server), ariadne.connect(server.address, edge, timeout=30) as remote:
+        with pytest.raises(TrainingError, match=r"SGD has lr=0\.2 here, and lr=0\.1 there"):
+            remote.train_step(TOKENS, targets=TOKENS, optimizer=torch.optim.SGD(edge.parameters(), lr=0.2))
+        remote.train_step(TOKENS, targets=TOKENS, optimizer=torch.optim.SGD(edge.parameters(), lr=0.1))
 
 
 def test_an_option_that_is_no_literal_of_pythons_is_named(tmp_path: Path) -> None:

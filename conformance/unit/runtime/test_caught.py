@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from types import FunctionType, ModuleType
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import ariadne
 from ariadne import PythonSplit, prepare_split
 from ariadne.errors import UnsupportedError, WitnessError
 
@@ -71,7 +75,55 @@ class Helped(Bare):
         return self.head(self.encoder(x) @ self.safe(x))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("kind", [CatchesAll, Suppresses, Helped])
+class Quiet:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> bool:
+        return True
+
+
+class SuppressesByItsOwn(Bare):
+    def forward(self, x: Tensor) -> Tensor:
+        h, factor = self.encoder(x), torch.eye(4)
+        with Quiet():
+            factor = self.factor(x)
+        return self.head(h @ factor)  # type: ignore[no-any-return]
+
+
+class Solver:
+    """An object that is no module."""
+
+    def safe(self, x: Tensor) -> Tensor:
+        try:
+            return torch.linalg.cholesky(x.t() @ x)
+        except RuntimeError:
+            return torch.eye(4)
+
+
+class HelpedByAnObject(Bare):
+    def __init__(self) -> None:
+        super().__init__()
+        self.solver = Solver()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x) @ self.solver.safe(x))  # type: ignore[no-any-return]
+
+
+HELPERS = ModuleType("helpers")
+HELPERS.__dict__["safe"] = FunctionType(Solver.safe.__code__, {**globals(), "__name__": "helpers"})
+
+
+class HelpedByAModule(Bare):
+    """One of Python's: `import helpers`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x) @ HELPERS.safe(self, x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "kind", [CatchesAll, Suppresses, SuppressesByItsOwn, Helped, HelpedByAnObject, HelpedByAModule]
+)
 def test_clauses_of_other_forms_are_seen(kind: type[Bare]) -> None:
     runtime = prepare_split(kind(), (FULL,), split="50%")
     with pytest.raises(WitnessError, match="has an except clause"):
@@ -110,6 +162,57 @@ def test_a_path_on_which_an_op_has_failed_is_no_plan() -> None:
         with torch.no_grad():
             for x in (FULL, SINGULAR):
                 assert torch.equal(split.run_suffix(split.run_prefix(x)), split.model(x))
+
+
+class _Positive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        if x.sum() < 0:
+            raise ValueError("negative")
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return grads
+
+
+@torch.library.custom_op("ariadne_test_caught::positive", mutates_args=())
+def positive(x: Tensor) -> Tensor:
+    """It has no fake kernel, which could tell that sizes are not what it raises for."""
+    if x.sum() < 0:
+        raise ValueError("negative")
+    return x.clone()
+
+
+class _Part(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return positive(x)  # type: ignore[no-any-return]
+
+
+class Asking(nn.Module):
+    def __init__(self, ask: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.encoder, self.head, self.ask = nn.Linear(4, 4), nn.Linear(4, 2), ask
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.encoder(x)
+        try:
+            h = h + self.ask(x)
+        except ValueError:
+            h = h - 1
+        return self.head(h)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "ask", [_Positive.apply, positive, ariadne.opaque(_Part())], ids=["a function of autograd", "an op", "a part"]
+)
+def test_what_raises_by_itself_and_is_caught_is_no_plan(ask: Callable[[Tensor], Tensor]) -> None:
+    model = Asking(ask)
+    with pytest.raises(UnsupportedError, match=r"goes on after an error: .* raised ValueError"):
+        prepare_split(model, (-torch.ones(2, 4),), split="after:encoder")
+    runtime = prepare_split(model, (torch.ones(2, 4),), split="after:encoder")
+    with pytest.raises(WitnessError, match="has an except clause"):
+        runtime.run_suffix(runtime.run_prefix(-torch.ones(2, 4)))
 
 
 class Narrow(Bare):

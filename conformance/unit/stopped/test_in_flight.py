@@ -124,13 +124,35 @@ class _OfTheClass(_Writes):
         type(self).kept_by_the_class += 1
 
 
+def read_beside(model: Any) -> Any:
+    return model.number
+
+
+class _Beside(_Writes):
+    """A helper reads it, within a decorated forward; no method names it but to write."""
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.last(self.first(x) * read_beside(self))
+        setattr(self, "num" + "ber", read_beside(self) + 1)
+        return h * (random.random() < 2)
+
+
+class _Decorated(_Writes):
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.last(self.first(x) * self.number)
+        self.number += 1
+        return h * (random.random() < 2)
+
+
 def afresh(model: _Writes) -> None:
     model.number, model.items[0], model.table["k"] = 1, 1.0, 1.0
     globals()["FACTOR"] = _OfTheClass.kept_by_the_class = 1.0
 
 
 @pytest.mark.parametrize("sent", [False, True])
-@pytest.mark.parametrize("kind", [_Number, _Item, _Entry, _Global, _OfTheClass])
+@pytest.mark.parametrize("kind", [_Number, _Item, _Entry, _Global, _OfTheClass, _Beside, _Decorated])
 def test_a_prefix_that_did_not_see_what_another_suffix_changed_in_python_is_told(
     kind: type[_Writes], sent: bool
 ) -> None:
