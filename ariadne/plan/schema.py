@@ -51,6 +51,17 @@ def writes_silently(target: str) -> bool:
     return any(a.name.startswith("running_") and not (a.alias_info and a.alias_info.is_write) for a in arguments)
 
 
+def may_draw(target: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an op that is said to draw random numbers may in this call, by what its schema calls the switches of that."""
+    if not target.startswith("aten."):
+        return True
+    _, name, overload = target.split(".")
+    op = getattr(getattr(torch.ops.aten, name), overload)
+    names = [a.name for a in op._schema.arguments]
+    given = dict(zip(names, bind(op, args, kwargs), strict=True))
+    return given.get("dropout_p") != 0 and given.get("train") is not False and given.get("training") is not False
+
+
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """The tensors of an op's argument or result."""
     if isinstance(value, torch.Tensor):

@@ -14,7 +14,7 @@ from ariadne.errors import BoundaryError, HandshakeError, PayloadError
 from ariadne.half import Half
 from ariadne.halves import VERSION
 from ariadne.pipeline import LoadedPart
-from ariadne.plan import Groups, TraceNode, TracePlan, bind, short_dtype
+from ariadne.plan import Groups, TracePlan, may_draw, short_dtype
 from ariadne.remote.message import PROTOCOL
 
 Facts = dict[str, Any]
@@ -106,18 +106,7 @@ def _split(plan: TracePlan, live: tuple[str, ...]) -> Facts:
 
 
 def _draws_in(plan: TracePlan) -> bool:
-    return any(node.seeded and _draws(node) for node in plan.nodes)
-
-
-def _draws(node: TraceNode) -> bool:
-    """Whether an op that may draw random numbers does, by what its schema calls the switches of that."""
-    if not node.target.startswith("aten."):
-        return True
-    _, name, overload = node.target.split(".")
-    op = getattr(getattr(torch.ops.aten, name), overload)
-    names = [a.name for a in op._schema.arguments]
-    given = dict(zip(names, bind(op, node.args, dict(node.kwargs)), strict=True))
-    return given.get("dropout_p") != 0 and given.get("train") is not False and given.get("training") is not False
+    return any(node.seeded and may_draw(node.target, node.args, dict(node.kwargs)) for node in plan.nodes)
 
 
 def writes_state(plan: TracePlan) -> bool:

@@ -15,7 +15,7 @@ from ariadne import tree
 from ariadne.capture import Captured, Example, is_scripted, left_as_found
 from ariadne.compare import difference
 from ariadne.errors import VerificationError
-from ariadne.plan import TracePlan, own
+from ariadne.plan import TracePlan, may_draw, own
 from ariadne.runtime.variant import Variant
 from ariadne.runtime.waiting import leaves_of, without_hooks
 
@@ -55,7 +55,7 @@ def _run(
     then: Callable[[Any], Any],
 ) -> Any:  # fmt: skip
     """What `then` makes of one run on inputs of a batch, with everything put back after."""
-    drew = any(node.seeded for node in plan.nodes)
+    drew = any(node.seeded and may_draw(node.target, node.args, dict(node.kwargs)) for node in plan.nodes)
     with left_as_found(model, [plan], drew=drew):
         args, kwargs = tree.unflatten(example.resized(batch), example.spec)
         with torch.set_grad_enabled(grad):
