@@ -33,9 +33,8 @@ class Patches:
 
     def __init__(self) -> None:
         self.undo: list[tuple[Any, str, Any]] = []
-        self.builtins: dict[
-            str, tuple[Any, Any]
-        ] = {}  # those of Python's own functions: the plain one, and what stands for it
+        # Those of Python's own functions: the plain one, and what stands for it.
+        self.builtins: dict[str, tuple[Any, Any]] = {}
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace one, whether the owner has it itself or inherits it."""

@@ -438,9 +438,7 @@ def surroundings(
         code = frame.f_code
         if id(code) in _OURS:
             return
-        if event == "call" and code.co_filename.startswith(
-            _HERE
-        ):  # most calls, since what forward reads is noted there
+        if event == "call" and code.co_filename.startswith(_HERE):  # most calls are: they note what forward reads
             _OURS[id(code)] = code
         elif found.importing is not None:
             if event == "return" and frame is found.importing:

@@ -13,11 +13,8 @@ from ariadne.guards.attributes import is_a, is_memory, own_of
 from ariadne.guards.classes import own_dict
 from ariadne.guards.links import is_known
 
-_MOST, _SHORT, _DEPTH = (
-    5000,
-    256,
-    4,
-)  # functions in all; entries of a container, and steps from a name, that are looked at
+# Functions in all; entries of a container, and steps from a name, that are looked at.
+_MOST, _SHORT, _DEPTH = 5000, 256, 4
 _ALWAYS = frozenset({"__init__", "__call__", "__enter__", "__exit__"})  # of classes: these run without being named
 _OF_MODULES = frozenset({"forward", "__call__"})  # each module is asked by itself
 

@@ -21,7 +21,7 @@ from ariadne import tree
 from ariadne.capture import Example, left_as_found
 from ariadne.cut import SIDES, Part, SplitCandidate
 from ariadne.errors import FrontierError, SpecError
-from ariadne.plan import TracePlan
+from ariadne.plan import TracePlan, may_draw
 from ariadne.segment import Interpreter
 
 Balance = Literal["time", "parameters", "memory", "boundary_bytes"]
@@ -37,7 +37,7 @@ def op_times(model: nn.Module, plan: TracePlan, example: Example, rounds: int = 
     best = [float("inf")] * len(plan.nodes)
     batch = example.batch if example.batch in plan.batches else next(iter(plan.batches))
     for _ in range(rounds):
-        with left_as_found(model, [plan], drew=any(node.seeded for node in plan.nodes)):
+        with left_as_found(model, [plan], drew=may_draw(plan.nodes)):
             leaves = example.resized(batch)
             taken: list[float] = []
             timed = _Timed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -51,15 +51,19 @@ def writes_silently(target: str) -> bool:
     return any(a.name.startswith("running_") and not (a.alias_info and a.alias_info.is_write) for a in arguments)
 
 
-def may_draw(target: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an op that is said to draw random numbers may in this call, by what its schema calls the switches of that."""
-    if not target.startswith("aten."):
-        return True
-    _, name, overload = target.split(".")
+def may_draw(nodes: Iterable[Any]) -> bool:
+    """Whether running these ops of a plan may draw random numbers; a schema tells what switches that off."""
+    return any(node.seeded and not _is_switched_off(node) for node in nodes)
+
+
+def _is_switched_off(node: Any) -> bool:
+    if not node.target.startswith("aten."):
+        return False
+    _, name, overload = node.target.split(".")
     op = getattr(getattr(torch.ops.aten, name), overload)
     names = [a.name for a in op._schema.arguments]
-    given = dict(zip(names, bind(op, args, kwargs), strict=True))
-    return given.get("dropout_p") != 0 and given.get("train") is not False and given.get("training") is not False
+    given = dict(zip(names, bind(op, node.args, dict(node.kwargs)), strict=True))
+    return given.get("dropout_p") == 0 or given.get("train") is False or given.get("training") is False
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

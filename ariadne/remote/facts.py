@@ -85,7 +85,7 @@ def _splits(half: Half) -> Facts:
         one, apart = _split(plan, candidates[0].live), plan.apart
         others = [p for p in half.runtime._plans if apart and p.apart and apart.number in p.apart.follows]
         if half.part == SIDES[1]:
-            one["draws"] |= any(_draws_in(p) for p in others)
+            one["draws"] |= any(may_draw(p.nodes) for p in others)
             one["writes"] |= any(map(writes_state, others))
         same = found.setdefault(_key(plan, candidates[0].split_id), one)  # at some batches it may send more
         same["dtypes"] |= one["dtypes"]
@@ -100,13 +100,9 @@ def _split(plan: TracePlan, live: tuple[str, ...]) -> Facts:
     values = {name: plan.values[name] for name in live if name in plan.values}
     return {
         "dtypes": {n: short_dtype(v.dtype) for n, v in values.items() if v.dtype is not None},
-        "draws": _draws_in(plan),
+        "draws": may_draw(plan.nodes),
         "writes": writes_state(plan),
     }
-
-
-def _draws_in(plan: TracePlan) -> bool:
-    return any(node.seeded and may_draw(node.target, node.args, dict(node.kwargs)) for node in plan.nodes)
 
 
 def writes_state(plan: TracePlan) -> bool:

@@ -55,8 +55,7 @@ def _run(
     then: Callable[[Any], Any],
 ) -> Any:  # fmt: skip
     """What `then` makes of one run on inputs of a batch, with everything put back after."""
-    drew = any(node.seeded and may_draw(node.target, node.args, dict(node.kwargs)) for node in plan.nodes)
-    with left_as_found(model, [plan], drew=drew):
+    with left_as_found(model, [plan], drew=may_draw(plan.nodes)):
         args, kwargs = tree.unflatten(example.resized(batch), example.spec)
         with torch.set_grad_enabled(grad):
             return then(run(*args, **kwargs))

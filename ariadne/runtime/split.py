@@ -27,7 +27,7 @@ from ariadne.cut import (
 from ariadne.errors import BoundaryError, HalfError, SpecError, TrainingError, WitnessError
 from ariadne.guards import copied_model
 from ariadne.halves import Cut, save, side_of, slots
-from ariadne.plan import Value
+from ariadne.plan import Value, may_draw
 from ariadne.runtime import casts, taps, training
 from ariadne.runtime.alike import together
 from ariadne.runtime.told import Told
@@ -415,7 +415,7 @@ class SplitRuntime(Told):
                 with torch.set_grad_enabled(training_now):
                     self.joined(*args, **kwargs)
             finally:
-                snapshot.restore(any(node.seeded for v in self._variants for node in v.plan.nodes))
+                snapshot.restore(any(may_draw(v.plan.nodes) for v in self._variants))
 
     # --- cutting elsewhere ----------------------------------------------------------------------------------------
 
