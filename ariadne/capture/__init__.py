@@ -13,6 +13,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     foreseen      which sizes of an op's results follow from the sizes of its inputs
     sizes         sizes that remember what they were compared with
     call          calls of Python that is kept whole
+    copied        the objects of a plan for a deep copy of its model
     scripted      functions under `torch.jit.script`, each call kept whole as an op
     reach         the containers that forward can put something into
     history       what forward keeps from one call to the next
@@ -41,6 +42,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ariadne.capture.call import QUESTIONS, Call, is_opaque_call
+from ariadne.capture.copied import copied_plan
 from ariadne.capture.example import Captured, Example, batch_dims, called, declared, swallowed
 from ariadne.capture.reach import Reach
 from ariadne.capture.refusals import PATCHING, Patches
@@ -58,6 +60,7 @@ __all__ = [
     "is_scripted",
     "is_opaque_call",
     "Call",
+    "copied_plan",
     "QUESTIONS",
     "Captured",
     "Example",

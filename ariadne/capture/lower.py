@@ -16,6 +16,7 @@ from ariadne import tree
 from ariadne.capture.call import OPAQUE, Call, itself, of_rank, of_type
 from ariadne.capture.foreseen import Dims, Foresight
 from ariadne.capture.outcome import Outcome
+from ariadne.capture.refusals import unpatched
 from ariadne.capture.scripted import TARGET, bare
 from ariadne.capture.state import Snapshot
 from ariadne.capture.values import CONSTANTS, SYMBOLIC, Values, memory_of
@@ -376,7 +377,7 @@ class Lowering:
             raise UnsupportedError(
                 f"{cls.__name__}.apply takes tensors inside a container, which a plan can't hold; pass them one by one"
             )
-        return self.values.object(value)
+        return self.values.object(unpatched(value))
 
     def plan(
         self, input_spec: tree.Spec, traced_batch: int, batches: Batches, captured_by: str, grad_enabled: bool
