@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import wraps
 from typing import Any
 
 import torch
@@ -81,7 +80,6 @@ class _Referred:
             patches.set(owner, name, staticmethod(call) if isinstance(held, staticmethod) else call)
 
     def _forward(self, owner: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(run)  # torch reads its defaults
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not self.recorder.is_mine():
                 return run(*args, **kwargs)
@@ -98,10 +96,9 @@ class _Referred:
                 self._note(cls, region, args[0], args[1:], out)
             return out
 
-        return forward
+        return _for(forward, run)
 
     def _setup_context(self, owner: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(run)
         def setup_context(*args: Any, **kwargs: Any) -> Any:
             if not self.recorder.is_mine():
                 return run(*args, **kwargs)
@@ -112,7 +109,7 @@ class _Referred:
             self._note(cls, region, ctx, inputs, out)
             return None
 
-        return setup_context
+        return _for(setup_context, run)
 
     def _within(self, owner: Any) -> tuple[Any, Region]:
         """The class whose `apply` runs; raises `UnsupportedError` where none does, and forward calls a part of it itself."""
@@ -136,6 +133,12 @@ class _Referred:
                 f"returns one of its inputs as it is; write {cls.__name__}.apply(...) where it is called"
             )
         self.recorder.add(cls, args, out, region=region, within=self.within)
+
+
+def _for(stand_in: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands for a function of a class; torch reads the defaults of that one. `functools.wraps` would copy more."""
+    stand_in.__dict__["__wrapped__"] = run
+    return stand_in
 
 
 def _lose_numbers(recorder: Recorder, cls: Any, given: Any) -> None:
