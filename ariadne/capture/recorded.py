@@ -23,7 +23,7 @@ from ariadne.capture.followed import plain
 from ariadne.capture.measured import patch_sizes
 from ariadne.capture.parts import Parts
 from ariadne.capture.recorder import Recorder
-from ariadne.capture.refusals import PATCHING, Patches, Run, called_by_torch, minds_its_own, refuse
+from ariadne.capture.refusals import PATCHING, Patches, Run, called_by_torch, minds_its_own, refusing
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
@@ -444,7 +444,8 @@ def recording(
     with PATCHING, ExitStack() as stack:
         try:
             _patch(recorder, paths, snapshot.strays, patches)
-            refuse(Run(model, recorder.is_mine, recorder.where, recorder.backward, patches))
+            run = Run(model, recorder.is_mine, recorder.where, recorder.backward, patches)
+            stack.enter_context(refusing(run, found))
             if fake is not None:
                 packed.patch(recorder.is_mine, recorder.run_on_fake, patches)
                 stack.enter_context(disguised(recorder.is_mine, patches, recorder.refuse_reading))
@@ -483,8 +484,7 @@ def recording(
         found.assigned, found.filled = read.assigned, read.filled
     for path in found.used & snapshot.modules.keys():
         module = snapshot.modules[path]
-        kind: Any = type(module)
-        if _asks_object(kind):
+        if _asks_object(type(module)):
             for name, value in module.__dict__.items():
                 if name not in BOOKKEEPING and (path, name) not in found.written:
                     found.read_attributes.setdefault((path, name), (module, value, id(value)))
