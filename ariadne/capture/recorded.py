@@ -437,8 +437,7 @@ def recording(
     paths: dict[int, str] = {}
     for path, module in (*snapshot.modules.items(), *snapshot.strays.items()):
         paths.setdefault(id(module), path)
-    found = Recording()
-    patches = Patches()
+    found, patches = Recording(), Patches()
     recorder = Recorder(found, fake, snapshot, patches, watch)
     recorder.state = snapshot.storages()
     with PATCHING, ExitStack() as stack:
@@ -484,7 +483,8 @@ def recording(
         found.assigned, found.filled = read.assigned, read.filled
     for path in found.used & snapshot.modules.keys():
         module = snapshot.modules[path]
-        if _asks_object(type(module)):
+        kind: Any = type(module)
+        if _asks_object(kind):
             for name, value in module.__dict__.items():
                 if name not in BOOKKEEPING and (path, name) not in found.written:
                     found.read_attributes.setdefault((path, name), (module, value, id(value)))
