@@ -191,7 +191,7 @@ def unmoved_since(model: nn.Module, before: Before, laid: Laid) -> Unmoved:
     if since is not None:
         since.begin(model)
     marks = {n: (version_of(t), t if before.used[n][-1:] != "." else None) for n, t in here.items()}
-    moved = {n: (t,) for n, t in here.items() if known.mark(n, t, marks[n]) != before.used[n]}
+    moved: Moved = {n: (t,) for n, t in here.items() if known.mark(n, t, marks[n]) != before.used[n]}
     return Unmoved(model, moved, since)
 
 
