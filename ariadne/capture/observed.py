@@ -203,6 +203,8 @@ def observe(
             effects.assigned |= history.assigned - found.read_attributes.keys()
             effects.kept = held.kept(found.changed, effects.assigned, bool(effects.known - effects.rules.keys()))
             found.flags = held.flags(found.changed, effects.assigned)
+            # Of those that held nothing before, too, forward may ask anything.
+            settled |= {key: change for key, change in held.holders.items() if change[0] is None}
         refuse_repeated(found, unpruned, snapshot, effects.rules, containers)
         unpruned = with_stores(unpruned, effects, changes, put, reach)
         plan = check(prune(unpruned))

@@ -23,7 +23,7 @@ from ariadne.capture.followed import plain
 from ariadne.capture.measured import patch_sizes
 from ariadne.capture.parts import Parts
 from ariadne.capture.recorder import Recorder
-from ariadne.capture.refusals import PATCHING, Patches, Run, called_by_torch, minds_its_own, refuse
+from ariadne.capture.refusals import PATCHING, Patches, Run, called_by_torch, minds_its_own, refusing
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
@@ -437,14 +437,14 @@ def recording(
     paths: dict[int, str] = {}
     for path, module in (*snapshot.modules.items(), *snapshot.strays.items()):
         paths.setdefault(id(module), path)
-    found = Recording()
-    patches = Patches()
+    found, patches = Recording(), Patches()
     recorder = Recorder(found, fake, snapshot, patches, watch)
     recorder.state = snapshot.storages()
     with PATCHING, ExitStack() as stack:
         try:
             _patch(recorder, paths, snapshot.strays, patches)
-            refuse(Run(model, recorder.is_mine, recorder.where, recorder.backward, patches))
+            run = Run(model, recorder.is_mine, recorder.where, recorder.backward, patches)
+            stack.enter_context(refusing(run, found))
             if fake is not None:
                 packed.patch(recorder.is_mine, recorder.run_on_fake, patches)
                 stack.enter_context(disguised(recorder.is_mine, patches, recorder.refuse_reading))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import builtins
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType
@@ -19,8 +19,8 @@ from torch._ops import HigherOrderOperator
 from torch.autograd import forward_ad, graph
 from torch.nn.utils.parametrize import is_parametrized
 
-from ariadne.errors import UnsupportedError, named
-from ariadne.guards import GLOBAL_HOOKS, TORCH, caches_parametrizations, global_hooks, looked_into
+from ariadne.errors import AriadneError, UnsupportedError, named
+from ariadne.guards import GLOBAL_HOOKS, TORCH, Recording, caches_parametrizations, global_hooks, looked_into
 
 _ELSEWHERE = (
     "which acts on gradients in a way that no op shows; do it outside of the model, or use prepare_split_replay if the "
@@ -110,8 +110,34 @@ class Run:
     patches: Patches
 
 
-def refuse(run: Run) -> None:
-    """Make all that a recorded forward must not do raise `UnsupportedError`."""
+@contextmanager
+def refusing(run: Run, found: Recording) -> Iterator[None]:
+    """While in the block, all that a recorded forward must not do raises `UnsupportedError`; so does the end of the block, with the
+    first of these, where forward caught it: no call but a recorded one is refused, so what it did from there on no call does.
+    """
+    told: list[UnsupportedError] = []
+    thread = threading.get_ident()
+
+    def note(self: UnsupportedError, *args: Any) -> None:
+        super(UnsupportedError, self).__init__(*args)
+        if threading.get_ident() == thread:
+            told.append(self)
+
+    run.patches.set(UnsupportedError, "__init__", note)
+    _refuse(run)
+    try:
+        yield
+    except AriadneError:
+        raise
+    except Exception as error:
+        if told:
+            raise told[0] from error
+        raise
+    if told and not found.read_size:  # of which a symbolic run tells by itself
+        raise told[0]
+
+
+def _refuse(run: Run) -> None:
 
     def refused(
         owner: Any, name: str, shown: str, why: str, only_with_grad: bool = False, by_torch: bool = False

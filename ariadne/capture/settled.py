@@ -151,7 +151,7 @@ def _asks_equality(model: nn.Module, example: Example, grad: bool, key: Key, bat
     finally:
         snapshot.restore(drew)
     leaks &= held != batch  # else it may stand for the batch, once forward knows that they are the same
-    return not leaks and watch.questions.keys() <= {f"(held == {batch})", f"(held != {batch})"}
+    return not leaks and not watch.lost and watch.questions.keys() <= {f"(held == {batch})", f"(held != {batch})"}
 
 
 def refuse_flags(

@@ -26,16 +26,18 @@ from ariadne.guards.attributes import (
     is_memory,
     is_opaque,
     kind_of,
+    own_of,
 )
 from ariadne.guards.classes import own_dict
 from ariadne.guards.codes import around, inside
-from ariadne.guards.links import is_known
+from ariadne.guards.links import absolute, is_known
 
 _SHORT = 256  # tables of functions that are longer are not looked through
-_NEAR = 3  # so many functions away from a hook or a method, what a function reaches is looked at
+_DEEP = 4  # containers in containers, and modules in modules, are looked through so far
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _CALLED = (FunctionType, MethodType, partial)
 _ATTRIBUTED = (type, FunctionType)  # global things that a function may assign attributes of
+_BY_NAME = frozenset({"modules", "import_module", "__import__"})
 _MEANING_A_CLASS = ("__class__", "type", "cls", "__func__")
 
 
@@ -73,13 +75,13 @@ def outside_of(modules: Mapping[str, nn.Module]) -> Reached:
     for module in modules.values():
         for table in _HOOKS:
             for hook in module.__dict__[table].values():
-                search.enter(hook, 0)
+                search.enter(hook)
         kind: Any = type(module)
         for key, value in module.__dict__.items():
             if is_a(value, _CALLED) or is_memory(value):
-                search.enter(value, 0)
+                search.enter(value)
             elif key not in BOOKKEEPING and type(value) not in LEAVES:
-                search.methods(value, _names_of(kind), 0)
+                search.methods(value, _names_of(kind))
         search.of_class(kind)
     return search.all()
 
@@ -100,9 +102,15 @@ class _Search:
             set()
         )  # names of attributes that functions assign which may mean a class's or a function's
         self.named: set[str] = set()  # names in these functions
+        self.todo: list[Any] = []  # what can be called, and is yet to be looked at
 
     def all(self) -> Reached:
-        """What was found, with the attributes of classes and functions that the functions found may assign."""
+        """What was found, with the attributes of classes and functions that the functions found may assign.
+
+        However many calls away: what forward does there is as much its own.
+        """
+        while self.todo:
+            self.look(self.todo.pop())
         for cls in self.classes:
             names = {
                 n for n in self.written | self.declared.get(cls, set()) if not hasattr(vars(cls).get(n), "__get__")
@@ -131,35 +139,36 @@ class _Search:
                 if is_a(thing, cached_property):
                     thing = thing.func
                 if is_a(thing, (FunctionType, partial)) or is_memory(thing):
-                    self.enter(thing, 0)
+                    self.enter(thing)
                 elif not name.startswith("__"):
-                    self.consider(thing, _of_class(base, name, thing), 0)
+                    self.consider(thing, _of_class(base, name, thing))
 
-    def enter(self, thing: Any, far: int) -> None:
-        """Look at what a function, or something else that can be called, reaches."""
-        if far > _NEAR:
-            return
+    def enter(self, thing: Any) -> None:
+        """Have a function, or something else that can be called, looked at."""
+        self.todo.append(thing)
+
+    def look(self, thing: Any) -> None:
+        """Look at what something that can be called reaches."""
         if is_a(thing, partial):
-            self.enter(thing.func, far)
+            self.enter(thing.func)
             name = f"an argument of {_called(thing.func)}"
             for value in (*thing.args, *thing.keywords.values()):
-                self.consider(value, Root(name, value), far)
+                self.consider(value, Root(name, value))
         elif is_a(thing, MethodType):
-            self.consider(
-                thing.__self__, Root(f"the {type(thing.__self__).__name__} of {_called(thing)}", thing.__self__), far
-            )
-            self.enter(thing.__func__, far)
+            name = f"the {type(thing.__self__).__name__} of {_called(thing)}"
+            self.consider(thing.__self__, Root(name, thing.__self__))
+            self.enter(thing.__func__)
         elif is_memory(thing):
             if not is_known(getattr(thing.__wrapped__, "__globals__", {})):
                 self.memories[id(thing)] = thing
-            self.enter(thing.__wrapped__, far)
+            self.enter(thing.__wrapped__)
         elif is_a(thing, FunctionType):
-            self.function(thing, far)
+            self.function(thing)
         elif callable(thing) and not is_opaque(thing):
-            self.consider(thing, Root(f"the {type(thing).__name__} that is called", thing), far)
-            self.enter(type(thing).__call__, far)
+            self.consider(thing, Root(f"the {type(thing).__name__} that is called", thing))
+            self.enter(type(thing).__call__)
 
-    def function(self, f: FunctionType, far: int) -> None:
+    def function(self, f: FunctionType) -> None:
         table = f.__globals__
         if id(table) not in self.known:
             self.known[id(table)] = is_known(table), table
@@ -169,69 +178,72 @@ class _Search:
         self.seen.add(at)
         if self.known[id(table)][0]:
             for inner in inside(f):  # what a decorator stands around
-                self.enter(inner, far)
+                self.enter(inner)
             return
         self.functions[id(f)] = f
         for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
             root = Root(f"the variable {name!r} of {_called(f)}", cell, (Attribute("cell_contents"),))
-            self.consider(root.now(), root, far)
+            self.consider(root.now(), root)
             if name in _assigned(f.__code__)[0]:
                 self.keep(Root(root.name, cell, (), ("cell_contents",)))
         for value in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()):
-            self.consider(value, Root(f"a default argument of {_called(f)}", value), far)
+            self.consider(value, Root(f"a default argument of {_called(f)}", value))
         counted = sorted(_assigned(f.__code__)[1])
         if counted:
             self.keep(Root(f"the globals of {f.__module__}", table, (), tuple(counted)))
         names = {*_names(f.__code__)}
+        named = names | _words(f.__code__) if "getattr" in names else names
         for name in sorted(names & table.keys()):
-            self.consider(table[name], Root(f"the global {name!r}", table, (name,)), far, names)
+            self.consider(table[name], Root(f"the global {name!r}", table, (name,)), named)
+        for name in _imported(f.__code__):
+            module = sys.modules.get(absolute(name, table))
+            self.consider(module, Root(name, module), named)
         written = _written(f.__code__)
         means = not {*_MEANING_A_CLASS}.isdisjoint({*names, *f.__code__.co_varnames, *f.__code__.co_freevars})
         if written and (means or any(is_a(table.get(name), _ATTRIBUTED) for name in names)):
             self.written |= written
             self.named |= names
 
-    def consider(self, value: Any, root: Root, far: int, names: Iterable[str] = ()) -> None:
+    def consider(self, value: Any, root: Root, names: Iterable[str] = (), deep: int = 0) -> None:
         """Keep a root, if something can be put into what it holds; go on from there if it can be called."""
         if is_a(value, type) and not is_known(getattr(sys.modules.get(value.__module__), "__dict__", {})):
             self.classes[value] = None
         if is_a(value, _CALLED) or is_memory(value):
-            self.enter(value, far + 1)
+            self.enter(value)
         elif is_a(value, ModuleType) and not is_known(vars(value)):
-            for name in sorted({*names} & vars(value).keys()):
-                inner = vars(value)[name]
-                if not isinstance(inner, ModuleType):
-                    self.consider(inner, Root(f"{value.__name__}.{name}", vars(value), (name,)), far + 1)
+            for name in sorted({*names} & vars(value).keys()) if deep < _DEEP else ():
+                at = Root(f"{value.__name__}.{name}", vars(value), (name,))
+                self.consider(vars(value)[name], at, names if is_a(at.now(), ModuleType) else (), deep + 1)
         elif is_a(value, type) and not is_a(value, ModuleType) and not issubclass(value, nn.Module):
             if value.__module__.partition(".")[0] != "torch":
                 for name in sorted({*names} & vars(value).keys()):
                     inner = vars(value)[name]
                     if is_a(inner, FunctionType) or around(inner):
-                        self.enter_all(inner, far)
+                        self.enter_all(inner)
                     elif not is_opaque(inner):
-                        self.consider(inner, _of_class(value, name, inner), far + 1)
+                        self.consider(inner, _of_class(value, name, inner))
         elif type(value) not in LEAVES and value is not MISSING and not is_opaque(value) and not is_array(value):
             self.keep(root)
-            for inner in _table(value):
-                self.enter(inner, far + 1)
-            self.methods(value, names, far)
+            self.todo += _table(value)
+            for inner in (own_of(value) or {}).values():
+                self.todo += [inner] if is_a(inner, _CALLED) or is_memory(inner) else _table(inner)
+            self.methods(value, names)
 
-    def methods(self, value: Any, names: Iterable[str], far: int) -> None:
+    def methods(self, value: Any, names: Iterable[str], deep: int = 0) -> None:
         """Look at what the methods of these names reach, of an object of a user's class or of those in a short container."""
         if type(value) in (list, tuple, dict):
-            if len(value) <= _SHORT and far <= _NEAR:
+            if len(value) <= _SHORT and deep < _DEEP:
                 for inner in value.values() if type(value) is dict else value:
-                    self.methods(inner, names, far + 1)
+                    self.methods(inner, names, deep + 1)
         elif not is_opaque(value):
             for cls in type(value).__mro__[:-1]:
                 if not is_known({"__name__": cls.__module__}):
                     for name in sorted({*names, "__call__"} & vars(cls).keys()):
-                        self.enter_all(vars(cls)[name], far)
+                        self.enter_all(vars(cls)[name])
 
-    def enter_all(self, thing: Any, far: int) -> None:
+    def enter_all(self, thing: Any) -> None:
         """The same of what stands in a class, be it a function, a property or a static method."""
-        for f in (thing,) if is_a(thing, FunctionType) else around(thing):
-            self.enter(f, far + 1)
+        self.todo += [thing] if is_a(thing, FunctionType) else around(thing)
 
     def keep(self, root: Root) -> None:
         if not root.names and not kind_of(root.now()):
@@ -289,6 +301,20 @@ def _written(code: CodeType) -> frozenset[str]:
     if "setattr" in code.co_names:
         found |= _words(code)
     return frozenset(found.union(*(_written(c) for c in code.co_consts if isinstance(c, CodeType))))
+
+
+@lru_cache(maxsize=4096)
+def _imported(code: CodeType) -> tuple[str, ...]:
+    """The modules that a function imports or may ask for, named as `import_module` has them; with those of functions inside."""
+    found, level = list[str](), 0
+    for step in dis.get_instructions(code):
+        if step.opname.startswith("LOAD") and type(step.argval) is int:
+            level = step.argval
+        elif step.opname == "IMPORT_NAME":
+            found.append("." * level + step.argval)
+    if not _BY_NAME.isdisjoint(code.co_names):
+        found += (c for c in code.co_consts if isinstance(c, str) and c)
+    return (*found, *(name for c in code.co_consts if isinstance(c, CodeType) for name in _imported(c)))
 
 
 def _words(code: CodeType) -> set[str]:

@@ -259,8 +259,9 @@ class Remote(Steps):
         self, boundary: BoundaryPayload, number: int, accumulate: bool, schedule: bool, until: float, draws: str
     ) -> tuple[torch.Tensor, Gradients]:
         """Take in what a training request gave. `draws`: whose draws go on from the server's state."""
-        _, bodies = self._answer(number, until)
+        header, bodies = self._answer(number, until)
         found = unpack(bodies[0], max_bytes=MOST_REPLY)
+        self._told = header.get("options")
         boundary.consume("train_suffix")
         if draws == "nobody's" and found["drew"]:
             raise StepError(
@@ -301,7 +302,7 @@ class Remote(Steps):
                 given = {"sums": self._sums(), "found": None, "norm": None, "most": None}
                 header: Header = {"op": "step", "schedule": self._scheduled}
                 self._numbered(boundary, header, (pack(given),), self._until(timeout))
-                self._open = None
+                self._open = self._told = None
 
     def train_step(
         self, *inputs: Any, targets: Any = None, optimizer: torch.optim.Optimizer | None = None, scaler: Any = None,
@@ -368,9 +369,9 @@ class Remote(Steps):
                 "schedule": False,
             }
             given = pack({"gradients": dict(gradients), "shares": dict(shares)})
-            _, bodies = self._numbered(gradients, header, (given,), self._until(timeout))
+            told, bodies = self._numbered(gradients, header, (given,), self._until(timeout))
             found = unpack(bodies[0], max_bytes=MOST_REPLY)
-            self._accumulated = True
+            self._accumulated, self._told = True, told.get("options")
             return tuple(  # type: ignore[return-value]
                 {n: g if g is None else g.to(self.device) for n, g in found[key].items()}
                 for key in ("gradients", "shares")

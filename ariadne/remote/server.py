@@ -40,7 +40,7 @@ from ariadne.remote.message import (
     unpack,
     written,
 )
-from ariadne.remote.together import options_told
+from ariadne.remote.together import options_told, rates_told
 from ariadne.remote.trained import Answer, Trained, now
 
 Path_ = str | os.PathLike[str]
@@ -327,6 +327,7 @@ class Server:
             "optimizer": None if optimizer is None else type(optimizer).__name__,
             "options": None if optimizer is None else options_told(optimizer, self._run.shared),
             "scheduler": None if self._run.scheduler is None else type(self._run.scheduler).__name__,
+            "rates": {} if self._run.scheduler is None else rates_told(self._run.scheduler),
             "fused": bool(getattr(optimizer, "_step_supports_amp_scaling", False)),
             "loss": self._run.loss_fn is not None,
             "run": self._run.run,

@@ -54,6 +54,7 @@ class Steps(Calls):
         self._open: Any = None  # the boundary whose shared gradients the server awaits
         self._scheduled = False  # whether the step that it waits with moves the rate
         self._accumulated = False
+        self._told: Any = None  # what the server's optimizer steps shared parameters by, told since the last step
         self._behind: list[Any] = []  # training boundaries in flight, until they are walked back from
         self._ready: tuple[Any, Any, Bodies] | None = None  # a step that was measured: both sides clip and step by this
 
@@ -161,7 +162,7 @@ class Steps(Calls):
     def _refuse_drift(self, optimizer: torch.optim.Optimizer | None, scheduler: Any = None) -> None:
         """Raise `TrainingError` where both sides would step their copies of one parameter in two ways."""
         if optimizer is not None and (shared := self._shared()):
-            refuse_other_optimizer(shared, optimizer, self.trains, scheduler)
+            refuse_other_optimizer(shared, optimizer, self.trains, scheduler, self._told)
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -218,7 +219,7 @@ class Steps(Calls):
                 if scaler is None and max_norm is None:
                     self._ready = None  # nothing was unscaled or clipped: it may be asked for in another way
                 raise
-            self._ready, self._accumulated = None, False
+            self._ready, self._accumulated, self._told = None, False, None
             step_by(scaler, optimizer, found)
             if scaler is not None:
                 scaler.update()

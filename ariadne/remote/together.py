@@ -6,6 +6,7 @@ gradients: each side tells the other what it has, and both do what torch does wi
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch.amp.grad_scaler import OptState
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
+from ariadne import tree
 from ariadne.errors import PayloadError, SpecError, TrainingError
 from ariadne.half import Half
 
@@ -66,6 +68,29 @@ def options_told(
     return {n: _options_of(optimizer, owners[id(p)]) for n, p in shared.items() if id(p) in owners}
 
 
+def told_now(optimizer: torch.optim.Optimizer | None, shared: Mapping[str, torch.nn.Parameter]) -> dict[str, Any]:
+    """For the header of an answer: what the next step of each of these parameters goes by, where there are any."""
+    return {"options": options_told(optimizer, shared)} if shared and optimizer is not None else {}
+
+
+def rates_told(scheduler: Any) -> dict[str, str]:
+    """The options that a scheduler was made with, as text, as far as they are numbers and the like."""
+    names = inspect.signature(type(scheduler).__init__).parameters.keys() - {"self", "optimizer", "last_epoch"}
+    held = {name: vars(scheduler).get(name) for name in names}
+    plain = {name: sorted(v.items()) if isinstance(v, dict) else v for name, v in held.items()}
+    return {
+        name: repr(tree.map_leaves(_as_float, v)) for name, v in plain.items() if all(map(_is_plain, tree.leaves(v)))
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, str))
+
+
+def _as_float(value: Any) -> Any:
+    return float(value) if type(value) is int else value
+
+
 def _owners(optimizer: torch.optim.Optimizer) -> dict[int, Mapping[str, Any]]:
     return {id(p): group for group in optimizer.param_groups for p in group["params"]}
 
@@ -84,15 +109,17 @@ def refuse_other_optimizer(
     optimizer: torch.optim.Optimizer,
     trains: Mapping[str, Any],
     scheduler: Any,
+    now: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
     """Raise `TrainingError` where the two copies of a parameter that both sides have would be stepped in two ways.
 
-    `trains`: what the server told of its optimizer. What its scheduler moves is not compared, but which scheduler that is.
+    `trains`: what the server told of its optimizer when it was connected to; what a scheduler moves is not compared by it, but
+    which scheduler that is, and its options. `now`: what it told at this very step, where all of it is.
     """
-    kind, told = type(optimizer).__name__, trains.get("options")
+    kind, told = type(optimizer).__name__, trains.get("options") if now is None else now
     if not shared or told is None:
         return
-    moving = trains["scheduler"] is not None
+    moving = trains["scheduler"] is not None and now is None
     owners = _owners(optimizer)
     for name, p in shared.items():
         group, there = owners.get(id(p)), told.get(name)
@@ -115,13 +142,24 @@ def refuse_other_optimizer(
             why = f"{kind} has {key}={here.get(key)} here, and {key}={there.get(key)} there"
         raise TrainingError(
             f"{name!r} is one parameter of both sides, of which each has a copy, and they would drift apart: {why}. Give both "
-            "sides the same optimizer with the same options"
+            "sides the same optimizer with the same options, and the same scheduler if there is one"
         )
-    if scheduler is not None and type(scheduler).__name__ != trains["scheduler"]:
-        raise TrainingError(
-            f"both sides have a copy of {next(iter(shared))!r}, and {type(scheduler).__name__} moves the rate here, "
-            f"{trains['scheduler'] or 'nothing'} there, so they would drift apart. Give both sides the same scheduler"
-        )
+    if scheduler is not None:
+        _refuse_other_scheduler(next(iter(shared)), scheduler, trains)
+
+
+def _refuse_other_scheduler(name: str, scheduler: Any, trains: Mapping[str, Any]) -> None:
+    here, there = type(scheduler).__name__, trains["scheduler"] or "nothing"
+    if here == there:
+        mine, theirs = rates_told(scheduler), trains.get("rates", {})
+        other = min((k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k)), default=None)
+        if other is None:
+            return
+        here, there = f"{here} with {other}={mine.get(other)}", f"one with {other}={theirs.get(other)}"
+    raise TrainingError(
+        f"both sides have a copy of {name!r}, and {here} moves the rate here, {there} there, so they would drift apart. Give both "
+        "sides the same scheduler with the same options"
+    )
 
 
 _BEGUN = "initial_lr"  # of a group whose rate a scheduler moves

@@ -24,7 +24,7 @@ from ariadne.remote import checkpoint
 from ariadne.remote.facts import device_of, named_shared
 from ariadne.remote.message import Bodies, Header, failure, generators, pack, set_generators, told, unpack
 from ariadne.remote.plain import Loss
-from ariadne.remote.together import clip, norms_of, refuse_unplaced, unscaled
+from ariadne.remote.together import clip, norms_of, refuse_unplaced, told_now, unscaled
 from ariadne.remote.together import step as step_by
 
 KEPT = 2  # checkpoints of a run: the last, and the one before, or that which the client says is its newest
@@ -210,7 +210,7 @@ class Trained:
             "generators": states,
             "drew": any(not torch.equal(states[k], t) for k, t in before.items()),
         }
-        return {"awaits": self.awaits}, [pack(found)]
+        return {"awaits": self.awaits, **told_now(self.optimizer, self.shared)}, [pack(found)]
 
     def forward(self, header: Header, bodies: Bodies, device: str, max_bytes: int) -> Answer:
         """Run a part between two cuts with its graph, which waits for the gradients: one request of the run."""
@@ -241,14 +241,14 @@ class Trained:
             gradients, shares = (_moved(given[key], self.half) for key in ("gradients", "shares"))
             if not all(_is_gradients(each) for each in (gradients, shares)):
                 raise PayloadError("these are no gradients by name; refuse the sender")
-        flight = self.flights.pop(of)
         if clear:
             self._clear()
         found, onward = back(
-            flight, None, gradients, shares, part.tied, part.owned, [*part.parameters()], part.foreign()
+            self.flights.pop(of), None, gradients, shares, part.tied, part.owned, [*part.parameters()], part.foreign()
         )
         self._after(step, schedule)
-        return {"awaits": self.awaits}, [pack({"gradients": found, "shares": onward})]
+        told_of = told_now(self.optimizer, self.shared)
+        return {**told_of, "awaits": self.awaits}, [pack({"gradients": found, "shares": onward})]
 
     def _arrived(
         self, bodies: Bodies, keys: set[str], device: str, max_bytes: int

@@ -163,10 +163,11 @@ class PythonState:
             return moved[0] if moved[2] == "cell_contents" else f"{moved[2]} of {moved[0]}"
         return self.held.changed()
 
-    def undoing(self) -> Undoing:
-        """What was changed until now, to be put back later where nothing else changed it meanwhile."""
+    def undoing(self, buffers: bool = True) -> Undoing:
+        """What was changed until now, to be put back later where nothing else changed it meanwhile; with `buffers` or without."""
+        found = (one for one in self.changes() if buffers or one[0][1] != "_buffers")
         attributes: list[tuple[Any, str, Any, Any]]
-        attributes = [(now, name, before, after) for (_, _, name), now, before, after in self.changes()]
+        attributes = [(now, name, before, after) for (_, _, name), now, before, after in found]
         attributes += [moved[1:] for moved in self._changed_variables()]
         held = [(where, thing, was, _copy(thing)) for where, thing, was in self.held.moved()]
         hooks = [("a hook", thing, type(thing)(), _copy(thing)) for thing in self.empty if thing]
@@ -210,15 +211,21 @@ class Undoing:
         made = (held.changed() for one, held in zip(self.attributes, self.made, strict=True) if _stands(*one))
         return next(chain(filter(None, made), self._refilled()), None)
 
-    def moved(self) -> str | None:
-        """What was changed and stands otherwise by now, in words; None where all of it stands as it did when this was made."""
+    def moved(self) -> Iterator[str]:
+        """What was changed and stands otherwise by now, in words."""
         for table, name, _, after in self.attributes:
             now = variables(table, (name,)).get(name, MISSING)
             if now is not after and not (type(now) is type(after) and type(now) in PLAIN and now == after):
-                return f"the attribute {name!r}, into which the prefix had put something, by another call or by you"
+                yield f"the attribute {name!r}"
         if any(True for _ in self._refilled()):
-            return "a list, a dict or an object, into which the prefix had put something, by another call or by you"
-        return None
+            yield "a list, a dict or an object"
+
+    def beside(self, done: Undoing) -> Undoing:
+        """These changes without what others changed, too."""
+        names = {(id(table), name) for table, name, _, _ in done.attributes}
+        filled = {id(thing) for _, thing, _, _ in done.held}
+        attributes = [one for one in self.attributes if (id(one[0]), one[1]) not in names]
+        return Undoing(attributes, [one for one in self.held if id(one[1]) not in filled], [], self.since)
 
     def _refilled(self) -> Iterator[str]:
         """Where a container holds something else than it did when this was made."""

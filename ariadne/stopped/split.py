@@ -252,11 +252,11 @@ class PythonSplit:
         crossing = Crossing(halt.made, {id(t): label for label, t in reversed(tensors.items())}, unmoved)
 
         def lost(output: Any) -> Any:
-            before, walked = held_gradients(prefix), walks()
-            output = unmoved.settle(output)
+            before, walked, output = held_gradients(prefix), walks(), unmoved.settle(output)
             return loss_of(lambda out, t: crossing.take(loss_fn(out, t)), output, targets), before, walked
 
-        loss, before, walked = mine.forward.go_on(crossing, lost)
+        with unmoved.to_the_end():
+            loss, before, walked = mine.forward.go_on(crossing, lost)
         leaves, crossed = crossing.reached(loss)
         leaves = [leaf for leaf in leaves if leaf is not crossing.anchor]
         behind = led_to([one.tensor for one in crossed], None)
@@ -465,8 +465,9 @@ class PythonSplit:
         found = began.changed(replace(now, switches=began.switches)) or began.changed(now)
         if found is None and boundary.flags != tuple([m.training for m in self._modules]):
             found = "a module was switched between train and eval"
-        if not boundary.forward.taken:  # else it moved on by itself
-            found = found or boundary.forward.halt.left.moved()
+        if not (found or boundary.forward.taken):  # else it moved on by itself
+            moved = next(boundary.forward.halt.left.moved(), None)
+            found = moved and f"{moved}, into which the prefix had put something, by another call or by you"
         if found:
             raise BoundaryError(
                 f"since the prefix ran, a condition of its forward was changed: {found}; the whole model would have run under "

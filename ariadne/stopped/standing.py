@@ -10,8 +10,8 @@ import hashlib
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
 from types import MappingProxyType
@@ -48,10 +48,28 @@ class Looking(TorchFunctionMode):
 
 @dataclass
 class Since:
-    """How Python stood where a prefix stopped: what that had changed, and how many suffixes had begun that it may have seen."""
+    """How Python stood where a prefix stopped: `left` is what that had changed; `later`, with what its own suffix has, too."""
 
-    suffixes: int
     left: Undoing
+    later: Undoing | None = None
+
+    def begin(self, model: nn.Module) -> None:
+        """Let a suffix begin; `BoundaryError` where anything else has changed what Python keeps: another suffix, a call of the
+        whole model, or who calls. The prefix may have read that before: forward would have found it changed.
+        """
+        if self.later is None:
+            what = self.left.meanwhile(model)
+        else:
+            what = self.later.meanwhile(model) or next(self.later.beside(self.left).moved(), None)
+        if what is not None:
+            raise BoundaryError(
+                f"another call, or you, changed {what} after this boundary's prefix had run; forward may read that before the "
+                "cut, and would have found it changed. Run each suffix before the next call, or keep such state in a buffer"
+            )
+
+    def end(self) -> None:
+        """Take what stands now as what its own suffix left: that may run again."""
+        self.later = self.left.since.undoing(buffers=False)
 
 
 class Stood:
@@ -60,12 +78,11 @@ class Stood:
     def __init__(self, model: nn.Module, noting: Noting | None, laid: Laid) -> None:
         self._laid, self._state = laid, dict(state_of(model, laid)) if noting is None else noting.state
         self._model, self._marks = model, marks_of(model, self._state) if noting is None else noting.marks
-        self._began = _known(model).suffixes
         self.looking: Noting | Looking = Looking(self._state) if noting is None else noting
 
     def stop(self, left: Undoing) -> Stood:
         """Note what the prefix wrote, and what it used; `left`: what it changed of what Python keeps."""
-        self._since = Since(self._began, left)
+        self._since = Since(left)
         state = self._state
         self.written = {name for name, t in state.items() if not stands(t, self._marks[name])}
         # A weight moves between the halves where an optimizer steps, and is followed.
@@ -87,17 +104,17 @@ class Stood:
 
     def unmoved(self) -> Unmoved:
         """What refuses all that was moved."""
-        _known(self._model).begin(self._since)
-        return Unmoved(self._model, self.moved())
+        self._since.begin(self._model)
+        return Unmoved(self._model, self.moved(), self._since)
 
     def going_on(self, crossing: Collection[Any] | None) -> Unmoved:
         """The same for a forward that waits, which uses what crosses; None where that is not known, and may be all."""
-        _known(self._model).begin(self._since)
+        self._since.begin(self._model)
         moved = self.moved()
         used = moved.keys() & (self.written if crossing is None else {c[1] for c in crossing if c[0] == "state"})
         if used:
             raise refusal(used)
-        return Unmoved(self._model, moved)
+        return Unmoved(self._model, moved, self._since)
 
     def moved(self) -> Moved:
         """What was written into since, or stands no more where it stood; by name."""
@@ -112,11 +129,10 @@ class Stood:
 class _Known:
     """The tensors of a model that boundaries tell of: each has a number, which no other one gets in this process.
 
-    And how many suffixes have run, with what stood in Python where the prefixes stopped of which bytes were made.
+    And what stood in Python where the prefixes stopped of which bytes were made.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.suffixes, self._model = 0, weakref.ref(model)
+    def __init__(self) -> None:
         self._kept: dict[str, Since] = {}
         self._token, self._count = secrets.token_hex(8), count()
         self._numbers: dict[str, tuple[weakref.ref[torch.Tensor], int]] = {}
@@ -133,29 +149,13 @@ class _Known:
             del self._kept[next(iter(self._kept))]
         return name
 
-    def begin_kept(self, name: str) -> None:
-        """The same as `begin` for what was kept under that name."""
+    def kept(self, name: str) -> Since:
+        """What was kept under that name."""
         if name not in self._kept:
             raise BoundaryError(
                 f"more than {_MOST_KEPT} boundaries of this model were sent since this one; run suffixes sooner"
             )
-        self.begin(self._kept[name])
-
-    def begin(self, since: Since) -> None:
-        """Count a suffix that begins; `BoundaryError` where one of another boundary has changed what Python keeps.
-
-        The prefix may have read that before: forward would have found it changed.
-        """
-        model = self._model()
-        if since.suffixes != self.suffixes and model is not None:
-            what = since.left.meanwhile(model)
-            if what is not None:
-                raise BoundaryError(
-                    f"another call changed {what} after this boundary's prefix had run; forward may read that before the cut, "
-                    "and would have found it changed. Run each suffix before the next prefix, or keep such state in a buffer"
-                )
-        self.suffixes += 1
-        since.suffixes = self.suffixes
+        return self._kept[name]
 
     def mark(self, name: str, t: torch.Tensor, mark: Any) -> str:
         """Which tensor stands under a name, and how often it was written into, or what it holds where that is not counted."""
@@ -175,7 +175,7 @@ _KNOWN: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 
 def _known(model: nn.Module) -> _Known:
     found = _KNOWN.get(model)
-    return _KNOWN.setdefault(model, _Known(model)) if found is None else found
+    return _KNOWN.setdefault(model, _Known()) if found is None else found
 
 
 def unmoved_since(model: nn.Module, before: Before, laid: Laid) -> Unmoved:
@@ -187,22 +187,29 @@ def unmoved_since(model: nn.Module, before: Before, laid: Laid) -> Unmoved:
     here = {name: state[name] for name in before.used if name in state}
     if before.origin != known.origin():
         return Unmoved(model, {}, apart=here)
-    if PYTHONS in before.used:
-        known.begin_kept(before.used[PYTHONS])
+    since = known.kept(before.used[PYTHONS]) if PYTHONS in before.used else None
+    if since is not None:
+        since.begin(model)
     marks = {n: (version_of(t), t if before.used[n][-1:] != "." else None) for n, t in here.items()}
-    return Unmoved(model, {n: (t,) for n, t in here.items() if known.mark(n, t, marks[n]) != before.used[n]})
+    moved: Moved = {n: (t,) for n, t in here.items() if known.mark(n, t, marks[n]) != before.used[n]}
+    return Unmoved(model, moved, since)
 
 
 class Unmoved(TorchFunctionMode):
     """Refuses each op that takes one of these tensors of the model, which another call has moved, and a suffix that writes one.
 
-    `apart`: those which the prefix read on a model of its own, and which are only not to be written.
+    `apart`: those which the prefix read on a model of its own, and which are only not to be written. `since` is told of the end.
     """
 
     def __init__(
-        self, model: nn.Module, moved: Moved, apart: Mapping[str, torch.Tensor] = MappingProxyType({})
+        self,
+        model: nn.Module,
+        moved: Moved,
+        since: Since | None = None,
+        apart: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> None:
         super().__init__()
+        self.since = since
         self.memories = {memory_of(t): name for name, both in moved.items() for t in both}
         self.error: BoundaryError | None = None
         held = {**{name: both[0] for name, both in moved.items()}, **apart}
@@ -224,12 +231,22 @@ class Unmoved(TorchFunctionMode):
 
     def over(self, go_on: Callable[[TorchFunctionMode | None], Any]) -> Any:
         """What a forward gives that goes on under this, where there is something to refuse."""
-        return self.settle(go_on(self if self.memories else None))
+        with self.to_the_end():
+            return self.settle(go_on(self if self.memories else None))
 
     def within(self, run: Callable[[], Any]) -> Any:
         """What a function gives that runs under this."""
-        with self if self.memories else nullcontext():
+        with self.to_the_end(), self if self.memories else nullcontext():
             return self.settle(run())
+
+    @contextmanager
+    def to_the_end(self) -> Iterator[None]:
+        """What Python keeps when the block ends, be it by an error, is what this suffix left there."""
+        try:
+            yield
+        finally:
+            if self.since is not None:
+                self.since.end()
 
     def settle(self, output: Any) -> Any:
         """What forward gave, unless it holds one of them, or went on after it was refused one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -212,6 +213,27 @@ class LargerOnceKnown(Layers):
         return h
 
 
+class LargerThanNone(Layers):
+    """The first call finds nothing there, and later ones ask whether it was a large batch."""
+
+    def between(self, h: Tensor) -> Tensor:
+        h = h * 2 if self.batch is not None and self.batch > 5 else h
+        self.batch = h.shape[0]
+        return h
+
+
+class Caught(Layers):
+    """What is asked can't be followed, and forward catches whatever comes of that."""
+
+    def between(self, h: Tensor) -> Tensor:
+        try:
+            h = h * (1 + (math.cos(self.batch) > 0))  # of 3 and of 4 it is not
+        except:  # noqa: E722 - the widest that there is
+            h = h.clone()
+        self.batch = h.shape[0]
+        return h
+
+
 class Half(Layers):
     """A state of the batch's size beside a table that a plan lets be: it can't set which batch it is."""
 
@@ -225,6 +247,8 @@ REFUSED = {
     "a larger batch": lambda: Larger(batch=1),
     "a batch that is no call's": lambda: OfThree(batch=1),
     "a larger batch, once known": lambda: LargerOnceKnown(batch=1),
+    "a larger batch than none": lambda: LargerThanNone(batch=None),
+    "what an except clause hides": lambda: Caught(batch=None),
     "the number": lambda: Counted(batch=1),
     "the number elsewhere": lambda: Handed(batch=1, before=0),
     "a flag at large batches": lambda: Later(first=True),

@@ -62,6 +62,18 @@ def stepped_twice(optimizer: Any) -> Any:
             "steplr:step_size=2",
             "SGD has initial_lr=0.2 here, and initial_lr=0.1 there",
         ),
+        (
+            lambda ps: torch.optim.SGD(ps, lr=0.1),
+            stepped_twice,
+            "steplr:step_size=3",
+            r"StepLR with step_size=2\.0 moves the rate here, one with step_size=3\.0 there",
+        ),
+        (
+            lambda ps: torch.optim.SGD(ps, lr=0.1),
+            lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4]),
+            "multisteplr:milestones=[2,5]",
+            "MultiStepLR with milestones=",
+        ),
     ],
 )
 def test_copies_of_a_tied_weight_that_would_drift_apart_are_refused(
@@ -80,6 +92,40 @@ def test_copies_of_a_tied_weight_that_would_drift_apart_are_refused(
         assert all(torch.equal(t, before[name]) for name, t in edge.state_dict().items())
         if there is None:
             remote.train_step(TOKENS, targets=TOKENS, optimizer=torch.optim.SGD(edge.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("how", ["lambda", "by hand", "accumulated"])
+def test_a_rate_that_comes_to_differ_is_told_before_the_step_that_it_would_change(how: str, tmp_path: Path) -> None:
+    edge, suffix = halves(Tied(), TOKENS, "after:middle", tmp_path)
+
+    def falling(optimizer: Any, at: int) -> Any:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < at else 0.5)
+
+    server = Server(
+        suffix, listen="127.0.0.1:0", optimizer="sgd:lr=0.1", scheduler=lambda o: falling(o, 9), loss_fn="cross_entropy",
+        log=None,
+    )  # fmt: skip
+    with beside(server), ariadne.connect(server.address, edge, timeout=30) as remote:
+        optimizer = torch.optim.SGD(edge.parameters(), lr=0.1)
+        scheduler = falling(optimizer, 9 if how == "by hand" else 2)
+
+        def step() -> None:
+            if how == "accumulated":
+                optimizer.zero_grad()
+                boundary = edge.run_training_prefix(TOKENS)
+                _, gradients = remote.train_suffix(boundary, TOKENS, accumulate=True)
+                remote.backward_prefix(boundary, gradients)
+                remote.step(optimizer, scheduler=scheduler)
+            else:
+                remote.train_step(TOKENS, targets=TOKENS, optimizer=optimizer, scheduler=scheduler)
+
+        step(), step()
+        if how == "by hand":
+            optimizer.param_groups[0]["lr"] = 0.05
+        before = {name: t.clone() for name, t in edge.state_dict().items()}
+        with pytest.raises(TrainingError, match=r"SGD has lr=0\.05 here, and lr=0\.1 there"):
+            step()
+        assert all(torch.equal(t, before[name]) for name, t in edge.state_dict().items())
 
 
 def test_of_several_groups_that_of_the_tied_weight_counts(tmp_path: Path) -> None:

@@ -168,9 +168,40 @@ def test_a_prefix_that_did_not_see_what_another_suffix_changed_in_python_is_told
 
     first, second = map(flying, calls)
     assert torch.equal(split.run_suffix(first), whole[0])
-    with pytest.raises(BoundaryError, match=r"another call changed .* after this boundary's prefix had run"):
+    with pytest.raises(BoundaryError, match=r"another call, or you, changed .* after this boundary's prefix had run"):
         split.run_suffix(second)
     third = flying(calls[1])
     assert torch.equal(split.run_suffix(third), whole[1])  # one call at a time goes on from call to call
     if sent:
         assert torch.equal(split.run_suffix(third), whole[1])
+
+
+@pytest.mark.parametrize("sent", [False, True])
+@pytest.mark.parametrize("kind", [_Number, _Item, _Global, _Beside])
+def test_a_call_of_the_whole_model_between_the_sides_of_another_is_told(kind: type[_Writes], sent: bool) -> None:
+    model, calls = kind().eval(), [torch.randn(2, 4) for _ in range(2)]
+    split = prepare_split(model, (calls[0],), split="after:last", fallback="python")
+    afresh(model)
+    with torch.no_grad():
+        first = model(calls[0])
+    afresh(model)
+    boundary = split.run_prefix(calls[0])
+    boundary = BoundaryPayload.from_bytes(boundary.to_bytes()) if sent else boundary
+    with torch.no_grad():
+        model(calls[1])
+    with pytest.raises(BoundaryError, match=r"another call, or you, changed .* after this boundary's prefix had run"):
+        split.run_suffix(boundary)
+    afresh(model)  # and it stands again as it stood
+    assert torch.equal(split.run_suffix(boundary), first)
+
+
+@pytest.mark.parametrize("kind", [_Number, _Item])
+def test_a_suffix_runs_again_until_something_else_changes_what_it_changed_itself(kind: type[_Writes]) -> None:
+    model, x = kind().eval(), torch.randn(2, 4)
+    split = prepare_split(model, (x,), split="after:last", fallback="python")
+    boundary = split.run_prefix(x)
+    boundary = BoundaryPayload.from_bytes(boundary.to_bytes())
+    assert torch.equal(split.run_suffix(boundary), split.run_suffix(boundary))
+    model(x)
+    with pytest.raises(BoundaryError, match="another call, or you, changed"):
+        split.run_suffix(boundary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import subprocess
 import sys
@@ -250,12 +251,11 @@ def test_a_model_that_went_another_way_before_the_cut_is_refused() -> None:
         def before(self, x: Tensor) -> Tensor:
             return super().before(x).cos() if self.deep else super().before(x)
 
-    net = made(Flag)
-    runtime = split(net)
-    payload = sent(runtime.run_prefix(X))
-    net.deep = True
+    runtime = split(made(Flag))
+    elsewhere = copy.deepcopy(runtime)
+    elsewhere.model.deep = True
     with pytest.raises(BoundaryError, match="goes another way here than where the prefix ran"):
-        runtime.run_suffix(payload)
+        elsewhere.run_suffix(sent(runtime.run_prefix(X)))
 
 
 @pytest.mark.parametrize("what", ["appends", "views", "numpy"])
