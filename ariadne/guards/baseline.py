@@ -35,7 +35,7 @@ from ariadne.guards.attributes import (
 from ariadne.guards.attributes import shown as shown_step
 from ariadne.guards.classes import Hiding, Lookup, Nearer, changeable, own_dict
 from ariadne.guards.kept import Bytes, Contents, Defaults, Kept, Length, Same
-from ariadne.guards.marks import ASKING_FOR_CLASSES, Marks, Registered, Strides, marks_on, state_of
+from ariadne.guards.marks import ASKING_FOR_CLASSES, Listed, Marks, Registered, Strides, marks_on, state_of
 from ariadne.guards.opened import State, asks_itself, counts_by_which
 from ariadne.guards.outside import Outside, with_contents
 from ariadne.guards.recording import Recording
@@ -170,6 +170,10 @@ class Baseline:
                             seen.add((path, keys, type(kept)))
                             self.attributes.append((path, keys, kept))
 
+        for path in sorted({p for recorded in recordings for p in recorded.listed} & self.modules.keys()):
+            ignored = {name for recorded in recordings for at, name, _, _ in recorded.changed if at == path}
+            names_in = Listed(self.modules[path], ignored)
+            self.attributes.append((path, ("the names of its attributes",), names_in))
         self._note_marks(model, recordings, names, leaves)
 
     def _note_marks(

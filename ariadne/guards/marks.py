@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.guards.attributes import MISSING, is_a, lasts, own_of
+from ariadne.guards.attributes import BOOKKEEPING, MISSING, is_a, lasts, own_of
 from ariadne.guards.facts import alike as tensors_alike
 from ariadne.guards.facts import never
 from ariadne.guards.kept import Kept
@@ -139,3 +139,30 @@ class Registered(Kept):
         every = zip(self.tables, held, other, strict=True)
         found = [f"{path}.{name}".lstrip(".") for (path, _), a, b in every for name, _ in a if a != b]
         return ", ".join(found[:8]) or "none besides"
+
+
+class Listed(Kept):
+    """The names of a module's own attributes, parameters, buffers and parts, which forward looked through.
+
+    Those that forward itself sets or takes away are `ignored`.
+    """
+
+    __slots__ = ("ignored",)
+
+    def __init__(self, thing: nn.Module, ignored: Collection[str]) -> None:
+        self.ignored = BOOKKEEPING.union(ignored)
+        super().__init__(thing)
+
+    def look(self, thing: Any) -> list[str]:
+        """In their order, in which forward may have gone through them."""
+        own = thing.__dict__
+        tables = (own, own["_parameters"], own["_buffers"], own["_modules"])
+        return [name for table in tables for name in table if name not in self.ignored]
+
+    def words(self, held: list[str]) -> str:
+        """All of them."""
+        return ", ".join(held) or "none"
+
+    def anew(self, thing: Any) -> Kept:
+        """The same of another module."""
+        return type(self)(thing, self.ignored)

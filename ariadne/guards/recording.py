@@ -55,6 +55,7 @@ class Recording:
     read_attributes: dict[tuple[str, str], tuple[nn.Module, Any, int]] = field(default_factory=dict)
     written: set[tuple[str, str]] = field(default_factory=set)
     missing: set[tuple[str, str]] = field(default_factory=set)
+    listed: set[str] = field(default_factory=set)  # modules whose names it looked through
     looked: set[str] = field(default_factory=set)
     asked: set[int | None] = field(default_factory=set)  # storages of the model's tensors whose type it asked
     raised: bool = False  # an op has, and forward may have gone on
