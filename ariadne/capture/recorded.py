@@ -76,11 +76,11 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
 
     def read(self: nn.Module, name: str) -> Any:
         value = original_read(self, name)
-        watched = name == "__dict__" or name not in BOOKKEEPING
+        watched = name not in BOOKKEEPING or name in listed.TABLES
         if not watched or recorder.depth or id(self) not in paths or not mine():
             return value
-        if name == "__dict__" and not minds_its_own():
-            listed.whole(recording, paths[id(self)], value, partial(read, self))
+        if name in listed.TABLES and not minds_its_own():
+            listed.note(recording, paths[id(self)], name, value, partial(read, self))
         if name not in BOOKKEEPING:
             key = (paths[id(self)], name)
             recording.used.add(key[0])

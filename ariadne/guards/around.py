@@ -10,6 +10,7 @@ functions, environment and context variables, and the switches of torch that wer
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import io
 import operator
@@ -252,6 +253,9 @@ class Surroundings:
                 return
         else:
             if chain.start not in table:
+                if not others and not hasattr(builtins, chain.start):  # forward goes on without it
+                    told = f"the global {table.get('__name__')}.{chain.start}"
+                    yield Outside(table, chain.start, MISSING, told)
                 return
             value, name = table[chain.start], f"the global {table.get('__name__')}.{chain.start}"
             way.append(Outside(table, chain.start, value, name))

@@ -113,6 +113,9 @@ class Baseline:
         self.asks_sizes = any("shape" in recorded.looked for recorded in recordings)
         self.attributes: list[tuple[str, tuple[Any, ...], Any]] = []
         self.missing: set[tuple[str, str]] = set()
+        # The names of a module's parameters and buffers, where forward looked through these.
+        looked_through = {path for recorded in recordings for path in recorded.tabled}
+        self.tabled = {p: tabled(m) for p, m in sorted(self.modules.items()) if p in looked_through}
         self.inherited: set[tuple[str, str]] = set()  # methods and the like, found in the module's class
         self.outside: list[Outside] = []
         self.flags = [flag for recorded in recordings for flag in recorded.flags]
@@ -248,7 +251,7 @@ class Baseline:
         new.mark_names, new.marks, new.exact = self.mark_names, self.marks, self.exact
         new.ties, new.missing, new.installed = self.ties, self.missing, self.installed
         new.outside, new.foreign, new.inherited = [o.of_copy(memo) for o in self.outside], self.foreign, self.inherited
-        new.followed = self.followed
+        new.followed, new.tabled = self.followed, self.tabled
         for path, module in old.items():
             if list(module._modules.items()) != self.children[path]:
                 new.children[path] = self.children[path]
@@ -266,6 +269,11 @@ class Baseline:
                     value = value.anew(copied_one)
             new.attributes.append((path, keys, value))
         return new
+
+
+def tabled(module: nn.Module) -> list[str]:
+    """The names of a module's own parameters and buffers."""
+    return [*module._parameters, *module._buffers]
 
 
 def copied_model(model: nn.Module, memo: dict[int, Any]) -> nn.Module:

@@ -56,6 +56,7 @@ class Recording:
     written: set[tuple[str, str]] = field(default_factory=set)
     missing: set[tuple[str, str]] = field(default_factory=set)
     listed: set[str] = field(default_factory=set)  # modules whose names it looked through
+    tabled: set[str] = field(default_factory=set)  # modules whose parts, parameters and buffers it did
     looked: set[str] = field(default_factory=set)
     asked: set[int | None] = field(default_factory=set)  # storages of the model's tensors whose type it asked
     raised: bool = False  # an op has, and forward may have gone on
