@@ -29,6 +29,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     first         what forward filled at an earlier call
     identity      what forward compares by `is`
     outcome       what forward leaves: its output, what it stores, what it puts into containers
+    filled        what a first call makes of the model's tensors, and keeps
     lower         a recording of live tensors becomes a plan of names
     generalize    plans observed at several batches become one, or are shown to disagree
     shapes        for which batches a plan holds

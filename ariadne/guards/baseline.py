@@ -35,7 +35,7 @@ from ariadne.guards.attributes import (
 from ariadne.guards.attributes import shown as shown_step
 from ariadne.guards.classes import Hiding, Lookup, Nearer, changeable, own_dict
 from ariadne.guards.kept import Bytes, Contents, Defaults, Kept, Length, Same
-from ariadne.guards.marks import ASKING_FOR_CLASSES, Listed, Marks, Registered, Strides, marks_on, state_of
+from ariadne.guards.marks import ASKING_FOR_CLASSES, AsFilled, Listed, Marks, Registered, Strides, marks_on, state_of
 from ariadne.guards.opened import State, asks_itself, counts_by_which
 from ariadne.guards.outside import Outside, with_contents
 from ariadne.guards.recording import Recording
@@ -177,6 +177,9 @@ class Baseline:
             ignored = {name for recorded in recordings for at, name, _, _ in recorded.changed if at == path}
             names_in = Listed(self.modules[path], ignored)
             self.attributes.append((path, ("the names of its attributes",), names_in))
+        called = any(recorded.called_before for recorded in recordings)
+        filled = {what: origins for recorded in recordings for what, origins in recorded.made_of.items()}
+        self.attributes += [("", (what,), AsFilled(model, filled[what], called)) for what in sorted(filled)]
         self._note_marks(model, recordings, names, leaves)
 
     def _note_marks(

@@ -13,6 +13,7 @@ from ariadne.errors import ModuleError, named
 from ariadne.guards.attributes import simple
 from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, reach, shown, tabled
 from ariadne.guards.kept import Kept, Same
+from ariadne.guards.marks import AsFilled
 from ariadne.guards.watched import is_known
 
 
@@ -67,6 +68,11 @@ def refuse_changes(
             if module.__dict__[table].get(name) is not None:
                 raise ModuleError(f"{name!r} of {where} was None at capture, now it is a tensor{again}")
     for path, keys, value in attributes:
+        if isinstance(value, AsFilled) and not value.is_same():
+            raise ModuleError(
+                f"forward makes {keys[0]} of {value!r} at its first call, and keeps it; that was changed since, and the model goes "
+                f"on with what it made of the old one{again}"
+            )
         if isinstance(value, Kept):
             if not value.is_same():
                 raise ModuleError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -15,7 +16,9 @@ from ariadne.guards.facts import alike as tensors_alike
 from ariadne.guards.facts import never
 from ariadne.guards.kept import Kept
 from ariadne.guards.opened import alike, unfolded
+from ariadne.plan import storage_of
 
+Origin = tuple[str, str, bool]  # the path of a module, the name of a tensor there, and whether memory is shared with it
 ASKING_FOR_CLASSES = frozenset({"Buffer", "Parameter", "__class__", "type"})  # names in the code of who asks
 
 
@@ -166,3 +169,57 @@ class Listed(Kept):
     def anew(self, thing: Any) -> Kept:
         """The same of another module."""
         return type(self)(thing, self.ignored)
+
+
+class AsFilled(Kept):
+    """The tensors of a model from which forward made something at its first call, and keeps it.
+
+    They must be as they were at the first call since the model was prepared, whichever plan served that; where it was `called`
+    before, as they are now. Of what shares their memory, which follows what is written there, only that they are the same.
+    """
+
+    __slots__ = ("called", "origins")
+
+    def __init__(self, thing: nn.Module, origins: frozenset[Origin], called: bool) -> None:
+        self.origins, self.called = origins, called
+        super().__init__(thing)
+
+    def look(self, thing: Any) -> list[tuple[int | None, int]]:
+        """Where they lie, and how often they were written into."""
+        found = []
+        for path, name, shares in sorted(self.origins):
+            t = _state_at(thing, path, name)
+            found.append((None, 0) if t is None else (storage_of(t), 0 if shares or t.is_inference() else t._version))
+        return found
+
+    def words(self, held: Any) -> str:
+        """Their names."""
+        return ", ".join(sorted({repr(f"{path}.{name}".lstrip(".")) for path, name, _ in self.origins}))
+
+    def is_same(self) -> bool:
+        """Whether they are as at the first call; true where this is the first."""
+        now = self.look(self.thing)
+        return bool(
+            now == (self.held if self.called else _FIRST.setdefault(self.thing, {}).setdefault(self.origins, now))
+        )
+
+    def anew(self, thing: Any) -> Kept:
+        """The same of a copy, which was called as often."""
+        return type(self)(thing, self.origins, self.called or self.origins in _FIRST.get(self.thing, {}))
+
+
+_FIRST: WeakKeyDictionary[nn.Module, dict[frozenset[Origin], list[tuple[int | None, int]]]] = WeakKeyDictionary()
+
+
+def not_called(model: nn.Module) -> None:
+    """Take it that no call has been made yet of a model that was prepared now."""
+    _FIRST.pop(model, None)
+
+
+def _state_at(model: nn.Module, path: str, name: str) -> torch.Tensor | None:
+    try:
+        module = model.get_submodule(path)
+    except AttributeError:
+        return None
+    t = module._parameters.get(name, module._buffers.get(name))
+    return t if isinstance(t, torch.Tensor) else None
