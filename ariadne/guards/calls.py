@@ -336,6 +336,10 @@ class ModuleGuard:
                         table if isinstance(table, dict) else owner_of(m, keys[0])
                     )  # a class makes a new view each time
                     slots.setdefault((id(home), keys[-1]), (table, keys[-1], value))
+        for path, name in sorted(base.missing):  # nor come to stand in its class
+            if path in modules:
+                found = Lookup(type(modules[path]))
+                of_classes.append(Outside(found, name, found[name], name))
         surrounded = Surrounded([*base.outside, *of_classes])
         parents = [
             (m, base.children[p])

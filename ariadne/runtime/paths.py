@@ -15,7 +15,7 @@ from ariadne.guards import Further
 from ariadne.plan import TracePlan
 from ariadne.runtime.alike import serves
 from ariadne.runtime.moved import Kept, Moves, alike, numbers
-from ariadne.runtime.plans import Plans
+from ariadne.runtime.plans import Plans, has_done
 from ariadne.runtime.shared import Going, let_go, made_alike, values_at
 from ariadne.runtime.variant import Variant, check_values
 
@@ -242,7 +242,7 @@ class Paths(Plans):
                 yield other, again
                 kept.put_back()
         except BaseException as error:
-            if not isinstance(error, GeneratorExit):
+            if not (isinstance(error, GeneratorExit) or has_done(error)):
                 undone.put_back()
             raise
         undone.put_back()

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from ariadne import tree
@@ -21,6 +22,14 @@ from ariadne.runtime.training import NO_SLOTS, SideSlots
 from ariadne.runtime.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device
 
 MOST_PLANS = 16
+
+
+_DONE = "_ariadne_done"  # an attribute of an error of forward's: what it had done stands
+
+
+def has_done(error: BaseException) -> bool:
+    """Whether an error is forward's own, and what forward had done until then stands: it is not to be put back."""
+    return getattr(error, _DONE, False) is True
 
 
 class Plans:
@@ -227,7 +236,28 @@ class Plans:
     def _captured(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
     ) -> tuple[Variant, tuple[Any, ...]]:
-        """A plan that is captured from this call, held against the model, and kept."""
+        """A plan that is captured from this call, held against the model, and kept.
+
+        What forward itself raises comes through, and what it had done until then is done, as by a call of the model: it may have
+        moved statistics or drawn random numbers before it found bad data.
+        """
+        try:
+            return self._captured_for(args, kwargs, training)
+        except AriadneError:
+            raise
+        except Exception as error:  # the capture has put everything back
+            raised = error
+        try:
+            with torch.set_grad_enabled(training):
+                self.model(*args, **kwargs)
+        except Exception as error:
+            raised = error
+        setattr(raised, _DONE, True)
+        raise raised
+
+    def _captured_for(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
+    ) -> tuple[Variant, tuple[Any, ...]]:
         with self._lock:
             base = self._now[training]
             lo, hi = self.settings.spec.batch_range
