@@ -439,8 +439,8 @@ def recording(
         paths.setdefault(id(module), path)
     found, patches = Recording(), Patches()
     recorder = Recorder(found, fake, snapshot, patches, watch)
-    recorder.state = snapshot.storages()
     with PATCHING, ExitStack() as stack:
+        stack.callback(recorder.forget)
         try:
             _patch(recorder, paths, snapshot.strays, patches)
             run = Run(model, recorder.is_mine, recorder.where, recorder.backward, patches)

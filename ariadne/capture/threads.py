@@ -58,10 +58,10 @@ def refuse_elsewhere(found: Recording) -> None:
 
 
 def _looked_at(function: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
-    where = recorder.where()
+    recording, where = recorder.recording, recorder.where()
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _Elsewhere(recorder.recording, where):
+        with _Elsewhere(recording, where):
             return function(*args, **kwargs)
 
     return run
