@@ -21,7 +21,7 @@ from ariadne.halves import (
     Seal,
     Side,
     Weights,
-    copied,
+    copy_kept,
     count,
     export,
     flag,
@@ -269,9 +269,9 @@ class Half(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Half:
         memo[id(self)] = new = type(self).__new__(type(self))
+        for plan in self.runtime._plans:
+            copy_kept(plan, memo)
         new.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        if any(plan.objects for plan in self.runtime._plans):  # a module, or a generator, keeps something
-            new._run_on({p: copied(p, memo) for p in self.runtime._plans})
         return new
 
     def _run_on(self, plans: Mapping[TracePlan, TracePlan]) -> None:

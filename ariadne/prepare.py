@@ -17,7 +17,7 @@ from ariadne.capture import Captured, Example, batch_dims, capture, declared, le
 from ariadne.compare import difference
 from ariadne.cut import ExecutionMode, Objective, SplitSpec, frontiers, parse_boundary
 from ariadne.errors import BatchError, CaptureError, InputError, SpecError, VerificationError, named
-from ariadne.guards import is_a
+from ariadne.guards import is_a, not_called
 from ariadne.plan import TracePlan, uses
 from ariadne.runtime import AT_FAULT, Settings, SplitRuntime, prove
 from ariadne.stopped import MixedSplit, PythonSplit, beside, prepared
@@ -229,6 +229,7 @@ def _with_fallback(
 def _prepare(
     model: nn.Module, example: Example, settings: Settings, training: bool, more: Sequence[Any] = ()
 ) -> SplitRuntime:
+    not_called(model)  # of an earlier split's calls nothing stands in the model
     recapture, captures = captured_for(model, example, settings.spec, training)
     first = captures[-1] if len(captures) > 1 and not settings.spec.trainable else captures[0]
     plans = {c.plan: (frontiers(c.plan), c.baseline) for c in captures}
@@ -238,6 +239,7 @@ def _prepare(
     trains = settings.spec.trainable and training
     for captured in captures:
         prove(model, runtime.variant_of(captured.plan), captured, example, trains=trains and captured is first)
+    not_called(model)  # the proof's count for nothing
     for inputs in more:
         runtime.learn(inputs)
     return runtime.resplit(mode="compiled", compile_options=settings.compile_options) if compiles else runtime

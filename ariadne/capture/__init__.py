@@ -13,6 +13,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     foreseen      which sizes of an op's results follow from the sizes of its inputs
     sizes         sizes that remember what they were compared with
     call          calls of Python that is kept whole
+    copied        the objects of a plan for a deep copy of its model
     scripted      functions under `torch.jit.script`, each call kept whole as an op
     reach         the containers that forward can put something into
     history       what forward keeps from one call to the next
@@ -22,12 +23,14 @@ against and a baseline of the model flow out. The model is left as found. The fi
     applied       functions of autograd, by whatever name they are applied
     repeated      what a checkpointed part does, which the backward pass runs once more
     threads       what forward has other threads do
+    listed        where forward looks through the names of attributes
     wanted        tensors that forward tells that they require a gradient
     recorded      a block in which all that forward does is noted
     settled       flags of a first call, and the batch of the last one
     first         what forward filled at an earlier call
     identity      what forward compares by `is`
     outcome       what forward leaves: its output, what it stores, what it puts into containers
+    filled        what a first call makes of the model's tensors, and keeps
     lower         a recording of live tensors becomes a plan of names
     generalize    plans observed at several batches become one, or are shown to disagree
     shapes        for which batches a plan holds
@@ -42,6 +45,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ariadne.capture.call import QUESTIONS, Call, is_opaque_call
+from ariadne.capture.copied import copied_plan
 from ariadne.capture.example import Captured, Example, batch_dims, called, declared, swallowed
 from ariadne.capture.reach import Reach
 from ariadne.capture.refusals import PATCHING, Patches
@@ -59,6 +63,7 @@ __all__ = [
     "is_scripted",
     "is_opaque_call",
     "Call",
+    "copied_plan",
     "QUESTIONS",
     "Captured",
     "Example",

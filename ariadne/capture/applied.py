@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import wraps
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,38 +53,43 @@ class _Referred:
     """Sees the calls of `apply` by a reference; `begun` is the class of one, with the modes around it."""
 
     def __init__(self, recorder: Recorder, patches: Patches) -> None:
-        self.recorder = recorder
+        self.recorder, self.patches = recorder, patches
         self.begun: tuple[Any, Region] | None = None
         self.within = Within()  # what its ops read
-        self.seen: set[Any] = set()  # the classes whose own `forward` is watched
+        self.seen: set[tuple[Any, str]] = set()  # the classes whose own `forward` or `setup_context` is watched
         meta: Any = type(_FUNCTION)
         find = meta.__getattribute__
 
         def found(cls: Any, name: str) -> Any:
             if name == "_backward_cls" and recorder.is_mine():
-                if next((c for c in cls.__mro__ if "forward" in c.__dict__), None) not in self.seen:
-                    raise UnsupportedError(
-                        f"forward calls {find(cls, '__name__')}.apply in {recorder.where()} by a reference, and its forward is no "
-                        "static method; write @staticmethod before it"
-                    )
+                self._watch(cls)
                 self.begun = cls, recorder.region()
             return find(cls, name)
 
         patches.set(meta, "__getattribute__", found)
-        for owner, name in dict.fromkeys(_owners()):
-            wrapped: Any = self._forward if name == "forward" else self._setup_context
-            held = owner.__dict__[name]
-            if name == "forward":
-                self.seen.add(owner)
-            call = wrapped(owner, held.__func__ if isinstance(held, staticmethod) else held)
-            patches.set(owner, name, staticmethod(call) if isinstance(held, staticmethod) else call)
+
+    def _watch(self, cls: Any) -> None:
+        """See the `forward` and `setup_context` of a class, which torch is about to call."""
+        for name, wrapped in (("forward", self._forward), ("setup_context", self._setup_context)):
+            owner = next(c for c in cls.__mro__ if name in c.__dict__)
+            held: Any = owner.__dict__[name]
+            if owner in _FUNCTION.__mro__ or not _is_plain(held):
+                if name == "forward":
+                    raise UnsupportedError(
+                        f"forward calls {cls.__name__}.apply in {self.recorder.where()} by a reference, and its forward is no "
+                        "static method; write @staticmethod before it"
+                    )
+            elif (owner, name) not in self.seen:
+                self.seen.add((owner, name))
+                call = wrapped(owner, held.__func__ if isinstance(held, staticmethod) else held)
+                self.patches.set(owner, name, staticmethod(call) if isinstance(held, staticmethod) else call)
 
     def _forward(self, owner: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(run)  # torch reads its defaults
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if not self.recorder.is_mine():
+            begun = self._begun_within(owner)
+            if begun is None:
                 return run(*args, **kwargs)
-            cls, region = self._within(owner)
+            cls, region = begun
             by_ctx = bool(args) and isinstance(args[0], _CTX)
             _lose_numbers(self.recorder, cls, args)
             try:
@@ -98,31 +102,27 @@ class _Referred:
                 self._note(cls, region, args[0], args[1:], out)
             return out
 
-        return forward
+        return _for(forward, run)
 
     def _setup_context(self, owner: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(run)
         def setup_context(*args: Any, **kwargs: Any) -> Any:
-            if not self.recorder.is_mine():
+            begun = self._begun_within(owner)
+            if begun is None:
                 return run(*args, **kwargs)
-            cls, region = self._within(owner)
+            cls, region = begun
             with self.recorder.aside():
                 run(*args, **kwargs)
             ctx, inputs, out = args
             self._note(cls, region, ctx, inputs, out)
             return None
 
-        return setup_context
+        return _for(setup_context, run)
 
-    def _within(self, owner: Any) -> tuple[Any, Region]:
-        """The class whose `apply` runs; raises `UnsupportedError` where none does, and forward calls a part of it itself."""
-        begun = self.begun
-        if begun is None or torch._C._is_fwd_grad_enabled() or not issubclass(begun[0], owner):
-            raise UnsupportedError(
-                f"forward runs the forward of {owner.__name__} in {self.recorder.where()}, and not by its apply, which hides its "
-                f"backward; write {owner.__name__}.apply(...) where it is called"
-            )
-        return begun
+    def _begun_within(self, owner: Any) -> tuple[Any, Region] | None:
+        """The class whose `apply` runs; None where none does, and forward calls a part of it as a function like any other."""
+        if not self.recorder.is_mine() or self.begun is None or torch._C._is_fwd_grad_enabled():
+            return None
+        return self.begun if issubclass(self.begun[0], owner) else None
 
     def _note(self, cls: Any, region: Region, ctx: Any, args: tuple[Any, ...], out: Any) -> None:
         self.begun = None
@@ -138,25 +138,16 @@ class _Referred:
         self.recorder.add(cls, args, out, region=region, within=self.within)
 
 
+def _for(stand_in: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands for a function of a class; torch reads the defaults of that one. `functools.wraps` would copy more."""
+    stand_in.__dict__["__wrapped__"] = run
+    return stand_in
+
+
 def _lose_numbers(recorder: Recorder, cls: Any, given: Any) -> None:
     if recorder.watch is not None and any(isinstance(a, (Size, Real)) for a in tree.leaves(given)):
         recorder.watch.lose(f"{cls.__name__} takes the number")
 
 
-def _owners() -> Iterator[tuple[Any, str]]:
-    """The classes that say what a function's `forward` or `setup_context` is, by Python's own lookup."""
-    for cls in _functions(_FUNCTION):
-        for name in ("forward", "setup_context"):
-            owner = next((c for c in cls.__mro__ if name in c.__dict__), None)
-            if owner is not None and owner not in _FUNCTION.__mro__ and _is_plain(owner.__dict__[name]):
-                yield owner, name
-
-
 def _is_plain(held: Any) -> bool:
     return isinstance(held, staticmethod) or type(held) is type(_is_plain)
-
-
-def _functions(base: Any) -> Iterator[Any]:
-    for cls in base.__subclasses__():
-        yield cls
-        yield from _functions(cls)

@@ -14,8 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ariadne import tree
 from ariadne.capture.call import OPAQUE, Call, itself, of_rank, of_type
+from ariadne.capture.filled import Slots, filled
 from ariadne.capture.foreseen import Dims, Foresight
 from ariadne.capture.outcome import Outcome
+from ariadne.capture.refusals import unpatched
 from ariadne.capture.scripted import TARGET, bare
 from ariadne.capture.state import Snapshot
 from ariadne.capture.values import CONSTANTS, SYMBOLIC, Values, memory_of
@@ -73,6 +75,7 @@ class Lowering:
         self.values = Values(recorded, snapshot, state, batched, fake, batch_symbol, symbols, names)
         self.outcome = Outcome(recorded, snapshot, self.values)
         self.put: dict[tuple[Place, Any], Put] = {}
+        self.filled: Slots = {}
         self.foresight = Foresight()
         self.unforeseen: set[str] = set()  # sizes of which no fake kernel tells whether they follow data
         self.crowd = Counter((e.module, e.call) for e in recorded.events)
@@ -376,7 +379,7 @@ class Lowering:
             raise UnsupportedError(
                 f"{cls.__name__}.apply takes tensors inside a container, which a plan can't hold; pass them one by one"
             )
-        return self.values.object(value)
+        return self.values.object(unpatched(value))
 
     def plan(
         self, input_spec: tree.Spec, traced_batch: int, batches: Batches, captured_by: str, grad_enabled: bool
@@ -401,6 +404,7 @@ class Lowering:
         output_spec, output = self.outcome.output()
         stores = (*self.outcome.buffer_stores(), *self.outcome.attribute_stores())
         self.put = self.outcome.put()
+        self.filled = filled(self.recorded, self.values)
         return check(
             TracePlan(
                 self.values.batch_symbol,

@@ -16,6 +16,7 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.capture.example import Evidence, Example, called
+from ariadne.capture.filled import made_of
 from ariadne.capture.generalize import SIZE
 from ariadne.capture.history import History, alike, lived
 from ariadne.capture.identity import watching
@@ -150,7 +151,7 @@ def observe(
             model, found, snapshot, state, leaves, example.batched, None, batch_symbol, {}, called(model, example.spec)
         )
         unpruned = low.plan(example.spec, batch, Batches(((batch, batch),)), "observed", grad)
-        changes, put, unforeseen = dict(found.effects), low.put, frozenset(low.unforeseen)
+        changes, put, unforeseen, slots = dict(found.effects), low.put, frozenset(low.unforeseen), low.filled
         del low
         output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, found.output)
         shapes = tuple(tuple(sizes_in(t) for t in tensors_in(e.out)) for e in found.events)
@@ -208,6 +209,7 @@ def observe(
             settled |= {key: change for key, change in held.holders.items() if change[0] is None}
         refuse_repeated(found, unpruned, snapshot, effects.rules, containers)
         unpruned = with_stores(unpruned, effects, changes, put, reach)
+        found.made_of = made_of(slots, unpruned, effects)
         plan = check(prune(unpruned))
         return Observation(
             plan, unpruned, Evidence(batch, output), shapes, found, unforeseen, effects, history, settled, primed

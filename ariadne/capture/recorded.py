@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from types import FunctionType
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from ariadne.capture import applied, packed, repeated, threads, wanted
+from ariadne.capture import applied, listed, packed, repeated, threads, wanted
 from ariadne.capture.disguise import disguised
 from ariadne.capture.followed import plain
 from ariadne.capture.measured import patch_sizes
@@ -76,12 +76,11 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
 
     def read(self: nn.Module, name: str) -> Any:
         value = original_read(self, name)
-        watched = name == "__dict__" or name not in BOOKKEEPING
+        watched = name not in BOOKKEEPING or name in listed.TABLES
         if not watched or recorder.depth or id(self) not in paths or not mine():
             return value
-        if name == "__dict__" and not minds_its_own():
-            for key in [k for k in value if k not in BOOKKEEPING]:  # what is looked up in there, nobody sees
-                read(self, key)
+        if name in listed.TABLES and not minds_its_own():
+            listed.note(recording, paths[id(self)], name, value, partial(read, self))
         if name not in BOOKKEEPING:
             key = (paths[id(self)], name)
             recording.used.add(key[0])
@@ -93,6 +92,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
                 recording.read_attributes[key] = self, kept, id(value)
         return value
 
+    listed.patch(recorder, paths, patches)
     original_write = nn.Module.__setattr__
 
     def write(self: nn.Module, name: str, value: Any) -> None:

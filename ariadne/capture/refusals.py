@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ _ELSEWHERE = (
 )
 _ELSEWHERE += "split need not train"
 
+_PLAIN = "_ariadne_plain"  # an attribute of what stands for a function: that function
 PATCHING = threading.RLock()  # of who replaces attributes of torch's own classes
 
 
@@ -42,6 +45,8 @@ class Patches:
         self.undo.append((owner, name, before))
         if owner is builtins:
             self.builtins[name] = before, value
+        if type(value) is FunctionType and before is not Patches:
+            value.__dict__[_PLAIN] = before
         setattr(owner, name, value)
 
     def lift(self, lifted: bool) -> None:
@@ -56,6 +61,17 @@ class Patches:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
+
+
+def unpatched(value: Any) -> Any:
+    """A callable that forward made of a method while it stood replaced, as it is when it is put back."""
+    if type(value) is MethodType:
+        plain = getattr(value.__func__, "__dict__", {}).get(_PLAIN)
+        return value if plain is None else MethodType(plain, value.__self__)
+    if type(value) is partial:
+        plain = unpatched(value.func)
+        return value if plain is value.func else partial(plain, *value.args, **value.keywords)
+    return value
 
 
 def called_by_torch(frames: int = 2) -> bool:

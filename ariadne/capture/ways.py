@@ -107,6 +107,7 @@ def capture(
     if slots:
         with emptied(slots):
             fresh = observe(model, example, size, batch_symbol, grad, other=other)
+            fresh.recorded.called_before = True
             if _sets_up(model, example, fresh, grad) is None:
                 return _captured(model, example, fresh, batch_symbol, batches, grad, needed, like)
     primed = [slot for at, slot in real.history.renewed.items() if at in real.effects.primed] if real.history else []

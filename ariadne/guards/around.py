@@ -10,7 +10,7 @@ functions, environment and context variables, and the switches of torch that wer
 
 from __future__ import annotations
 
-import dis
+import builtins
 import inspect
 import io
 import operator
@@ -61,13 +61,12 @@ from ariadne.guards.links import (
 )
 from ariadne.guards.opened import State, asks_by_name, counts_by_which, home_of, is_closed, shows_nothing
 from ariadne.guards.outside import Itself, Outside, Variable, of_decimal, of_function, of_wrapper, with_contents
-from ariadne.guards.steps import IMPORT_MODULE, NO_CODE, Chain, Code, Dropped, marked, plain_steps, starts_with, texts
+from ariadne.guards.steps import IMPORT_MODULE, NO_CODE, Chain, Code, Dropped, starts_with, texts
 
 _CONTAINERS = (dict, list, set, frozenset, deque, tuple)
 _HERE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _OURS: dict[int, CodeType] = {}  # functions of this package that were called while forward ran, by their ids
 _LARGE = 4096  # so many entries of a container are looked into
-_PUTTING = frozenset({"setdefault", "update"})
 _IDENTITY = (operator.is_, operator.is_not)
 _BETWEEN = (
     "os",
@@ -144,10 +143,8 @@ class Surroundings:
             if not others:
                 self.codes.add(code)
                 self._made.update(made_inside(code))
-                steps = list(plain_steps(marked(dis.get_instructions(code))))
-                self.assigned.update(name for kind, name in steps if kind == "STORE_ATTR")
-                if any(kind == "STORE_SUBSCR" for kind, _ in steps) or not _PUTTING.isdisjoint(code.co_names):
-                    self.filled.update(name for kind, name in steps if kind == "ATTRIBUTE")
+                self.assigned |= self._reads[id(code)].assigned
+                self.filled |= self._reads[id(code)].filled
         read = self._reads[id(code)]
         if others and self._of_torch(frame):
             return
@@ -256,6 +253,9 @@ class Surroundings:
                 return
         else:
             if chain.start not in table:
+                if not others and not hasattr(builtins, chain.start):  # forward goes on without it
+                    told = f"the global {table.get('__name__')}.{chain.start}"
+                    yield Outside(table, chain.start, MISSING, told)
                 return
             value, name = table[chain.start], f"the global {table.get('__name__')}.{chain.start}"
             way.append(Outside(table, chain.start, value, name))

@@ -35,7 +35,7 @@ from ariadne.guards.attributes import (
 from ariadne.guards.attributes import shown as shown_step
 from ariadne.guards.classes import Hiding, Lookup, Nearer, changeable, own_dict
 from ariadne.guards.kept import Bytes, Contents, Defaults, Kept, Length, Same
-from ariadne.guards.marks import ASKING_FOR_CLASSES, Marks, Registered, Strides, marks_on, state_of
+from ariadne.guards.marks import ASKING_FOR_CLASSES, AsFilled, Listed, Marks, Registered, Strides, marks_on, state_of
 from ariadne.guards.opened import State, asks_itself, counts_by_which
 from ariadne.guards.outside import Outside, with_contents
 from ariadne.guards.recording import Recording
@@ -113,6 +113,9 @@ class Baseline:
         self.asks_sizes = any("shape" in recorded.looked for recorded in recordings)
         self.attributes: list[tuple[str, tuple[Any, ...], Any]] = []
         self.missing: set[tuple[str, str]] = set()
+        # The names of a module's parameters and buffers, where forward looked through these.
+        looked_through = {path for recorded in recordings for path in recorded.tabled}
+        self.tabled = {p: tabled(m) for p, m in sorted(self.modules.items()) if p in looked_through}
         self.inherited: set[tuple[str, str]] = set()  # methods and the like, found in the module's class
         self.outside: list[Outside] = []
         self.flags = [flag for recorded in recordings for flag in recorded.flags]
@@ -170,6 +173,13 @@ class Baseline:
                             seen.add((path, keys, type(kept)))
                             self.attributes.append((path, keys, kept))
 
+        for path in sorted({p for recorded in recordings for p in recorded.listed} & self.modules.keys()):
+            ignored = {name for recorded in recordings for at, name, _, _ in recorded.changed if at == path}
+            names_in = Listed(self.modules[path], ignored)
+            self.attributes.append((path, ("the names of its attributes",), names_in))
+        called = any(recorded.called_before for recorded in recordings)
+        filled = {what: origins for recorded in recordings for what, origins in recorded.made_of.items()}
+        self.attributes += [("", (what,), AsFilled(model, filled[what], called)) for what in sorted(filled)]
         self._note_marks(model, recordings, names, leaves)
 
     def _note_marks(
@@ -244,7 +254,7 @@ class Baseline:
         new.mark_names, new.marks, new.exact = self.mark_names, self.marks, self.exact
         new.ties, new.missing, new.installed = self.ties, self.missing, self.installed
         new.outside, new.foreign, new.inherited = [o.of_copy(memo) for o in self.outside], self.foreign, self.inherited
-        new.followed = self.followed
+        new.followed, new.tabled = self.followed, self.tabled
         for path, module in old.items():
             if list(module._modules.items()) != self.children[path]:
                 new.children[path] = self.children[path]
@@ -262,6 +272,11 @@ class Baseline:
                     value = value.anew(copied_one)
             new.attributes.append((path, keys, value))
         return new
+
+
+def tabled(module: nn.Module) -> list[str]:
+    """The names of a module's own parameters and buffers."""
+    return [*module._parameters, *module._buffers]
 
 
 def copied_model(model: nn.Module, memo: dict[int, Any]) -> nn.Module:

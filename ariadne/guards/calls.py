@@ -16,10 +16,11 @@ from torch.utils.hooks import RemovableHandle
 from ariadne import tree
 from ariadne.errors import BatchError, InputError, ModuleError, named
 from ariadne.guards import switches
-from ariadne.guards.attributes import Attribute, lasts, simple
-from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, owner_of, reach, shown, table_of
+from ariadne.guards.attributes import Attribute, lasts
+from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, owner_of, table_of
 from ariadne.guards.bound import once_more
 from ariadne.guards.classes import Lookup
+from ariadne.guards.explained import refuse_changes
 from ariadne.guards.kept import Kept, Same
 from ariadne.guards.marks import marks_on, same_marks
 from ariadne.guards.outside import Outside
@@ -274,7 +275,7 @@ class ModuleGuard:
     def __init__(self, plan: TracePlan, nodes: range, baseline: Baseline) -> None:
         self.baseline = baseline
         self.called = called = {call.path for call in plan.calls}
-        paths = {"", *(baseline.modules.keys() - (called - baseline.foreign) - baseline.followed)}
+        paths = {"", *baseline.tabled, *(baseline.modules.keys() - (called - baseline.foreign) - baseline.followed)}
         for call in plan.calls:
             overlaps = call.start < nodes.stop and call.end > nodes.start
             if overlaps or (call.start == call.end and nodes.start <= call.start <= nodes.stop):
@@ -338,7 +339,11 @@ class ModuleGuard:
                     )  # a class makes a new view each time
                     slots.setdefault((id(home), keys[-1]), (table, keys[-1], value))
         surrounded = Surrounded([*base.outside, *of_classes])
-        parents = [(m, base.children[p]) for p, m in modules.items() if base.children[p] or p not in self.called]
+        parents = [
+            (m, base.children[p])
+            for p, m in modules.items()
+            if base.children[p] or p not in self.called or p in base.tabled
+        ]
         families = [(m._modules, children) for m, children in parents]
         hooks = [(m, h, base.hooks[p, h]) for p, m in modules.items() for h in HOOKS]
         loud = [(m.__dict__[h], base.hooks_now(m, h) == was) for m, h, was in hooks if was or m.__dict__[h]]
@@ -347,7 +352,7 @@ class ModuleGuard:
         identical.update(((id(m.__dict__), h), (m.__dict__, h, m.__dict__[h])) for m, h, _ in hooks)
         self._handles = RemovableHandle.next_id
         own = {id(t) for m in modules.values() for t in (m.__dict__, m._modules, m._parameters)} | inner
-        looked_in_vain = {path for path, _ in base.missing}
+        looked_in_vain = {path for path, _ in base.missing} | base.tabled.keys()
         sized = [m.__dict__ for m in modules.values()] + [m._modules for m, _ in parents]
         sized += [t for p, m in modules.items() if p in looked_in_vain for t in (m._parameters, m._buffers)]
         # What was looked for in vain, or found in the class, must not come to stand in a module's own dicts.
@@ -416,88 +421,5 @@ class ModuleGuard:
 
     def explain(self) -> None:
         """Raise `ModuleError` with the first difference; where there is none that matters, take note of the new state."""
-        again = "; undo that, or call prepare_split again"
-        base = self.baseline
-        for (path, module), own_dict in zip(self.modules.items(), self._own, strict=True):
-            where = named(path)
-            if module.__dict__ is not own_dict:
-                raise ModuleError(f"the __dict__ of {where} was replaced, and the new one is not followed{again}")
-            kind: type = type(module)
-            if kind is not base.classes[path]:
-                raise ModuleError(
-                    f"{where} was a {base.classes[path].__name__} at capture, now it is a {kind.__name__}{again}"
-                )
-            if path in base.training and module.training != base.training[path]:
-                old, new = ("train", "eval") if base.training[path] else ("eval", "train")
-                raise ModuleError(
-                    f"{where} was captured in {old} mode and is now in {new} mode; call .{old}() on it, or prepare again in "
-                    f"{new} mode"
-                )
-            if module.__dict__.get("forward") is not base.forwards[path]:
-                raise ModuleError(f"{where} has another forward of its own{again}")
-            if not base.keeps_its_tables(path):
-                raise ModuleError(
-                    f"the dict of parameters or that of buffers of {where} was replaced, and the new one is not followed{again}"
-                )
-            now, was = list(module._modules.items()), base.children[path]
-            if now != was:
-                changed = [n for n, m in now if (n, m) not in was] + [n for n, m in was if (n, m) not in now]
-                what = (
-                    repr(f"{path}.{changed[0]}".removeprefix(".")) if changed else f"the order of the parts of {where}"
-                )
-                raise ModuleError(f"{what} was replaced, added or removed{again}")
-            for h in HOOKS:
-                if base.hooks_now(module, h) != base.hooks[path, h]:
-                    raise ModuleError(f"the hooks of {named(path)} ({h.strip('_')}) changed{again}")
-            if isinstance(module, nn.RNNBase) and not keeps_its_weights(module):
-                raise ModuleError(f"the weights that {where} lists (_flat_weights) are not its parameters{again}")
-            for table, name, tensor in base.tensors.get(path, ()):
-                if module.__dict__[table].get(name) is not tensor:
-                    raise ModuleError(
-                        f"{name!r} of {where}, which stands in no registry of the model, is another tensor now{again}"
-                    )
-            for table, name in base.absent[path]:
-                if module.__dict__[table].get(name) is not None:
-                    raise ModuleError(f"{name!r} of {where} was None at capture, now it is a tensor{again}")
-        for path, keys, value in self.attributes:
-            if isinstance(value, Kept):
-                if not value.is_same():
-                    raise ModuleError(
-                        f"{shown(keys)!r} of {named(path)} was {value!r} when forward read it, now it is {value.now()}{again}"
-                    )
-                continue
-            found = reach(self.modules[path], keys)
-            if (
-                found is not value.thing
-                if isinstance(value, Same)
-                else not simple(found) or not tree.identical(found, value)
-            ):
-                now_it_is = "gone" if found is self.modules[path] else reprlib.repr(found)
-                raise ModuleError(
-                    f"attribute {shown(keys)!r} of {named(path)} was {reprlib.repr(value)} when forward "
-                    f"read it, now it is {now_it_is}{again}"
-                )
-        for path, name, before, now_flag, beside in base.flags:
-            tables = [(base.modules[p].__dict__, n) for p, n in beside]
-            own = self.modules[path].__dict__ if path in self.modules else {name: before}
-            if not is_known(own, name, before, now_flag, tables):
-                raise ModuleError(
-                    f"attribute {name!r} of {named(path)} was {before!r} when forward read it, and is {own.get(name)!r} now, with "
-                    f"what a first call fills beside it as no call leaves it{again}"
-                )
-        for path, name in sorted(base.inherited):
-            if path in self.modules and name in self.modules[path].__dict__:
-                raise ModuleError(
-                    f"{name!r} of {named(path)} came from its class, now the module has one of its own{again}"
-                )
-        for path, name in sorted(base.missing):
-            if path in self.modules and hasattr(self.modules[path], name):
-                raise ModuleError(f"forward found no attribute {name!r} on {named(path)}, now there is one{again}")
-        for outside in base.outside:
-            if not outside.is_same():
-                raise ModuleError(f"{outside.told()}{again}")
-        if global_hooks():
-            raise ModuleError(
-                f"a global module hook was added ({global_hooks()[0]!r}), which a captured plan does not run; remove it"
-            )
+        refuse_changes(self.baseline, self.modules, self._own, self.attributes)
         self._arm()

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.guards.attributes import MISSING, is_a, lasts, own_of
+from ariadne.guards.attributes import BOOKKEEPING, MISSING, is_a, lasts, own_of
 from ariadne.guards.facts import alike as tensors_alike
 from ariadne.guards.facts import never
 from ariadne.guards.kept import Kept
 from ariadne.guards.opened import alike, unfolded
+from ariadne.plan import storage_of
 
+Origin = tuple[str, str, bool]  # the path of a module, the name of a tensor there, and whether memory is shared with it
 ASKING_FOR_CLASSES = frozenset({"Buffer", "Parameter", "__class__", "type"})  # names in the code of who asks
 
 
@@ -139,3 +142,84 @@ class Registered(Kept):
         every = zip(self.tables, held, other, strict=True)
         found = [f"{path}.{name}".lstrip(".") for (path, _), a, b in every for name, _ in a if a != b]
         return ", ".join(found[:8]) or "none besides"
+
+
+class Listed(Kept):
+    """The names of a module's own attributes, parameters, buffers and parts, which forward looked through.
+
+    Those that forward itself sets or takes away are `ignored`.
+    """
+
+    __slots__ = ("ignored",)
+
+    def __init__(self, thing: nn.Module, ignored: Collection[str]) -> None:
+        self.ignored = BOOKKEEPING.union(ignored)
+        super().__init__(thing)
+
+    def look(self, thing: Any) -> list[str]:
+        """In their order, in which forward may have gone through them."""
+        own = thing.__dict__
+        tables = (own, own["_parameters"], own["_buffers"], own["_modules"])
+        return [name for table in tables for name in table if name not in self.ignored]
+
+    def words(self, held: list[str]) -> str:
+        """All of them."""
+        return ", ".join(held) or "none"
+
+    def anew(self, thing: Any) -> Kept:
+        """The same of another module."""
+        return type(self)(thing, self.ignored)
+
+
+class AsFilled(Kept):
+    """The tensors of a model from which forward made something at its first call, and keeps it.
+
+    They must be as they were at the first call since the model was prepared, whichever plan served that; where it was `called`
+    before, as they are now. Of what shares their memory, which follows what is written there, only that they are the same.
+    """
+
+    __slots__ = ("called", "origins")
+
+    def __init__(self, thing: nn.Module, origins: frozenset[Origin], called: bool) -> None:
+        self.origins, self.called = origins, called
+        super().__init__(thing)
+
+    def look(self, thing: Any) -> list[tuple[int | None, int]]:
+        """Where they lie, and how often they were written into."""
+        found = []
+        for path, name, shares in sorted(self.origins):
+            t = _state_at(thing, path, name)
+            found.append((None, 0) if t is None else (storage_of(t), 0 if shares or t.is_inference() else t._version))
+        return found
+
+    def words(self, held: Any) -> str:
+        """Their names."""
+        return ", ".join(sorted({repr(f"{path}.{name}".lstrip(".")) for path, name, _ in self.origins}))
+
+    def is_same(self) -> bool:
+        """Whether they are as at the first call; true where this is the first."""
+        now = self.look(self.thing)
+        return bool(
+            now == (self.held if self.called else _FIRST.setdefault(self.thing, {}).setdefault(self.origins, now))
+        )
+
+    def anew(self, thing: Any) -> Kept:
+        """The same of a copy, which was called as often."""
+        return type(self)(thing, self.origins, self.called or self.origins in _FIRST.get(self.thing, {}))
+
+
+_FIRST: WeakKeyDictionary[nn.Module, dict[frozenset[Origin], list[tuple[int | None, int]]]] = WeakKeyDictionary()
+
+
+def not_called(model: nn.Module) -> None:
+    """Take it that no call has been made yet of a model that was prepared now."""
+    _FIRST.pop(model, None)
+
+
+def _state_at(model: nn.Module, path: str, name: str) -> torch.Tensor | None:
+    try:
+        module = model.get_submodule(path)
+    except AttributeError:
+        return None
+    t = module._parameters.get(name, module._buffers.get(name))
+    return t if isinstance(t, torch.Tensor) else None

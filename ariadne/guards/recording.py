@@ -55,6 +55,8 @@ class Recording:
     read_attributes: dict[tuple[str, str], tuple[nn.Module, Any, int]] = field(default_factory=dict)
     written: set[tuple[str, str]] = field(default_factory=set)
     missing: set[tuple[str, str]] = field(default_factory=set)
+    listed: set[str] = field(default_factory=set)  # modules whose names it looked through
+    tabled: set[str] = field(default_factory=set)  # modules whose parts, parameters and buffers it did
     looked: set[str] = field(default_factory=set)
     asked: set[int | None] = field(default_factory=set)  # storages of the model's tensors whose type it asked
     raised: bool = False  # an op has, and forward may have gone on
@@ -74,6 +76,10 @@ class Recording:
     changed: list[tuple[str, str, Any, Any]] = field(default_factory=list)
     containers: list[tuple[Any, Any]] = field(default_factory=list)
     effects: dict[Place, Change] = field(default_factory=dict)  # what it did to containers
+    made_of: dict[str, frozenset[tuple[str, str, bool]]] = field(
+        default_factory=dict
+    )  # what a first call filled, and of what
+    called_before: bool = False  # an earlier call had filled that
     moved: set[int] = field(default_factory=set)
     backwards: list[tuple[int, int, str]] = field(default_factory=list)
     outside: list[Outside] = field(default_factory=list)

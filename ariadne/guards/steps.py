@@ -22,6 +22,7 @@ _CHANGES = frozenset(
     "add append appendleft clear discard extend insert move_to_end pop popitem popleft remove reverse setdefault sort "
     "update".split()
 )
+_PUTTING = frozenset({"setdefault", "update"})
 _ENTERING = ("BEFORE_WITH", "BEFORE_ASYNC_WITH")
 _KEYS = ("LOAD_GLOBAL", "LOAD VARIABLE", "CONSTANT", "ATTRIBUTE", "SUBSCRIPT")
 IMPORT_MODULE: CodeType = importlib.import_module.__code__
@@ -64,10 +65,27 @@ class Code:
     of_others: bool
     every_global: bool = False  # it asks `globals()` for a name that it makes
 
+    assigned: frozenset[str] = frozenset()  # attributes that it assigns
+    filled: frozenset[str] = frozenset()  # attributes that it reads, where it puts something into a container
+
     @classmethod
     def of(cls, code: CodeType, others: bool, module: str) -> Code:
+        """What stands in a function's code; kept, as each capture asks the same codes."""
+        at = id(code), others, module
+        found = _KNOWN.get(at)
+        if found is None:
+            if len(_KNOWN) >= _MOST_KNOWN:
+                _KNOWN.clear()
+            found = _KNOWN[at] = cls._read(code, others, module)
+        return found
+
+    @classmethod
+    def _read(cls, code: CodeType, others: bool, module: str) -> Code:
         calling = others and module.startswith(_CALLING) and module != _NOT_CALLING
         steps = list(plain_steps(marked(dis.get_instructions(code)))) if calling or not others else []
+        assigned = frozenset(name for kind, name in steps if kind == "STORE_ATTR")
+        fills = any(kind == "STORE_SUBSCR" for kind, _ in steps) or not _PUTTING.isdisjoint(code.co_names)
+        filled = frozenset(name for kind, name in steps if kind == "ATTRIBUTE") if fills else frozenset()
         steps = [("CONSTANT", module) if step == ("LOAD_GLOBAL", "__name__") else step for step in steps]
         if calling:
             return cls(code, tuple(c for c in chains((), steps) if not c.of_argument), False, frozenset(), True)
@@ -77,7 +95,13 @@ class Code:
             found += [Chain(text) for text in texts(code.co_consts)]
         wholesale = not _WHOLESALE.isdisjoint(code.co_names) or makes_names(steps)
         every = by_name and asks_for_any_global(steps)
-        return cls(code, tuple(found), wholesale, frozenset(owned_by(steps)), others, every)
+        return cls(code, tuple(found), wholesale, frozenset(owned_by(steps)), others, every, assigned, filled)
+
+
+_KNOWN: dict[
+    tuple[int, bool, str], Code
+] = {}  # the codes that were looked at, which these keep alive, so that ids stay theirs
+_MOST_KNOWN = 1 << 14
 
 
 def asks_for_any_global(steps: Sequence[Step]) -> bool:

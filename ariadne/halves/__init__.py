@@ -19,7 +19,7 @@ A plan and its cut flow in, or a file; out flow a file, or plans of one side and
 """
 
 from ariadne.halves.atoms import count, flag, items, mapped, need, text
-from ariadne.halves.called import copied, state_of
+from ariadne.halves.called import copy_kept, state_of
 from ariadne.halves.export import Schema
 from ariadne.halves.export import write as export
 from ariadne.halves.form import Side

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from types import MethodType
 from typing import Any
 from weakref import WeakSet
@@ -235,18 +234,12 @@ def _fits(theirs: Any, mine: Any) -> bool:
     return isinstance(theirs, torch.Tensor) and theirs.shape == mine.shape
 
 
-def copied(plan: TracePlan, memo: dict[int, Any]) -> TracePlan:
-    """The plan for a copy of a half: with a copy of all that keeps something, by `memo` one for each."""
-
-    def copy_of(thing: Any) -> Any:
-        if isinstance(thing, torch.Generator):
-            if id(thing) not in memo:
-                memo[id(thing)] = torch.Generator(thing.device).set_state(thing.get_state())
-            return memo[id(thing)]
-        if isinstance(thing, Call):
-            return replace(thing, function=copy_of(thing.function))
-        if isinstance(thing, MethodType) and isinstance(thing.__self__, nn.Module):
-            return getattr(copy.deepcopy(thing.__self__, memo), thing.__name__)
-        return copy.deepcopy(thing, memo) if isinstance(thing, nn.Module) else thing
-
-    return replace(plan, objects={n: copy_of(thing) for n, thing in plan.objects.items()})
+def copy_kept(plan: TracePlan, memo: dict[int, Any]) -> None:
+    """Put a copy of all that a half's plan calls or draws from, and that keeps something, into a memo of `copy.deepcopy`."""
+    for thing in plan.objects.values():
+        of = thing.function if isinstance(thing, Call) else thing
+        of = of.__self__ if isinstance(of, MethodType) else of
+        if isinstance(of, torch.Generator) and id(of) not in memo:
+            memo[id(of)] = torch.Generator(of.device).set_state(of.get_state())
+        elif isinstance(of, nn.Module):
+            copy.deepcopy(of, memo)

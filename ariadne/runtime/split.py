@@ -13,7 +13,7 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload
-from ariadne.capture import Example, Snapshot, left_as_found
+from ariadne.capture import Example, Snapshot, copied_plan, left_as_found
 from ariadne.compiled import CompileReport, cuda_graphs
 from ariadne.cut import (
     SIDES,
@@ -462,11 +462,12 @@ class SplitRuntime(Told):
         again = getattr(self._recapture, "of", None)
         recapture = again(model) if again is not None else self._recapture
         place = self.candidates.index(self._main.candidate)
+        made = {p: copied_plan(p, memo) for p in self._plans}
         plans = {  # tuples of its own tell the boundaries of the copy's prefix from those of this one's
-            p: (tuple(replace(c, live=(*c.live,)) for c in candidates), b.of_copy(model, memo))
+            made[p]: (tuple(replace(c, live=(*c.live,)) for c in candidates), b.of_copy(model, memo))
             for p, (candidates, b) in self._plans.items()
         }
-        return SplitRuntime(model, self.settings, plans, recapture, plans[self.plan][0][place])
+        return SplitRuntime(model, self.settings, plans, recapture, plans[made[self.plan]][0][place])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise HalfError(

@@ -49,11 +49,13 @@ def divided(frame: Any, x: Tensor, at: int, how: str) -> Tensor:
 def checkpointed(frame: Any, x: Tensor, reentrant: bool) -> Tensor:
     """A part that the backward pass runs again, which writes into a buffer or puts another in its place."""
 
+    net = frame.net  # a deep copy of a split follows a closure to the model, and not what else holds it
+
     def part(h: Tensor) -> Tensor:
         if reentrant:
-            frame.net.passed.add_(1)
+            net.passed.add_(1)
         else:
-            frame.net.total = h.detach().float().sum()
+            net.total = h.detach().float().sum()
         return torch.tanh(h) * 1.5
 
     found: Tensor = checkpoint(part, x, use_reentrant=reentrant)

@@ -207,6 +207,40 @@ def test_what_is_registered_is_guarded_where_forward_looks_through_it(read: Any,
         runtime.run_prefix(X)
 
 
+LISTED: dict[str, Callable[[Any], Any]] = {
+    "vars": lambda self: len(vars(self)),
+    "in vars": lambda self: 2 if "more" in vars(self) else 1,
+    "dict": lambda self: 2 if "more" in self.__dict__ else 1,
+    "get": lambda self: self.__dict__.get("more", 1.0),
+    "dir": lambda self: len([n for n in dir(self) if n.startswith("mo")]) + 1,
+}
+
+
+@pytest.mark.parametrize("how", sorted(LISTED))
+def test_a_name_that_comes_later_is_noticed_where_forward_looks_through_them(how: str) -> None:
+    model = type("Model", (Net,), {"read": LISTED[how]})()
+    runtime = prepare_split(model.eval(), (X,), split="50%")
+    model.more = 2.0
+    with pytest.raises(ModuleError, match=r"the names of its attributes.* more"):
+        runtime.run_prefix(X)
+    del model.more
+    with torch.no_grad():
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(X)), model(X))
+
+
+def test_names_that_forward_sets_by_itself_are_not_among_those() -> None:
+    def read(self: Any) -> Any:
+        if "seen" not in self.__dict__:
+            self.seen = True
+        return 2.0
+
+    model = type("Model", (Net,), {"read": read})()
+    runtime = prepare_split(model.eval(), (X,), split="50%")
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(runtime.run_suffix(runtime.run_prefix(X)), model(X))
+
+
 class Laid(nn.Module):
     """A result that follows how an op's result lies in memory, which follows how the tensors of the model do."""
 

@@ -1,0 +1,50 @@
+"""Listed: where forward looks through the names that a module has: its attributes, or its parts, parameters and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from ariadne.capture.recorder import Recorder
+from ariadne.capture.refusals import Patches, called_by_torch
+from ariadne.guards import BOOKKEEPING, Recording
+
+TABLES = frozenset({"__dict__", "_buffers", "_modules", "_non_persistent_buffers_set", "_parameters"})
+_OF_ONE = ("children", "named_children")
+_OF_ALL = ("__repr__", "modules", "named_modules", "state_dict")
+
+
+def patch(recorder: Recorder, paths: Mapping[int, str], patches: Patches) -> None:
+    """Note the modules that forward asks for what they hold, by methods of `nn.Module`."""
+
+    def asked(plain: Callable[..., Any], note: Callable[[nn.Module], None], self: nn.Module, given: Any) -> Any:
+        if id(self) in paths and recorder.is_mine() and not called_by_torch(3):
+            with recorder.aside():
+                note(self)
+        return plain(self, *given[0], **given[1])
+
+    def watch(name: str, note: Callable[[nn.Module], None]) -> None:
+        ask = partial(asked, getattr(nn.Module, name), note)
+        patches.set(nn.Module, name, lambda self, *args, **kwargs: ask(self, (args, kwargs)))
+
+    def tables(every: bool, self: nn.Module) -> None:
+        found = all_modules(self) if every else [self]
+        recorder.recording.tabled |= {paths[id(m)] for m in found if id(m) in paths}
+
+    all_modules = nn.Module.modules
+    watch("__dir__", lambda self: recorder.recording.listed.add(paths[id(self)]))
+    for name in (*_OF_ONE, *_OF_ALL):
+        watch(name, partial(tables, name in _OF_ALL))
+
+
+def note(found: Recording, path: str, name: str, held: Mapping[str, Any], read: Callable[[str], Any]) -> None:
+    """Note that forward has one of a module's tables at hand: what it looks up in there, and what it misses, nobody sees."""
+    if name != "__dict__":
+        found.tabled.add(path)
+        return
+    found.listed.add(path)
+    for key in [k for k in held if k not in BOOKKEEPING]:
+        read(key)

@@ -1,0 +1,122 @@
+"""Explained: what a model that a guard refuses has otherwise than at capture, in words."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from ariadne import tree
+from ariadne.errors import ModuleError, named
+from ariadne.guards.attributes import simple
+from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, reach, shown, tabled
+from ariadne.guards.kept import Kept, Same
+from ariadne.guards.marks import AsFilled
+from ariadne.guards.watched import is_known
+
+
+def refuse_changes(
+    base: Baseline,
+    modules: Mapping[str, nn.Module],
+    own_dicts: Sequence[dict[str, Any]],
+    attributes: Sequence[tuple[str, tuple[Any, ...], Any]],
+) -> None:
+    """Raise `ModuleError` with the first difference of these modules, if there is one that matters.
+
+    `own_dicts`: the `__dict__` of each when it was prepared. `attributes`: what forward read of them, as in `Baseline`.
+    """
+    again = "; undo that, or call prepare_split again"
+    for (path, module), own_dict in zip(modules.items(), own_dicts, strict=True):
+        where = named(path)
+        if module.__dict__ is not own_dict:
+            raise ModuleError(f"the __dict__ of {where} was replaced, and the new one is not followed{again}")
+        kind: type = type(module)
+        if kind is not base.classes[path]:
+            raise ModuleError(
+                f"{where} was a {base.classes[path].__name__} at capture, now it is a {kind.__name__}{again}"
+            )
+        if path in base.training and module.training != base.training[path]:
+            old, new = ("train", "eval") if base.training[path] else ("eval", "train")
+            raise ModuleError(
+                f"{where} was captured in {old} mode and is now in {new} mode; call .{old}() on it, or prepare again in "
+                f"{new} mode"
+            )
+        if module.__dict__.get("forward") is not base.forwards[path]:
+            raise ModuleError(f"{where} has another forward of its own{again}")
+        if not base.keeps_its_tables(path):
+            raise ModuleError(
+                f"the dict of parameters or that of buffers of {where} was replaced, and the new one is not followed{again}"
+            )
+        now, was = list(module._modules.items()), base.children[path]
+        if now != was:
+            changed = [n for n, m in now if (n, m) not in was] + [n for n, m in was if (n, m) not in now]
+            what = repr(f"{path}.{changed[0]}".removeprefix(".")) if changed else f"the order of the parts of {where}"
+            raise ModuleError(f"{what} was replaced, added or removed{again}")
+        for h in HOOKS:
+            if base.hooks_now(module, h) != base.hooks[path, h]:
+                raise ModuleError(f"the hooks of {named(path)} ({h.strip('_')}) changed{again}")
+        if isinstance(module, nn.RNNBase) and not keeps_its_weights(module):
+            raise ModuleError(f"the weights that {where} lists (_flat_weights) are not its parameters{again}")
+        for table, name, tensor in base.tensors.get(path, ()):
+            if module.__dict__[table].get(name) is not tensor:
+                raise ModuleError(
+                    f"{name!r} of {where}, which stands in no registry of the model, is another tensor now{again}"
+                )
+        for table, name in base.absent[path]:
+            if module.__dict__[table].get(name) is not None:
+                raise ModuleError(f"{name!r} of {where} was None at capture, now it is a tensor{again}")
+    for path, keys, value in attributes:
+        if isinstance(value, AsFilled) and not value.is_same():
+            raise ModuleError(
+                f"forward makes {keys[0]} of {value!r} at its first call, and keeps it; that was changed since, and the model goes "
+                f"on with what it made of the old one{again}"
+            )
+        if isinstance(value, Kept):
+            if not value.is_same():
+                raise ModuleError(
+                    f"{shown(keys)!r} of {named(path)} was {value!r} when forward read it, now it is {value.now()}{again}"
+                )
+            continue
+        found = reach(modules[path], keys)
+        if (
+            found is not value.thing
+            if isinstance(value, Same)
+            else not simple(found) or not tree.identical(found, value)
+        ):
+            now_it_is = "gone" if found is modules[path] else reprlib.repr(found)
+            raise ModuleError(
+                f"attribute {shown(keys)!r} of {named(path)} was {reprlib.repr(value)} when forward "
+                f"read it, now it is {now_it_is}{again}"
+            )
+    for path, name, before, now_flag, beside in base.flags:
+        tables = [(base.modules[p].__dict__, n) for p, n in beside]
+        own = modules[path].__dict__ if path in modules else {name: before}
+        if not is_known(own, name, before, now_flag, tables):
+            raise ModuleError(
+                f"attribute {name!r} of {named(path)} was {before!r} when forward read it, and is {own.get(name)!r} now, with "
+                f"what a first call fills beside it as no call leaves it{again}"
+            )
+    for path, was_there in base.tabled.items():
+        there = tabled(modules[path])
+        if there != was_there:
+            raise ModuleError(
+                f"forward looked through the parameters and buffers of {named(path)}, which were "
+                f"{', '.join(was_there) or 'none'} and are {', '.join(there) or 'none'} now{again}"
+            )
+    for path, name in sorted(base.inherited):
+        if path in modules and name in modules[path].__dict__:
+            raise ModuleError(
+                f"{name!r} of {named(path)} came from its class, now the module has one of its own{again}"
+            )
+    for path, name in sorted(base.missing):
+        if path in modules and hasattr(modules[path], name):
+            raise ModuleError(f"forward found no attribute {name!r} on {named(path)}, now there is one{again}")
+    for outside in base.outside:
+        if not outside.is_same():
+            raise ModuleError(f"{outside.told()}{again}")
+    if global_hooks():
+        raise ModuleError(
+            f"a global module hook was added ({global_hooks()[0]!r}), which a captured plan does not run; remove it"
+        )

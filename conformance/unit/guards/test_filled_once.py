@@ -1,0 +1,130 @@
+"""What forward makes of the model's tensors at its first call, and keeps: the model goes on with that, whatever becomes of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ariadne import SplitSpec, prepare_split
+from ariadne.errors import ModuleError
+from conformance.unit.trap_kit import numbers
+
+X = numbers(2, 4)
+
+
+class Net(nn.Module):
+    """Two layers, the second by a weight that is kept in some way."""
+
+    def __init__(self, keep: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.first, self.last, self.keep = nn.Linear(4, 4), nn.Linear(4, 4), keep
+        self.held: Any = None
+        self.table: dict[str, Tensor] = {}
+        self.items: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.first(x), self.last.weight) * self.keep(self)
+
+
+def in_attribute(self: Any) -> Any:
+    if self.held is None:
+        self.held = self.last.weight.detach().half().float().sum()
+    return self.held
+
+
+def absent(self: Any) -> Any:
+    if not hasattr(self, "made"):
+        self.made = self.last.weight.detach().clone()
+    return self.made.sum()
+
+
+def in_dict(self: Any) -> Any:
+    if "w" not in self.table:
+        self.table["w"] = self.last.weight.detach() * 1
+    return self.table["w"].mean()
+
+
+def in_list(self: Any) -> Any:
+    if not self.items:
+        self.items.append(self.last.weight.detach().norm())
+    return self.items[0]
+
+
+def number(self: Any) -> Any:
+    if self.held is None:
+        self.held = float(self.last.weight.detach().max())
+    return self.held
+
+
+def view(self: Any) -> Any:
+    if self.held is None:
+        self.held = self.last.weight.detach()
+    return self.held.sum()
+
+
+KEPT = {"absent": absent, "attribute": in_attribute, "dict": in_dict, "list": in_list, "number": number}
+
+
+def both(keep: Callable[[Any], Any]) -> tuple[Net, Any]:
+    torch.manual_seed(0)
+    whole = Net(keep).eval()
+    return whole, prepare_split(copy.deepcopy(whole), (X,), split=SplitSpec("after:first", dynamic_batch=(1, 4)))
+
+
+def call(split: Any) -> Tensor:
+    return split.run_suffix(split.run_prefix(X))
+
+
+def double(model: Net) -> None:
+    with torch.no_grad():
+        model.last.weight.mul_(2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kept", sorted(KEPT))
+def test_what_was_made_of_a_weight_that_changed_since_is_refused_by_name(kept: str) -> None:
+    whole, split = both(KEPT[kept])
+    for model in (whole, split.model):
+        double(model)  # before a first call it is as if it had always been so
+    assert torch.equal(whole(X), call(split))
+    assert torch.equal(whole(X), call(split))
+    again = copy.deepcopy(split)
+    double(again.model)
+    with pytest.raises(ModuleError, match=r"of 'last.weight' at its first call, and keeps it; that was changed since"):
+        call(again)
+    double(split.model)
+    with pytest.raises(ModuleError, match=r"of 'last.weight' at its first call, and keeps it; that was changed since"):
+        call(split)
+    split = prepare_split(split.model, (X,), split="after:first")
+    assert torch.equal(split.model(X), call(split))
+
+
+@torch.no_grad()
+def test_a_view_of_a_weight_follows_it() -> None:
+    whole, split = both(view)
+    for _ in range(2):
+        assert torch.equal(whole(X), call(split))
+        for model in (whole, split.model):
+            double(model)
+    assert torch.equal(whole(X), call(split))
+    split.model.last.weight = nn.Parameter(split.model.last.weight.clone())
+    with pytest.raises(ModuleError, match=r"of 'last.weight' at its first call"):
+        call(split)
+
+
+@torch.no_grad()
+def test_a_model_that_was_called_before_keeps_what_it_made_then() -> None:
+    whole, _ = both(in_dict)
+    whole(X)
+    split = prepare_split(copy.deepcopy(whole), (X,), split="after:first")
+    assert torch.equal(whole(X), call(split))
+    split = prepare_split(split.model, (X,), split="after:first")
+    double(split.model)
+    with pytest.raises(ModuleError, match=r"of 'last.weight' at its first call"):
+        call(split)
