@@ -22,6 +22,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     parts         parts that `ariadne.opaque` was told of, each call one op
     applied       functions of autograd, by whatever name they are applied
     repeated      what a checkpointed part does, which the backward pass runs once more
+    threads       what forward has other threads do
     listed        where forward looks through the names of attributes
     wanted        tensors that forward tells that they require a gradient
     recorded      a block in which all that forward does is noted

@@ -29,6 +29,7 @@ from ariadne.capture.repeated import refuse_repeated
 from ariadne.capture.settled import Held, Key, refuse_change, settles
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
+from ariadne.capture.threads import refuse_elsewhere
 from ariadne.capture.values import state_tensors
 from ariadne.compare import difference
 from ariadne.errors import UnsupportedError, named
@@ -250,6 +251,7 @@ def _refuse_python_state(
 ) -> dict[Key, tuple[Any, Any]]:
     """Raise `UnsupportedError` for what no plan can follow; returns the attributes of which that is still to be found out."""
     settled: dict[Key, tuple[Any, Any]] = {}
+    refuse_elsewhere(found)
     if found.disturbed:
         raise UnsupportedError(
             "another thread drew from torch's random generator while forward, which draws too, was captured: which numbers are "

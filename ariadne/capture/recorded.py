@@ -17,7 +17,7 @@ from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from ariadne.capture import applied, listed, packed, repeated, wanted
+from ariadne.capture import applied, listed, packed, repeated, threads, wanted
 from ariadne.capture.disguise import disguised
 from ariadne.capture.followed import plain
 from ariadne.capture.measured import patch_sizes
@@ -402,8 +402,8 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     patches.set(torch.Tensor, "is_contiguous", noted("layout", "is_contiguous"))
     for name in ("stride", "dim_order"):
         patches.set(torch.Tensor, name, noted("layout", name))
-    applied.patch(recorder, patches)
-    repeated.patch(recorder, patches)
+    for part in (applied, repeated, threads):
+        part.patch(recorder, patches)
     patches.set(torch, "is_autocast_enabled", watched_call("dtype", torch.is_autocast_enabled))
     patches.set(torch, "get_autocast_dtype", watched_call("dtype", torch.get_autocast_dtype))
 
@@ -439,8 +439,8 @@ def recording(
         paths.setdefault(id(module), path)
     found, patches = Recording(), Patches()
     recorder = Recorder(found, fake, snapshot, patches, watch)
-    recorder.state = snapshot.storages()
     with PATCHING, ExitStack() as stack:
+        stack.callback(recorder.forget)
         try:
             _patch(recorder, paths, snapshot.strays, patches)
             run = Run(model, recorder.is_mine, recorder.where, recorder.backward, patches)

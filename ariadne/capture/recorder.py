@@ -67,7 +67,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.own: set[int] = set()
         self.within: Within | None = None  # what the ops of a function that is kept whole read
         self.ambient, self.settings = modes(), switches.settings()
-        self.state: set[int] = set()  # the storages of the model's tensors
+        self.state = snapshot.storages()  # those of the model's tensors
         self.kept: dict[int, str] = {}  # those that opaque parts left in Python in this call, and which part
         self.autocast: list[str] = []
         self.scope = 0
@@ -76,6 +76,15 @@ class Recorder(ProxyTorchDispatchMode):
     def is_mine(self) -> bool:
         """Whether it is forward's own Python that runs: in the thread that records, and outside of any op."""
         return not self.depth and threading.get_ident() == self.thread
+
+    def forget(self) -> None:
+        """Let go of the model, and of all that was seen.
+
+        What was imported meanwhile may hold what stood in the place of one of Python's own functions, in the methods of a named
+        tuple, for as long as the process lives.
+        """
+        self.__dict__.clear()
+        self.depth, self.thread, self.running = 1, 0, None  # nothing is `mine` any more
 
     @contextmanager
     def aside(self) -> Iterator[None]:

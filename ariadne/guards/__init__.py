@@ -26,6 +26,7 @@ order::
     tensors       which of them a plan rests on; which are tied
     watched       what stands in dicts, compared again only after one was written
     sizes         whether the sizes of a call are those that a plan serves
+    bound         a call in the example's form
     calls         what is checked at each call
     further       what one of these checks asks beyond another
 """
@@ -55,6 +56,7 @@ from ariadne.guards.attributes import (
     variables,
 )
 from ariadne.guards.baseline import GLOBAL_HOOKS, Baseline, copied_model, global_hooks, owner_of, shown, state_types
+from ariadne.guards.bound import binding
 from ariadne.guards.calls import ModuleGuard, entrance, explain
 from ariadne.guards.codes import codes_of
 from ariadne.guards.effects import (

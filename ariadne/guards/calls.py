@@ -18,6 +18,7 @@ from ariadne.errors import BatchError, InputError, ModuleError, named
 from ariadne.guards import switches
 from ariadne.guards.attributes import Attribute, lasts
 from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, owner_of, table_of
+from ariadne.guards.bound import once_more
 from ariadne.guards.classes import Lookup
 from ariadne.guards.explained import refuse_changes
 from ariadne.guards.kept import Kept, Same
@@ -49,21 +50,22 @@ def entrance(
         "same_marks": same_marks,
         "spec": plan.input_spec,
     }
+    env["again"] = once_more(model, plan.input_spec, env)
     lines = ["def enter(args, kwargs):", "  try:"]
     count = plan.input_spec.size
     leaf = [f"leaf{i}" for i in range(count)]
     positional, keyword = plan.input_spec.children
     flat = all(c.kind == tree.LEAF for c in (*positional.children, *keyword.children))
+    n = len(positional.children)
+    lines.append(f"    if len(args) != {n} or len(kwargs) != {len(keyword.keys)}: return again(args, kwargs)")
     if flat:
-        n = len(positional.children)
-        lines.append(f"    if len(args) != {n} or len(kwargs) != {count - n}: return None")
         if n:
             lines.append(f"    {', '.join(leaf[:n])}, = args")
         lines += [f"    {name} = kwargs[{key!r}]" for name, key in zip(leaf[n:], keyword.keys, strict=True)]
     else:
         lines += [
             f"    leaves, found = flatten((args, {{k: kwargs[k] for k in {keyword.keys!r}}}))",
-            f"    if found != spec or len(kwargs) != {len(keyword.keys)}: return None",
+            "    if found != spec: return None",
             f"    {', '.join(leaf)}, = leaves",
         ]
     first = True

@@ -68,6 +68,7 @@ class Recording:
     drew: bool = False  # it drew from a generator of the process
     drew_python: bool = False  # and that was Python's, `random`
     disturbed: bool = False  # another thread drew from torch's while forward drew
+    elsewhere: str = ""  # what another thread did for it that no plan does, in words
     repeated: set[tuple[int, Any]] = field(default_factory=set)  # and inside of parts that the backward pass runs again
     read_size: str = ""  # why a symbolic plan would hold for one batch, should forward go on after it was told
     output: Any = None

@@ -15,7 +15,7 @@ from ariadne.capture import Captured, Example
 from ariadne.compiled import SegmentReport
 from ariadne.cut import SIDES, Boundary, SplitCandidate, frontiers, select
 from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError
-from ariadne.guards import Baseline, explain, state_types
+from ariadne.guards import Baseline, binding, explain, state_types
 from ariadne.plan import TracePlan, sizes_in
 from ariadne.runtime.proof import prove
 from ariadne.runtime.training import NO_SLOTS, SideSlots
@@ -260,6 +260,7 @@ class Plans:
     ) -> tuple[Variant, tuple[Any, ...]]:
         with self._lock:
             base = self._now[training]
+            args, kwargs = binding(self.model, base.plan.input_spec)(args, kwargs) or (args, kwargs)
             lo, hi = self.settings.spec.batch_range
             if state_types(self.model) == base.moved:
                 explain(base.plan, self.model, args, kwargs, range(lo, hi + 1))
@@ -287,8 +288,8 @@ class Plans:
         """Hold a plan that was captured for a call against the model, before it serves one."""
         prove(self.model, variant, captured, example, trains=trains)
 
-    @staticmethod
-    def _example(args: tuple[Any, ...], kwargs: dict[str, Any], plan: TracePlan, batches: range) -> Example:
+    def _example(self, args: tuple[Any, ...], kwargs: dict[str, Any], plan: TracePlan, batches: range) -> Example:
+        args, kwargs = binding(self.model, plan.input_spec)(args, kwargs) or (args, kwargs)
         leaves, spec = tree.flatten((args, kwargs))
         if spec != plan.input_spec:
             explain(plan, nn.Module(), args, kwargs, batches)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import enum
+import gc
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +15,8 @@ import torch
 from torch import nn
 
 from ariadne import SplitSpec, prepare_split
+from ariadne.capture.reach import Reach
+from ariadne.capture.recorded import recording
 from ariadne.compare import difference
 
 HOSTILE = {
@@ -124,3 +129,15 @@ def test_a_key_of_a_class_of_its_own_is_put_back_as_that_key() -> None:
     runtime = equals_whole(Keyed())
     (key,) = runtime.run_suffix(runtime.run_prefix(*inputs(2)))
     assert key is Letter.A
+
+
+def test_a_function_that_stood_in_the_place_of_one_of_pythons_holds_no_model() -> None:
+    model = nn.Linear(4, 4)
+    gone = weakref.ref(model)
+    with recording(model, None, Reach(model).snapshot((), {})):
+        taken = builtins.len  # as the methods of a named tuple take it, in a module that is imported meanwhile
+    del model
+    gc.collect()
+    assert taken is not len
+    assert taken(torch.ones(2, 3)) == taken([1, 2]) == 2
+    assert gone() is None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -128,3 +130,60 @@ def test_where_nobody_else_draws_the_generators_are_left_as_found(kind: type[Net
     prepare_split(model, (torch.ones(2, 4),), split="50%")
     assert torch.equal(stood[0], torch.get_rng_state())
     assert stood[1] == random.getstate()
+
+
+def in_a_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+POOL = ThreadPoolExecutor(1)
+
+
+class Elsewhere(Net):
+    """Something that another thread does between the layers."""
+
+    def __init__(self, hand: Callable[[Callable[[], object]], object], work: Callable[[Any, Tensor], object]) -> None:
+        super().__init__()
+        self.hand, self.work = hand, work
+        self.register_buffer("count", torch.zeros(()))
+
+    def between(self, h: Tensor) -> Tensor:
+        self.hand(lambda: self.work(self, h))
+        return h
+
+
+def pooled(work: Callable[[], object]) -> None:
+    POOL.submit(work).result()
+
+
+@pytest.mark.parametrize("hand", [in_a_thread, pooled])
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (lambda m, h: torch.rand(3), r"aten\.rand\.default .* which draws random numbers"),
+        (lambda m, h: nn.functional.dropout(torch.ones(3)), "which draws random numbers"),
+        (
+            lambda m, h: m.count.add_(1),
+            r"aten\.add_\.Tensor .* which writes into a tensor that the thread did not make",
+        ),
+        (lambda m, h: h.mul_(2), "which writes into a tensor that the thread did not make"),
+    ],
+)
+def test_what_forward_has_another_thread_draw_or_write_is_refused(hand: Any, work: Any, words: str) -> None:
+    before = torch.get_rng_state()
+    model = Elsewhere(hand, work).eval()
+    torch.set_rng_state(before)
+    with pytest.raises(UnsupportedError, match=f"forward has another thread run .*{words}"):
+        prepare_split(model, (torch.ones(2, 4),), split="after:a")
+    assert model.count == 0
+
+
+@pytest.mark.parametrize("hand", [in_a_thread, pooled])
+def test_what_a_thread_does_to_tensors_of_its_own_is_let_be(hand: Any) -> None:
+    model = Elsewhere(hand, lambda m, h: torch.zeros(4).view(2, 2).add_(1).t().mul_(2)).eval()
+    runtime = prepare_split(model, (torch.ones(2, 4),), split="after:a")
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))

@@ -114,11 +114,11 @@ def test_inputs_unlike_those_captured_are_refused(runtime: SplitRuntime, x: Any,
     [
         ((), {}, r"args \(\), kwargs \{\}"),
         ((X, X), {}, r"args \(\*, \*\), kwargs \{\}"),
-        ((), {"x": X}, r"args \(\), kwargs \{'x': \*\}"),
+        ((), {"mask": X}, r"args \(\), kwargs \{'mask': \*\}"),
         ((X,), {"mask": None}, r"args \(\*,\), kwargs \{'mask': \*\}"),
         (((X,),), {}, r"args \(\(\*,\),\), kwargs \{\}"),
     ],
-    ids=["none", "two", "keyword", "one more keyword", "nested"],
+    ids=["none", "two", "another keyword", "one more keyword", "nested"],
 )
 def test_inputs_in_another_structure_are_refused_with_both(
     runtime: SplitRuntime, args: Any, kwargs: Any, found: str

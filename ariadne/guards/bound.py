@@ -1,0 +1,55 @@
+"""Bound: a call in the form of the example's, whose arguments came by name where that had them by position, or the other way."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from ariadne import tree
+
+Form = tuple[tuple[Any, ...], dict[str, Any]]
+_OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def binding(model: nn.Module, spec: tree.Spec) -> Callable[[tuple[Any, ...], dict[str, Any]], Form | None]:
+    """A function from (args, kwargs) to the same call in the form of `spec`; None where it has that form, or can't have it.
+
+    To forward itself both forms are one, as to any function of Python's without `*args` and `**kwargs`. A hook on the model, or
+    what a decorator puts around forward, may tell them apart.
+    """
+    hooked = model._forward_pre_hooks or model._forward_hooks or type(model).__call__ is not nn.Module.__call__
+    try:
+        asked = inspect.signature(model.forward, follow_wrapped=False)
+    except (TypeError, ValueError):  # no function of Python's
+        return lambda args, kwargs: None
+    if hooked or any(p.kind in _OPEN for p in asked.parameters.values()):
+        return lambda args, kwargs: None
+    positional, keyword = spec.children
+    first, named = [*asked.parameters][: len(positional.children)], [*keyword.keys]
+
+    def bound(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Form | None:
+        if len(args) == len(first) and kwargs.keys() == {*named}:
+            return None
+        try:
+            given = asked.bind(*args, **kwargs).arguments
+        except TypeError:  # forward would refuse it, too
+            return None
+        if given.keys() != {*first, *named}:
+            return None
+        return tuple(given[name] for name in first), {name: given[name] for name in named}
+
+    return bound
+
+
+def once_more(model: nn.Module, spec: tree.Spec, names: dict[str, Any]) -> Callable[..., tuple[Any, ...] | None]:
+    """A function that calls `names["enter"]` with a call in the form of `spec`; it gives None where there is none."""
+    bound = binding(model, spec)
+
+    def again(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+        form = bound(args, kwargs)
+        return None if form is None else names["enter"](*form)
+
+    return again
