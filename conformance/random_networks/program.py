@@ -117,8 +117,6 @@ class Program:
             return "what is in a container before a part that is taken as it is, that part may read"
         if "marked" in done and keeps:
             return "a plan keeps plain tensors in containers, and none of a class of the user's own"
-        if "if_contiguous" in done and any(i.get("layout", "plain") != "plain" for i in self.inputs):
-            return "forward asks how tensors lie, and inputs cut from larger ones lie otherwise where the batch is one"
         return next((r for s in self.steps if (r := STEPS[s["do"]].refusable)), "")
 
     @property

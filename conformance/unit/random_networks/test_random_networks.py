@@ -45,7 +45,7 @@ FILES = corpus.files()
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_program_of_the_corpus_split_equals_whole(path: Path) -> None:
     counts = trial(corpus.load(path))
-    assert counts.cuts or counts.refused or counts.steps or counts.replays, "nothing was compared"
+    assert counts.cuts or counts.refused or counts.limited or counts.steps or counts.replays, "nothing was compared"
 
 
 def test_random_programs_split_equal_whole() -> None:
@@ -144,9 +144,11 @@ def test_the_whole_model_that_raises_is_no_failure_of_the_split() -> None:
 
 def test_a_refusal_counts_only_where_a_step_declares_it(monkeypatch: pytest.MonkeyPatch) -> None:
     program = corpus.load(corpus.FOLDER / "branch_on_data.json")
-    assert not trial(program).refused  # a plan for each path
+    counts = trial(program)  # a plan for each path
+    assert not counts.refused
+    assert not counts.limited
     monkeypatch.setattr("conformance.random_networks.twins.SplitSpec", partial(SplitSpec, max_paths=1))
-    assert trial(program).refused
+    assert {*trial(program).limited} == {"a path beyond max_paths"}
     quiet = {name: dataclasses.replace(step, refusable="") for name, step in STEPS.items()}
     monkeypatch.setattr("conformance.random_networks.program.STEPS", quiet)
     with pytest.raises(Different, match=r"no step of this program may be refused|guard fires"):
