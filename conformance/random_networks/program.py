@@ -44,6 +44,7 @@ class Program:
     output: Any
     call: str = "positional"
     batch: int = 2
+    least: int = 1  # the smallest batch that its split is prepared for: 1, or 0
     about: str = ""
     script: Sequence[Sequence[Any]] = ()
 
@@ -94,6 +95,8 @@ class Program:
             "steps": block([json.dumps(s) for s in self.steps], "[]"),
             "output": json.dumps(self.output),
         }
+        if self.least != 1:
+            fields["least"] = json.dumps(self.least)
         if self.script:
             fields["script"] = json.dumps(self.script)
         return "{\n" + ",\n".join(f' "{k}": {v}' for k, v in fields.items()) + "\n}\n"

@@ -244,6 +244,17 @@ def lays_out_anew(prefix: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given: tuple(t.contiguous() if isinstance(t, torch.Tensor) else t for t in prefix(*given))
 
 
+def a_row_for_none(prefix: Callable[..., Any]) -> Callable[..., Any]:
+    def run(batch: int, *given: Any) -> Any:
+        def with_a_row(t: Any) -> Any:
+            empty = isinstance(t, torch.Tensor) and batch == 0 and t.dim() > 0 and len(t) == 0
+            return t.new_zeros(1, *t.shape[1:]) if empty else t
+
+        return tuple(map(with_a_row, prefix(batch, *given)))
+
+    return run
+
+
 def detached(labels: tuple[str, ...], raw: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     values, wanting = CARRIED(labels, raw)
     return values, wanting[:-1]
@@ -290,6 +301,9 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "rounded boundary values": lambda m: m.setattr(ariadne.runtime.variant, "load", in_segment("prefix", rounds)),
     "contiguous boundary values": lambda m: m.setattr(
         ariadne.runtime.variant, "load", in_segment("prefix", lays_out_anew)
+    ),
+    "a row where the batch is 0": lambda m: m.setattr(
+        ariadne.runtime.variant, "load", in_segment("prefix", a_row_for_none)
     ),
     "double draw": lambda m: m.setattr(ariadne.runtime.variant, "load", in_segment("suffix", draws_first)),
     "prefix run twice": lambda m: m.setattr(ariadne.runtime.variant, "load", in_segment("prefix", runs_twice)),
