@@ -7,10 +7,10 @@
      "output": {"dict": {"a": "v1", "b": ["x", {"value": null}]}}}
 
 An input also has a `dtype`, a `layout` (plain, transposed, strided), `grad`, and `same`, the name of another input that is
-the very same tensor; `call` says how forward takes them (positional, keywords, list, dict) and `batch` the size of the
-example. A step may run `under` no_grad, enable_grad or autocast. An output is a value's name, `{"value": constant}`,
-`{"batch": true}`, a list, or `{"tuple" | "dict" | "pair": ...}` of outputs. With a `script`, a program is not cut everywhere
-but used as a session says: `[["trace", 0], ["flip", 0], ["run", 3]]`.
+the very same tensor; `call` says how forward takes them (positional, keywords, list, dict), `batch` the size of the
+example, and `least` the smallest batch that is to be served. A step may run `under` no_grad, enable_grad or autocast. An output
+is a value's name, `{"value": constant}`, `{"batch": true}`, a list, or `{"tuple" | "dict" | "pair": ...}` of outputs. With a
+`script`, a program is not cut everywhere but used as a session says: `[["trace", 0], ["flip", 0], ["run", 3]]`.
 """
 
 from __future__ import annotations
