@@ -83,6 +83,21 @@ class WitnessError(GuardError):
     plan: Any = None
     at: int = -1
     found: Any = None
+    asked: tuple[Any, str, str] | None = None  # what was captured, by which op, in which module
+
+    def __str__(self) -> str:
+        """Written only when it is read: a call that goes on on another path has such an error, and nobody reads it."""
+        if self.args or self.asked is None:
+            return super().__str__()
+        expected, target, module = self.asked
+        return (
+            f"the model's Python reads a value out of a tensor ({target} in {module or 'the model itself'}) and goes on from "
+            f"there: at capture it was {expected!r}, now it is {self.found!r}. What was captured holds only for {expected!r}; "
+            "call prepare_split again with inputs that take the new path"
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 class BoundaryError(AriadneError, ValueError):

@@ -51,6 +51,7 @@ from ariadne.plan import (
     TraceNode,
     TracePlan,
     check,
+    layout,
     prune,
     reached,
     sizes_in,
@@ -314,7 +315,9 @@ def _at_few(
     one, runs = Batches.of([few]), list[Observation]()
     try:
         runs += [observe(model, example, few, plan.batch_symbol, grad, effects=effects) for example in inputs]
-        differs = next(filter(None, (differs_from(plan, seen) for seen in runs)), None)
+        differs = next(filter(None, (differs_from(plan, seen) for seen in runs)), None) or _lies_elsewhere(
+            inputs, plan, few, [seen.plan.assumption for seen in runs]
+        )
         unmet = (plan.unmet({plan.batch_symbol: few, **sizes_in(e.sizes, e.leaves)}) for e in inputs)
         differs = differs or next((f"it holds where {words}" for words in unmet if words), None)
     except Exception as error:  # the model itself may refuse one sample; it will say so again when it is asked to
@@ -325,6 +328,20 @@ def _at_few(
     plan = _assuming(plan, *(seen.plan.assumption for seen in runs))
     shown = [replace(seen.evidence, example=example) for seen, example in zip(runs, inputs, strict=True)]
     return replace(plan, batches=plan.batches | one), shown
+
+
+def _lies_elsewhere(inputs: Sequence[Example], plan: TracePlan, few: int, seen: Sequence[Assumption]) -> str | None:
+    """How a plan whose forward asks how tensors lie in memory can't serve `few`: there every tensor may be contiguous."""
+    asked = [found for found in (plan.assumption, *seen) if found.layouts is not None]
+    strides = any(found.strides for found in asked)
+    for example in inputs if asked else ():
+        here, there = (
+            [layout(t, strides) for t in example.resized(batch) if isinstance(t, torch.Tensor)]
+            for batch in (plan.traced_batch, few)
+        )
+        if here != there:
+            return "forward asks how tensors lie in memory, and inputs cut from larger ones or transposed lie otherwise there"
+    return None
 
 
 def _assuming(plan: TracePlan, *others: Assumption) -> TracePlan:

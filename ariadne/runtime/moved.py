@@ -63,7 +63,7 @@ class Moves:
         ]
         self._inside = [s for s in stores if s.inside]
         where = self._given, self._tensors, self._draws, self._generators, self._slots, self._inside, self.python
-        self._moves_nothing = not any(where)
+        self.nothing = not any(where)  # that they move
 
     @property
     def writes(self) -> bool:
@@ -73,7 +73,7 @@ class Moves:
     def keep(self, given: Sequence[Any], call: Any = None) -> Kept:
         """What stands there now. `given`: the inputs of the side, where it has the model's; `call`: its (args, kwargs)."""
         kept = Kept()
-        if self._moves_nothing:
+        if self.nothing:
             return kept
         tensors = [*(get() for get in self._tensors), *(given[i] for i in self._given)]
         kept.tensors = [(t, _copied(t), t.grad_fn) for t in {id(t): t for t in tensors}.values()]
@@ -109,11 +109,12 @@ class Moves:
 
     def seen(self, given: Sequence[Any], call: Any) -> Seen:
         """What stands now where the ops read or move something: inputs, state, and what they store into."""
-        state = [*map(dict.get, self._read_tables, self._read_keys), *(get() for get in (*self._reads, *self._tensors))]
-        tensors = [t for t in (*given, *state) if isinstance(t, torch.Tensor)]
+        tensors = [*given, *map(dict.get, self._read_tables, self._read_keys)]
+        tensors += [get() for get in (*self._reads, *self._tensors)]
         try:
             versions = [*map(_version, tensors)]
-        except RuntimeError:  # a tensor of inference mode has none
+        except (RuntimeError, AttributeError):  # a tensor of inference mode has none, and what is no tensor
+            tensors = [t for t in tensors if isinstance(t, torch.Tensor)]
             versions = [0 if t.is_inference() else t._version for t in tensors]
         return Seen([*tensors, *(table.get(key) for table, key in self._slots)], versions, self._noted(call))
 

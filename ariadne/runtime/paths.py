@@ -16,7 +16,7 @@ from ariadne.plan import TracePlan
 from ariadne.runtime.alike import serves
 from ariadne.runtime.moved import Kept, Moves, alike, numbers
 from ariadne.runtime.plans import Plans, has_done
-from ariadne.runtime.shared import Going, let_go, made_alike, values_at
+from ariadne.runtime.shared import Going, Halted, made_alike
 from ariadne.runtime.variant import Variant, check_values
 
 _is_grad_enabled = torch._C.is_grad_enabled
@@ -115,16 +115,17 @@ class Paths(Plans):
             entered_there = other.enter(*call)
             if entered_there is None or not step.holds() or not (side == "prefix" or other.suffix_state(True)):
                 return None
-            there = values_at(question)
-            missing = [name for name in step.takes if name not in there]
+            halted = Halted(question)
+            missing = [name for name in step.takes if name not in halted.values]
             if missing:
                 variant.keep(side, missing)
                 self._forget(variant, begun=False)
                 return None
-            kept.then(step.moves.keep(entered_there[1:], call))
+            if not step.moves.nothing:
+                kept.then(step.moves.keep(entered_there[1:], call))
             self._use(other, False)
             variant, entered = other, entered_there
-            let_go(question)
+            there = halted.let_go(step.takes)
             enabled = _is_grad_enabled()
             _set_grad_enabled(False)
             try:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -123,26 +122,26 @@ def _same_prefix(one: TracePlan, mine: tuple[Part, Part], other: TracePlan, thei
     return stores and some == others and {*mine[1].written} == {*theirs[1].written}
 
 
-def values_at(error: BaseException) -> dict[str, Any]:
-    """The values that generated code held where it raised an error."""
-    frame = _frame_of(error)
-    return dict(frame.f_locals) if frame is not None else {}
+class Halted:
+    """Generated code where it raised an error: what it held there."""
 
+    __slots__ = ("_frame", "values")
 
-def let_go(error: BaseException) -> None:
-    """Let those values go: what takes them now may drop each after its last use, as forward does."""
-    frame = _frame_of(error)
-    if frame is not None:
-        if type(shown := frame.f_locals) is dict:  # before Python 3.13 a copy, which the frame keeps
-            shown.clear()
-        frame.clear()
+    def __init__(self, error: BaseException) -> None:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        self._frame = trace.tb_frame if trace is not None else None
+        self.values: Mapping[str, Any] = self._frame.f_locals if self._frame is not None else {}
 
-
-def _frame_of(error: BaseException) -> FrameType | None:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace.tb_frame if trace is not None else None
+    def let_go(self, names: Iterable[str]) -> dict[str, Any]:
+        """These values, which nothing else holds then: what takes them may drop each after its last use, as forward does."""
+        taken = {name: self.values[name] for name in names}
+        if type(self.values) is dict:  # before Python 3.13 a copy, which the frame keeps
+            self.values.clear()
+        if self._frame is not None:
+            self._frame.clear()
+        return taken
 
 
 Going = tuple[Callable[..., Any], tuple[str, ...]]

@@ -61,12 +61,8 @@ def broken_witness(
     found: Any, expected: Any, target: str, module: str, at: int = -1, plan: TracePlan | None = None
 ) -> WitnessError:
     """The error for a number that Python read out of a tensor at capture, by op `at` of `plan`, and that has changed."""
-    error = WitnessError(
-        f"the model's Python reads a value out of a tensor ({target} in {module or 'the model itself'}) and goes on from "
-        f"there: at capture it was {expected!r}, now it is {found!r}. What was captured holds only for {expected!r}; "
-        "call prepare_split again with inputs that take the new path"
-    )
-    error.plan, error.at, error.found = plan, at, found
+    error = WitnessError()
+    error.plan, error.at, error.found, error.asked = plan, at, found, (expected, target, module)
     return error
 
 

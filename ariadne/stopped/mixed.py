@@ -37,6 +37,12 @@ from ariadne.stopped.standing import unmoved_since
 Make = Callable[[nn.Module, str], SplitRuntime]
 
 
+_OTHERS_CROSS = (
+    "at this batch size, or in this mode, the suffix needs other tensors than in the example, so what crosses would not do; "
+    "prepare with inputs like these"
+)
+
+
 class _Reached(BaseException):
     """Leaves forward at the cut."""
 
@@ -263,9 +269,10 @@ class MixedSplit:
         found = self._tables.get(key)
         if found is not None:
             return found
+        held = frozenset(self._before(batch, False).crossing) if grad else None
 
         def run(*args: Any, **kwargs: Any) -> Before:
-            noting = Noting(self.model, (args, kwargs), replace(self.python.wanted, small=0))
+            noting = Noting(self.model, (args, kwargs), replace(self.python.wanted, small=0, names=held))
             forward = Forward(
                 self.model,
                 args,
@@ -280,9 +287,10 @@ class MixedSplit:
                 raise BoundaryError(
                     "forward returns before the cut comes, for the example's numbers at this batch size"
                 )
-            self._made_at = self._made_at or {
-                n: noting.made_at[n] for n in forward.halt.before.crossing if n[0] == "call"
-            }
+            made_at = {n: noting.made_at[n] for n in forward.halt.before.crossing if n[0] == "call"}
+            if grad and made_at != self._made_at:
+                raise BoundaryError(_OTHERS_CROSS)
+            self._made_at = self._made_at or made_at
             before, state = forward.halt.before, noting.state
             read = (n for n in noting.used - {*before.written} if not isinstance(state[n], nn.Parameter))
             return replace(before, used=dict.fromkeys(read, ""))  # of no origin: the prefix may run anywhere
@@ -302,10 +310,7 @@ class MixedSplit:
     def _rest(self, tensors: Sequence[torch.Tensor], batch: int, grad: bool) -> Any:
         before = self._before(batch, grad)
         if before.crossing != self.crossing:
-            raise BoundaryError(
-                "at this batch size, or in this mode, the suffix needs other tensors than in the example, so what crosses would "
-                "not do; prepare with inputs like these"
-            )
+            raise BoundaryError(_OTHERS_CROSS)
         with torch.set_grad_enabled(grad):
             module, number, known = self.python.module, self.candidate.call, frozenset[Any]()
             return unmoved_since(self.model, before, self._laid).within(

@@ -43,7 +43,8 @@ class Wanted:
 
     `sites`: where in Python tensors were made, or where in the inputs they stand. `state`: names of the model's tensors that the
     prefix writes. `attributes`: those that it changes. `everything` keeps all, to find out. Tensors of so few bytes as `small`
-    come too: another path may need them.
+    come too: another path may need them. `names`: nothing but these, where a run without gradients told what Python holds at the
+    cut; a graph holds more, made at the same places.
     """
 
     sites: set[Any] = field(default_factory=set)
@@ -51,6 +52,7 @@ class Wanted:
     attributes: frozenset[Place] = frozenset()
     everything: bool = False
     small: int = 1 << 12
+    names: frozenset[Name] | None = None
 
     def add(self, used: Iterable[Name], sites: Mapping[Name, Any], attributes: frozenset[Place]) -> None:
         """What one run used, and where that was made."""
@@ -219,7 +221,9 @@ class Noting(TorchFunctionMode):
         of_output = [t for t in tree.leaves(output) if isinstance(t, torch.Tensor)]
         ids = {id(t) for t in of_output}
         alive = [
-            (name, site, t) for ref, name, site in self.made.values() if (t := ref()) is not None and id(t) not in ids
+            (name, site, t)
+            for ref, name, site in self.made.values()
+            if (t := ref()) is not None and id(t) not in ids and (wanted.names is None or name in wanted.names)
         ]
         used = [(name, t) for name, site, t in alive if wanted.everything or site in wanted.sites]
         taken = {memory_of(t) for t in (*of_output, *self.state.values(), *(t for _, t in used))}

@@ -10,7 +10,14 @@ from ariadne.errors import BoundaryError, FrontierError, GuardError, TrainingErr
 from conformance.random_networks.compare import Different
 from conformance.random_networks.twins import Twins, asked
 
-LIMITS = ("over a wire", "max_paths", "were written into since")  # of plans that branch on data
+WIRE, TOO_SHORT = "over a wire", "there is nothing to cut"
+LIMITS = (WIRE, "max_paths", "were written into since")  # of plans that branch on data
+NAMED_LIMITS = {  # what no split can do, or has a bound that the user sets: by words of the error, as results name it
+    WIRE: "a path that a suffix over a wire does not know",
+    LIMITS[1]: "a path beyond max_paths",
+    LIMITS[2]: "a path asked for after its inputs were written into",
+    TOO_SHORT: "a plan of one op",
+}
 INEXACT = "may differ from the whole model's in the last bits"
 MOVED = ("this boundary's prefix ran elsewhere", "another call, or you, wrote")  # state that both sides of a cut use
 ASKS = "loss_fn asks torch.autograd.grad for"
@@ -30,11 +37,16 @@ class Counts:
     penalised: int = 0  # training steps whose loss has a penalty over all parameters
     inexact: int = 0  # steps that the split refuses, since gradients might be added in another order
     behind: int = 0  # steps that the split refuses, since the loss asks for a gradient of what lies behind the boundary
-    refused: list[str] = field(default_factory=list)
+    limited: list[str] = field(default_factory=list)  # the names of the limits that were met
+    refused: list[str] = field(default_factory=list)  # all else that was refused
 
     def refuse(self, error: Exception) -> None:
-        """Note that something was refused, and how."""
-        self.refused.append(f"{type(error).__name__}: {error}")
+        """Note that something was refused, and how; or by which limit."""
+        limit = next((name for words, name in NAMED_LIMITS.items() if words in str(error)), None)
+        if limit is None:
+            self.refused.append(f"{type(error).__name__}: {error}")
+        else:
+            self.limited.append(limit)
 
 
 def allowed(
@@ -54,7 +66,7 @@ def allowed(
     try:
         ran = act()
     except GuardError as error:
-        limits = LIMITS if refusable else LIMITS[:1] if twins.program.one_path else ()
+        limits = LIMITS if refusable else (WIRE,) if twins.program.one_path else ()
         witnessed = isinstance(error, WitnessError)
         if not any(limit in str(error) for limit in limits) if witnessed else not refusable:
             raise Different(f"{runtime.split_id}, batch {batch}: a guard fires for no reason: {error!r}") from error

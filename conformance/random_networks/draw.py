@@ -325,4 +325,4 @@ def programs(draw: Any, most: int = MOST_STEPS, refusable: bool = True, named: b
     # An input that has the example's batch as its first size counts as batched, so no other may have it.
     leading = {i["shape"][0] for i in meta.inputs if i["shape"]}
     batch = draw(st.sampled_from([b for b in (2, 2, 3, 1) if b not in leading and (b > 1 or meta.runs_at(b))]))
-    return meta.program(output, call=call, batch=batch)
+    return meta.program(output, call=call, batch=batch, least=draw(st.sampled_from((1, 1, 1, 0))))

@@ -7,10 +7,10 @@
      "output": {"dict": {"a": "v1", "b": ["x", {"value": null}]}}}
 
 An input also has a `dtype`, a `layout` (plain, transposed, strided), `grad`, and `same`, the name of another input that is
-the very same tensor; `call` says how forward takes them (positional, keywords, list, dict) and `batch` the size of the
-example. A step may run `under` no_grad, enable_grad or autocast. An output is a value's name, `{"value": constant}`,
-`{"batch": true}`, a list, or `{"tuple" | "dict" | "pair": ...}` of outputs. With a `script`, a program is not cut everywhere
-but used as a session says: `[["trace", 0], ["flip", 0], ["run", 3]]`.
+the very same tensor; `call` says how forward takes them (positional, keywords, list, dict), `batch` the size of the
+example, and `least` the smallest batch that is to be served. A step may run `under` no_grad, enable_grad or autocast. An output
+is a value's name, `{"value": constant}`, `{"batch": true}`, a list, or `{"tuple" | "dict" | "pair": ...}` of outputs. With a
+`script`, a program is not cut everywhere but used as a session says: `[["trace", 0], ["flip", 0], ["run", 3]]`.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Program:
     output: Any
     call: str = "positional"
     batch: int = 2
+    least: int = 1  # the smallest batch that its split is prepared for: 1, or 0
     about: str = ""
     script: Sequence[Sequence[Any]] = ()
 
@@ -94,6 +95,8 @@ class Program:
             "steps": block([json.dumps(s) for s in self.steps], "[]"),
             "output": json.dumps(self.output),
         }
+        if self.least != 1:
+            fields["least"] = json.dumps(self.least)
         if self.script:
             fields["script"] = json.dumps(self.script)
         return "{\n" + ",\n".join(f' "{k}": {v}' for k, v in fields.items()) + "\n}\n"
@@ -117,8 +120,6 @@ class Program:
             return "what is in a container before a part that is taken as it is, that part may read"
         if "marked" in done and keeps:
             return "a plan keeps plain tensors in containers, and none of a class of the user's own"
-        if "if_contiguous" in done and any(i.get("layout", "plain") != "plain" for i in self.inputs):
-            return "forward asks how tensors lie, and inputs cut from larger ones lie otherwise where the batch is one"
         return next((r for s in self.steps if (r := STEPS[s["do"]].refusable)), "")
 
     @property

@@ -42,6 +42,7 @@ class Tally:
         self.kind, self.profile, self.start = kind, profile, time.monotonic()
         self.counts: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()  # programs, by the class of the error
+        self.limits: Counter[str] = Counter()  # programs, by the limit that they met
         self.drawn: Counter[str] = Counter()  # programs, by the kinds of steps that they have
 
     def add(self, counts: Counts, program: Program) -> None:
@@ -49,9 +50,11 @@ class Tally:
         self.drawn.update({step["do"] for step in program.steps})
         self.counts.update(programs=1, cuts=counts.cuts, unsafe=counts.unsafe, replays=counts.replays)
         self.refusals.update({text.partition(":")[0] for text in counts.refused})
+        self.limits.update({*counts.limited})
         self.counts.update(
             steps=counts.steps,
             raising=counts.raising,
+            limited=bool(counts.limited),
             refused=bool(counts.refused),
             uncut=counts.uncut,
             inexact=counts.inexact,
@@ -61,11 +64,12 @@ class Tally:
 
     def line(self) -> dict[str, Any]:
         """The counts, each there even where it is zero."""
-        names = "programs cuts unsafe replays steps penalised captured raising refused uncut inexact invalid failures".split()
+        names = "programs cuts unsafe replays steps penalised captured raising limited refused uncut inexact invalid".split()
         seconds = round(time.monotonic() - self.start, 1)
         line = {"kind": self.kind, "profile": self.profile, "sources": sources(ROOT), "seconds": seconds}
-        line |= {n: self.counts[n] for n in names}
-        return line | {"refusals": dict(sorted(self.refusals.items())), "drawn": dict(sorted(self.drawn.items()))}
+        line |= {n: self.counts[n] for n in (*names, "failures")}
+        found = {"limits": self.limits, "refusals": self.refusals, "drawn": self.drawn}
+        return line | {name: dict(sorted(counted.items())) for name, counted in found.items()}
 
     def write(self) -> None:
         """Append the counts to the file that the environment names, if it names one."""

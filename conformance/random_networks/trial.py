@@ -72,7 +72,7 @@ def _hold(program: Program, training: bool, trains: bool, counts: Counts, most: 
     except Exception as error:
         raise Different(f"{mode}: prepare_split raises {type(error).__name__}: {error}") from error
     steps = STEPS if trains else 0
-    batches = list(dict.fromkeys((program.batch, *BATCHES)))
+    batches = list(dict.fromkeys((program.batch, *([0] if program.least == 0 else []), *BATCHES)))
     _cut(
         program, twins, runtime, mode, counts, batches, steps
     )  # captures what batches of other plans need, for all cuts after it

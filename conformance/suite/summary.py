@@ -127,8 +127,12 @@ def _figures(selftest: Iterable[dict[str, Any]], fuzz: Iterable[dict[str, Any]])
             f"{rules['fire']} of {rules['of']} rules of the verdict fire.\n"
         )
     for line in fuzz:
-        refusals = ", ".join(f"{name} {count}" for name, count in line.get("refusals", {}).items())
-        refused = f" Refused, where a step allows it: {refusals}." if refusals else ""
+        limits, refusals = (
+            ", ".join(f"{name} {count}" for name, count in line.get(kind, {}).items())
+            for kind in ("limits", "refusals")
+        )
+        limited = f" Refused by a limit: {limits}." if limits else ""
+        refused = f"{limited} Refused, where a step allows it: {refusals}." if refusals else limited
         yield (
             f"**Random programs: {line['programs']} run, {line['failures']} failed** ({line['kind']}, {line['profile']})."
             f"{refused}\n"

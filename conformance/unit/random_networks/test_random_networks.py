@@ -45,7 +45,7 @@ FILES = corpus.files()
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_program_of_the_corpus_split_equals_whole(path: Path) -> None:
     counts = trial(corpus.load(path))
-    assert counts.cuts or counts.refused or counts.steps or counts.replays, "nothing was compared"
+    assert counts.cuts or counts.refused or counts.limited or counts.steps or counts.replays, "nothing was compared"
 
 
 def test_random_programs_split_equal_whole() -> None:
@@ -144,9 +144,11 @@ def test_the_whole_model_that_raises_is_no_failure_of_the_split() -> None:
 
 def test_a_refusal_counts_only_where_a_step_declares_it(monkeypatch: pytest.MonkeyPatch) -> None:
     program = corpus.load(corpus.FOLDER / "branch_on_data.json")
-    assert not trial(program).refused  # a plan for each path
+    counts = trial(program)  # a plan for each path
+    assert not counts.refused
+    assert not counts.limited
     monkeypatch.setattr("conformance.random_networks.twins.SplitSpec", partial(SplitSpec, max_paths=1))
-    assert trial(program).refused
+    assert {*trial(program).limited} == {"a path beyond max_paths"}
     quiet = {name: dataclasses.replace(step, refusable="") for name, step in STEPS.items()}
     monkeypatch.setattr("conformance.random_networks.program.STEPS", quiet)
     with pytest.raises(Different, match=r"no step of this program may be refused|guard fires"):
@@ -242,6 +244,17 @@ def lays_out_anew(prefix: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given: tuple(t.contiguous() if isinstance(t, torch.Tensor) else t for t in prefix(*given))
 
 
+def a_row_for_none(prefix: Callable[..., Any]) -> Callable[..., Any]:
+    def run(batch: int, *given: Any) -> Any:
+        def with_a_row(t: Any) -> Any:
+            empty = isinstance(t, torch.Tensor) and batch == 0 and t.dim() > 0 and len(t) == 0
+            return t.new_zeros(1, *t.shape[1:]) if empty else t
+
+        return tuple(map(with_a_row, prefix(batch, *given)))
+
+    return run
+
+
 def detached(labels: tuple[str, ...], raw: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     values, wanting = CARRIED(labels, raw)
     return values, wanting[:-1]
@@ -288,6 +301,9 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "rounded boundary values": lambda m: m.setattr(ariadne.runtime.variant, "load", in_segment("prefix", rounds)),
     "contiguous boundary values": lambda m: m.setattr(
         ariadne.runtime.variant, "load", in_segment("prefix", lays_out_anew)
+    ),
+    "a row where the batch is 0": lambda m: m.setattr(
+        ariadne.runtime.variant, "load", in_segment("prefix", a_row_for_none)
     ),
     "double draw": lambda m: m.setattr(ariadne.runtime.variant, "load", in_segment("suffix", draws_first)),
     "prefix run twice": lambda m: m.setattr(ariadne.runtime.variant, "load", in_segment("prefix", runs_twice)),

@@ -4,7 +4,8 @@ Small ones of torchvision's and transformers' own classes, in eval with no, one 
 and many objects. Each is split with `fallback="python"` and `"python-suffix"` and held, bit for bit, against the whole model:
 results or losses, gradients, buffers and random numbers. What crosses goes as it is and as bytes, and where the prefix is a graph,
 also from its file. A line for each tells what was compared; it ends with 1 where anything differs. With `--zoo` they are
-torchvision's twelve as it builds them, on images of some 128 pixels. Of words, a line must have each: `mask eval`.
+torchvision's twelve as it builds them, on images of 64 by 96 pixels, or larger ones where less is too small. Of words, a line must
+have each: `mask eval`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ Images, Targets = list[Tensor], list[dict[str, Tensor]]
 Mode = Literal["eval", "train"]
 Way = Literal["python", "python-suffix"]
 CLASSES, KEYPOINTS = 5, 3
+_SMALL, _LARGER, _SQUARES = ((64, 96), (96, 64)), ((128, 192), (192, 128)), ((300, 300),) * 2
 detection = models.detection
 
 
@@ -43,7 +45,7 @@ class Detector:
     make: Callable[[], nn.Module]
     cuts: tuple[str, ...]
     of_lists: bool = True
-    sizes: tuple[tuple[int, int], ...] = ((64, 96), (96, 64))
+    sizes: tuple[tuple[int, int], ...] = _SMALL
 
     def given(self, mode: Mode, objects: int, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Inputs with so many objects in each image."""
@@ -175,39 +177,43 @@ DETECTORS = {
     "keypoint": Detector(keypoint, (*_PYRAMID, "rpn.head")),
     "retina": Detector(retina, (*_PYRAMID, "head")),
     "fcos": Detector(fcos, (*_PYRAMID, "head")),
-    "ssd": Detector(ssd, ("backbone.features", "backbone", "head"), sizes=((300, 300),) * 2),  # less is too small
+    "ssd": Detector(ssd, ("backbone.features", "backbone", "head"), sizes=_SQUARES),  # less is too small
     "ssdlite": Detector(ssdlite, ("backbone.features.0", "backbone", "head")),
     "detr": Detector(detr, ("model.backbone", "model.encoder", "model.decoder"), of_lists=False),
     "rt_detr": Detector(rt_detr, ("model.backbone", "model.encoder", "model.decoder"), of_lists=False),
 }
 
 
-def as_built(name: str, cuts: tuple[str, ...] = _PYRAMID) -> Detector:
-    """A detector of torchvision's at the size that it has there, with weights that are drawn."""
+def as_built(
+    name: str, cuts: tuple[str, ...] = _PYRAMID, sizes: tuple[tuple[int, int], ...] = _SMALL, **ours: Any
+) -> Detector:
+    """A detector of torchvision's at the size that it has there, save for `ours`, with weights that are drawn."""
 
     def make(**options: Any) -> nn.Module:
-        sized = {} if name.startswith("ssd") else {"min_size": 128, "max_size": 192}
-        made: nn.Module = getattr(detection, name)(weights=None, weights_backbone=None, **sized, **options)
+        sized = {} if name.startswith("ssd") else {"min_size": min(sizes[0]), "max_size": max(sizes[0])}
+        made: nn.Module = getattr(detection, name)(weights=None, weights_backbone=None, **sized, **ours, **options)
         holder: Any = getattr(made, "roi_heads", made)
         holder.score_thresh, holder.detections_per_img = 0.0, 5
         return made
 
-    return Detector(make, cuts, sizes=((128, 192), (192, 128)))
+    return Detector(make, cuts, sizes=sizes)
 
 
 _REGIONS, _WHOLE = (*_PYRAMID, "rpn.head"), (*_PYRAMID, "head")
 ZOO = {
     "ssdlite320_mobilenet_v3_large": as_built(
-        "ssdlite320_mobilenet_v3_large", ("backbone.features.0", "backbone", "head")
+        "ssdlite320_mobilenet_v3_large", ("backbone.features.0", "backbone", "head"), _LARGER
     ),
-    "ssd300_vgg16": as_built("ssd300_vgg16", ("backbone.features", "backbone", "head")),
+    "ssd300_vgg16": as_built("ssd300_vgg16", ("backbone.features", "backbone", "head"), _SQUARES),
     **{
-        name: as_built(name, ("backbone.body", "backbone.fpn", "backbone", "rpn.head"))
+        name: as_built(name, ("backbone.body", "backbone.fpn", "backbone", "rpn.head"), _LARGER)
         for name in ("fasterrcnn_mobilenet_v3_large_320_fpn", "fasterrcnn_mobilenet_v3_large_fpn")
     },
     **{name: as_built(name, _WHOLE) for name in ("fcos_resnet50_fpn", "retinanet_resnet50_fpn")},
     "maskrcnn_resnet50_fpn": as_built("maskrcnn_resnet50_fpn", _REGIONS),
-    "keypointrcnn_resnet50_fpn": as_built("keypointrcnn_resnet50_fpn", _REGIONS),
+    "keypointrcnn_resnet50_fpn": as_built(
+        "keypointrcnn_resnet50_fpn", _REGIONS, num_classes=CLASSES, num_keypoints=KEYPOINTS
+    ),
     "fasterrcnn_resnet50_fpn": as_built("fasterrcnn_resnet50_fpn", _REGIONS),
     "retinanet_resnet50_fpn_v2": as_built("retinanet_resnet50_fpn_v2", _WHOLE),
     "fasterrcnn_resnet50_fpn_v2": as_built("fasterrcnn_resnet50_fpn_v2", _REGIONS),

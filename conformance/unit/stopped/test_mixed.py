@@ -197,3 +197,35 @@ def test_a_tensor_for_the_suffix_that_the_capture_makes_elsewhere_is_refused() -
     prefix = up_to(Net(), "middle", 1, [("call", 0, 0)], {("call", 0, 0): (place, 0)})
     with pytest.raises(UnsupportedError, match="can't be captured up to the cut: a tensor from before it"):
         prefix(X)
+
+
+class Pyramid(nn.Module):
+    """Three tensors made at one place: at the cut Python holds the second and the third, and a graph the first, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks, self.calls = nn.ModuleList(nn.Linear(4, 4) for _ in range(3)), 0
+        self.middle, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        levels = {}
+        for i, block in enumerate(self.blocks):
+            x = block(x).relu()
+            if i == 1:
+                levels[i] = x
+        h = self.middle(x)
+        self.calls += 1
+        return self.head(h + levels[1])  # type: ignore[no-any-return]
+
+
+def test_what_a_graph_alone_holds_does_not_cross_in_training() -> None:
+    net, twin = Pyramid(), Pyramid()
+    split = mixed(net, trainable=True)
+    assert len(split.crossing) == 2
+    total(twin(X)).backward()
+    boundary = split.run_training_prefix(X)
+    _, gradients = split.train_suffix(boundary, loss_fn=total)
+    split.backward_prefix(boundary, gradients)
+    for name, p in net.named_parameters():
+        assert difference(p.grad, twin.get_parameter(name).grad) is None, name

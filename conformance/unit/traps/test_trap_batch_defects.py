@@ -221,6 +221,18 @@ def test_a_forward_that_asks_how_its_input_lies_in_memory_serves_every_layout(na
         assert difference(model(x).detach(), runtime.run_suffix(runtime.run_prefix(x))) is None
 
 
+@pytest.mark.parametrize("name", ["transposed", "gapped rows"])
+def test_where_forward_asks_how_an_input_lies_another_may_lie_otherwise_at_batch_1(name: str) -> None:
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return m.b(m.a(x) * 2 if x.is_contiguous() else m.a(x) - 1) * y
+
+    model = Fn(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4)).eval()
+    runtime = prepare_split(model, (numbers(2, 4), LAYOUTS[name](2)), split="50%")
+    for batch in (1, 3):
+        x, y = numbers(batch, 4), LAYOUTS[name](batch)
+        assert difference(model(x, y).detach(), runtime.run_suffix(runtime.run_prefix(x, y))) is None
+
+
 # Inputs that share a size with the batch by accident
 
 
