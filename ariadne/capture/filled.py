@@ -60,7 +60,7 @@ def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, frozen
         at_each_call = place in effects.rules or (place.path, key) in stored or (place.path, key) in effects.assigned
         values = [] if at_each_call else [plan.values[n] for n in names if n in groups.parent]
         sources = {
-            (*plan.values[name].origin, v.storage >= 0 and v.storage == plan.values[name].storage)
+            (*plan.values[name].origin, v.name in tensors and v.storage >= 0 and v.storage == plan.values[name].storage)
             for v in values
             for name in of.get(groups.find(v.name), ())
         }

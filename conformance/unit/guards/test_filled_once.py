@@ -62,13 +62,19 @@ def number(self: Any) -> Any:
     return self.held
 
 
+def array(self: Any) -> Any:
+    if self.held is None:
+        self.held = self.last.weight.detach().numpy().copy()
+    return float(self.held.max())
+
+
 def view(self: Any) -> Any:
     if self.held is None:
         self.held = self.last.weight.detach()
     return self.held.sum()
 
 
-KEPT = {"absent": absent, "attribute": in_attribute, "dict": in_dict, "list": in_list, "number": number}
+KEPT = {"absent": absent, "array": array, "attribute": in_attribute, "dict": in_dict, "list": in_list, "number": number}
 
 
 def both(keep: Callable[[Any], Any]) -> tuple[Net, Any]:
