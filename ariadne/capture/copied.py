@@ -14,7 +14,9 @@ from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 
+from ariadne import tree
 from ariadne.capture.call import Call
 from ariadne.errors import ModuleError
 from ariadne.guards import is_a
@@ -23,13 +25,16 @@ from ariadne.plan import TracePlan
 _MOST = 4096  # so many things are looked at for one that belongs to the model
 
 
-def copied_plan(plan: TracePlan, memo: Mapping[int, Any]) -> TracePlan:
-    """The plan for the copies in `memo`, which is that of `copy.deepcopy`; the same plan where nothing in it belongs to them.
+def copied_plan(plan: TracePlan, model: nn.Module, memo: Mapping[int, Any]) -> TracePlan:
+    """The plan of `model` for the copies in `memo`, which is that of `copy.deepcopy`; the same one where nothing belongs to them.
 
     A function of forward's whose closure or defaults hold the model gets those of the copy. `ModuleError` for one that reaches
-    the model in another way: it would run the original's modules, and read the original's weights.
+    the model in another way: it would run the original's modules, and read the original's weights. A function that stands on
+    the model is shared, as the copied model shares it.
     """
-    copies = _Copies(memo)
+    held = (value for module in model.modules() for value in vars(module).values())
+    shared = [f for value in held for f in tree.leaves(value) if type(f) is FunctionType]
+    copies = _Copies(memo, {id(f): f for f in shared})
     objects = {name: copies.of(thing) for name, thing in plan.objects.items()}
     if all(objects[name] is thing for name, thing in plan.objects.items()):
         return plan
@@ -39,9 +44,8 @@ def copied_plan(plan: TracePlan, memo: Mapping[int, Any]) -> TracePlan:
 class _Copies:
     """What things are for the copies in a memo, each made once."""
 
-    def __init__(self, memo: Mapping[int, Any]) -> None:
-        self.memo = memo
-        self.made: dict[int, Any] = {}
+    def __init__(self, memo: Mapping[int, Any], made: dict[int, Any]) -> None:
+        self.memo, self.made = memo, made
         kept = memo.get(id(memo), ())  # there `copy.deepcopy` keeps what it copied
         # Torch wraps a generator anew for an op, so the plan's object is another than the model's.
         self.generators = {x._cdata: memo[id(x)] for x in kept if is_a(x, torch.Generator) and id(x) in memo}

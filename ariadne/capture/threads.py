@@ -86,7 +86,10 @@ class _Elsewhere(TorchDispatchMode):
                 self.note(f"{func} in {self.where}, which writes into a tensor that the thread did not make")
         others = {storage_of(t) for t in tensors_in((args, tuple(kwargs.values())))} - {*self.made.keys()}
         out = func(*args, **kwargs)
-        self.made.update((key, t) for t in tensors_in(out) if (key := storage_of(t)) not in others and key is not None)
+        for t in tensors_in(out):
+            key = storage_of(t)
+            if key is not None and key not in others:
+                self.made.setdefault(key, t)  # not a view of it, which may go before it does
         return out
 
     def note(self, what: str) -> None:

@@ -27,6 +27,7 @@ order::
     watched       what stands in dicts, compared again only after one was written
     sizes         whether the sizes of a call are those that a plan serves
     bound         a call in the example's form
+    explained     what a model that is refused has otherwise than at capture
     calls         what is checked at each call
     further       what one of these checks asks beyond another
 """

@@ -103,6 +103,7 @@ class _Search:
         )  # names of attributes that functions assign which may mean a class's or a function's
         self.named: set[str] = set()  # names in these functions
         self.todo: list[Any] = []  # what can be called, and is yet to be looked at
+        self.looked: dict[tuple[int, ...], Any] = {}  # what was, and what holds others that can be called
 
     def all(self) -> Reached:
         """What was found, with the attributes of classes and functions that the functions found may assign.
@@ -147,8 +148,19 @@ class _Search:
         """Have a function, or something else that can be called, looked at."""
         self.todo.append(thing)
 
+    def is_new(self, thing: Any) -> bool:
+        """Whether a thing comes for the first time; a method is made anew whenever it is asked for."""
+        method = is_a(thing, MethodType)
+        at = (id(thing.__self__), id(thing.__func__)) if method else (id(thing),)
+        if at in self.looked:
+            return False
+        self.looked[at] = thing
+        return True
+
     def look(self, thing: Any) -> None:
         """Look at what something that can be called reaches."""
+        if not self.is_new(thing):
+            return
         if is_a(thing, partial):
             self.enter(thing.func)
             name = f"an argument of {_called(thing.func)}"

@@ -462,7 +462,7 @@ class SplitRuntime(Told):
         again = getattr(self._recapture, "of", None)
         recapture = again(model) if again is not None else self._recapture
         place = self.candidates.index(self._main.candidate)
-        made = {p: copied_plan(p, memo) for p in self._plans}
+        made = {p: copied_plan(p, self.model, memo) for p in self._plans}
         plans = {  # tuples of its own tell the boundaries of the copy's prefix from those of this one's
             made[p]: (tuple(replace(c, live=(*c.live,)) for c in candidates), b.of_copy(model, memo))
             for p, (candidates, b) in self._plans.items()

@@ -18,6 +18,7 @@ from conformance.random_networks import parts
 from conformance.random_networks.compare import tensors
 from conformance.random_networks.program import Env, Network, Program, build, run_step
 from conformance.random_networks.steps import STEPS, Frame
+from conformance.random_networks.tally import EXTENT
 
 MOST_STEPS, MOST_ELEMENTS, MOST_DIMS = 12, 160, 4
 # Where a program must be valid, as (batch, training); at other batches the whole model may raise.
@@ -325,4 +326,5 @@ def programs(draw: Any, most: int = MOST_STEPS, refusable: bool = True, named: b
     # An input that has the example's batch as its first size counts as batched, so no other may have it.
     leading = {i["shape"][0] for i in meta.inputs if i["shape"]}
     batch = draw(st.sampled_from([b for b in (2, 2, 3, 1) if b not in leading and (b > 1 or meta.runs_at(b))]))
-    return meta.program(output, call=call, batch=batch, least=draw(st.sampled_from((1, 1, 1, 0))))
+    least = draw(st.sampled_from(EXTENT.least)) if len(EXTENT.least) > 1 else EXTENT.least[0]
+    return meta.program(output, call=call, batch=batch, least=least)

@@ -29,10 +29,14 @@ class Extent:
     session_steps: int = 8
     actions: int = 16
     named: bool = False  # whether each program has one of the steps in `draw.NAMED`
+    least: tuple[int, ...] = (1, 1, 1, 0)  # the smallest batch of a program is one of these
 
 
 ALL = Extent()
-EXTENT = {"wide": Extent(steps=5, both_modes=False, cuts=3, session_steps=4, actions=8, named=True)}.get(PROFILE, ALL)
+EXTENT = {
+    "smoke": Extent(least=(1,)),  # batch 0 stands in the corpus
+    "wide": Extent(steps=5, both_modes=False, cuts=3, session_steps=4, actions=8, named=True),
+}.get(PROFILE, ALL)
 
 
 class Tally:

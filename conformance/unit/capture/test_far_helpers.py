@@ -145,3 +145,23 @@ HELPERS = [imports_from, imports_it, asks_the_modules, asks_by_name, of_an_objec
 def test_a_helper_that_no_global_names(far: Any, helper: Callable[[Tensor], Any]) -> None:
     HELD.appends = TABLES.known["appends"] = far.appends
     as_in_the_whole(far, helper)
+
+
+class Taps:
+    """Holds a method of its own, as callback tables do."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.on_forward = self.on
+
+    def on(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        self.seen.append(len(args))
+
+
+def test_an_object_that_holds_its_own_method_is_looked_at_once() -> None:
+    taps = Taps()
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
+    model[0].register_forward_hook(taps.on_forward)
+    split = prepare_split(model, (torch.ones(2, 4),), split="after:1")
+    split.run_suffix(split.run_prefix(torch.ones(3, 4)))
+    assert taps.seen == [1]

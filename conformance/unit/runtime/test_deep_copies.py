@@ -39,6 +39,7 @@ class Base(nn.Module):
         self.part, self.block = Counting(), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
         self.table, self.draws = torch.ones(4), torch.Generator()
         self.register_buffer("calls", torch.zeros(()))
+        self.act = lambda h: self.block(h)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.inner(self.first(x)))
@@ -83,6 +84,7 @@ class Again(Base):
             "closure": closed,
             "default": by_default,
             "box": lambda h: box["model"].block(h),
+            "held": self.act,
         }
         return checkpoint(ways[self.how], x, use_reentrant=True)
 
@@ -177,3 +179,13 @@ def test_what_reaches_the_model_in_a_hidden_way_is_not_copied() -> None:
 def test_a_copy_shares_the_plan_where_nothing_in_it_belongs_to_the_model() -> None:
     runtime = prepare_split(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), (torch.ones(2, 4),), split="percent:50")
     assert copy.deepcopy(runtime).plan is runtime.plan
+
+
+def test_a_function_that_stands_on_the_model_is_shared_as_the_copied_model_shares_it() -> None:
+    runtime = prepared(made("held"))
+    split = copy.deepcopy(runtime)
+    with torch.no_grad():
+        for p in split.model.parameters():
+            p.mul_(1.5)
+        x = torch.randn(3, 4)
+        assert torch.equal(split.run_suffix(split.run_prefix(x)), split.model(x))
