@@ -209,13 +209,13 @@ def _named(
             f"'after:{boundary.module}#{len(mine)}' for the last"
         )
     if chosen not in pool:
-        names = near(pool, chosen)
+        names = nearby(pool, chosen)
         why = chosen.reason or "no parameter after it requires grad, and trainable=True"
         raise FrontierError(f"{asked}: {why}. " + (f"Nearest: {names}" if names else "No call will do"))
     return chosen
 
 
-def near(found: Sequence[CallCandidate], chosen: CallCandidate) -> str:
+def nearby(found: Sequence[CallCandidate], chosen: CallCandidate) -> str:
     """The names of the other safe cuts that are nearest to one."""
     others = (c for c in found if c.safe and c != chosen)
     return ", ".join(repr(c.split_id) for c in sorted(others, key=lambda c: abs(c.cut - chosen.cut))[:3])

@@ -34,7 +34,7 @@ from ariadne.runtime import (
     watched_walk,
 )
 from ariadne.stopped.boundary import StoppedBoundary
-from ariadne.stopped.calls import CallCandidate, Measured, choose, measure, near, signature_of
+from ariadne.stopped.calls import CallCandidate, Measured, choose, measure, nearby, signature_of
 from ariadne.stopped.crossing import Crossing, foreign_of, handed_on, refuse_rejoined, refuse_strays
 from ariadne.stopped.ending import refuse_changing_end
 from ariadne.stopped.forward import Forward
@@ -374,7 +374,7 @@ class PythonSplit:
             self.prove_training(self._example)
 
     def _refuse_changing_end(self, example: Example, grad: bool) -> None:
-        others = near(self.candidates, self.candidate)
+        others = nearby(self.candidates, self.candidate)
         refuse_changing_end(self.model, example, grad, self._started, self.candidate.after, others)
 
     def _look_for_kept(self, example: Example, grad: bool) -> None:
