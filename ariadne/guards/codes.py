@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Iterable, Iterator
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -17,6 +18,10 @@ from ariadne.guards.links import is_known
 _MOST, _SHORT, _DEPTH = 5000, 256, 4
 _ALWAYS = frozenset({"__init__", "__call__", "__enter__", "__exit__"})  # of classes: these run without being named
 _OF_MODULES = frozenset({"forward", "__call__"})  # each module is asked by itself
+# What the names of steps end in that load, assign or delete a global, in any code.
+_GLOBAL = ("_GLOBAL", "_GLOBALS", "_NAME")
+# What leads to globals by their names as texts.
+_BY_TEXT = frozenset({"globals", "__globals__", "modules", "import_module", "__import__", "eval", "exec", "f_globals"})
 
 
 def codes_of(things: Iterable[tuple[Any, Any]]) -> Iterator[CodeType]:
@@ -35,7 +40,7 @@ def codes_of(things: Iterable[tuple[Any, Any]]) -> Iterator[CodeType]:
                 codes = [*_with_inner(thing.__code__)]
                 yield from codes
                 names = frozenset(name for code in codes for name in code.co_names)
-                todo += _meant(names, thing.__globals__, owner)
+                todo += _meant(names, frozenset().union(*map(globals_in, codes)), thing.__globals__, owner)
                 todo += (pair for v in _cells(thing) for pair in _reached(v, names, owner, _DEPTH))
         else:
             todo += ((inner, thing.__self__ if is_a(thing, MethodType) else owner) for inner in around(thing))
@@ -74,9 +79,22 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
             yield from _with_inner(constant)
 
 
-def _meant(names: frozenset[str], table: dict[str, Any], owner: Any) -> Iterator[tuple[Any, Any]]:
-    """What the names in a function may mean: among its globals, and of the object whose method it is."""
-    for name in names & table.keys():
+@lru_cache(maxsize=4096)
+def globals_in(code: CodeType) -> frozenset[str]:
+    """The names in a code that may mean its globals: those that it loads or assigns as such, not those of attributes alone.
+
+    Where it has the globals as a dict, or modules by their names, any name and any text in it may. Not those that no source can
+    hold, which tools put there: pytest puts `@pytest_ar` where it rewrites `assert`, from which a way leads to all that it knows.
+    """
+    found = {s.argval for s in dis.get_instructions(code) if s.opname.endswith(_GLOBAL)}
+    if not _BY_TEXT.isdisjoint(code.co_names):
+        found.update(code.co_names, (c for c in code.co_consts if isinstance(c, str)))
+    return frozenset(filter(str.isidentifier, found))
+
+
+def _meant(names: frozenset[str], own: frozenset[str], table: dict[str, Any], owner: Any) -> Iterator[tuple[Any, Any]]:
+    """What the names in a function may mean: its `own` among its globals, all of them of the object whose method it is."""
+    for name in own & table.keys():
         yield from _reached(table[name], names, owner, _DEPTH)
     if owner is not None and not is_a(owner, type):
         yield from _of_class(type(owner), names, owner)

@@ -29,7 +29,7 @@ from ariadne.guards.attributes import (
     own_of,
 )
 from ariadne.guards.classes import own_dict
-from ariadne.guards.codes import around, inside
+from ariadne.guards.codes import around, globals_in, inside
 from ariadne.guards.links import absolute, is_known
 
 _SHORT = 256  # tables of functions that are longer are not looked through
@@ -205,7 +205,7 @@ class _Search:
             self.keep(Root(f"the globals of {f.__module__}", table, (), tuple(counted)))
         names = {*_names(f.__code__)}
         named = names | _words(f.__code__) if "getattr" in names else names
-        for name in sorted(names & table.keys()):
+        for name in sorted(_globals(f.__code__) & table.keys()):
             self.consider(table[name], Root(f"the global {name!r}", table, (name,)), named)
         for name in _imported(f.__code__):
             module = sys.modules.get(absolute(name, table))
@@ -296,14 +296,16 @@ def _of_class(cls: type, name: str, thing: Any) -> Root:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The names in a function's code, and in that of functions inside; not those that no source can hold, which tools put there.
-
-    Pytest puts `@pytest_ar` where it rewrites `assert`: from there a way leads to all that pytest knows.
-    """
+    """The names in a function's code, and in that of functions inside; not those that no source can hold, which tools put there."""
     yield from filter(str.isidentifier, code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
+
+
+def _globals(code: CodeType) -> frozenset[str]:
+    """The names in a function's code, and in that of functions inside, that may mean its globals."""
+    return globals_in(code).union(*(_globals(c) for c in code.co_consts if isinstance(c, CodeType)))
 
 
 @lru_cache(maxsize=4096)

@@ -16,6 +16,7 @@ files, in import order::
     crossing    in training: what crosses besides, and what the suffix's backward pass reaches
     calls       the calls of modules that a forward makes, and the one that is meant
     proof       a forward that was stopped, held against the model
+    ending      what a forward that is let go changes as it ends
     split       what a user calls
     mixed       a graph before the cut, the model's own Python after it
 """

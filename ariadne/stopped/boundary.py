@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any, Never
 
 import torch
@@ -52,8 +51,6 @@ class StoppedBoundary(BoundaryPayload):
             if isinstance(t, torch.Tensor)
         ]
         self._versions = [(name, t, _version(t)) for name, t in held]
-        end = weakref.finalize(self, forward.orders.put, None)
-        end.atexit = False
 
     @property
     def spent(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -208,11 +209,30 @@ def _named(
             f"'after:{boundary.module}#{len(mine)}' for the last"
         )
     if chosen not in pool:
-        nearby = sorted(pool, key=lambda c: abs(c.cut - chosen.cut))[:3]
-        names = ", ".join(repr(c.split_id) for c in nearby)
+        names = nearby(pool, chosen)
         why = chosen.reason or "no parameter after it requires grad, and trainable=True"
-        raise FrontierError(f"{asked}: {why}. " + (f"Nearest: {names}" if nearby else "No call will do"))
+        raise FrontierError(f"{asked}: {why}. " + (f"Nearest: {names}" if names else "No call will do"))
     return chosen
+
+
+def nearby(found: Sequence[CallCandidate], chosen: CallCandidate) -> str:
+    """The names of the other safe cuts that are nearest to one."""
+    others = (c for c in found if c.safe and c != chosen)
+    return ", ".join(repr(c.split_id) for c in sorted(others, key=lambda c: abs(c.cut - chosen.cut))[:3])
+
+
+def signature_of(model: nn.Module, candidate: CallCandidate, measured: Measured) -> str:
+    """What is one for two splits of models that are alike, in any process: modules, their tensors, the calls of the example."""
+    told = [
+        (
+            path,
+            type(m).__qualname__,
+            [(n, str(t.dtype), tuple(t.shape)) for n, t in m._parameters.items() if t is not None],
+        )
+        for path, m in model.named_modules()
+    ]
+    text = repr((told, candidate.split_id, [end[1:3] for end in measured.ends]))
+    return f"python-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _memory(t: torch.Tensor) -> int:

@@ -1,17 +1,22 @@
 """A forward in a thread of its own: it runs up to a module's call, waits there, and goes on when it is told to.
 
 The thread has what its caller has (`Ambient`), is new for each forward, and ends with it. One that waits and is not needed any
-more is unwound: what forward has open (`with`, `finally`) is closed, and nothing after it runs.
+more is unwound: what forward has open (`with`, `finally`) is closed, and nothing after it runs. Whoever lets go of it waits for
+that end, so that no thread of ours runs code of the model at a moment that nobody chose.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextvars
 import os
 import threading
+import time
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -61,7 +66,10 @@ class _Order:
 
 
 class Forward:
-    """One call of a model that stops at the end of a module's call; raises what the model raises."""
+    """One call of a model that stops at the end of a module's call; raises what the model raises.
+
+    Where it is let go of while it waits, it ends as by `end`.
+    """
 
     def __init__(
         self,
@@ -75,18 +83,29 @@ class Forward:
         noting: Noting | None = None,
         stood: Stood | None = None,
     ) -> None:
-        self.ambient, self.process, self.taken = Ambient.now(grad), os.getpid(), False
-        self.orders: SimpleQueue[_Order | None] = SimpleQueue()
-        self._news: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        self.ambient = Ambient.now(grad)
         context = contextvars.copy_context()
         python = PythonState(model) if noting is None else noting.python
         looking = noting or (stood.looking if stood is not None else None)
-        work = (
-            context, self.ambient, model, args, kwargs, module, number, noting, looking, python, self.orders, self._news
-        )  # fmt: skip
-        threading.Thread(target=_work, args=work, name="ariadne forward", daemon=True).start()
+        self._worker = _Worker((context, self.ambient, model, args, kwargs, module, number, noting, looking, python))
+        weakref.finalize(self, self._worker.end, _PATIENCE).atexit = False
+        self._worker.start()
         self.halt: Halt = self._next()
         self.stood = stood.stop(self.halt.left) if stood is not None else None
+
+    @property
+    def taken(self) -> bool:
+        """Whether it went on, or was told to end."""
+        return self._worker.taken.locked()
+
+    @property
+    def process(self) -> int:
+        """The process in which it waits."""
+        return self._worker.process
+
+    def end(self) -> None:
+        """Unwind it where it waits, and return when that is done; nothing where it went on, or has ended."""
+        self._worker.end()
 
     def go_on(self, mode: TorchFunctionMode | None = None, then: Callable[[Any], Any] | None = None) -> Any:
         """Run the rest, once: what `then` makes of what forward returns, in its thread, all of it under `mode`."""
@@ -95,23 +114,21 @@ class Forward:
                 "this boundary was made in the process that this one was forked from; its forward waits there, in a thread, and "
                 "threads are not forked. Run the prefix in this process"
             )
-        with _taking:
-            if self.taken:
-                raise ConsumedError(
-                    "this boundary was run before: its forward went on from the cut, and can't go back. Each boundary of a Python "
-                    "split is run once; make another with run_prefix"
-                )
-            self.taken = True
+        if not self._worker.taken.acquire(blocking=False):
+            raise ConsumedError(
+                "this boundary was run before: its forward went on from the cut, and can't go back. Each boundary of a Python "
+                "split is run once; make another with run_prefix"
+            )
         self.halt.output = None
-        self.orders.put(_Order(mode, then or _itself))
+        self._worker.order(_Order(mode, then or _itself))
         return self._next()
 
     def _next(self) -> Any:
         try:
-            kind, value = self._news.get()
+            kind, value = self._worker.news.get()
         except BaseException:  # an interrupt: forward ends where it would have stopped
-            self.taken = True
-            self.orders.put(None)
+            self._worker.taken.acquire(blocking=False)
+            self._worker.order(None)
             raise
         if kind == "raised":
             try:
@@ -121,14 +138,59 @@ class Forward:
         return value
 
 
-_taking = threading.Lock()
-
-
 def _itself(output: Any) -> Any:
     return output
 
 
-def _work(
+_PATIENCE = 5.0  # seconds for the end of a forward that is let go of while a lock may be held that this end needs
+
+
+class _Worker(threading.Thread):
+    """The thread of one forward: it waits once, for one order, and tells what came of it when nothing of forward is left in it."""
+
+    def __init__(self, work: tuple[Any, ...]) -> None:
+        super().__init__(name="ariadne forward", daemon=True)
+        self.process, self.waits = os.getpid(), False
+        self.taken = threading.Lock()  # held, for good, once somebody has decided what becomes of forward
+        self.news: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        self._orders: SimpleQueue[_Order | None] = SimpleQueue()
+        self._work = [work]
+
+    def run(self) -> None:
+        """What the thread does."""
+        self.news.put(_worked(self, *self._work.pop()))
+
+    def halt(self, halt: Halt) -> _Order | None:
+        """Tell where forward stopped, and wait for what it is to do; None: end."""
+        self.waits = True
+        self.news.put(("halts", halt))
+        del halt
+        return self._orders.get()
+
+    def order(self, order: _Order | None) -> None:
+        """Tell forward what to do."""
+        self.waits = False
+        self._orders.put(order)
+
+    def end(self, seconds: float | None = None) -> None:
+        """Have forward end, where it waits and nobody has taken it, and wait until it did, or for so many seconds."""
+        if self.waits and self.process == os.getpid() and self.taken.acquire(blocking=False):
+            self.order(None)
+            with suppress(Empty):
+                self.news.get(timeout=seconds)
+
+
+@atexit.register
+def _let_end() -> None:
+    """Wait for the forwards that run: Python stops threads at its end, and within torch's own code that aborts the process."""
+    until = time.monotonic() + _PATIENCE
+    for thread in threading.enumerate():
+        if isinstance(thread, _Worker) and not thread.waits:
+            thread.join(max(0.0, until - time.monotonic()))
+
+
+def _worked(
+    worker: _Worker,
     context: contextvars.Context,
     ambient: Ambient,
     model: nn.Module,
@@ -139,10 +201,8 @@ def _work(
     noting: Noting | None,
     looking: TorchFunctionMode | None,
     python: PythonState,
-    orders: SimpleQueue[_Order | None],
-    news: SimpleQueue[tuple[str, Any]],
-) -> None:
-    """What the thread does."""
+) -> tuple[str, Any]:
+    """Run forward: how it ended, and with what."""
     given: list[_Order] = []
 
     def waits(output: Any, ended: bool = False) -> Any:
@@ -152,10 +212,9 @@ def _work(
         if noting is not None:
             before, kept = noting.finish(output)
         autocast = any(torch.is_autocast_enabled(d) for d in ("cpu", "cuda")) and torch.is_autocast_cache_enabled()
-        news.put(("halts", Halt(output, ended, count(), autocast, switches(), before, kept, python.undoing())))
         held = [output]
-        del output, kept
-        order = orders.get()
+        del output
+        order = worker.halt(Halt(held[0], ended, count(), autocast, switches(), before, kept, python.undoing()))
         if order is None:
             raise _Dropped
         given.append(order)
@@ -177,13 +236,11 @@ def _work(
             return given[0].then(output)
 
     try:
-        result = context.run(run)
+        return "ended", context.run(run)
     except _Dropped:
-        news.put(("dropped", None))
+        return "dropped", None
     except BaseException as error:
-        news.put(("raised", error))
-    else:
-        news.put(("ended", result))
+        return "raised", error
 
 
 def _beneath(mode: TorchFunctionMode) -> None:

@@ -41,7 +41,7 @@ class Tables:
         names = [name for name in own if name in _REGISTRIES]
         registries = [own[name] for name in names]
         holders = [
-            (f"{path}.{name}", value)
+            (f"{path}.{name}".lstrip("."), value)
             for name, value in own.items()
             if name not in _REGISTRIES and name not in SKIPPED and not _holds_nothing(value)
         ]

@@ -282,7 +282,7 @@ class MixedSplit:
                 grad=grad,
                 noting=noting,
             )
-            forward.orders.put(None)
+            forward.end()
             if forward.halt.ended:
                 raise BoundaryError(
                     "forward returns before the cut comes, for the example's numbers at this batch size"

@@ -31,21 +31,30 @@ def isolated(model: nn.Module, example: Example, grad: bool, run: Callable[..., 
 
 def traces(model: nn.Module) -> dict[str, Any]:
     """What a call leaves behind: the model's tensors, plain attributes of its modules, and the random generators."""
-    tensors = {f"the buffer {name!r}": own(t) for name, t in model.named_buffers()}
-    tensors |= {f"the parameter {name!r}": own(t) for name, t in model.named_parameters()}
     plain = {
         f"the attribute {name!r} of {path or 'the model'}": value
         for path, module in model.named_modules()
         for name, value in module.__dict__.items()
         if type(value) in (bool, int, float, str) or (type(value) in (list, tuple, dict) and simple(value))
     }
-    drawn: dict[str, Any] = {"torch's random generator": torch.get_rng_state(), "random": random.getstate()}
+    return {**{k: own(t) for k, t in tensors_of(model).items()}, **{k: repr(v) for k, v in plain.items()}, **drawn()}
+
+
+def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers and parameters of a model, by what they are called in words."""
+    tensors = {f"the buffer {name!r}": t for name, t in model.named_buffers()}
+    return tensors | {f"the parameter {name!r}": t for name, t in model.named_parameters()}
+
+
+def drawn() -> dict[str, Any]:
+    """How the random generators stand, by what they are called in words."""
+    found: dict[str, Any] = {"torch's random generator": torch.get_rng_state(), "random": random.getstate()}
     if torch.cuda.is_initialized():
-        drawn["the generators of CUDA"] = torch.cuda.get_rng_state_all()
+        found["the generators of CUDA"] = torch.cuda.get_rng_state_all()
     if "numpy" in sys.modules:
         kind, keys, *rest = sys.modules["numpy"].random.get_state()
-        drawn["numpy.random"] = (kind, keys.tolist(), *rest)
-    return {**tensors, **{k: repr(v) for k, v in plain.items()}, **drawn}
+        found["numpy.random"] = (kind, keys.tolist(), *rest)
+    return found
 
 
 def own(t: torch.Tensor) -> torch.Tensor:

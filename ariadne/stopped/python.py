@@ -163,6 +163,21 @@ class PythonState:
             return moved[0] if moved[2] == "cell_contents" else f"{moved[2]} of {moved[0]}"
         return self.held.changed()
 
+    def otherwise(self) -> dict[tuple[int, str], str]:
+        """What stands otherwise now, generators left out: in words, by where it stands."""
+        found = {(id(t), name): repr(name) for (_, _, name), t, was, now in self.changes() if not _alike(was, now)}
+        for where, thing, name, was, now in self._changed_variables():
+            if not _alike(was, now):
+                found[id(thing), name] = where if name == "cell_contents" else f"{name!r} of {where}"
+        moved = ((where, thing) for where, thing, _ in self.held.moved())
+        opaque = ((where, thing) for where, thing, was in self.held.opaque if _opaque(thing) != was)
+        found |= {(id(thing), ""): where for where, thing in chain(moved, opaque)}
+        return found | {(id(registry), ""): "a registry of hooks" for registry in self.empty if registry}
+
+    def contained(self) -> set[int]:
+        """The ids of the containers and objects that it tells of."""
+        return {id(thing) for _, thing, _ in chain(self.held.things, self.held.opaque)} | {*map(id, self.empty)}
+
     def undoing(self, buffers: bool = True) -> Undoing:
         """What was changed until now, to be put back later where nothing else changed it meanwhile; with `buffers` or without."""
         found = (one for one in self.changes() if buffers or one[0][1] != "_buffers")
@@ -186,7 +201,7 @@ class PythonState:
         found = (one for one in self.changes() if one[0][1] != "_buffers")  # of tensors of the model, more is known
         attributes = ((now, name, before, after) for (_, _, name), now, before, after in found)
         for table, name, was, now in chain(attributes, (moved[1:] for moved in self._changed_variables())):
-            if (id(table), name) not in known and not (type(now) is type(was) and type(now) in PLAIN and now == was):
+            if (id(table), name) not in known and not _alike(was, now):
                 yield repr(name), name
         filled = {id(thing) for _, thing, _, _ in done.held}
         yield from ((where, "") for where, thing, _ in self.held.moved() if id(thing) not in filled)
@@ -215,7 +230,7 @@ class Undoing:
         """What was changed and stands otherwise by now, in words."""
         for table, name, _, after in self.attributes:
             now = variables(table, (name,)).get(name, MISSING)
-            if now is not after and not (type(now) is type(after) and type(now) in PLAIN and now == after):
+            if now is not after and not _alike(after, now):
                 yield f"the attribute {name!r}"
         if any(True for _ in self._refilled()):
             yield "a list, a dict or an object"
@@ -327,6 +342,11 @@ def _same(thing: Any, was: Any) -> bool:
 
 def _same_items(thing: dict[Any, Any], was: dict[Any, Any]) -> bool:
     return len(thing) == len(was) and not any(map(is_not, map(thing.get, was, repeat(MISSING)), was.values()))
+
+
+def _alike(was: Any, now: Any) -> bool:
+    """Whether two plain values are equal."""
+    return type(now) is type(was) and type(now) in PLAIN and bool(now == was)
 
 
 def _copy(thing: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -35,8 +34,9 @@ from ariadne.runtime import (
     watched_walk,
 )
 from ariadne.stopped.boundary import StoppedBoundary
-from ariadne.stopped.calls import CallCandidate, Measured, choose, measure
+from ariadne.stopped.calls import CallCandidate, Measured, choose, measure, nearby, signature_of
 from ariadne.stopped.crossing import Crossing, foreign_of, handed_on, refuse_rejoined, refuse_strays
+from ariadne.stopped.ending import refuse_changing_end
 from ariadne.stopped.forward import Forward
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import Before, Noting, Wanted
@@ -83,7 +83,7 @@ class PythonSplit:
         )
         self.module = model.get_submodule(self.candidate.after)
         self._modules = [*model.modules()]
-        self._signature = _signature(model, self.candidate, measured)
+        self._signature = signature_of(model, self.candidate, measured)
         self.wanted, self._laid = Wanted(), Laid()
         self.stays = ""  # why a boundary can be run in this process alone, once; empty where it can be sent
 
@@ -367,10 +367,15 @@ class PythonSplit:
     def prove(self) -> None:
         """Hold the split against the model on the example; raises `VerificationError`."""
         with self._lock:
+            self._refuse_changing_end(self._example, False)
             self._look_for_kept(self._example, False)
         hold(self.model, self._example, False, self.model, self._joined, self.split_id)
         if self.settings.spec.trainable:
             self.prove_training(self._example)
+
+    def _refuse_changing_end(self, example: Example, grad: bool) -> None:
+        others = nearby(self.candidates, self.candidate)
+        refuse_changing_end(self.model, example, grad, self._started, self.candidate.after, others)
 
     def _look_for_kept(self, example: Example, grad: bool) -> None:
         """Find out what the suffix uses from before the cut, by running it on all that there is; `stays` says why none leaves."""
@@ -384,7 +389,7 @@ class PythonSplit:
                 self.model, args, kwargs, module=self.module, number=self.candidate.call, grad=grad, noting=noting
             )
             halt = forward.halt
-            forward.orders.put(None)
+            forward.end()
             if halt.ended:
                 return
             tensors = [t for t in tree.leaves(halt.output) if isinstance(t, torch.Tensor)]
@@ -397,7 +402,7 @@ class PythonSplit:
         def afar(*args: Any, **kwargs: Any) -> Any:
             forward = self._started(args, kwargs, grad)
             boundary = self._boundary(forward, (args, kwargs), forward.halt.output, (), None).crossing()
-            forward.orders.put(None)
+            forward.end()
             return self._run_rest(boundary, grad)
 
         try:
@@ -412,6 +417,7 @@ class PythonSplit:
     def prove_training(self, example: Example) -> None:
         """Hold a training step against the whole model's on an example; raises `VerificationError`."""
         with self._lock:
+            self._refuse_changing_end(example, True)
             self._look_for_kept(example, True)
             was, self._proved = self._proved, True
             try:
@@ -473,20 +479,6 @@ class PythonSplit:
                 f"since the prefix ran, a condition of its forward was changed: {found}; the whole model would have run under "
                 "one. Put it back, or run the prefix again"
             )
-
-
-def _signature(model: nn.Module, candidate: CallCandidate, measured: Measured) -> str:
-    """What is one for two splits of models that are alike, in any process: modules, their tensors, the calls of the example."""
-    told = [
-        (
-            path,
-            type(m).__qualname__,
-            [(n, str(t.dtype), tuple(t.shape)) for n, t in m._parameters.items() if t is not None],
-        )
-        for path, m in model.named_modules()
-    ]
-    text = repr((told, candidate.split_id, [end[1:3] for end in measured.ends]))
-    return f"python-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def prepared(model: nn.Module, settings: Settings, example: Example, why: str, *, training: bool) -> PythonSplit:

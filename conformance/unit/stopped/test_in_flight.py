@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -205,3 +206,48 @@ def test_a_suffix_runs_again_until_something_else_changes_what_it_changed_itself
     model(x)
     with pytest.raises(BoundaryError, match="another call, or you, changed"):
         split.run_suffix(boundary)
+
+
+class _Shadows(nn.Module):
+    """An attribute of a name that a global of its file has, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shadowed, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.shadowed(x) * random.random())  # type: ignore[no-any-return]
+
+
+class _Loads(_Shadows):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * len(shadowed))
+
+
+class _Asks(_Shadows):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * len(globals()["shadowed"]))
+
+
+class _OfTheModule(_Shadows):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * len(sys.modules[__name__].shadowed))
+
+
+shadowed: list[int] = [1]
+
+
+@pytest.mark.parametrize("kind", [_Shadows, _Loads, _Asks, _OfTheModule])
+def test_a_global_counts_where_code_loads_it_and_not_where_an_attribute_has_its_name(kind: type[_Shadows]) -> None:
+    model, x = kind().eval(), torch.randn(2, 4)
+    split = prepare_split(model, (x,), split="after:shadowed", fallback="python")
+    boundary = split.run_prefix(x)
+    shadowed.append(1)
+    try:
+        if kind is _Shadows:
+            assert split.run_suffix(boundary).shape == (2, 4)
+        else:
+            with pytest.raises(BoundaryError, match=r"changed .*shadowed"):
+                split.run_suffix(boundary)
+    finally:
+        shadowed.pop()

@@ -1,0 +1,68 @@
+"""Ending: what a forward that is let go at the cut changes of the model as it ends, looked for before anything is split there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from ariadne.capture import Example
+from ariadne.compare import difference
+from ariadne.errors import FrontierError
+from ariadne.stopped.forward import Forward
+from ariadne.stopped.proof import drawn, isolated, own, tensors_of
+from ariadne.stopped.python import PythonState
+
+Started = Callable[[tuple[Any, ...], dict[str, Any], bool], Forward]
+
+
+def refuse_changing_end(
+    model: nn.Module, example: Example, grad: bool, start: Started, after: str, others: str
+) -> None:
+    """Raise `FrontierError` where a forward that waits after the module `after` would change the model by being let go.
+
+    `start` starts one; `others` names cuts that may do instead. What only puts back what forward has changed before the cut
+    changes nothing. The model is left as found.
+    """
+
+    def changed(*args: Any, **kwargs: Any) -> str | None:
+        began = _values(model)
+        forward = start(args, kwargs, grad)
+        halted, values = PythonState(model), _values(model)
+        forward.end()
+        return next(_changes(model, forward.halt.left.since, halted, began, values), None)
+
+    what = isolated(model, example, grad, changed)
+    if what is not None:
+        raise FrontierError(
+            f"cannot split after {after!r}: the cut lies within a block of forward (try and finally, with, a bare except) that "
+            f"changes {what} as it ends. A forward that is let go there would change that too, without a call of the model. "
+            "Change it outside of that block, or cut outside of it"
+            + (f"; the nearest other cuts, some of which may lie in it too: {others}" if others else "")
+        )
+
+
+def _values(model: nn.Module) -> dict[str, Any]:
+    """The model's tensors, copied, and the random generators."""
+    return {name: own(t) for name, t in tensors_of(model).items()} | drawn()
+
+
+def _changes(
+    model: nn.Module, began: PythonState, halted: PythonState, first: dict[str, Any], then: dict[str, Any]
+) -> Iterator[str]:
+    """What stands neither as when forward began (`first`, of tensors) nor as when it waited (`then`), in words."""
+    otherwise, known = began.otherwise(), began.contained()
+    for (at, name), where in halted.otherwise().items():
+        if (at, name) in otherwise or not (name or at in known):
+            yield where
+    now: dict[str, Any] = {**tensors_of(model), **drawn()}
+    for name, value in now.items():
+        if _differs(then.get(name), value) and _differs(first.get(name), value):
+            yield name
+
+
+def _differs(was: Any, now: Any) -> bool:
+    if isinstance(now, Tensor):
+        now = now.detach()
+    return difference(was, now) is not None
