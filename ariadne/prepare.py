@@ -239,9 +239,9 @@ def _prepare(
     trains = settings.spec.trainable and training
     for captured in captures:
         prove(model, runtime.variant_of(captured.plan), captured, example, trains=trains and captured is first)
-    not_called(model)  # the proof's count for nothing
     for inputs in more:
         runtime.learn(inputs)
+    not_called(model)  # the proof's count for nothing
     return runtime.resplit(mode="compiled", compile_options=settings.compile_options) if compiles else runtime
 
 

@@ -12,11 +12,11 @@ import torch
 
 from ariadne import tree
 from ariadne.capture.values import Values
-from ariadne.guards import Effects, Origin, Place, Recording, is_array
-from ariadne.plan import Groups, TracePlan
+from ariadne.guards import Effects, MadeOf, Place, Recording, is_array
+from ariadne.plan import WHOLE, Groups, TracePlan
 
-# By place and key: the tensors that stand there, by their names in the plan, and whether numbers do, too.
-Slots = Mapping[tuple[Place, Any], tuple[tuple[str, ...], bool]]
+# By place and key: the tensors that stand there, by their names in the plan; numbers; and whether an array does.
+Slots = Mapping[tuple[Place, Any], tuple[tuple[str, ...], tuple[float, ...], bool]]
 
 
 def filled(found: Recording, values: Values) -> Slots:
@@ -32,17 +32,17 @@ def _left(found: Recording) -> Iterator[tuple[tuple[Place, Any], Any]]:
             yield (place, key), change.after[key]
 
 
-def _held(value: Any, values: Values) -> tuple[tuple[str, ...], bool]:
+def _held(value: Any, values: Values) -> tuple[tuple[str, ...], tuple[float, ...], bool]:
     leaves = [*tree.leaves(value)]
     ids = (values.ids.get(id(t)) for t in leaves if isinstance(t, torch.Tensor))
-    numbers = any(isinstance(leaf, float) or is_array(leaf) for leaf in leaves)
-    return tuple(name for name in ids if name is not None), numbers
+    numbers = tuple(leaf for leaf in leaves if type(leaf) is float)
+    return tuple(name for name in ids if name is not None), numbers, any(map(is_array, leaves))
 
 
-def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, frozenset[Origin]]:
+def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf]:
     """What was made of which tensors of the model, in words; without what the plan itself puts there at each call.
 
-    A number is taken to be made of all that Python read numbers of.
+    A number is made of what Python read that very number of; an array of all of which Python took the data.
     """
     stored = {(s.path, s.name) for s in plan.stores}
     groups, state = Groups(plan), [v for v in plan.values.values() if v.is_state]
@@ -53,10 +53,11 @@ def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, frozen
         read = {name for r in node.reads if r in groups.parent for name in of.get(groups.find(r), ())}
         for name in (*node.outputs, *node.writes):
             of.setdefault(groups.find(name), set()).update(read)
-    asked = [name for node in plan.nodes if node.is_witness for name in node.reads]
-    found: dict[str, frozenset[Origin]] = {}
-    for (place, key), (tensors, numbers) in slots.items():
-        names = [*tensors, *(asked if numbers else ())]
+    asked = [node for node in plan.nodes if node.is_witness]
+    found: dict[str, MadeOf] = {}
+    for (place, key), (tensors, numbers, arrays) in slots.items():
+        read_of = (node for node in asked if (arrays and node.target == WHOLE) or _is_one_of(node.witness, numbers))
+        names = [*tensors, *(name for node in read_of for name in node.reads)]
         at_each_call = place in effects.rules or (place.path, key) in stored or (place.path, key) in effects.assigned
         values = [] if at_each_call else [plan.values[n] for n in names if n in groups.parent]
         sources = {
@@ -65,5 +66,11 @@ def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, frozen
             for name in of.get(groups.find(v.name), ())
         }
         if sources:
-            found[place.words(key)] = frozenset(sources)
+            mine = place.table == "held"
+            attribute = str((*place.steps, key)[0]) if mine else ""
+            found[place.words(key)] = MadeOf(frozenset(sources), place.path if mine else "", attribute)
     return found
+
+
+def _is_one_of(found: Any, numbers: tuple[float, ...]) -> bool:
+    return type(found) is float and found in numbers

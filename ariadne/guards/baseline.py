@@ -178,7 +178,7 @@ class Baseline:
             names_in = Listed(self.modules[path], ignored)
             self.attributes.append((path, ("the names of its attributes",), names_in))
         called = any(recorded.called_before for recorded in recordings)
-        filled = {what: origins for recorded in recordings for what, origins in recorded.made_of.items()}
+        filled = {what: made for recorded in recordings for what, made in recorded.made_of.items()}
         self.attributes += [("", (what,), AsFilled(model, filled[what], called)) for what in sorted(filled)]
         self._note_marks(model, recordings, names, leaves)
 

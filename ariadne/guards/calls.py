@@ -389,7 +389,7 @@ class ModuleGuard:
             *watched.asked,
             *surrounded.asked,
             *(partial(same_hooks, hooks, expected) for hooks, expected in loud_now),
-            *(kept.is_same for kept in contents),
+            *(kept.asked for kept in contents),
             *(partial(is_known, *flag) for flag in flags),
             *(partial(keeps_its_weights, m) for m in modules.values() if isinstance(m, nn.RNNBase)),
         ]

@@ -59,6 +59,10 @@ class Kept(ABC):
         """Whether it holds the same still."""
         return bool(self.look(self.thing) == self.held)
 
+    def asked(self) -> bool:
+        """The same, where a call asks."""
+        return self.is_same()
+
     def anew(self, thing: Any) -> Kept:
         """The same of another thing."""
         return type(self)(thing)

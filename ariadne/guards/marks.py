@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import reprlib
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,6 +18,7 @@ from ariadne.guards.facts import alike as tensors_alike
 from ariadne.guards.facts import never
 from ariadne.guards.kept import Kept
 from ariadne.guards.opened import alike, unfolded
+from ariadne.guards.versions import VERSION
 from ariadne.plan import storage_of
 
 Origin = tuple[str, str, bool]  # the path of a module, the name of a tensor there, and whether memory is shared with it
@@ -171,55 +174,112 @@ class Listed(Kept):
         return type(self)(thing, self.ignored)
 
 
+class MadeOf(NamedTuple):
+    """The tensors of which a first call made something, and where that stands: an attribute of a module."""
+
+    origins: frozenset[Origin]
+    path: str
+    attribute: str
+
+
+@dataclass
+class _Then:
+    """How such tensors were at a first call: which they are and how often they were written into, what they hold, and how often
+    the dict of the module was written in which the thing stands.
+    """
+
+    at: list[tuple[int | None, int]]
+    content: bytes
+    own: int
+
+
 class AsFilled(Kept):
     """The tensors of a model from which forward made something at its first call, and keeps it.
 
-    They must be as they were at the first call since the model was prepared, whichever plan served that; where it was `called`
-    before, as they are now. Of what shares their memory, which follows what is written there, only that they are the same.
+    They must hold what they held at the first call since the model was prepared, whichever plan served that; where it was
+    `called` before, what they hold now. Of what shares their memory, which follows what is written there, only that they are the
+    same. Where the module's own `train` puts something else in the place, a switch lets forward make the thing anew.
     """
 
-    __slots__ = ("called", "origins")
+    __slots__ = ("called", "made", "own", "tables")
 
-    def __init__(self, thing: nn.Module, origins: frozenset[Origin], called: bool) -> None:
-        self.origins, self.called = origins, called
+    def __init__(self, thing: nn.Module, made: MadeOf, called: bool) -> None:
+        self.made, self.called = made, called
+        at = ((thing.get_submodule(path), name, shares) for path, name, shares in sorted(made.origins))
+        self.tables = [(m._parameters if name in m._parameters else m._buffers, name, shares) for m, name, shares in at]
+        holder = thing.get_submodule(made.path)
+        train = getattr(type(holder).train, "__code__", None)
+        clears = train is not nn.Module.train.__code__ and train is not None and made.attribute in train.co_names
+        self.own: dict[str, Any] | None = holder.__dict__ if clears else None
         super().__init__(thing)
 
-    def look(self, thing: Any) -> list[tuple[int | None, int]]:
-        """Where they lie, and how often they were written into."""
-        found = []
-        for path, name, shares in sorted(self.origins):
-            t = _state_at(thing, path, name)
-            found.append((None, 0) if t is None else (storage_of(t), 0 if shares or t.is_inference() else t._version))
-        return found
+    def look(self, thing: Any) -> _Then:
+        """As they are now."""
+        return _Then(self._at(), self._content(), 0 if self.own is None else _writes(self.own))
 
     def words(self, held: Any) -> str:
         """Their names."""
-        return ", ".join(sorted({repr(f"{path}.{name}".lstrip(".")) for path, name, _ in self.origins}))
+        return ", ".join(sorted({repr(f"{path}.{name}".lstrip(".")) for path, name, _ in self.made.origins}))
 
     def is_same(self) -> bool:
-        """Whether they are as at the first call; true where this is the first."""
-        now = self.look(self.thing)
-        return bool(
-            now == (self.held if self.called else _FIRST.setdefault(self.thing, {}).setdefault(self.origins, now))
-        )
+        """Whether they are as at the first call; true where there was none."""
+        then = self.held if self.called else _FIRST.get(self.thing, {}).get(self.made)
+        if then is None or self._at() == then.at or (self.own is not None and _writes(self.own) != then.own):
+            return True
+        return bool(self._content() == then.content)
+
+    def asked(self) -> bool:
+        """The same, for a call: where it is the first, or something was made anew, the next ones are held against it."""
+        first = _FIRST.setdefault(self.thing, {})
+        then = self.held if self.called else first.get(self.made)
+        if then is not None and self._at() == then.at:
+            return True
+        if then is not None and (self.own is None or _writes(self.own) == then.own) and self._content() != then.content:
+            return False
+        first[self.made] = self.held = self.look(self.thing)
+        return True
 
     def anew(self, thing: Any) -> Kept:
         """The same of a copy, which was called as often."""
-        return type(self)(thing, self.origins, self.called or self.origins in _FIRST.get(self.thing, {}))
+        return type(self)(thing, self.made, self.called or self.made in _FIRST.get(self.thing, {}))
+
+    def _at(self) -> list[tuple[int | None, int]]:
+        found = []
+        for table, name, shares in self.tables:
+            t = table.get(name)
+            found.append((None, 0) if t is None else (storage_of(t), 0 if shares or t.is_inference() else t._version))
+        return found
+
+    def _content(self) -> bytes:
+        found = hashlib.blake2b()
+        for table, name, shares in self.tables:
+            t = table.get(name)
+            if t is None:
+                continue
+            plain = not shares and t.layout is torch.strided and not t.is_quantized
+            told = (t.dtype, tuple(t.shape)) if plain else (storage_of(t), shares or t._version)
+            found.update(repr(told).encode())
+            if plain:
+                found.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        return found.digest()
 
 
-_FIRST: WeakKeyDictionary[nn.Module, dict[frozenset[Origin], list[tuple[int | None, int]]]] = WeakKeyDictionary()
+def _writes(own: dict[str, Any]) -> int:
+    """How often a dict was written, where this Python tells."""
+    return 0 if VERSION is None else VERSION(own)
 
 
-def not_called(model: nn.Module) -> None:
-    """Take it that no call has been made yet of a model that was prepared now."""
-    _FIRST.pop(model, None)
+_FIRST: WeakKeyDictionary[nn.Module, dict[MadeOf, _Then]] = WeakKeyDictionary()
 
 
-def _state_at(model: nn.Module, path: str, name: str) -> torch.Tensor | None:
-    try:
-        module = model.get_submodule(path)
-    except AttributeError:
-        return None
-    t = module._parameters.get(name, module._buffers.get(name))
-    return t if isinstance(t, torch.Tensor) else None
+def calls_of(model: nn.Module) -> dict[MadeOf, _Then]:
+    """What is known of the first calls of a model; see `not_called`."""
+    return dict(_FIRST.get(model, {}))
+
+
+def not_called(model: nn.Module, known: dict[MadeOf, _Then] | None = None) -> None:
+    """Take it that no call has been made yet of a model that was prepared now; or those of which `known` tells."""
+    if known:
+        _FIRST[model] = known
+    else:
+        _FIRST.pop(model, None)

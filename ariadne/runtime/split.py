@@ -25,7 +25,7 @@ from ariadne.cut import (
     with_trainable,
 )
 from ariadne.errors import BoundaryError, HalfError, SpecError, TrainingError, WitnessError
-from ariadne.guards import copied_model
+from ariadne.guards import calls_of, copied_model, not_called
 from ariadne.halves import Cut, save, side_of, slots
 from ariadne.plan import Value, may_draw
 from ariadne.runtime import casts, taps, training
@@ -409,13 +409,14 @@ class SplitRuntime(Told):
         for training_now in sorted(modes, reverse=True):  # a plan of training may serve both
             given = Example.of(args, kwargs)
             args, kwargs = tree.unflatten(given.resized(given.batch), given.spec)
-            snapshot = Snapshot(self.model)
+            snapshot, known = Snapshot(self.model), calls_of(self.model)
             snapshot.save_all()
             try:
                 with torch.set_grad_enabled(training_now):
                     self.joined(*args, **kwargs)
             finally:
                 snapshot.restore(any(may_draw(v.plan.nodes) for v in self._variants))
+                not_called(self.model, known)
 
     # --- cutting elsewhere ----------------------------------------------------------------------------------------
 

@@ -134,3 +134,70 @@ def test_a_model_that_was_called_before_keeps_what_it_made_then() -> None:
     double(split.model)
     with pytest.raises(ModuleError, match=r"of 'last.weight' at its first call"):
         call(split)
+
+
+class Cleared(Net):
+    """Its `train` forgets what it keeps, as those of vision transformers with a cache of biases do."""
+
+    def train(self, mode: bool = True) -> Any:
+        if mode and self.table:
+            self.table = {}
+        return super().train(mode)
+
+
+@torch.no_grad()
+def test_what_the_model_forgets_when_it_is_switched_is_made_anew() -> None:
+    torch.manual_seed(0)
+    whole = Cleared(in_dict).eval()
+    split = prepare_split(copy.deepcopy(whole), (X,), split="after:first")
+    for _ in range(2):
+        assert torch.equal(whole(X), call(split))
+        for model in (whole, split.model):
+            model.train()
+            double(model)
+            model.eval()
+    assert torch.equal(whole(X), call(split))
+    double(split.model)
+    with pytest.raises(ModuleError, match=r"of 'last.weight' at its first call"):
+        call(split)
+
+
+@torch.no_grad()
+def test_the_same_values_loaded_again_change_nothing() -> None:
+    whole, split = both(in_attribute)
+    state = copy.deepcopy(whole.state_dict())
+    for _ in range(2):
+        assert torch.equal(whole(X), call(split))
+        for model in (whole, split.model):
+            double(model)
+            model.load_state_dict(state)
+    copied = copy.deepcopy(split)
+    assert torch.equal(whole(X), call(copied))
+
+
+@torch.no_grad()
+def test_neither_a_copy_nor_what_is_learnt_is_a_call() -> None:
+    for more in (False, True):
+        whole, split = both(in_dict)
+        if more:
+            split.learn((X,))
+        copied = copy.deepcopy(split)
+        for model in (whole, split.model, copied.model):
+            double(model)
+        for _ in range(2):
+            assert torch.equal(whole(X), call(split))
+            assert torch.equal(whole(X), call(copied))
+
+
+@torch.no_grad()
+def test_a_number_that_was_read_of_nothing_is_not_made_of_what_else_was_read() -> None:
+    def keep(self: Any) -> Any:
+        if self.held is None:
+            self.held = self.first.in_features**-0.5
+        return self.held if float(self.last.weight.detach().sum()) < 1e6 else 2.0
+
+    whole, split = both(keep)
+    for _ in range(3):
+        assert torch.equal(whole(X), call(split))
+        for model in (whole, split.model):
+            double(model)
