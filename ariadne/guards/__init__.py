@@ -77,7 +77,7 @@ from ariadne.guards.effects import (
 from ariadne.guards.facts import alike
 from ariadne.guards.further import Further
 from ariadne.guards.given import Given
-from ariadne.guards.marks import MadeOf, Origin, calls_of, not_called
+from ariadne.guards.marks import MadeOf, calls_of, not_called
 from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.roots import Reached, outside_of
 from ariadne.guards.switches import SWITCHES, TORCH, Switched, caches_parametrizations
