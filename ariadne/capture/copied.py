@@ -7,7 +7,7 @@ model is copied, what belongs to it is its copy's; what stands outside of it is 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ariadne import tree
 from ariadne.capture.call import Call
 from ariadne.errors import ModuleError
 from ariadne.guards import is_a
@@ -33,7 +32,7 @@ def copied_plan(plan: TracePlan, model: nn.Module, memo: Mapping[int, Any]) -> T
     the model is shared, as the copied model shares it.
     """
     held = (value for module in model.modules() for value in vars(module).values())
-    shared = [f for value in held for f in tree.leaves(value) if type(f) is FunctionType]
+    shared = [f for value in held for f in (value, *_items(value)) if type(f) is FunctionType]
     copies = _Copies(memo, {id(f): f for f in shared})
     objects = {name: copies.of(thing) for name, thing in plan.objects.items()}
     if all(objects[name] is thing for name, thing in plan.objects.items()):
@@ -100,6 +99,11 @@ class _Copies:
                     seen.add(id(found))
                     at.append(found)
         return False
+
+
+def _items(value: Any) -> Iterable[Any]:
+    """What a container holds, itself; none where it is no container."""
+    return [*value.values()] if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
 
 
 def _held_by(thing: Any) -> Iterator[Any]:
