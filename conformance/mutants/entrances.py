@@ -322,3 +322,6 @@ class BlindToMembers(Planted):
 
     def in_variant(self, variant: Variant) -> None:
         _blind_to(variant, Registered)
+        for guard in variant.guards:  # which hold the tables of modules, too
+            guard.baseline.tabled = {}
+            guard._arm()
