@@ -44,6 +44,8 @@ def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf
 
     A number is made of what Python read that very number of; an array of all of which Python took the data.
     """
+    if not slots:  # as of most models
+        return {}
     stored = {(s.path, s.name) for s in plan.stores}
     groups, state = Groups(plan), [v for v in plan.values.values() if v.is_state]
     of: dict[str, set[str]] = {}  # by all values that may share memory: the state that was read for them

@@ -223,25 +223,27 @@ class AsFilled(Kept):
 
     def is_same(self) -> bool:
         """Whether they are as at the first call; true where there was none."""
-        then = self.held if self.called else _FIRST.get(self.thing, {}).get(self.made)
+        then = self._then()
         if then is None or self._at() == then.at or (self.own is not None and _writes(self.own) != then.own):
             return True
         return bool(self._content() == then.content)
 
     def asked(self) -> bool:
         """The same, for a call: where it is the first, or something was made anew, the next ones are held against it."""
-        first = _FIRST.setdefault(self.thing, {})
-        then = self.held if self.called else first.get(self.made)
+        then = self._then()
         if then is not None and self._at() == then.at:
             return True
-        if then is not None and (self.own is None or _writes(self.own) == then.own) and self._content() != then.content:
+        if not self.is_same():
             return False
-        first[self.made] = self.held = self.look(self.thing)
+        _FIRST.setdefault(self.thing, {})[self.made] = self.held = self.look(self.thing)
         return True
 
     def anew(self, thing: Any) -> Kept:
         """The same of a copy, which was called as often."""
         return type(self)(thing, self.made, self.called or self.made in _FIRST.get(self.thing, {}))
+
+    def _then(self) -> _Then | None:
+        return self.held if self.called else _FIRST.get(self.thing, {}).get(self.made)
 
     def _at(self) -> list[tuple[int | None, int]]:
         found = []
