@@ -57,6 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     cuda.add_argument("--models", nargs="+", help=f"names of the zoo, or sets: {', '.join(SETS)} (cuda)")
     cuda.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="cpu: to rehearse it (cuda)")
     cuda.add_argument("--small", action="store_true", help="few rounds, small batches, two small models: a rehearsal")
+    cuda.add_argument("--steps", nargs="+", choices=campaign.STEPS, default=(), help="only these (all)")
+    cuda.add_argument("--cache", type=Path, help="where what is compiled is kept for the next run (in the output)")
     cuda.add_argument("--output", type=Path, required=True, help="a folder; what it holds is not run again")
     cuda.set_defaults(parser=cuda)
     summary = commands.add_parser("summary", help="print what files of results say")
@@ -101,7 +103,7 @@ def _campaign(given: argparse.Namespace) -> int:
     except model_zoo.UnknownNameError as error:
         given.parser.error(str(error))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    failed = campaign.run(models, given.device, given.minutes, given.output, given.small, progress)
+    failed = campaign.run(models, given.device, given.minutes, given.output, given.small, progress, given.steps, given.cache)
     if (measured := given.output / "benchmarks.jsonl").exists():
         print(text(read(measured)))
     return int(failed > 0)

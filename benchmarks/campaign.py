@@ -1,7 +1,7 @@
 """One command for a device that is at hand for half an hour: `python -m benchmarks cuda --minutes 28 --output FOLDER`.
 
 What is worth most is measured first: equality of split and whole; replay at batch 1; what compiling costs and when it has paid
-back; batch 256; training at 32. The same command goes on where it was cut off: what the folder holds is not run again.
+back; training at 32; batch 256. Processes compile side by side, and measure alone. The same command goes on where it was cut off: what the folder holds is not run again.
 """
 
 from __future__ import annotations
@@ -9,58 +9,81 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.models import SETS
 from benchmarks.records import Record
 from benchmarks.runner import Options, Runner, failed_or_died
 from benchmarks.variants import EAGER, find
 
-VARIANTS = tuple(
-    find(v).name for v in ("model", "compile", "reduce-overhead", "generated", "compiled", "compiled-reduce-overhead")
-)
+REPLAY = ("model", "compile", "reduce-overhead", "generated", "compiled", "fixed", "compiled-reduce-overhead",
+          "reduce-overhead-fixed", "no-copies")  # fmt: skip
+COMPILED = ("model", "compile", "generated", "compiled", "fixed")
+STARTS = ("model", "compile", "generated", "compiled", "reduce-overhead-fixed")
+STEPS = ("equality", "compiling", "replay", "starts", "training", "batches")
 LEAST = 10.0  # seconds under which no process is begun
 
 
 @dataclass(frozen=True)
 class Step:
-    """A part of the campaign: what it answers, in which file, and how it is measured (None: by comparing)."""
+    """A part of the campaign: what it answers, and how it is measured (None: by comparing), into which file."""
 
     name: str
     about: str
     options: Options | None = None
+    file: str = "benchmarks.jsonl"
 
 
-def steps(models: tuple[str, ...], device: str, small: bool) -> tuple[Step, ...]:
-    """The parts in order of their value."""
+def steps(models: tuple[str, ...], device: str, small: bool, cache: Path | None = None) -> tuple[Step, ...]:
+    """The parts in order of their value. The models at people's sizes are replayed at batch 1 and started; the zoo's do all."""
     many, train, threads = (4, 2, 1) if small else (256, 32, 4)
+    zoo = tuple(m for m in models if m not in SETS["sized"])
     base = Options(
-        models, (1,), VARIANTS, device=device, processes=1 if small else 5, start_processes=0, threads=threads,
-        pairs=4 if small else 30, settle=2 if small else 10, by_place=True,
+        models, (1,), _names(REPLAY), device=device, processes=1 if small else 3, start_processes=0, threads=threads,
+        pairs=4 if small else 30, settle=2 if small else 10, abreast=abreast(), cache=cache,
     )  # fmt: skip
-    starts = replace(base, processes=0, start_processes=1 if small else 5)
+    starts = replace(
+        base, models=models[:4], variants=_names(STARTS), processes=0, start_processes=1, abreast=min(4, abreast())
+    )
     return (
         Step("equality", "whether split equals whole, in replay and in training"),
+        Step("compiling", "once, what the rounds run: nothing is measured here",
+             replace(base, processes=1, pairs=1, settle=1), "compiling.jsonl"),
         Step("replay", "replay at batch 1", base),
         Step("starts", "what compiling costs, and when it has paid back", starts),
-        Step("batches", f"replay at batch {many}", replace(base, batches=(many,))),
-        Step("training", f"training at batch {train}", replace(base, batches=(train,), tasks=("training",))),
-    )
+        Step("training", f"training at batch {train}",
+             replace(base, models=zoo, batches=(train,), tasks=("training",), variants=_names(COMPILED))),
+        Step("batches", f"replay at batch {many}",
+             replace(base, models=zoo, batches=(many,), variants=_names(COMPILED))),
+    )  # fmt: skip
+
+
+def abreast() -> int:
+    """How many processes are at work at once: half of the cores, since each compiles with some threads of its own."""
+    return max(1, (os.cpu_count() or 1) // 2)
+
+
+def _names(short: Iterable[str]) -> tuple[str, ...]:
+    return tuple(find(v).name for v in short)
 
 
 def run(
-    models: tuple[str, ...], device: str, minutes: float, folder: Path, small: bool, progress: Callable[[str], None]
-) -> int:
+    models: tuple[str, ...], device: str, minutes: float, folder: Path, small: bool, progress: Callable[[str], None],
+    only: Collection[str] = (), cache: Path | None = None,
+) -> int:  # fmt: skip
     """Run what the folder does not hold yet, until the time is up; returns how many results are failures.
 
-    `folder` gets `equality.jsonl`, `benchmarks.jsonl` and `steps.jsonl`, which says of each part whether it was ended.
+    `only`: the names of the steps to run, all where none is named. `cache`: where what the rounds compile is kept. `folder` gets `equality.jsonl`, `benchmarks.jsonl` and `steps.jsonl`, which says of each part whether it was ended.
     """
     folder.mkdir(parents=True, exist_ok=True)
     until, failed = time.monotonic() + 60 * minutes, 0
-    for step in steps(models, device, small):
+    for step in steps(models, device, small, (cache or folder / "cache").absolute()):
+        if only and step.name not in only:
+            continue
         left = until - time.monotonic()
         if left < LEAST:
             progress(f"{step.name}: no time is left for {step.about}")
@@ -70,7 +93,7 @@ def run(
         if step.options is None:
             ended, bad = _equality(models, device, folder, until, progress)
         else:
-            runner = Runner(replace(step.options, until=until), folder / "benchmarks.jsonl", progress)
+            runner = Runner(replace(step.options, until=until), folder / step.file, progress)
             bad = runner.run()
             ended = not runner.out_of_time
         _note(folder, step, ended, bad)
@@ -118,7 +141,7 @@ def _equality(
 
 def workers() -> int:
     """How many models are compared at once."""
-    return max(1, min(4, (os.cpu_count() or 1) // 4))
+    return max(1, (os.cpu_count() or 1) // 2)
 
 
 def _read(file: Path) -> Iterator[Record]:

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-import model_zoo
 from ariadne import SplitSpec, prepare_split
 from ariadne.compare import difference
 from ariadne.runtime.proof import deterministic
 from benchmarks.device import fix
-from benchmarks.subject import EXAMPLE_BATCH, Subject, sgd
+from benchmarks.models import entry
+from benchmarks.subject import EXAMPLE_BATCH, Subject, sgd, strayed
 
 BATCHES, STEPS, CUTS = (1, 2, 3, 8), 3, ("percent:25", "percent:50", "percent:75")
 
@@ -27,7 +27,7 @@ def equality(job: dict[str, Any], process: dict[str, Any]) -> Iterator[dict[str,
     """A record for each task: what was compared, what differs, and under which settings."""
     fix(job["device"])
     for task in ("inference", "training"):
-        subject = Subject(model_zoo.entry(job["model"]), job["device"], task)
+        subject = Subject(entry(job["model"]), job["device"], task)
         record = {"model": job["model"], "device": job["device"], "task": task}
         try:
             yield record | _compared(subject)
@@ -60,6 +60,10 @@ def _compared(subject: Subject) -> dict[str, Any]:
                     found["deterministic"] |= settings
                     break
             else:
+                if training and (apart := _own_spread(subject, whole, model, split, start, at)) is not None:
+                    found["compared"] += 1
+                    found["spread"] = max(apart, found.get("spread", 0.0))
+                    continue
                 found["differs"].append(f"{cut}, {'steps' if training else 'batch'} {at}: {wrong}")
     found["status"] = "failed" if found["differs"] else "ok"
     return found
@@ -77,8 +81,24 @@ def _replay(subject: Subject, whole: Any, model: Any, split: Any, start: Any, ba
 
 def _step(subject: Subject, whole: Any, model: Any, split: Any, start: Any, steps: int) -> str | None:
     """What differs after so many steps more than one: losses, parameters, buffers, gradients."""
+    return difference(*_trained(subject, (whole, model), split, start, steps))
+
+
+def _own_spread(subject: Subject, whole: Any, model: Any, split: Any, start: Any, steps: int) -> float | None:
+    """How far apart two runs of the whole model are, over the largest value, where nothing makes it repeat itself and the split is
+    no further from it than four times that; None where it does repeat itself, or the split is."""  # fmt: skip
+    with deterministic():
+        one, again = _trained(subject, (whole, whole), None, start, steps)
+        own = strayed(one, again)
+        apart = strayed(one, _trained(subject, (whole, model), split, start, steps)[1])
+    return own if 0 < own and apart <= 4 * own else None
+
+
+def _trained(subject: Subject, models: Any, split: Any, start: Any, steps: int) -> list[Any]:
+    """Losses, parameters, buffers and gradients of the whole model, and of the other one, through the split if there is one."""
     losses: list[list[Any]] = [[], []]
-    for side, one in enumerate((whole, model)):
+    held: list[Any] = []
+    for side, one in enumerate(models):
         with torch.no_grad():
             one.load_state_dict(start)
         one.zero_grad()
@@ -87,7 +107,7 @@ def _step(subject: Subject, whole: Any, model: Any, split: Any, start: Any, step
             args, kwargs = subject.inputs(EXAMPLE_BATCH + step)
             torch.manual_seed(step)
             optimizer.zero_grad()
-            if side == 0:
+            if side == 0 or split is None:
                 loss = subject.entry.loss(one(*args, **kwargs))
                 loss.backward()
             else:
@@ -98,12 +118,15 @@ def _step(subject: Subject, whole: Any, model: Any, split: Any, start: Any, step
                 split.backward_prefix(boundary, gradients)
             optimizer.step()
             losses[side].append(loss.detach())
-    state = [
-        {
-            "losses": losses[side],
-            "state": dict(one.state_dict()),
-            "gradients": {name: p.grad for name, p in one.named_parameters()},
-        }
-        for side, one in enumerate((whole, model))
-    ]
-    return difference(*(pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu(), s) for s in state))
+        held.append(
+            pytree.tree_map_only(
+                torch.Tensor,
+                lambda t: t.detach().cpu().clone(),
+                {
+                    "losses": losses[side],
+                    "state": dict(one.state_dict()),
+                    "gradients": {name: p.grad for name, p in one.named_parameters()},
+                },
+            )
+        )
+    return held

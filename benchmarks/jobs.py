@@ -20,7 +20,9 @@ import model_zoo
 from benchmarks import device, timing
 from benchmarks.allocations import cuda_peak_bytes, peak_bytes
 from benchmarks.resident import peak_rss
+from benchmarks.models import entry
 from benchmarks.subject import NotApplicableError, Step, Subject, kept, strayed
+from benchmarks.turns import alone
 from benchmarks.variants import EAGER, NOISE, REFERENCE, Variant, find
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -124,7 +126,10 @@ def side_by_side(job: Job, process: Record) -> Iterator[Record]:
             times: dict[str, list[float]] = {}
             while EAGER in runs and not times:
                 try:
-                    times = timing.rounds(runs, job["pairs"], _order(job, batch), subject.device)
+                    with alone(job.get("turn")):
+                        for name, run in runs.items():
+                            _warm(name, run, subject.device)
+                        times = timing.rounds(runs, job["pairs"], _order(job, batch), subject.device)
                     expected = kept(runs[EAGER]())
                     apart |= {name: max(apart[name], _last(name, run, expected)) for name, run in runs.items()}
                 except timing.RoundError as error:
@@ -141,6 +146,14 @@ def side_by_side(job: Job, process: Record) -> Iterator[Record]:
                 else:
                     record |= failed.get(name) or {"status": "failed", "reason": f"{EAGER} failed"}
                 yield record
+
+
+def _warm(name: str, run: Callable[[], Any], at: str) -> None:
+    """A few calls before what counts, since others may have run in between; raises `RoundError` from what it raises."""
+    try:
+        timing.calls(run, 2, at)
+    except Exception as error:
+        raise timing.RoundError(name) from error
 
 
 def _last(name: str, run: Callable[[], Any], expected: Any) -> float:
@@ -178,7 +191,7 @@ def _key(job: Job) -> Record:
 def _subject(job: Job) -> Subject:
     device.fix(job["device"])
     cache = Path(job["packages"]) if job.get("packages") else None
-    return Subject(model_zoo.entry(job["model"]), job["device"], job["task"], cache)
+    return Subject(entry(job["model"]), job["device"], job["task"], cache)
 
 
 def _cuda_graphs(subject: Subject) -> Record:

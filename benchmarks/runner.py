@@ -9,17 +9,21 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import environment
 from benchmarks.records import Record, append, key, read
+from benchmarks.turns import Turns
 from benchmarks.variants import EAGER, NOISE, REFERENCE, Variant, find
 from conformance.suite.environment import Environment
 
@@ -35,7 +39,8 @@ class Options:
 
     `by_place`: all processes of one model before the next model, so that a run that is cut off has whole places. `until`: the
     moment of `time.monotonic()` after which nothing is begun, and at which what runs is ended. `cache`: where what the rounds
-    compile is kept for the next run; a folder of this run's own where none is named.
+    compile is kept for the next run; a folder of this run's own where none is named. `abreast`: how many processes run at once;
+    their rounds are measured one after another all the same, and with the others stopped (see `turns`).
     """
 
     models: tuple[str, ...]
@@ -54,6 +59,7 @@ class Options:
     by_place: bool = False
     until: float | None = None
     cache: Path | None = None
+    abreast: int = 1
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -148,6 +154,8 @@ class Runner:
     reference: Path | None = None
     done: dict[Any, Record] = field(default_factory=dict)
     out_of_time: bool = False
+    turns: Turns = field(default_factory=Turns)
+    writing: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> int:
         """Run what the file does not hold yet; returns how many samples failed."""
@@ -180,7 +188,7 @@ class Runner:
         return failed_or_died(self.done.values())
 
     def _run(self, todo: Sequence[Unit], here: Environment, start: float, folder: Path, version: str | None) -> None:
-        for number, unit in enumerate(todo, start=1):
+        def one(number: int, unit: Unit) -> None:
             if self._left() < LEAST:
                 self.out_of_time = True
                 return
@@ -189,16 +197,26 @@ class Runner:
             before, moment = time.perf_counter(), environment.moment()
             if REFERENCE in unit.variants and unit.refusal is None:
                 moment |= {"reference": version}
+            if self.options.abreast > 1:
+                moment |= {"abreast": self.options.abreast}
             samples = list(self._perform(self._widened(unit), folder))
             if self._left() <= 0:  # ended by the clock of the whole run, which says nothing of this unit
                 self.out_of_time = True
                 return
             samples = [{"environment": here.id, **moment, **s} for s in samples]
-            self._check_unchanged(here)
-            append(self.output, samples)
-            self.done |= {key(s): s for s in samples}
+            with self.writing:
+                self._check_unchanged(here)
+                append(self.output, samples)
+                self.done |= {key(s): s for s in samples}
             bad = [f"{s['variant']}: {s['status']}: {s['reason']}" for s in samples if s["status"] != "ok"]
             self.progress("; ".join([f"{head}: {time.perf_counter() - before:.1f} s", *bad]))
+
+        if self.options.abreast == 1:
+            for number, unit in enumerate(todo, start=1):
+                one(number, unit)
+        else:
+            with ThreadPoolExecutor(self.options.abreast) as pool:
+                list(pool.map(one, range(1, len(todo) + 1), todo))
 
     def _left(self) -> float:
         """The seconds that are left."""
@@ -251,7 +269,7 @@ class Runner:
             return unit
         held = [
             s["variant"]
-            for s in self.done.values()
+            for s in list(self.done.values())
             if (s["job"], s["task"], s["model"], s["process"]) == (unit.job, unit.task, unit.model, unit.process)
             and s["batch"] in unit.batches
             and s["status"] == "ok"
@@ -290,7 +308,7 @@ class Runner:
     def _died(self, unit: Unit) -> dict[str, dict[int, str]]:
         """The variants whose own process died, which would take the others with them, and the words for each such batch."""
         found: dict[str, dict[int, str]] = {}
-        for sample in self.done.values():
+        for sample in list(self.done.values()):
             same = (sample["task"], sample["model"]) == (unit.task, unit.model)
             if same and sample["job"] == "start" and sample["status"] in DIED:
                 words = f"left out: its own process {sample['status']}: {sample['reason']}"
@@ -322,13 +340,19 @@ class Runner:
     ) -> tuple[str, str]:
         """Run a job to its end; for the samples that it did not give, what became of it."""
         limit = max(0.0, min(self.options.timeout if limit is None else limit, self._left()))
-        command = [sys.executable, "-m", "benchmarks.child", json.dumps(job), str(records)]
-        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
-            child = subprocess.Popen(
-                command, env=dict(environ), stdout=errors, stderr=errors, cwd=records.parent, start_new_session=True
-            )
+        mine, theirs = socket.socketpair()
+        asked = job | ({"turn": theirs.fileno()} if self.options.abreast > 1 else {})
+        command = [sys.executable, "-m", "benchmarks.child", json.dumps(asked), str(records)]
+        with mine, tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+            with theirs:
+                child = self.turns.begin(
+                    lambda: subprocess.Popen(
+                        command, env=dict(environ), stdout=errors, stderr=errors, cwd=records.parent,
+                        start_new_session=True, pass_fds=[theirs.fileno()], text=True,
+                    )
+                )  # fmt: skip
             try:
-                code = child.wait(limit)
+                code = self.turns.wait(child, mine, limit)
             except subprocess.TimeoutExpired:
                 return "timed out", f"after {limit:g} s"
             finally:

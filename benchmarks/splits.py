@@ -52,6 +52,24 @@ def rounds_of(subject: Subject, runtime: Any, prefix: list[Any], suffix: list[An
     return train
 
 
+def handed_over(subject: Subject, batch: int, compile_options: Mapping[str, Any]) -> Step:
+    """A split under CUDA graphs that copies nothing out of their memory: it can have one boundary in flight, and no more.
+
+    No mode of the library's: it tells what the copies cost.
+    """
+    from ariadne.compiled import jit  # noqa: PLC0415 - the reference has no such module
+
+    kept, jit._keep = jit._keep, lambda value: value
+    try:
+        step = split(subject, batch, "compiled", compile_options)
+        with torch.no_grad():
+            args, kwargs = subject.inputs(batch)
+            step(args, kwargs)
+    finally:
+        jit._keep = kept
+    return step
+
+
 def ahead_of_time(subject: Subject, batch: int) -> Step:
     """Segments built by AOTInductor; packages are kept in the subject's cache, where it has one."""
     kept = {"cache_dir": str(subject.cache)} if subject.cache is not None else {}

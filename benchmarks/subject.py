@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,11 +37,19 @@ class Subject:
     task: str
     cache: Path | None = None
     _ready: list[nn.Module] = field(default_factory=list)
+    _pristine: list[nn.Module] = field(default_factory=list)
 
     def model(self) -> nn.Module:
         """The model anew: equal weights each time, in the mode of the task."""
         if self._ready:
             return self._ready.pop()
+        if self.device == "cpu":
+            return self._built()
+        if not self._pristine:  # building takes longer than a copy on the device
+            self._pristine.append(self._built())
+        return copy.deepcopy(self._pristine[0])
+
+    def _built(self) -> nn.Module:
         return self.entry.build().train(self.task == "training").to(self.device)
 
     def build_ahead(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 EAGER, NOISE, REFERENCE = "model", "model again", "reference"
 COMPILE, AHEAD, DEFAULT = "torch.compile", "ahead of time", "compiled by default"
+HANDED = "compiled reduce-overhead fixed, no copies"
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,35 @@ ALL = (
         imports=OURS,
     ),
     Variant(
+        "compiled fixed",
+        "the split, compiled anew for each batch",
+        "benchmarks.splits:split",
+        {"mode": "compiled", "compile_options": {"dynamic": False}},
+        start=True,
+        caches=True,
+        cuda=True,
+        imports=OURS,
+    ),
+    Variant(
+        "compiled reduce-overhead fixed",
+        "the split, compiled anew for each batch, with CUDA graphs",
+        "benchmarks.splits:split",
+        {"mode": "compiled", "compile_options": {"mode": "reduce-overhead", "dynamic": False}},
+        start=True,
+        caches=True,
+        cuda=True,
+        imports=OURS,
+    ),
+    Variant(
+        HANDED,
+        "the same, with boundary and output left where the graphs wrote them",
+        "benchmarks.splits:handed_over",
+        {"compile_options": {"mode": "reduce-overhead", "dynamic": False}},
+        tasks=("inference",),
+        cuda=True,
+        imports=OURS,
+    ),
+    Variant(
         AHEAD,
         "the split, compiled by AOTInductor",
         "benchmarks.splits:ahead_of_time",
@@ -148,6 +178,9 @@ SHORT = {
     "compiled": "compiled",
     "default": DEFAULT,
     "compiled-reduce-overhead": "compiled reduce-overhead",
+    "fixed": "compiled fixed",
+    "reduce-overhead-fixed": "compiled reduce-overhead fixed",
+    "no-copies": HANDED,
     "aot": AHEAD,
 }
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from conformance.suite import lock, results, run, summary
+from conformance.suite import device, lock, results, run, summary
 from conformance.suite.environment import TARGETS
 from conformance.suite.queries import compact
 
@@ -88,6 +88,7 @@ def cases(arguments: list[str]) -> int:
         metavar="I/N",
         help="every model belongs to one of N shards: run the I-th",
     )
+    add("--device", choices=device.DEVICES, default="cpu", help="where the models live (cpu)")
     add("--target", default="ariadne", help=f"{', '.join(TARGETS)}, or package.module:factory")
     add("--results", type=Path, metavar="FILE", help="where results go; by default a new file in results/")
     add(
@@ -105,6 +106,7 @@ def cases(arguments: list[str]) -> int:
         return update_lock(given.lock_from)
     if not (given.case or given.tier or given.list):
         parser.error("say which cases: --case 'forward/nn/*', --tier smoke; --list prints the names")
+    device.use(given.device)
     options = run.Options(
         tuple(given.case), given.tier, tuple(given.family), given.shard, given.target, given.results, given.resume,
         given.update_expectations, given.minutes, given.processes, given.runner,

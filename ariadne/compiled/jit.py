@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from ariadne.capture import is_opaque_call
 from ariadne.compiled.ahead import Ahead
 from ariadne.compiled.buckets import Bucketed
-from ariadne.compiled.compilable import Strides, compilable, constant_dims, odd_strides, pinned
+from ariadne.compiled.compilable import Strides, compilable, constant_dims, odd_strides, pinned, standing
 from ariadne.compiled.lift import Lifted, Miss, lift
 from ariadne.compiled.rows import Mixed
 from ariadne.compiled.tracing import batch_free_layouts, lock, tracing
@@ -202,7 +202,7 @@ class _Jit:
                 self._prepare()
             before = _written(args)
             try:
-                with tracing(self.seeded), constant_dims(self.lifted, args):
+                with tracing(self.seeded), constant_dims(self.lifted, args), self._addresses(args):
                     result = self.inner[grad](*args)
             except Miss:
                 return self._failed(self._gave_up(grad), None, args)
@@ -216,7 +216,7 @@ class _Jit:
     def watched(self, *args: Any) -> Any:
         """Run a kernel that torch compiles in pieces, since it looks at numbers in tensors; compile what is missing."""
         grad = torch.is_grad_enabled()
-        with lock, tracing(self.seeded), _no_giving_up():
+        with lock, tracing(self.seeded), _no_giving_up(), self._addresses(args):
             before, pieces, start = _written(args), _pieces(), time.perf_counter()
             try:
                 result = self.inner[grad](*args)
@@ -236,6 +236,9 @@ class _Jit:
                     raise refused(self.lifted, self.options, why)
                 self._fall_back(why)  # what ran was Python, so its result is right
         return result
+
+    def _addresses(self, args: tuple[Any, ...]) -> AbstractContextManager[None]:
+        return standing(self.lifted, args) if cuda_graphs(self.options) else nullcontext()
 
     def _gave_up(self, grad: bool) -> str:
         count = self.report.compiled[grad]

@@ -82,5 +82,5 @@ from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.roots import Reached, outside_of
 from ariadne.guards.switches import SWITCHES, TORCH, Switched, caches_parametrizations
 from ariadne.guards.tensors import StateGuard, asks_sizes
-from ariadne.guards.versions import VERSION
+from ariadne.guards.versions import VERSION, stamp
 from ariadne.guards.whole import Taken, is_whole, looked_into, opaque

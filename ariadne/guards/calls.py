@@ -26,7 +26,8 @@ from ariadne.guards.marks import marks_on, same_marks
 from ariadne.guards.outside import Outside
 from ariadne.guards.sizes import fits
 from ariadne.guards.tensors import facts_of_state, tied
-from ariadne.guards.watched import Surrounded, Watched, is_known, same_hooks, version
+from ariadne.guards.versions import stamp
+from ariadne.guards.watched import Surrounded, Watched, is_known, same_hooks
 from ariadne.plan import Expr, TracePlan, layout, short_dtype, sizes_in
 
 
@@ -395,7 +396,7 @@ class ModuleGuard:
         ]
 
     def __call__(self) -> bool:
-        if sum(map(version, self._dicts)) != self._total and not self._still():
+        if stamp(self._dicts) != self._total and not self._still():
             return False
         for ask in self._asked:
             if not ask():
@@ -410,7 +411,7 @@ class ModuleGuard:
 
     def _still(self) -> bool:
         """Whether what rests on the dicts, one of which was written, is as it was."""
-        total = sum(map(version, self._dicts))
+        total = stamp(self._dicts)
         if not all(still() for still in self._stills):
             return False
         self._total = total

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from ariadne.guards.calls import ModuleGuard
-from ariadne.guards.watched import version
+from ariadne.guards.versions import stamp
 
 _own_of = attrgetter("__dict__")
 
@@ -43,7 +43,7 @@ class Further:
         guard, known = self._guard, self._known
         if self._of[0] is not guard._dicts or self._of[1] is not known._dicts:
             self._lay_out()
-        known_total, total = known._total, sum(map(version, self._dicts))
+        known_total, total = known._total, stamp(self._dicts)
         if known_total != self._known_total or total != self._total:
             if not guard():
                 return False

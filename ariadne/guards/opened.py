@@ -54,7 +54,7 @@ from ariadne.guards.attributes import (
 )
 from ariadne.guards.classes import changeable, own_dict
 from ariadne.guards.kept import Kept
-from ariadne.guards.versions import VERSION
+from ariadne.guards.versions import VERSION, stamp
 
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # CPython's flags of classes that are made at run time, and that can't be written
 _MOST = 4096  # so many things are looked at
@@ -224,7 +224,7 @@ class Watched:
 
     def total(self) -> int:
         """A number that grows when one of the dicts is written."""
-        return sum(map(VERSION, self.dicts)) if VERSION is not None else -1
+        return stamp(self.dicts) if VERSION is not None else -1
 
 
 class _Fresh:

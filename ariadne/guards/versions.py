@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -56,6 +56,24 @@ def tells(version: Callable[[dict[Any, Any]], int]) -> bool:
     return True
 
 
-VERSION: Callable[[dict[Any, Any]], int] | None = (
-    dict_version if dict_version is not None and tells(dict_version) else None
+def _with_length(table: dict[Any, Any]) -> int:
+    """Python 3.12 keeps silent where an empty dict is filled at once from another one: its length tells."""
+    return (dict_version(table) << _ROOM) + len(table)  # type: ignore[misc]
+
+
+_ROOM = 48  # bits for lengths
+VERSION: Callable[[dict[Any, Any]], int] | None = next(
+    (v for v in (dict_version, _with_length) if dict_version is not None and tells(v)), None
 )
+_BY_LENGTH = VERSION is _with_length
+
+
+def stamp(dicts: Collection[dict[Any, Any]]) -> int:
+    """One number for many dicts, which is another one once one of them was written; 0 where there are no versions.
+
+    A version only grows. Where a filled dict keeps its version its length grows, and versions are weighed more than all lengths.
+    """
+    if dict_version is None or VERSION is None:
+        return 0
+    found = sum(map(dict_version, dicts))
+    return (found << _ROOM) + sum(map(len, dicts)) if _BY_LENGTH else found

@@ -169,9 +169,6 @@ class Surrounded:
         return True
 
 
-version: Callable[[dict[Any, Any]], int] = VERSION or len  # where there are no versions, there are no dicts to ask
-
-
 def same_hooks(hooks: dict[int, Any], expected: list[Any] | None) -> bool:
     """Whether these are the hooks that are expected, in order."""
     return [*hooks.values()] == expected

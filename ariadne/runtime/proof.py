@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from itertools import combinations
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -19,12 +20,20 @@ from ariadne.plan import TracePlan, may_draw, own
 from ariadne.runtime.variant import Variant
 from ariadne.runtime.waiting import leaves_of, without_hooks
 
+Found: TypeAlias = "list[torch.Tensor | None]"
 AT_FAULT = (
     "Forward may do what no op shows (`t.data = ...`, `apply_`, a generator that it seeds): write that with torch's ops. If "
     "it does not, gives the same result twice on the same input, and follows nothing outside of itself, such as a variable of an "
     "enclosing function, this is a bug in Ariadne"
 )
 _AGAIN = 3  # how often a model is held against itself: what differs now and then
+_RUNS, _TIMES = 4, 4.0  # of a model whose gradients nothing makes repeat themselves; see `beyond_spread`
+_SET_BY_DETERMINISTIC = {
+    "torch.are_deterministic_algorithms_enabled()",
+    "torch.is_deterministic_algorithms_warn_only_enabled()",
+    "torch.backends.cudnn.deterministic",
+    "torch.backends.cudnn.benchmark",
+}
 _ROUNDS = 3  # in which a scripted function must have come to what it stays at, in both
 
 
@@ -107,7 +116,9 @@ def _prove_gradients(model: nn.Module, variant: Variant, example: Example) -> No
             return
     again = next(filter(None, (difference(mine, gradients(model)[1]) for _ in range(_AGAIN))), None)
     if again:
-        _prove_where_deterministic(lambda: (gradients(model)[1], gradients(variant.joined)[1]), again, batch)
+        _prove_where_deterministic(
+            variant.plan, lambda: gradients(model)[1], lambda: gradients(variant.joined)[1], again, batch
+        )
         return
     raise VerificationError(
         f"the gradients through the split at {variant.candidate.split_id} differ from the model's at batch {batch}: {wrong}. "
@@ -116,28 +127,66 @@ def _prove_gradients(model: nn.Module, variant: Variant, example: Example) -> No
     )
 
 
-def _prove_where_deterministic(both: Callable[[], tuple[Any, Any]], again: str, batch: int) -> None:
+def _prove_where_deterministic(
+    plan: TracePlan, mine: Callable[[], Found], theirs: Callable[[], Found], again: str, batch: int
+) -> None:
     """Hold gradients against a model whose own differ from run to run, as `grid_sample`'s do on CUDA: with torch's deterministic
-    algorithms. A warning says that they were needed; `VerificationError` where they don't help."""
-    with deterministic():
-        mine, theirs = both()
-        alike = difference(mine, theirs)
-        if alike and difference(mine, both()[0]):
+    algorithms, and where these don't make it repeat itself (or the plan was captured without them, and asks for that), against
+    how far its own runs lie apart. A warning says which."""  # fmt: skip
+    asked = {name for name, _ in plan.assumption.switches}
+    if not asked & _SET_BY_DETERMINISTIC:
+        with deterministic():
+            first = mine()
+            alike = difference(first, theirs())
+            repeats = not alike or not difference(first, mine())
+        if repeats and alike:
             raise VerificationError(
-                f"the model's own gradients differ from run to run at batch {batch} ({again}), under torch's deterministic "
-                "algorithms, too: nothing can be held against them. Pass trainable=False, or leave out the op that is not "
-                "deterministic"
+                f"the gradients through the split differ from the model's at batch {batch} under deterministic algorithms: {alike} "
+                f"(without, the model's own differ from run to run: {again}). Pass trainable=False if it need not train"
             )
-    if alike:
+        if repeats:
+            warnings.warn(
+                f"the model's own gradients differ from run to run at batch {batch} ({again}); under "
+                "torch.use_deterministic_algorithms(True) the split's are equal to them",
+                stacklevel=2,
+            )
+            return
+    wrong = beyond_spread([mine() for _ in range(_RUNS)], theirs())
+    if wrong:
         raise VerificationError(
-            f"the gradients through the split differ from the model's at batch {batch} under deterministic algorithms: {alike} "
-            f"(without, the model's own differ from run to run: {again}). Pass trainable=False if it need not train"
+            f"the model's own gradients differ from run to run at batch {batch} ({again}), and the split's differ from them by more: "
+            f"{wrong}. Pass trainable=False if it need not train"
         )
     warnings.warn(
-        f"the model's own gradients differ from run to run at batch {batch} ({again}); under "
-        "torch.use_deterministic_algorithms(True) the split's are equal to them",
+        f"the model's own gradients differ from run to run at batch {batch} ({again}), and no setting of torch's could make them "
+        "repeat themselves here; the split's lie no further from them than they do from each other, and are equal where they repeat",
         stacklevel=2,
     )
+
+
+def beyond_spread(runs: Sequence[Found], found: Found) -> str | None:
+    """Where a result differs from a model's own runs by more than these differ from each other, in words; None where nowhere.
+
+    Tensors that all runs agree on must be equal to them. Of the others no element may lie further from the nearest run than
+    `_TIMES` the largest distance between two runs: the largest of a few is less than what there is.
+    """
+    for at, values in enumerate(zip(*runs, found, strict=True)):
+        *own_values, value = values
+        if not any(difference(own_values[0], other) for other in own_values[1:]):
+            if wrong := difference(own_values[0], value):
+                return f"[{at}], which repeats itself: {wrong}"
+            continue
+        if value is None or any(v is None or v.shape != value.shape for v in own_values):
+            return f"[{at}]: {difference(own_values[0], value)}"
+        spread = max(_apart(a, b) for a, b in combinations(own_values, 2))
+        apart = min(_apart(v, value) for v in own_values)
+        if not apart <= _TIMES * spread:
+            return f"[{at}]: by {apart:.3g}, and its own runs by {spread:.3g}"
+    return None
+
+
+def _apart(a: Any, b: Any) -> float:
+    return float((a.double() - b.double()).abs().max())
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from torch import nn
 
 from ariadne import visualization
 from ariadne.cut import SIDES, ends_of
-from ariadne.guards import VERSION
+from ariadne.guards import VERSION, stamp
 from ariadne.plan import short_dtype
 from ariadne.runtime.paths import Paths
 from ariadne.runtime.training import Owned, SideSlots
@@ -90,12 +90,12 @@ class Told(Paths):
         if now.prefix_moves is None:
             return now.owned()
         variants, dicts, total, slots = self._slots
-        if VERSION is None or variants != self._variants or sum(map(VERSION, dicts)) != total:
+        if VERSION is None or variants != self._variants or stamp(dicts) != total:
             sides, at = self.sides(complete=True), self.model.get_submodule
             slots = SideSlots([[(at(path)._parameters, key) for path, key in sides[side]] for side in SIDES])
             if VERSION is not None:
                 dicts = [m._modules for m in self.model.modules()]
-                self._slots = [*self._variants], dicts, sum(map(VERSION, dicts)), slots
+                self._slots = [*self._variants], dicts, stamp(dicts), slots
         return slots.owned()
 
     def _owned_by(self, variant: Variant, known: bool = False) -> Owned:

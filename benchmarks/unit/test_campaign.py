@@ -26,10 +26,17 @@ ASKED = {"job": "equality", "device": "cpu", "model": MODEL, "imports": []}
 
 def test_what_is_worth_most_comes_first() -> None:
     found = campaign.steps((MODEL,), "cuda", small=False)
-    assert [s.name for s in found] == ["equality", "replay", "starts", "batches", "training"]
-    replay, starts, batches, training = (s.options for s in found[1:] if s.options)
+    assert tuple(s.name for s in found) == campaign.STEPS
+    compiling, replay, starts, training, batches = (s.options for s in found[1:] if s.options)
     assert (replay.batches, batches.batches, training.batches) == ((1,), (256,), (32,))
-    assert (starts.start_processes, starts.processes, training.tasks) == (5, 0, ("training",))
+    assert (starts.start_processes, starts.processes, training.tasks) == (1, 0, ("training",))
+    assert (compiling.variants, compiling.cache) == (replay.variants, replay.cache), "what it compiles is what they run"
+    assert [s.file for s in found] == ["benchmarks.jsonl", "compiling.jsonl", *["benchmarks.jsonl"] * 4]
+
+
+def test_the_models_at_peoples_sizes_are_replayed_and_started_alone() -> None:
+    found = {s.name: s.options for s in campaign.steps(("sized/resnet50_224", MODEL), "cuda", small=False) if s.options}
+    assert {name: o.models for name, o in found.items() if MODEL in o.models and len(o.models) == 1}.keys() == {"training", "batches"}
 
 
 def test_by_place_each_model_has_all_its_processes_before_the_next() -> None:

@@ -22,6 +22,7 @@ from conformance.checks.base import (
     outcome,
     refuses,
 )
+from conformance.suite import device
 from conformance.suite.bench import REFERENCE, Bench, Split
 from conformance.suite.cases import Case
 from conformance.suite.oracle import deterministic
@@ -54,7 +55,7 @@ def run(bench: Bench, case: Case) -> Finding:
 
 
 def _autocast(cached: bool = True) -> torch.autocast:
-    return torch.autocast("cpu", torch.bfloat16, cache_enabled=cached)
+    return torch.autocast(device.chosen(), torch.bfloat16, cache_enabled=cached)
 
 
 def _forward(bench: Bench, case: Case) -> None:

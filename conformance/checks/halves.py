@@ -17,6 +17,7 @@ import ariadne
 from ariadne import tree
 from ariadne.errors import AriadneError, HalfError
 from conformance.checks.base import PASSED, Check, at, hold, hold_moved, no_grad
+from conformance.suite import device
 from conformance.suite.bench import REFERENCE, Bench, Split
 from conformance.suite.cases import Case
 from conformance.suite.compare import frozen, sharing
@@ -89,7 +90,7 @@ def _loaded(bench: Bench, split: Split, path: Path) -> Any:
     plans = [*split.runtime._plans]
     handed = modules_called(plans, split.model, bench.whole(split.model.training))  # of a model that never ran
     with hidden(LIBRARIES):
-        return ariadne.load(path, allow=functions_called(plans), plain=True, modules=handed)
+        return ariadne.load(path, device=device.chosen(), allow=functions_called(plans), plain=True, modules=handed)
 
 
 @contextmanager
@@ -118,7 +119,7 @@ def _hold_forward(bench: Bench, case: Case, split: Split, halves: list[Any], bat
     seed_all(batch)
     with hidden(LIBRARIES):
         sent = halves[0].run_prefix(*args, **kwargs).to_bytes()
-        found = halves[1].run_suffix(ariadne.BoundaryPayload.from_bytes(sent))
+        found = halves[1].run_suffix(ariadne.BoundaryPayload.from_bytes(sent, device=device.chosen()))
     where = f"batch {batch}, {at(split)}"
     hold("output of the halves", expected, _as(expected, found), where)
     _hold_state(twin, halves, where)
@@ -147,7 +148,7 @@ def _hold_double(bench: Bench, split: Split, folder: Path, batch: int) -> None:
     with hidden(LIBRARIES):
         try:
             sent = halves[0].run_prefix(*args, **kwargs).to_bytes()
-            found = halves[1].run_suffix(ariadne.BoundaryPayload.from_bytes(sent))
+            found = halves[1].run_suffix(ariadne.BoundaryPayload.from_bytes(sent, device=device.chosen()))
         except AriadneError as error:
             bench.facts["double"] = f"{type(error).__name__}: {error}"[:80]
             return
@@ -231,7 +232,7 @@ def _hold_training(bench: Bench, case: Case, split: Split, halves: list[Any]) ->
         seed_all(step)
         with hidden(LIBRARIES):
             boundary = prefix.run_training_prefix(*args, **kwargs)
-            received = ariadne.BoundaryPayload.from_bytes(boundary.to_bytes())
+            received = ariadne.BoundaryPayload.from_bytes(boundary.to_bytes(), device=device.chosen())
             loss, gradients = suffix.train_suffix(received, loss_fn=loss_of, optimizer=optimizers[1])
             prefix.backward_prefix(boundary, gradients, optimizer=optimizers[0])
         hold("output of the halves", frozen(output), frozen(kept[0]), where)

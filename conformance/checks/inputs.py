@@ -51,7 +51,7 @@ def _give_gradients(model: nn.Module) -> None:
     """Every other parameter has a gradient already."""
     for p in list(model.parameters())[::2]:
         if p.requires_grad:
-            p.grad = torch.linspace(-1, 1, p.numel(), dtype=p.dtype).reshape(p.shape)
+            p.grad = torch.linspace(-1, 1, p.numel(), dtype=p.dtype, device=p.device).reshape(p.shape)
 
 
 def _named(model: nn.Module, inputs: Any, output: Any) -> list[tuple[str, torch.Tensor]]:

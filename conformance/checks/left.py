@@ -11,6 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from conformance.checks.base import PASSED, Check, hold_moved, no_grad, outcome, refuses
+from conformance.suite import device
 from conformance.suite.bench import CAPTURED, Bench
 from conformance.suite.cases import Case
 from conformance.suite.compare import difference, leaves, model_difference, sharing
@@ -89,7 +90,7 @@ def _unsettle(model: nn.Module) -> None:
     """Give a model what a user's may have: gradients, a frozen parameter, a hook on its registries, an attribute."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     for p in trainable[::2]:
-        p.grad = torch.linspace(-1, 1, p.numel(), dtype=p.dtype).reshape(p.shape)
+        p.grad = torch.linspace(-1, 1, p.numel(), dtype=p.dtype, device=p.device).reshape(p.shape)
     if len(trainable) > 2:
         trainable[1].requires_grad_(False)
     vars(model)["a_plain_attribute"] = {"kept": [torch.arange(3.0), 1]}
@@ -120,7 +121,7 @@ def _process() -> dict[str, Any]:
         "inference mode": torch.is_inference_mode_enabled(),
         "default dtype": torch.get_default_dtype(),
         "threads": torch.get_num_threads(),
-        "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+        "autocast": tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in device.DEVICES),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "anomaly": torch.is_anomaly_enabled(),
         "nn.Module.__call__": nn.Module.__call__,

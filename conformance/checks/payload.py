@@ -9,6 +9,7 @@ from torch import nn
 
 from conformance.checks.base import PASSED, Check, at, hold, hold_moved, no_grad
 from conformance.checks.tolerance import hold_near
+from conformance.suite import device
 from conformance.suite.bench import Bench, Split
 from conformance.suite.cases import Case
 from conformance.suite.compare import difference, sharing, tensors
@@ -45,7 +46,7 @@ def _over_the_wire(boundary: Any, where: str) -> Any:
         raise Stop(Status.FAIL_STRUCTURE, f"to_bytes returns {type(sent).__name__}; {where}")
     if sent != boundary.to_bytes():
         raise Stop(Status.FAIL_STATE, f"the bytes of one boundary differ from call to call; {where}")
-    received = type(boundary).from_bytes(sent)
+    received = type(boundary).from_bytes(sent, device=device.chosen())
     hold("payload over the wire", _detached(boundary.raw), _detached(received.raw), where)
     hold("value tree over the wire", boundary.values, received.values, where)
     # A tensor without elements has no memory to share.

@@ -23,6 +23,7 @@ from conformance.checks.base import (
     outcome,
 )
 from conformance.checks.tolerance import hold_near
+from conformance.suite import device
 from conformance.suite.bench import Bench, Split, wanting_gradient
 from conformance.suite.cases import Case
 from conformance.suite.compare import frozen, mapped, tensors
@@ -100,7 +101,7 @@ class Trained:
         else:
             boundary = self.runtime.run_training_prefix(*args, **kwargs)
             sends = self.sends and not self.runtime.stays  # which the first training call finds out
-            given = type(boundary).from_bytes(boundary.to_bytes()) if sends else boundary
+            given = type(boundary).from_bytes(boundary.to_bytes(), device=device.chosen()) if sends else boundary
             loss, gradients = self.runtime.train_suffix(given, targets, loss_fn=loss_of, optimizer=self.suffix)
             self.runtime.backward_prefix(boundary, gradients, optimizer=self.prefix)
         if self.rest:

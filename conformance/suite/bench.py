@@ -17,6 +17,7 @@ from torch import nn
 
 import model_zoo
 from ariadne import PythonSplit, SplitRuntime, SplitSpec
+from conformance.suite import device
 from conformance.suite.cases import Case
 from conformance.suite.compare import ABSENT, difference, leaves, mapped, moved_attributes
 from conformance.suite.cuts import cut_facts, resolve, usable
@@ -43,7 +44,7 @@ class Split:
     def afar(self, *args: Any, **kwargs: Any) -> Any:
         """The same, with the boundary sent as bytes."""
         boundary = self.runtime.run_prefix(*args, **kwargs)
-        return self.runtime.run_suffix(type(boundary).from_bytes(boundary.to_bytes()))
+        return self.runtime.run_suffix(type(boundary).from_bytes(boundary.to_bytes(), device=device.chosen()))
 
     @property
     def ways(self) -> list[Callable[..., Any]]:
@@ -124,7 +125,7 @@ class Bench:
     def _built(self) -> nn.Module:
         if self._pristine is None:
             try:
-                self._pristine = self.entry.build()
+                self._pristine = device.moved(self.entry.build())
             except model_zoo.MissingPackageError as error:
                 raise Stop(Status.NOT_INSTALLED, str(error)) from error
             except Exception as error:
@@ -134,7 +135,8 @@ class Bench:
 
     def inputs(self, batch: int, seed: int | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """New inputs, a function of the batch and a seed, which is the batch itself unless given."""
-        return self.entry.inputs(batch, seed=batch if seed is None else seed)
+        found: tuple[tuple[Any, ...], dict[str, Any]] = self.entry.inputs(batch, seed=batch if seed is None else seed)
+        return device.moved(found)  # type: ignore[no-any-return]
 
     def judge(self, training: bool, *, gradients: bool = False, batch: int = REFERENCE) -> None:
         """Whether the whole model can be held against: raises the Stop that says why not.

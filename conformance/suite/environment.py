@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from conformance.suite import device
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "torchvision", "timm", "ultralytics", "rfdetr", "transformers", "numpy")
 TOPS = ("ariadne", "model_zoo", "conformance")  # whose code every result depends on
@@ -44,7 +46,7 @@ class Environment:
                 facts[name] = metadata.version(name)
             except metadata.PackageNotFoundError:
                 continue
-        return cls(date, facts | {"sources": sources(ROOT)} | _of_target(full(target)))
+        return cls(date, facts | device.facts() | {"sources": sources(ROOT)} | _of_target(full(target)))
 
     @classmethod
     def parse(cls, record: dict[str, Any]) -> Environment:

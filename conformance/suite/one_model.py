@@ -13,6 +13,7 @@ import torch.export._trace
 import ariadne.prepare  # noqa: F401
 import model_zoo.catalogue  # noqa: F401
 from conformance import checks
+from conformance.suite import device
 from conformance.suite.bench import Bench
 from conformance.suite.cases import Case
 from conformance.suite.environment import full
@@ -24,6 +25,7 @@ torch.set_num_threads(1)
 
 def open_model(model: str, target: str) -> tuple[str, Callable[[Case], Finding]]:
     """The cost tag of a model of the zoo, and what runs a case of it against the target, `package.module:factory`."""
+    device.settle()
     bench = Bench(model, full(target))
     (cost,) = bench.entry.tags & COSTS
     bench.whole(training=False)  # build it now, under the limits for that

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ariadne import SplitSpec, prepare_split
 from ariadne.errors import VerificationError
-from ariadne.runtime.proof import deterministic
+from ariadne.runtime.proof import beyond_spread, deterministic
 from ariadne.runtime.variant import Variant
 
 NOISE = itertools.count(1)
@@ -65,10 +65,22 @@ def test_gradients_that_differ_from_run_to_run_are_held_under_deterministic_algo
     )
 
 
-def test_what_nothing_makes_deterministic_is_told_so() -> None:
-    with pytest.raises(VerificationError, match=r"own gradients differ from run to run .* nothing can be held against"):
+def test_what_nothing_makes_deterministic_is_held_to_the_spread_of_its_own_runs() -> None:
+    with pytest.warns(UserWarning, match=r"own gradients differ from run to run .* equal where they repeat"):
         prepare_split(Net(NoisyAlways), (torch.randn(2, 4),), split=SplitSpec("after:a", trainable=True))
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+class Asks(Net):
+    """Asks for the setting under which its gradients would repeat themselves: its plan holds under the other alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if torch.are_deterministic_algorithms_enabled() else x + 1)
+
+
+def test_a_plan_that_asks_for_deterministic_algorithms_is_not_run_under_others() -> None:
+    with pytest.warns(UserWarning, match="no further from them than they do from each other"):
+        prepare_split(Asks(Noisy), (torch.randn(2, 4),), split=SplitSpec("after:a", trainable=True))
 
 
 def test_a_model_that_need_not_train_is_served() -> None:
@@ -96,10 +108,22 @@ class Doubled(Noisy):
 
 
 @pytest.mark.parametrize(
-    ("function", "words"), [(Exact, "differ from the model's at batch 2"), (Noisy, "under determ")]
+    ("function", "words"),
+    [(Exact, "differ from the model's at batch 2"), (Noisy, "under determ"), (NoisyAlways, "by more: .* and its own runs by")],
 )
 def test_a_wrong_gradient_is_no_noise(monkeypatch: pytest.MonkeyPatch, function: type[Noisy], words: str) -> None:
     joined = Variant.joined
     monkeypatch.setattr(Variant, "joined", lambda self, *args, **kwargs: Doubled.apply(joined(self, *args, **kwargs)))
     with pytest.raises(VerificationError, match=words):
         prepare_split(Net(function), (torch.randn(2, 4),), split=SplitSpec("after:a", trainable=True))
+
+
+def test_what_repeats_itself_must_be_equal_whatever_else_is_noise() -> None:
+    noise, one = [torch.full((2,), float(i)) for i in range(3)], torch.ones(2)
+    runs: list[list[Tensor | None]] = [[n, one, None] for n in noise]
+    assert beyond_spread(runs, [torch.full((2,), 1.5), one, None]) is None
+    assert "[1], which repeats itself" in str(beyond_spread(runs, [noise[0], one + 1e-6, None]))
+    assert "[2], which repeats itself" in str(beyond_spread(runs, [noise[0], one, one]))
+    assert "[0]: by 98, and its own runs by 2" in str(beyond_spread(runs, [torch.full((2,), 100.0), one, None]))
+    assert "[0]" in str(beyond_spread(runs, [torch.full((2,), float("nan")), one, None]))
+    assert "[0]" in str(beyond_spread(runs, [None, one, None]))
