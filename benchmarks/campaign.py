@@ -127,7 +127,7 @@ def _equality(
         for model, found in zip(todo, pool.map(compared, todo), strict=True):
             if any(r["status"] == "timed out" for r in found):
                 out_of_time = True
-                continue
+                found = [r for r in found if r["status"] != "timed out"]
             with file.open("a", encoding="utf-8") as lines:
                 lines.writelines(json.dumps(r) + "\n" for r in found)
                 lines.flush()
