@@ -58,7 +58,11 @@ def _torch() -> Iterator[Row]:
     if VERSION is not None:
         yield "guards", "ok", "a call asks for versions of dicts, and compares only after a write"
     else:
-        yield "guards", "slower", "no versions of dicts under this Python: each call compares everything; 3.11 and 3.12 have them"
+        yield (
+            "guards",
+            "slower",
+            "no versions of dicts under this Python: each call compares everything; 3.11 and 3.12 have them",
+        )
 
 
 def _devices() -> Iterator[Row]:

@@ -35,7 +35,7 @@ def tracing(seeded: bool) -> Iterator[None]:
 
 
 def whenever_compiled(function: Any, around: Callable[[], AbstractContextManager[Any]]) -> bool:
-    """Enter `around` each time that torch compiles a piece of `function`, which `torch.compile` has made; False where that can't be.
+    """Enter `around` each time that torch compiles a piece of `function`, which `torch.compile` made; False where that can't be.
 
     To enter it around each call as well would cost more than many a call takes. What torch calls to compile a piece stands in the
     function's closure, and has no other door.

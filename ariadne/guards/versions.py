@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-dict_version = getattr(torch._C._dynamo.guards, "dict_version", None)
+_Version = Callable[[dict[Any, Any]], int]
+dict_version: _Version | None = getattr(torch._C._dynamo.guards, "dict_version", None)
 
 
-def tells(version: Callable[[dict[Any, Any]], int]) -> bool:
+def tells(version: _Version) -> bool:
     """Whether every way to write into a module's dicts makes their versions larger here. CPython keeps these in several ways."""
     module: Any = nn.Module()
     own = module.__dict__
@@ -58,15 +59,18 @@ def tells(version: Callable[[dict[Any, Any]], int]) -> bool:
 
 def _with_length(table: dict[Any, Any]) -> int:
     """Python 3.12 keeps silent where an empty dict is filled at once from another one: its length tells."""
-    return (dict_version(table) << _ROOM) + len(table)  # type: ignore[misc]
+    assert dict_version is not None
+    return (dict_version(table) << _ROOM) + len(table)
 
 
-def trusted() -> Callable[[dict[Any, Any]], int] | None:
+def trusted() -> _Version | None:
     """The version that tells every write here, alone or with the dict's length; None where neither does, as on Python 3.13.
 
     The two agree on all that may be asked of them: versions of one dict are compared, or added up over the same dicts.
     """
-    return next((v for v in (dict_version, _with_length) if dict_version is not None and tells(v)), None)
+    return next(
+        (v for v in (dict_version, _with_length) if dict_version is not None and v is not None and tells(v)), None
+    )
 
 
 _ROOM = 48  # bits for lengths

@@ -415,7 +415,9 @@ def test_doctor_reports_and_tries(capsys: pytest.CaptureFixture[str]) -> None:
     assert data["failed"] == []
 
 
-@pytest.mark.parametrize(("version", "state", "words"), [(len, "ok", "after a write"), (None, "slower", "compares everything")])
+@pytest.mark.parametrize(
+    ("version", "state", "words"), [(len, "ok", "after a write"), (None, "slower", "compares everything")]
+)
 def test_doctor_says_whether_each_call_compares_everything(
     version: Any, state: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Versions of dicts: one that misses a write is not trusted; where only the filling of an empty dict is missed, its length tells."""
+"""Versions of dicts: one that misses a write is not trusted; where only the filling of an empty dict is missed, lengths tell."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class SilentFills:
 
     def __init__(self, at_least: int = 1) -> None:
         self.at_least = at_least  # how many entries at once are passed over
-        self.known: dict[int, tuple[Any, int, int, int]] = {}  # the dict, its length, its version, and how much is left out
+        self.known: dict[
+            int, tuple[Any, int, int, int]
+        ] = {}  # the dict, its length, its version, and how much is left out
 
     def __call__(self, d: Any) -> int:
         true = TRUE(d)
@@ -76,7 +78,9 @@ def with_lengths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     return bool(request.param)
 
 
-@pytest.mark.parametrize(("version", "by"), [(SilentFills(), "_with_length"), (SilentFills(2), "_with_length"), (frozen, "")])
+@pytest.mark.parametrize(
+    ("version", "by"), [(SilentFills(), "_with_length"), (SilentFills(2), "_with_length"), (frozen, "")]
+)
 def test_lengths_are_asked_for_where_versions_alone_tell_too_little(
     version: Any, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +90,11 @@ def test_lengths_are_asked_for_where_versions_alone_tell_too_little(
 
 
 def test_all_who_ask_for_versions_are_made_to_ask_the_one_of_the_test() -> None:
-    holders = {name for name, m in sys.modules.items() if name.startswith("ariadne.") and hasattr(m, "stamp") | hasattr(m, "VERSION")}
+    holders = {
+        name
+        for name, m in sys.modules.items()
+        if name.startswith("ariadne.") and hasattr(m, "stamp") | hasattr(m, "VERSION")
+    }
     asks = {name for name in holders if getattr(sys.modules[name], "VERSION", 0) is versions.VERSION}
     doors = {"ariadne.guards", "ariadne.cli.doctor"}
     assert asks - doors == {m.__name__ for m in WHO}
@@ -96,7 +104,11 @@ WRITES: dict[str, Callable[[dict[Any, Any], dict[Any, Any]], Any]] = {
     "filled": lambda empty, full: empty.update({"a": 1, "b": 2}),
     "filled as the other loses as much": lambda empty, full: (empty.update({"a": 1}), full.pop("x")),
     "filled as the other is emptied": lambda empty, full: (empty.update(full), full.clear()),
-    "filled, emptied and filled": lambda empty, full: (empty.update(full), empty.clear(), empty.update({"z": 1, "y": 2})),
+    "filled, emptied and filled": lambda empty, full: (
+        empty.update(full),
+        empty.clear(),
+        empty.update({"z": 1, "y": 2}),
+    ),
     "emptied and filled with as many": lambda empty, full: (full.clear(), full.update({"x": 3, "y": 2})),
     "one entry changed": lambda empty, full: full.update(x=3),
 }
