@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-dict_version = getattr(torch._C._dynamo.guards, "dict_version", None)
+dict_version: Callable[[dict[Any, Any]], int] | None = getattr(torch._C._dynamo.guards, "dict_version", None)
 
 
 def tells(version: Callable[[dict[Any, Any]], int]) -> bool:
@@ -56,16 +56,25 @@ def tells(version: Callable[[dict[Any, Any]], int]) -> bool:
     return True
 
 
-def _with_length(table: dict[Any, Any]) -> int:
-    """Python 3.12 keeps silent where an empty dict is filled at once from another one: its length tells."""
-    return (dict_version(table) << _ROOM) + len(table)  # type: ignore[misc]
-
-
 _ROOM = 48  # bits for lengths
-VERSION: Callable[[dict[Any, Any]], int] | None = next(
-    (v for v in (dict_version, _with_length) if dict_version is not None and tells(v)), None
-)
-_BY_LENGTH = VERSION is _with_length
+
+
+def with_length(version: Callable[[dict[Any, Any]], int]) -> Callable[[dict[Any, Any]], int]:
+    """Versions that tell of one more change: Python 3.12 keeps silent where an empty dict is filled at once from another one, and
+    its length tells."""  # fmt: skip
+    return lambda table: (version(table) << _ROOM) + len(table)
+
+
+def _chosen() -> tuple[Callable[[dict[Any, Any]], int] | None, bool]:
+    """What tells that a dict was written, and whether it takes the length for that."""
+    if dict_version is None:
+        return None, False
+    if tells(dict_version):
+        return dict_version, False
+    return (longer, True) if tells(longer := with_length(dict_version)) else (None, False)
+
+
+VERSION, _BY_LENGTH = _chosen()
 
 
 def stamp(dicts: Collection[dict[Any, Any]]) -> int:
@@ -75,5 +84,5 @@ def stamp(dicts: Collection[dict[Any, Any]]) -> int:
     """
     if dict_version is None or VERSION is None:
         return 0
-    found = sum(map(dict_version, dicts))
+    found: int = sum(map(dict_version, dicts))
     return (found << _ROOM) + sum(map(len, dicts)) if _BY_LENGTH else found
