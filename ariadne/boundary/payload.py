@@ -148,8 +148,8 @@ class BoundaryPayload:
             )
         raise BoundaryError(
             f"{label!r} crosses this boundary ({self.split_id}) and shares memory with an input, an output or a tensor of the "
-            "model, which was written into after the prefix ran; the whole model would not see that. Write into it after the suffix "
-            "has run, hand a copy to the prefix (x.clone()), or send the boundary through to_bytes first"
+            "model, which was written into after the prefix ran; the whole model would not see that. Write into it after the "
+            "suffix has run, hand a copy to the prefix (x.clone()), or send the boundary through to_bytes first"
         )
 
     def refuse_another_autocast(self) -> None:

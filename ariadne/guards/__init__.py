@@ -12,6 +12,7 @@ order::
     opened        what things hold that are no plain containers
     facts         dtypes, devices and shapes of tensors, compared in one call
     marks         what stands on tensors beside their values: attributes, strides
+    first_calls   what a first call makes and keeps
     outside       one thing outside of the model, as it was
     switches      settings of torch that forward asks for
     steps         what a function reads, by the instructions in its code
@@ -50,6 +51,7 @@ from ariadne.guards.attributes import (
     lasts,
     own_of,
     place,
+    results_of,
     simple,
     slot_of,
     slots_of,
@@ -75,9 +77,9 @@ from ariadne.guards.effects import (
     stores_of,
 )
 from ariadne.guards.facts import alike
+from ariadne.guards.first_calls import Left, MadeOf, Spot, calls_of, not_called, told_of
 from ariadne.guards.further import Further
 from ariadne.guards.given import Given
-from ariadne.guards.marks import MadeOf, calls_of, not_called
 from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.roots import Reached, outside_of
 from ariadne.guards.switches import SWITCHES, TORCH, Switched, caches_parametrizations

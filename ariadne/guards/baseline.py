@@ -34,8 +34,9 @@ from ariadne.guards.attributes import (
 )
 from ariadne.guards.attributes import shown as shown_step
 from ariadne.guards.classes import Hiding, Lookup, Nearer, changeable, own_dict
+from ariadne.guards.first_calls import AsFilled, AsLeft
 from ariadne.guards.kept import Bytes, Contents, Defaults, Kept, Length, Same
-from ariadne.guards.marks import ASKING_FOR_CLASSES, AsFilled, Listed, Marks, Registered, Strides, marks_on, state_of
+from ariadne.guards.marks import ASKING_FOR_CLASSES, Listed, Marks, Registered, Strides, marks_on, state_of
 from ariadne.guards.opened import State, asks_itself, counts_by_which
 from ariadne.guards.outside import Outside, with_contents
 from ariadne.guards.recording import Recording
@@ -180,6 +181,8 @@ class Baseline:
         called = any(recorded.called_before for recorded in recordings)
         filled = {what: made for recorded in recordings for what, made in recorded.made_of.items()}
         self.attributes += [("", (what,), AsFilled(model, filled[what], called)) for what in sorted(filled)]
+        left = {} if called else {what: value for recorded in recordings for what, value in recorded.left.items()}
+        self.attributes += [("", (what,), AsLeft(model, left[what])) for what in sorted(left)]
         self._note_marks(model, recordings, names, leaves)
 
     def _note_marks(
