@@ -481,6 +481,7 @@ def recording(
         found.drew_python, found.codes, found.compared = read.drew, read.codes, read.compared
         found.drew = found.drew or read.drew
         found.assigned, found.filled = read.assigned, read.filled
+        found.looked |= read.which
     for path in found.used & snapshot.modules.keys():
         module = snapshot.modules[path]
         kind: Any = type(module)

@@ -113,6 +113,7 @@ class Surroundings:
     drew: bool = False  # this thread drew from Python's own generator
     switches: set[str] = field(default_factory=set)
     codes: set[CodeType] = field(default_factory=set)  # of functions of the user's
+    which: set[str] = field(default_factory=set)  # what they ask of things by which they are
     compared: str = ""  # one that compares things by identity in C
     importing: FrameType | None = None  # a module that torch imports for the first time
     _reads: dict[int, Code] = field(default_factory=dict)
@@ -145,6 +146,7 @@ class Surroundings:
                 self._made.update(made_inside(code))
                 self.assigned |= self._reads[id(code)].assigned
                 self.filled |= self._reads[id(code)].filled
+                self.which |= self._reads[id(code)].which
         read = self._reads[id(code)]
         if others and self._of_torch(frame):
             return

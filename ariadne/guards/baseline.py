@@ -36,7 +36,7 @@ from ariadne.guards.attributes import shown as shown_step
 from ariadne.guards.classes import Hiding, Lookup, Nearer, changeable, own_dict
 from ariadne.guards.first_calls import AsFilled, AsLeft
 from ariadne.guards.kept import Bytes, Contents, Defaults, Kept, Length, Same
-from ariadne.guards.marks import ASKING_FOR_CLASSES, Listed, Marks, Registered, Strides, marks_on, state_of
+from ariadne.guards.marks import ASKING_FOR_CLASSES, Asked, Listed, Marks, Registered, Strides, marks_on, state_of
 from ariadne.guards.opened import State, asks_itself, counts_by_which
 from ariadne.guards.outside import Outside, with_contents
 from ariadne.guards.recording import Recording
@@ -200,6 +200,10 @@ class Baseline:
             self.attributes.append(("", ("what stands on its tensors",), Marks(model, tensors, self.mark_names)))
         if any("members" in recorded.looked for recorded in recordings):
             self.attributes.append(("", ("which parameters and buffers there are",), Registered(model)))
+        looked = set[str]().union(*(recorded.looked for recorded in recordings))
+        which = frozenset({"none", "class", "ties"} & ({*looked, "ties"} if "members" in looked else looked))
+        if self.tabled or which:
+            self.attributes.append(("", ("which tensors stand where",), Asked(model, which)))
         if any("layout" in recorded.looked for recorded in recordings):
             self.attributes.append(("", ("the strides of its tensors",), Strides(model)))
 

@@ -15,6 +15,7 @@ from ariadne.guards.facts import alike as tensors_alike
 from ariadne.guards.facts import never
 from ariadne.guards.kept import Kept
 from ariadne.guards.opened import alike, unfolded
+from ariadne.guards.versions import VERSION, stamp
 
 ASKING_FOR_CLASSES = frozenset({"Buffer", "Parameter", "__class__", "type"})  # names in the code of who asks
 
@@ -139,6 +140,64 @@ class Registered(Kept):
         every = zip(self.tables, held, other, strict=True)
         found = [f"{path}.{name}".lstrip(".") for (path, _), a, b in every for name, _ in a if a != b]
         return ", ".join(found[:8]) or "none besides"
+
+
+class Asked(Kept):
+    """What Python asks of a model's parameters and buffers by which stand where, and no op shows: whether one does.
+
+    `asked`, any of: "class", of which class it is; "ties", which places hold the same one. It is looked up anew after something was
+    put into a table of theirs.
+    """
+
+    __slots__ = ("asks", "tables", "total")
+
+    def __init__(self, thing: nn.Module, asked: frozenset[str]) -> None:
+        self.asks, self.total = asked, -1
+        modules = [(path, m.__dict__) for path, m in thing.named_modules()]
+        self.tables = [(path, own[kind]) for path, own in modules for kind in ("_parameters", "_buffers")]
+        self.tables = [(path, table) for path, table in self.tables if table]
+        super().__init__(thing)
+
+    def look(self, thing: Any) -> dict[str, tuple[Any, ...]]:
+        """By the name of a place: whether one stands there, its class, and the first place that holds it."""
+        first: dict[int, str] = {}
+        found: dict[str, tuple[Any, ...]] = {}
+        for path, table in self.tables:
+            for key, t in table.items():
+                name = f"{path}.{key}".lstrip(".")
+                same = first.setdefault(id(t), name) if "ties" in self.asks and t is not None else ""
+                kind = type(t).__name__ if "class" in self.asks and t is not None else ""
+                found[name] = (t is None, kind, same)
+        return found
+
+    def words(self, held: dict[str, tuple[Any, ...]]) -> str:
+        """Those that are not alike in the two."""
+        other = self.look(self.thing) if held is self.held else self.held
+        told = []
+        for name, (none, kind, same) in held.items():
+            if other.get(name, held[name]) != held[name]:
+                shared = f"the same as {same}" if same not in ("", name) else ""
+                told.append(f"{name} = {'None' if none else shared or kind or 'one of its own'}")
+        return ", ".join(told[:4]) or "none besides"
+
+    def anew(self, thing: Any) -> Kept:
+        """The same of another model."""
+        return type(self)(thing, self.asks)
+
+    def is_same(self) -> bool:
+        """Whether the answers are the same; of tensors that came or went, others say so."""
+        now = self.look(self.thing)
+        return all(now.get(name, is_so) == is_so for name, is_so in self.held.items())
+
+    def asked(self) -> bool:
+        """The same, for a call."""
+        total = stamp([table for _, table in self.tables])
+        if total == self.total and VERSION is not None:
+            return True
+        if not self.is_same():
+            return False
+        self.total = total
+        return True
 
 
 class Listed(Kept):
