@@ -485,7 +485,8 @@ def recording(
     for path in found.used & snapshot.modules.keys():
         module = snapshot.modules[path]
         kind: Any = type(module)
-        if _asks_object(kind):
+        if _asks_object(kind) or "static" in found.looked:
+            found.listed.update((path,) if "static" in found.looked else ())
             for name, value in module.__dict__.items():
                 if name not in BOOKKEEPING and (path, name) not in found.written:
                     found.read_attributes.setdefault((path, name), (module, value, id(value)))

@@ -23,6 +23,7 @@ order::
     effects       what forward puts into containers
     given         inputs that are no tensors, and what they held
     recording     what was seen of one forward
+    counted       what counts of an attribute that forward read
     baseline      the model's structure, flags, hooks and Python state at capture
     tensors       which of them a plan rests on; which are tied
     watched       what stands in dicts, compared again only after one was written
@@ -58,10 +59,11 @@ from ariadne.guards.attributes import (
     strays,
     variables,
 )
-from ariadne.guards.baseline import GLOBAL_HOOKS, Baseline, copied_model, global_hooks, owner_of, shown, state_types
+from ariadne.guards.baseline import GLOBAL_HOOKS, Baseline, copied_model, global_hooks, shown, state_types
 from ariadne.guards.bound import binding
 from ariadne.guards.calls import ModuleGuard, entrance, explain
 from ariadne.guards.codes import codes_of
+from ariadne.guards.counted import owner_of
 from ariadne.guards.effects import (
     Change,
     Containers,
