@@ -17,6 +17,7 @@ from torch import nn
 
 from ariadne.check import check, passed
 from ariadne.cli.output import FAILED, OK, Answer, progress, table
+from ariadne.guards import VERSION
 from ariadne.prepare import prepare_split
 
 OPTIONAL = ("numpy", "torchvision", "timm", "ultralytics", "rfdetr", "transformers", "graphviz")
@@ -54,6 +55,14 @@ def _torch() -> Iterator[Row]:
         "ok",
         f"{torch.get_num_threads()} in an op, {torch.get_num_interop_threads()} between; {os.cpu_count()} CPUs",
     )
+    if VERSION is not None:
+        yield "guards", "ok", "a call asks for versions of dicts, and compares only after a write"
+    else:
+        yield (
+            "guards",
+            "slower",
+            "no versions of dicts under this Python: each call compares everything; 3.11 and 3.12 have them",
+        )
 
 
 def _devices() -> Iterator[Row]:

@@ -39,6 +39,8 @@ def _known(thing: Any) -> Any:
         return _pooled
     if thing is torch.dropout_:
         return _dropped
+    if thing is torch._shape_as_tensor:
+        return _shape
     if isinstance(thing, Call) and not isinstance(thing.function, torch.jit.ScriptFunction):
         return torch.compiler.disable(thing.__call__)
     if not isinstance(thing, types.BuiltinFunctionType) or isinstance(thing.__self__, types.ModuleType):
@@ -58,6 +60,11 @@ def _pooled(x: torch.Tensor, size: int | tuple[int, ...]) -> torch.Tensor:
 def _dropped(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """`dropout_`. torch traces that as a draw into a contiguous tensor; eager code draws in the order in which `x` lies."""
     return x.copy_(torch.dropout(x, p, train)) if train else x
+
+
+def _shape(x: torch.Tensor) -> torch.Tensor:
+    """`_shape_as_tensor`. torch's tracer takes what it returns for a `torch.Size`."""
+    return torch.tensor(x.shape, dtype=torch.int64, device="cpu")
 
 
 def _hoisted(lifted: Lifted) -> Lifted:

@@ -8,6 +8,7 @@ would run, and its first line raises. So every compilation goes through `_Jit.co
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,7 +23,7 @@ from ariadne.compiled.buckets import Bucketed
 from ariadne.compiled.compilable import Strides, compilable, constant_dims, odd_strides, pinned, standing
 from ariadne.compiled.lift import Lifted, Miss, lift
 from ariadne.compiled.rows import Mixed
-from ariadne.compiled.tracing import batch_free_layouts, lock, tracing
+from ariadne.compiled.tracing import batch_free_layouts, lock, tracing, whenever_compiled
 from ariadne.cut import CompileOptions
 from ariadne.errors import AriadneError, CompileError, SpecError
 from ariadne.plan import TraceNode, TracePlan
@@ -160,6 +161,7 @@ class _Jit:
         self.shell: dict[str, Any] = {}
         self.seeded = seeded
         self.strides: Strides = {}
+        self.now = threading.local()  # the call of a kernel in pieces that runs in this thread
         self._prepare()
 
     def _prepare(self) -> None:
@@ -176,6 +178,7 @@ class _Jit:
                 self.inner[True] = torch.compile(function, **_without_graphs(given))
         except Exception as error:  # an unknown backend or mode
             raise SpecError(f"torch.compile does not take {given}: {error}") from error
+        self.lazy = breaks and all(whenever_compiled(inner, self._compiling) for inner in {*self.inner.values()})
         if given.get("disable"):
             self.hot = load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
         else:
@@ -216,26 +219,41 @@ class _Jit:
     def watched(self, *args: Any) -> Any:
         """Run a kernel that torch compiles in pieces, since it looks at numbers in tensors; compile what is missing."""
         grad = torch.is_grad_enabled()
-        with lock, tracing(self.seeded), _no_giving_up(), self._addresses(args):
-            before, pieces, start = _written(args), _pieces(), time.perf_counter()
+        self.now.call = call = _Call(args, None if self.options.on_error == "raise" else _written(args))
+        with nullcontext() if self.report.compiled[grad] else lock:  # two threads compile nothing twice
             try:
-                result = self.inner[grad](*args)
+                with nullcontext() if self.lazy else self._compiling():
+                    result = self.inner[grad](*args)
             except (AriadneError, MemoryError, torch.OutOfMemoryError):
                 raise
             except Exception as error:
                 if isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit):
-                    return self._failed(self._gave_up(grad), error, args, moved=_written(args) != before)
-                if _pieces() == pieces and not isinstance(error, torch._dynamo.exc.TorchDynamoException):
+                    return self._failed(self._gave_up(grad), error, args, moved=call.moved)
+                if not call.pieces and not isinstance(error, torch._dynamo.exc.TorchDynamoException):
                     raise  # nothing was compiled
-                return self._failed(_told(error), error, args, moved=_written(args) != before)
-            if _pieces() != pieces:
-                self._note(grad, time.perf_counter() - start)
+                return self._failed(_told(error), error, args, moved=call.moved)
+            finally:
+                self.now.call = None  # which would keep the arguments alive
+            if call.pieces:
+                self._note(grad, time.perf_counter() - call.start)
             elif not self.report.compiled[grad]:
                 why = "no part of it was compiled: torch.compile is switched off, or takes none of its ops"
                 if self.options.on_error != "eager":
                     raise refused(self.lifted, self.options, why)
                 self._fall_back(why)  # what ran was Python, so its result is right
         return result
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """What has to hold while a piece of a kernel is compiled in a call of `watched`."""
+        call: _Call = self.now.call
+        with lock, tracing(self.seeded), _no_giving_up(), self._addresses(call.args):
+            pieces, call.start = _pieces(), call.start or time.perf_counter()
+            call.before = _written(call.args) if call.before is None else call.before
+            try:
+                yield
+            finally:
+                call.pieces += _pieces() - pieces
 
     def _addresses(self, args: tuple[Any, ...]) -> AbstractContextManager[None]:
         return standing(self.lifted, args) if cuda_graphs(self.options) else nullcontext()
@@ -267,6 +285,21 @@ class _Jit:
         self.report.notes.append(" ".join(why.split())[:300])
         self.hot = load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
         self.shell["hot"] = self.hot
+
+
+@dataclass
+class _Call:
+    """A call of a kernel in pieces: how often its arguments were `written` into `before` it compiled any, and what it compiled."""
+
+    args: tuple[Any, ...]
+    before: list[int] | None
+    pieces: int = 0
+    start: float = 0.0
+
+    @property
+    def moved(self) -> bool:
+        """Whether arguments were written into since."""
+        return self.before is not None and _written(self.args) != self.before
 
 
 _CPP_STACK = re.compile(r"(\n|\\n)Exception raised from .*?(?=\n  Hint|\n\nfrom user code|\Z)", re.DOTALL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import chain
 from typing import Any
 
@@ -32,6 +32,29 @@ def tracing(seeded: bool) -> Iterator[None]:
         if seeded:
             stack.enter_context(torch._inductor.config.patch(fallback_random=True))
         yield
+
+
+def whenever_compiled(function: Any, around: Callable[[], AbstractContextManager[Any]]) -> bool:
+    """Enter `around` each time that torch compiles a piece of `function`, which `torch.compile` made; False where that can't be.
+
+    To enter it around each call as well would cost more than many a call takes. What torch calls to compile a piece stands in the
+    function's closure, and has no other door.
+    """
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    if "callback" not in names:
+        return False
+    cell = function.__closure__[names.index("callback")]
+    callback = cell.cell_contents
+    if not hasattr(callback, "_torchdynamo_orig_backend"):
+        return False
+
+    def piece(*args: Any, **kwargs: Any) -> Any:
+        with around():
+            return callback(*args, **kwargs)
+
+    vars(piece).update(vars(callback))  # by which torch finds the backend, and what it compiled before
+    cell.cell_contents = piece
+    return True
 
 
 _FOLLOWING = frozenset({"Mkldnn", "MkldnnTranspose", "Slow2d", "SlowDilated2d", "SlowTranspose2d"})

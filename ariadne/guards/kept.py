@@ -135,8 +135,8 @@ class Contents(Kept):
     __slots__ = ("version",)
 
     def __init__(self, thing: Any) -> None:
+        self.version = _version(thing)  # first: a write in between shows
         super().__init__(thing)
-        self.version = _version(thing)
 
     @staticmethod
     def takes(thing: Any) -> bool:
@@ -176,8 +176,8 @@ class Members(Kept):
     __slots__ = ("version",)
 
     def __init__(self, thing: Any) -> None:
+        self.version = _version(thing)  # first: a write in between shows
         super().__init__(thing)
-        self.version = _version(thing)
 
     def look(self, thing: Any) -> list[Any]:
         """A copy one level deep; of a dict, its keys and then its values."""

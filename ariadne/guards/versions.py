@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-dict_version: Callable[[dict[Any, Any]], int] | None = getattr(torch._C._dynamo.guards, "dict_version", None)
+_Version = Callable[[dict[Any, Any]], int]
+dict_version: _Version | None = getattr(torch._C._dynamo.guards, "dict_version", None)
 
 
-def tells(version: Callable[[dict[Any, Any]], int]) -> bool:
+def tells(version: _Version) -> bool:
     """Whether every way to write into a module's dicts makes their versions larger here. CPython keeps these in several ways."""
     module: Any = nn.Module()
     own = module.__dict__
@@ -56,25 +57,25 @@ def tells(version: Callable[[dict[Any, Any]], int]) -> bool:
     return True
 
 
+def _with_length(table: dict[Any, Any]) -> int:
+    """Python 3.12 keeps silent where an empty dict is filled at once from another one: its length tells."""
+    assert dict_version is not None
+    return (dict_version(table) << _ROOM) + len(table)
+
+
+def trusted() -> _Version | None:
+    """The version that tells every write here, alone or with the dict's length; None where neither does, as on Python 3.13.
+
+    The two agree on all that may be asked of them: versions of one dict are compared, or added up over the same dicts.
+    """
+    return next(
+        (v for v in (dict_version, _with_length) if dict_version is not None and v is not None and tells(v)), None
+    )
+
+
 _ROOM = 48  # bits for lengths
-
-
-def with_length(version: Callable[[dict[Any, Any]], int]) -> Callable[[dict[Any, Any]], int]:
-    """Versions that tell of one more change: Python 3.12 keeps silent where an empty dict is filled at once from another one, and
-    its length tells."""  # fmt: skip
-    return lambda table: (version(table) << _ROOM) + len(table)
-
-
-def _chosen() -> tuple[Callable[[dict[Any, Any]], int] | None, bool]:
-    """What tells that a dict was written, and whether it takes the length for that."""
-    if dict_version is None:
-        return None, False
-    if tells(dict_version):
-        return dict_version, False
-    return (longer, True) if tells(longer := with_length(dict_version)) else (None, False)
-
-
-VERSION, _BY_LENGTH = _chosen()
+VERSION = trusted()
+_BY_LENGTH = VERSION is _with_length
 
 
 def stamp(dicts: Collection[dict[Any, Any]]) -> int:
@@ -84,5 +85,5 @@ def stamp(dicts: Collection[dict[Any, Any]]) -> int:
     """
     if dict_version is None or VERSION is None:
         return 0
-    found: int = sum(map(dict_version, dicts))
+    found = sum(map(dict_version, dicts))
     return (found << _ROOM) + sum(map(len, dicts)) if _BY_LENGTH else found

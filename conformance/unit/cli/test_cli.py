@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from ariadne.cli import main, parser
+from ariadne.cli import doctor, main, parser
 from ariadne.cli.bench import Ratio, break_even, ratio
 from ariadne.cli.inputs import Input, make, parse
 from ariadne.cli.output import UsageError, table
@@ -413,6 +413,18 @@ def test_doctor_reports_and_tries(capsys: pytest.CaptureFixture[str]) -> None:
     assert states["torch"] == states["split and train"] == "ok"
     assert states["compile"] == "not tried"
     assert data["failed"] == []
+
+
+@pytest.mark.parametrize(
+    ("version", "state", "words"), [(len, "ok", "after a write"), (None, "slower", "compares everything")]
+)
+def test_doctor_says_whether_each_call_compares_everything(
+    version: Any, state: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ariadne.cli.doctor.VERSION", version)
+    _, found, detail = next(row for row in doctor._torch() if row[0] == "guards")
+    assert found == state
+    assert words in detail
 
 
 def test_doctor_fails_where_a_needed_thing_fails(

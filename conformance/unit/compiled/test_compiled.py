@@ -245,6 +245,27 @@ def test_numbers_that_python_reads_break_no_graph_and_are_still_watched() -> Non
         halves(runtime, x)
 
 
+class Shaped(nn.Module):
+    """Computes with a tensor that holds a shape, as code for ONNX does, and gives it out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.second(self.first(x))
+        shape = torch._shape_as_tensor(x)
+        return x * shape[1:].sum() * shape.shape[0], shape
+
+
+def test_a_shape_in_a_tensor_breaks_no_graph() -> None:
+    graphs = Graphs()
+    runtime = made(Shaped, 3, 5, backend=graphs)
+    for batch in (4, 1):
+        same(whole(runtime.model, x := numbers(batch, 3, 5, seed=batch)), halves(runtime, x))
+    assert len(graphs) == 2
+
+
 class WeightsAlone(nn.Module):
     """An LSTM whose weights want gradients, and not its input."""
 

@@ -11,8 +11,10 @@ import torch
 from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch.fx.experimental import _config as shape_config
 
 from ariadne import SplitRuntime, prepare_split
+from ariadne.compiled.tracing import tracing
 from ariadne.cut import CompileOptions
 from ariadne.errors import CompileError, SpecError
 from conformance.unit.compiled_kit import Conv, Offset, fails, halves, made, whole
@@ -111,6 +113,50 @@ def test_giving_up_on_a_piece_is_a_failure_too() -> None:
     runtime.model.second.weight.requires_grad_(False)
     with pytest.raises(CompileError, match=r"gave up \(after 1 compilations"):
         halves(runtime, numbers(3, 5))
+
+
+def test_settings_are_changed_only_while_a_piece_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[bool] = []
+
+    def counted(seeded: bool) -> Any:
+        entered.append(seeded)
+        return tracing(seeded)
+
+    monkeypatch.setattr("ariadne.compiled.jit.tracing", counted)
+    runtime = made(Chosen, 5, boundary="after:first", backend="eager")
+    kernel = runtime._now[False].suffix.__globals__["hot"].__self__
+    assert kernel.lazy  # False would be right, and slower: each call changes settings
+    halves(runtime, numbers(4, 5))
+    first = len(entered)
+    assert first > 1
+    for seed in (1, 2):
+        same(whole(runtime.model, x := numbers(4, 5, seed=seed)), halves(runtime, x))
+    assert len(entered) == first
+    runtime.model.second.weight.requires_grad_(False)
+    same(whole(runtime.model, x), halves(runtime, x))
+    assert len(entered) > first
+    assert runtime.report().segments[1].recompiles == 1
+    assert kernel.now.call is None
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_a_piece_is_compiled_under_the_settings_whether_or_not_torch_lets_them_wait(
+    lazy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not lazy:
+        monkeypatch.setattr("ariadne.compiled.jit.whenever_compiled", lambda function, around: False)
+    seen: list[bool] = []
+
+    def backend(graph: Any, example_inputs: Any) -> Any:
+        seen.append(shape_config.backed_size_oblivious)
+        return graph.forward
+
+    runtime = made(Chosen, 5, boundary="after:first", backend=backend)
+    for batch in (1, 3):
+        same(whole(runtime.model, x := numbers(batch, 5)), halves(runtime, x))
+    assert len(seen) > 1
+    assert all(seen)
+    assert not shape_config.backed_size_oblivious
 
 
 @pytest.mark.parametrize("on_error", ["raise", "eager"])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +13,6 @@ from torch import nn
 from ariadne import SplitRuntime, prepare_split
 from ariadne.errors import ModuleError
 from ariadne.guards import kept, watched
-from ariadne.guards.versions import tells
 from conformance.unit.trap_kit import numbers
 
 
@@ -103,15 +100,6 @@ def test_what_is_put_back_is_welcome(versions: bool) -> None:
     assert torch.equal(replayed(runtime, x), expected)
 
 
-def test_versions_are_told_where_the_interpreter_keeps_attributes_in_dicts() -> None:
-    # CPython 3.13 writes attributes past the dict, whose version stays: there all is compared at each call, which takes longer.
-    # On 3.12 torch may not tell that an empty dict was filled from another.
-    if sys.version_info < (3, 12):
-        assert watched.VERSION is not None
-    elif sys.version_info >= (3, 13):
-        assert watched.VERSION is None
-
-
 def test_a_dict_that_nobody_wrote_is_not_looked_at_again() -> None:
     runtime, x = prepared(), numbers(3, 3, 4)
     guard = runtime._now[False].prefix_guard
@@ -120,34 +108,3 @@ def test_a_dict_that_nobody_wrote_is_not_looked_at_again() -> None:
     replayed(runtime, x)
     runtime.model.note = 1
     assert not guard()
-
-
-def frozen(d: Any) -> int:
-    return 1
-
-
-def blind(d: Any) -> int:
-    return len(d)
-
-
-class BlindToClones:
-    """What torch's watcher of dicts gives where one that fills an empty dict with another's items is passed over."""
-
-    def __init__(self) -> None:
-        self.seen: dict[int, tuple[int, int]] = {}
-
-    def __call__(self, d: Any) -> int:
-        true = watched.version(d)
-        size, given = self.seen.get(id(d), (len(d), true))
-        if size or len(d) < 2:
-            given = true
-        self.seen[id(d)] = len(d), given
-        return given
-
-
-TICKS = itertools.count()
-
-
-@pytest.mark.parametrize("version", [frozen, blind, lambda d: next(TICKS), BlindToClones()])
-def test_a_version_that_misses_a_write_or_changes_without_one_is_not_trusted(version: Callable[[Any], int]) -> None:
-    assert not tells(version)
