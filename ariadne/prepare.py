@@ -238,6 +238,7 @@ def _prepare(
     runtime = SplitRuntime(model, plain, plans, recapture)
     trains = settings.spec.trainable and training
     for captured in captures:
+        not_called(model)  # each of them may serve the first call
         prove(model, runtime.variant_of(captured.plan), captured, example, trains=trains and captured is first)
     for inputs in more:
         runtime.learn(inputs)

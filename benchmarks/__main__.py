@@ -103,7 +103,9 @@ def _campaign(given: argparse.Namespace) -> int:
     except model_zoo.UnknownNameError as error:
         given.parser.error(str(error))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    failed = campaign.run(models, given.device, given.minutes, given.output, given.small, progress, given.steps, given.cache)
+    failed = campaign.run(
+        models, given.device, given.minutes, given.output, given.small, progress, given.steps, given.cache
+    )
     if (measured := given.output / "benchmarks.jsonl").exists():
         print(text(read(measured)))
     return int(failed > 0)

@@ -1,7 +1,8 @@
 """One command for a device that is at hand for half an hour: `python -m benchmarks cuda --minutes 28 --output FOLDER`.
 
 What is worth most is measured first: equality of split and whole; replay at batch 1; what compiling costs and when it has paid
-back; training at 32; batch 256. Processes compile side by side, and measure alone. The same command goes on where it was cut off: what the folder holds is not run again.
+back; training at 32; batch 256. Processes compile side by side, and measure alone. The same command goes on where it was cut
+off: what the folder holds is not run again.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def run(
 ) -> int:  # fmt: skip
     """Run what the folder does not hold yet, until the time is up; returns how many results are failures.
 
-    `only`: the names of the steps to run, all where none is named. `cache`: where what the rounds compile is kept. `folder` gets `equality.jsonl`, `benchmarks.jsonl` and `steps.jsonl`, which says of each part whether it was ended.
+    `only`: the names of the steps to run, all where none is named. `cache`: where what the rounds compile is kept. `folder` gets
+    `equality.jsonl`, `benchmarks.jsonl` and `steps.jsonl`, which says of each part whether it was ended.
     """
     folder.mkdir(parents=True, exist_ok=True)
     until, failed = time.monotonic() + 60 * minutes, 0
@@ -103,7 +105,8 @@ def run(
 
 def _note(folder: Path, step: Step, ended: bool, failed: int) -> None:
     with (folder / "steps.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"step": step.name, "about": step.about, "ended": ended, "failed": failed}) + "\n")
+        line = {"step": step.name, "about": step.about, "ended": ended, "failures": failed}
+        file.write(json.dumps(line | {"failed": failed > 0 or not ended}) + "\n")
 
 
 def _equality(

@@ -17,7 +17,7 @@ from ariadne import SplitSpec, prepare_split
 from ariadne.compare import difference
 from ariadne.runtime.proof import deterministic
 from benchmarks.device import fix
-from benchmarks.models import entry
+from benchmarks.sized import entry
 from benchmarks.subject import EXAMPLE_BATCH, Subject, sgd, strayed
 
 BATCHES, STEPS, CUTS = (1, 2, 3, 8), 3, ("percent:25", "percent:50", "percent:75")
@@ -91,7 +91,7 @@ def _own_spread(subject: Subject, whole: Any, model: Any, split: Any, start: Any
         one, again = _trained(subject, (whole, whole), None, start, steps)
         own = strayed(one, again)
         apart = strayed(one, _trained(subject, (whole, model), split, start, steps)[1])
-    return own if 0 < own and apart <= 4 * own else None
+    return own if own > 0 and apart <= 4 * own else None
 
 
 def _trained(subject: Subject, models: Any, split: Any, start: Any, steps: int) -> list[Any]:

@@ -20,7 +20,7 @@ import model_zoo
 from benchmarks import device, timing
 from benchmarks.allocations import cuda_peak_bytes, peak_bytes
 from benchmarks.resident import peak_rss
-from benchmarks.models import entry
+from benchmarks.sized import entry
 from benchmarks.subject import NotApplicableError, Step, Subject, kept, strayed
 from benchmarks.turns import alone
 from benchmarks.variants import EAGER, NOISE, REFERENCE, Variant, find

@@ -53,9 +53,4 @@ SETS["zoo"] = tuple(name for name in model_zoo.names() if name not in SETS["toys
 def meant(names: Iterable[str]) -> tuple[str, ...]:
     """The models that the names, of models and of sets, mean, each once. Raises `model_zoo.UnknownNameError`."""
     found = dict.fromkeys(name for wanted in names for name in SETS.get(wanted, (wanted,)))
-    return tuple(entry(name).name for name in found)
-
-
-def entry(name: str) -> model_zoo.Entry:
-    """The entry of this name. Raises `model_zoo.UnknownNameError`."""
-    return sized.ENTRIES.get(name) or model_zoo.entry(name)
+    return tuple(sized.entry(name).name for name in found)

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import nn
 
+import model_zoo
 from model_zoo.definition import Entry
 from model_zoo.packages import package
 from model_zoo.process import quiet
@@ -22,8 +23,6 @@ def _timm(architecture: str) -> nn.Module:
 
 
 def _zoo(name: str) -> nn.Module:
-    import model_zoo  # noqa: PLC0415 - the names here are asked for without the zoo
-
     return model_zoo.entry(name).make()
 
 
@@ -54,3 +53,8 @@ ENTRIES = {
         _entry("resnet50_224", partial(_timm, "resnet50"), dense(3, 224, 224)),
     )
 }
+
+
+def entry(name: str) -> Entry:
+    """The entry of this name, here or in the zoo. Raises `model_zoo.UnknownNameError`."""
+    return ENTRIES.get(name) or model_zoo.entry(name)

@@ -9,6 +9,7 @@ from benchmarks.break_even import BETWEEN, NEVER
 from benchmarks.findings import Mean, Speed, Start
 from benchmarks.statistics import doubt
 from benchmarks.variants import AHEAD, COMPILE
+from reports import compared
 from reports.document import Answer
 from reports.equality import Judged, counts
 from reports.outcomes import EXPECTED, FAIL, MISSING, PASS, UNEXPECTED
@@ -37,8 +38,11 @@ def answers(
 
 
 def _right(run: Run, found: list[Judged]) -> Iterator[str]:
+    if run.compared:
+        bad = sum(r["status"] != "ok" for r in run.compared)
+        yield f"{'No' if bad else 'Yes, in all that was compared'} on this device: {compared.counted(run)}."
     if not found:
-        yield "Not measured: these runs hold no results of the suite."
+        yield f"{'T' if run.compared else 'Not measured: t'}hese runs hold no results of the suite."
         return
     n = counts(found)
     toys = sum(j.case.model.startswith(TOYS) for j in found)

@@ -11,6 +11,7 @@ from conformance.suite.queries import compact
 from conformance.suite.report import reproduce
 from conformance.suite.results import Result
 from conformance.suite.verdict import expected, judge
+from reports import compared
 from reports.document import Block, Cell, Matrix, Prose, Section, Square, Table, cells, not_measured
 from reports.outcomes import EXPECTED, FAIL, GLYPHS, MEANINGS, MISSING, PASS, TONES, UNEXPECTED, WORST_FIRST, outcome
 from reports.runs import Run
@@ -58,8 +59,10 @@ def section(run: Run, found: list[Judged]) -> Section:
 
 
 def _blocks(run: Run, found: list[Judged]) -> Iterator[Block]:
+    yield from compared.blocks(run)
     if not found:
-        yield from not_measured("the runs hold no results of the conformance suite.")
+        if not run.compared:
+            yield from not_measured("the runs hold no results of the conformance suite.")
         return
     how_many = counts(found)
     listed = ", ".join(f"{how_many[name]:,} {name}" for name in (PASS, FAIL, EXPECTED, UNEXPECTED, MISSING))

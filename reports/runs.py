@@ -30,10 +30,12 @@ KINDS = {
     "selftest.jsonl": "the selftest's counts, one line for each time it ran",
     "fuzz.jsonl": "counts of random programs, one line for each kind",
     "pytest-benchmark*.json": "timings of one process, by pytest-benchmark",
+    "equality*.jsonl": "split held against whole on the device that was measured",
     "steps.jsonl": "the commands that made this run, and whether each ended as it should",
 }
 SELFTEST = {"mutants": int, "killed": int, "rules": dict, "outcomes": list}
 FUZZ = {"kind": str, "profile": str, "programs": int, "failures": int}
+EQUALITY = {"model": str, "device": str, "task": str, "status": str}
 STEPS = {"step": str, "failed": bool}
 _TIMES, _COUNTS = ("seconds",), ("strayed", "graphs", "graphs_in_rounds")
 SAMPLES: dict[str, tuple[str, ...]] = {
@@ -65,6 +67,7 @@ class Run:
     records: Records
     selftest: dict[str, Any] | None
     fuzz: tuple[dict[str, Any], ...]
+    compared: tuple[dict[str, Any], ...]
     steps: tuple[dict[str, Any], ...]
     timings: tuple[Timings, ...]
     expectations: tuple[Expectation, ...]
@@ -115,6 +118,13 @@ def read(folders: Sequence[Path]) -> Run:
         max(selftests, key=lambda line: line["mutants"] - line["killed"], default=None),
         tuple(
             {(p, line["kind"], line["profile"]): line for p in paths["fuzz.jsonl"] for line in _lines(p, FUZZ)}.values()
+        ),
+        tuple(
+            {
+                (line["device"], line["model"], line["task"]): line
+                for p in paths["equality*.jsonl"]
+                for line in _lines(p, EQUALITY)
+            }.values()
         ),
         tuple({(p, line["step"]): line for p in paths["steps.jsonl"] for line in _lines(p, STEPS)}.values()),
         tuple(timings.read(p) for p in paths["pytest-benchmark*.json"]),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from benchmarks.break_even import BETWEEN
 from benchmarks.findings import Mean, Speed, Start
 from benchmarks.variants import AHEAD, COMPILE, EAGER, NOISE
+from reports import compared
 from reports.document import NOT_MEASURED, Card
 from reports.earlier import REGRESSED, Pair, counted
 from reports.equality import Judged, counts
@@ -19,7 +20,8 @@ from reports.startup import loading
 from reports.words import plural, ratio
 
 ABSENT = "quiet"
-OWN = ("compiled", "compiled reduce-overhead", AHEAD)
+GRAPHS = "compiled reduce-overhead"
+OWN = ("compiled", GRAPHS, AHEAD)
 
 
 def strip(
@@ -28,11 +30,16 @@ def strip(
 ) -> Iterator[Card]:  # fmt: skip
     """The cards, in order; what was not measured says so."""
     yield from _steps(run)
-    yield _equality(run, found)
+    if found or not run.compared:
+        yield _equality(run, found)
+    yield from compared.card(run)
     yield _mutants(run)
     yield _fuzz(run)
     yield from _speed("Split over the model, eager", "generated", speeds, means)
     yield from _speed("Compiled split over the model", "compiled", speeds, means)
+    if any(m.variant == GRAPHS and tried(m) for m in means):
+        yield from _speed("Compiled split with CUDA graphs over the model", GRAPHS, speeds, means)
+        yield from _speed("The same over torch.compile's", f"{GRAPHS} over {COMPILE} reduce-overhead", speeds, against)
     yield from _speed("Compiled split over torch.compile", f"compiled over {COMPILE}", speeds, against)
     yield from _speed("Ahead of time over torch.compile", f"{AHEAD} over {COMPILE}", speeds, against)
     yield from _speed("Training, split over the model", "generated", speeds, means, "training")
@@ -49,7 +56,9 @@ def _steps(run: Run) -> Iterator[Card]:
     """A run made by commands that did not all end as they should holds less than it seems to."""
     failed = [str(line["step"]) for line in run.steps if line["failed"]]
     if failed:
-        value = f"{len(failed)} of {plural(len(run.steps), 'step')} failed"
+        cut_off = all(line.get("failures") == 0 for line in run.steps if line["failed"])
+        became = "did not end in the time there was" if cut_off else "failed"
+        value = f"{len(failed)} of {plural(len(run.steps), 'step')} {became}"
         yield Card("This run is not whole", value, f"{'; '.join(failed)}: what they did not do is missing here", "bad")
 
 

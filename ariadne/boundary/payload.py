@@ -27,8 +27,8 @@ class BoundaryPayload:
     In memory nothing is copied. `batch` counts samples. `labels` names the values in order; `tensors` holds every tensor by its
     label (a sequence called `parts` gives `parts[0]`, `parts[1]`, ...), `values` the tree with `TensorRef`s in their place.
     A boundary made by `run_training_prefix` also keeps the prefix's autograd graph, which does not travel. Values that share
-    memory with an input or an output of the model must not be written into before the suffix has run: that is refused, save
-    for tensors made under `torch.inference_mode()`, which don't count their writes.
+    memory with an input, an output or a tensor of the model must not be written into before the suffix has run: that is refused,
+    save for tensors made under `torch.inference_mode()` and writes through `.data` or `.numpy()`, which torch doesn't count.
 
     `to_bytes` and `from_bytes` write and read it as bytes without pickle; reading checks every length before it
     allocates, and raises `PayloadError` for anything malformed.
@@ -147,9 +147,9 @@ class BoundaryPayload:
                 "Write into it after the suffix has run, or send the boundary through to_bytes first"
             )
         raise BoundaryError(
-            f"{label!r} crosses this boundary ({self.split_id}) and shares memory with an input or an output of the model, which "
-            "was written into after the prefix ran; the whole model would not see that. Write into it after the suffix has run, "
-            "hand a copy to the prefix (x.clone()), or send the boundary through to_bytes first"
+            f"{label!r} crosses this boundary ({self.split_id}) and shares memory with an input, an output or a tensor of the "
+            "model, which was written into after the prefix ran; the whole model would not see that. Write into it after the "
+            "suffix has run, hand a copy to the prefix (x.clone()), or send the boundary through to_bytes first"
         )
 
     def refuse_another_autocast(self) -> None:

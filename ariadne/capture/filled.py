@@ -6,37 +6,75 @@ A plan makes such a thing anew in each call, and gives the same as long as these
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ariadne import tree
+from ariadne.capture.state import Snapshot
 from ariadne.capture.values import Values
-from ariadne.guards import Effects, MadeOf, Place, Recording, is_array
+from ariadne.guards import MISSING, Effects, Left, MadeOf, Place, Recording, Spot, is_array, results_of, told_of
 from ariadne.plan import WHOLE, Groups, TracePlan
 
-# By place and key: the tensors that stand there, by their names in the plan; numbers; and whether an array does.
-Slots = Mapping[tuple[Place, Any], tuple[tuple[str, ...], tuple[float, ...], bool]]
+_RESULTS = "cell_contents"  # which no words name
 
 
-def filled(found: Recording, values: Values) -> Slots:
-    """What a first call left in attributes and containers."""
-    return {at: _held(value, values) for at, value in _left(found)}
+class Filling(NamedTuple):
+    """What stands in one place after a first call: tensors, by their names in the plan; numbers; whether an array does."""
+
+    tensors: tuple[str, ...]
+    numbers: tuple[float, ...]
+    arrays: bool
+    plain: Any
+    spot: Spot
 
 
-def _left(found: Recording) -> Iterator[tuple[tuple[Place, Any], Any]]:
+Slots = Mapping[tuple[Place, Any], Filling]
+
+
+def filled(found: Recording, values: Values, snapshot: Snapshot) -> Slots:
+    """What a first call left in attributes and containers, and in functions that keep their results."""
+    return {at: _held(value, values, spot) for at, value, spot in (*_left(found), *_remembered(snapshot))}
+
+
+def _left(found: Recording) -> Iterator[tuple[tuple[Place, Any], Any, Spot]]:
     for path, name, _, now in found.changed:
-        yield (Place("held", path, ()), name), now
+        yield (Place("held", path, ()), name), now, Spot(path, (name,))
     for place, change in found.effects.items():
         for key in () if change.kind == "set" else change.put():
-            yield (place, key), change.after[key]
+            spot = Spot(place.path, (*place.steps, key)) if place.table == "held" else Spot()
+            yield (place, key), change.after[key], spot
 
 
-def _held(value: Any, values: Values) -> tuple[tuple[str, ...], tuple[float, ...], bool]:
+def _remembered(snapshot: Snapshot) -> Iterator[tuple[tuple[Place, Any], Any, Spot]]:
+    for memory in snapshot.filled_memories():
+        place = Place("outside", f"what {getattr(memory, '__qualname__', memory)} remembers", ())
+        yield (place, _RESULTS), results_of(memory), Spot(memory=memory)
+
+
+def _held(value: Any, values: Values, spot: Spot) -> Filling:
     leaves = [*tree.leaves(value)]
     ids = (values.ids.get(id(t)) for t in leaves if isinstance(t, torch.Tensor))
     numbers = tuple(leaf for leaf in leaves if type(leaf) is float)
-    return tuple(name for name in ids if name is not None), numbers, any(map(is_array, leaves))
+    plain = MISSING if spot.memory is not None else told_of(value)
+    return Filling(tuple(name for name in ids if name is not None), numbers, any(map(is_array, leaves)), plain, spot)
+
+
+def left_by(slots: Slots, plan: TracePlan, found: Recording, effects: Effects) -> dict[str, Left]:
+    """What is plain of that, where forward may read it and a later call does not put it there anew, in words.
+
+    Not where Python reads numbers out of tensors: which call is the first of such a plan shows only after its guards.
+    """
+    if any(node.is_witness for node in plan.nodes):
+        return {}
+    read = {(path, name) for path, name in found.read_attributes} - effects.assigned - effects.settled - effects.kept
+    stored = {(s.path, s.name) for s in plan.stores}
+    return {
+        place.words(key): Left(had.spot, had.plain, plan.traced_batch)
+        for (place, key), had in slots.items()
+        if had.plain is not MISSING and had.plain is not None and had.spot.steps and place not in effects.rules
+        and (had.spot.path, had.spot.steps[0]) in read - stored
+    }  # fmt: skip
 
 
 def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf]:
@@ -57,7 +95,7 @@ def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf
             of.setdefault(groups.find(name), set()).update(read)
     asked = [node for node in plan.nodes if node.is_witness]
     found: dict[str, MadeOf] = {}
-    for (place, key), (tensors, numbers, arrays) in slots.items():
+    for (place, key), (tensors, numbers, arrays, _, spot) in slots.items():
         read_of = (node for node in asked if (arrays and node.target == WHOLE) or _is_one_of(node.witness, numbers))
         names = [*tensors, *(name for node in read_of for name in node.reads)]
         at_each_call = place in effects.rules or (place.path, key) in stored or (place.path, key) in effects.assigned
@@ -68,9 +106,7 @@ def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf
             for name in of.get(groups.find(v.name), ())
         }
         if sources:
-            mine = place.table == "held"
-            attribute = str((*place.steps, key)[0]) if mine else ""
-            found[place.words(key)] = MadeOf(frozenset(sources), place.path if mine else "", attribute)
+            found[place.words(key)] = MadeOf(frozenset(sources), spot)
     return found
 
 

@@ -76,6 +76,7 @@ class Lowering:
         self.outcome = Outcome(recorded, snapshot, self.values)
         self.put: dict[tuple[Place, Any], Put] = {}
         self.filled: Slots = {}
+        self.snapshot = snapshot
         self.foresight = Foresight()
         self.unforeseen: set[str] = set()  # sizes of which no fake kernel tells whether they follow data
         self.crowd = Counter((e.module, e.call) for e in recorded.events)
@@ -404,7 +405,7 @@ class Lowering:
         output_spec, output = self.outcome.output()
         stores = (*self.outcome.buffer_stores(), *self.outcome.attribute_stores())
         self.put = self.outcome.put()
-        self.filled = filled(self.recorded, self.values)
+        self.filled = filled(self.recorded, self.values, self.snapshot)
         return check(
             TracePlan(
                 self.values.batch_symbol,

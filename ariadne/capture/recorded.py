@@ -481,10 +481,12 @@ def recording(
         found.drew_python, found.codes, found.compared = read.drew, read.codes, read.compared
         found.drew = found.drew or read.drew
         found.assigned, found.filled = read.assigned, read.filled
+        found.looked |= read.which
     for path in found.used & snapshot.modules.keys():
         module = snapshot.modules[path]
         kind: Any = type(module)
-        if _asks_object(kind):
+        if _asks_object(kind) or "static" in found.looked:
+            found.listed.update((path,) if "static" in found.looked else ())
             for name, value in module.__dict__.items():
                 if name not in BOOKKEEPING and (path, name) not in found.written:
                     found.read_attributes.setdefault((path, name), (module, value, id(value)))

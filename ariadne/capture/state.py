@@ -153,6 +153,10 @@ class Snapshot:
         """Whether a function keeps more results than it did."""
         return any(memory.cache_info().currsize != kept for memory, kept in self._memories)
 
+    def filled_memories(self) -> Iterator[Any]:
+        """The functions that kept nothing, and keep results now."""
+        return (memory for memory, kept in self._memories if not kept and memory.cache_info().currsize)
+
     def note(self, others: Iterable[Any]) -> None:
         """Note what others hold, which are not the model's."""
         for thing in others:

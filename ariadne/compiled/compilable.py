@@ -167,7 +167,7 @@ def standing(lifted: Lifted, args: Sequence[Any]) -> Iterator[None]:
     marked = [t for t in state if isinstance(t, torch.Tensor) and _ADDRESS not in vars(t)]
     try:
         for t in marked:
-            torch._dynamo.mark_static_address(t, guard=False)  # type: ignore[attr-defined]
+            torch._dynamo.mark_static_address(t, guard=False)
         yield
     finally:
         for t in marked:

@@ -12,6 +12,7 @@ order::
     opened        what things hold that are no plain containers
     facts         dtypes, devices and shapes of tensors, compared in one call
     marks         what stands on tensors beside their values: attributes, strides
+    first_calls   what a first call makes and keeps
     outside       one thing outside of the model, as it was
     switches      settings of torch that forward asks for
     steps         what a function reads, by the instructions in its code
@@ -22,6 +23,7 @@ order::
     effects       what forward puts into containers
     given         inputs that are no tensors, and what they held
     recording     what was seen of one forward
+    counted       what counts of an attribute that forward read
     baseline      the model's structure, flags, hooks and Python state at capture
     tensors       which of them a plan rests on; which are tied
     watched       what stands in dicts, compared again only after one was written
@@ -50,16 +52,18 @@ from ariadne.guards.attributes import (
     lasts,
     own_of,
     place,
+    results_of,
     simple,
     slot_of,
     slots_of,
     strays,
     variables,
 )
-from ariadne.guards.baseline import GLOBAL_HOOKS, Baseline, copied_model, global_hooks, owner_of, shown, state_types
+from ariadne.guards.baseline import GLOBAL_HOOKS, Baseline, copied_model, global_hooks, shown, state_types
 from ariadne.guards.bound import binding
 from ariadne.guards.calls import ModuleGuard, entrance, explain
 from ariadne.guards.codes import codes_of
+from ariadne.guards.counted import owner_of
 from ariadne.guards.effects import (
     Change,
     Containers,
@@ -75,9 +79,9 @@ from ariadne.guards.effects import (
     stores_of,
 )
 from ariadne.guards.facts import alike
+from ariadne.guards.first_calls import Left, MadeOf, Spot, calls_of, not_called, told_of
 from ariadne.guards.further import Further
 from ariadne.guards.given import Given
-from ariadne.guards.marks import MadeOf, calls_of, not_called
 from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.roots import Reached, outside_of
 from ariadne.guards.switches import SWITCHES, TORCH, Switched, caches_parametrizations

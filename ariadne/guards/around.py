@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import inspect
 import io
+import logging
 import operator
 import os
 import random
@@ -74,6 +75,7 @@ _BETWEEN = (
     "_collections_abc",
     "ariadne.capture.recorded",
 )  # which stand between who asks and what tells
+_LOGGERS = (logging.Logger.getEffectiveLevel.__code__, logging.Logger.isEnabledFor.__code__)
 _ENVIRONMENT: CodeType | None = getattr(getattr(type(os.environ), "__getitem__", None), "__code__", None)
 
 
@@ -113,6 +115,7 @@ class Surroundings:
     drew: bool = False  # this thread drew from Python's own generator
     switches: set[str] = field(default_factory=set)
     codes: set[CodeType] = field(default_factory=set)  # of functions of the user's
+    which: set[str] = field(default_factory=set)  # what they ask of things by which they are
     compared: str = ""  # one that compares things by identity in C
     importing: FrameType | None = None  # a module that torch imports for the first time
     _reads: dict[int, Code] = field(default_factory=dict)
@@ -145,6 +148,7 @@ class Surroundings:
                 self._made.update(made_inside(code))
                 self.assigned |= self._reads[id(code)].assigned
                 self.filled |= self._reads[id(code)].filled
+                self.which |= self._reads[id(code)].which
         read = self._reads[id(code)]
         if others and self._of_torch(frame):
             return
@@ -211,6 +215,14 @@ class Surroundings:
     def _of_torch(self, frame: FrameType) -> bool:
         """Whether a function of torch's or Python's own tells a switch, or a variable of the environment, which then counts."""
         switch = switches.asked_by(frame.f_code)
+        if frame.f_code in _LOGGERS:
+            asker, logger = frame.f_back, frame.f_locals.get("self")
+            if asker is not None and not is_known(asker.f_globals):
+                found = Outside(
+                    Itself(logger), "", logger, f"the logger {getattr(logger, 'name', '')!r}", kept=State(logger)
+                )
+                self.found.setdefault(found.place, found)
+            return False
         if switch is None and frame.f_code is not _ENVIRONMENT:
             return False
         caller = frame.f_back

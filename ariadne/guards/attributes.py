@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import sysconfig
@@ -92,6 +93,13 @@ def lasts(value: Any) -> bool:
 def is_memory(value: Any) -> bool:
     """Whether a function keeps its results in C: what `functools.lru_cache` and `cache` make."""
     return type(value).__name__ == "_lru_cache_wrapper"
+
+
+def results_of(memory: Any) -> list[Any]:
+    """What such a function has kept, as the garbage collector knows it: its results, and what it was asked where these are few."""
+    found = [thing for thing in gc.get_referents(memory) if thing is not own_of(memory)]
+    kept = [v for table in found if type(table) is dict for v in table.values()]
+    return kept + [thing for thing in found if not is_a(thing, (dict, type, FunctionType))]
 
 
 def is_array(value: Any) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import inspect
 import types
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from operator import is_
 from typing import Any
 
@@ -17,27 +16,22 @@ from torch import nn
 
 from ariadne.errors import ModuleError
 from ariadne.guards.attributes import (
-    ANY,
     MISSING,
-    Attribute,
     follow,
-    held,
     is_a,
-    is_array,
-    is_followed,
     is_opaque,
-    lasts,
     own_of,
     place,
-    simple,
     strays,
 )
 from ariadne.guards.attributes import shown as shown_step
 from ariadne.guards.classes import Hiding, Lookup, Nearer, changeable, own_dict
-from ariadne.guards.kept import Bytes, Contents, Defaults, Kept, Length, Same
-from ariadne.guards.marks import ASKING_FOR_CLASSES, AsFilled, Listed, Marks, Registered, Strides, marks_on, state_of
-from ariadne.guards.opened import State, asks_itself, counts_by_which
-from ariadne.guards.outside import Outside, with_contents
+from ariadne.guards.counted import Names, kept_of_attribute, owner_of
+from ariadne.guards.first_calls import AsFilled, AsLeft
+from ariadne.guards.kept import Defaults, Kept, Same
+from ariadne.guards.marks import ASKING_FOR_CLASSES, Asked, Listed, Marks, Registered, Strides, marks_on, state_of
+from ariadne.guards.opened import State
+from ariadne.guards.outside import Outside, of_kind, with_contents
 from ariadne.guards.recording import Recording
 from ariadne.guards.whole import looked_into
 from ariadne.plan import storage_of
@@ -64,9 +58,7 @@ def global_hooks() -> list[Any]:
 
 _TRACKER = "torch.utils.module_tracker"
 _SPECIAL = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__", "__getattribute__")
-FAR = 64  # steps into what an attribute holds; what stands further is not looked at
 _REGISTRIES = ("_parameters", "_buffers")
-_RENEWED = ("_flat_weights", "_flat_weight_refs")  # of RNNs: see `keeps_its_weights`
 Facts = tuple[torch.dtype, str, tuple[int, ...]]
 StateTypes = tuple[Facts, ...]
 
@@ -158,7 +150,7 @@ class Baseline:
                     put = recorded.defaults[at]
                     self.attributes.append((path, (name,), Defaults(module.__dict__.get(name, value), put)))
                 elif (path, name) not in changed | taken and path in self.modules:
-                    found = [] if at in recorded.moved else list(_kept(module, name, value, names))
+                    found = [] if at in recorded.moved else list(kept_of_attribute(module, name, value, names))
                     tensors = {keys: t for keys, t in found if isinstance(t, torch.Tensor)}
                     self.facts |= {
                         ("attribute", path, keys): facts_of(t) for keys, t in tensors.items() if self._was_asked(t)
@@ -180,7 +172,23 @@ class Baseline:
         called = any(recorded.called_before for recorded in recordings)
         filled = {what: made for recorded in recordings for what, made in recorded.made_of.items()}
         self.attributes += [("", (what,), AsFilled(model, filled[what], called)) for what in sorted(filled)]
+        left = {} if called else {what: value for recorded in recordings for what, value in recorded.left.items()}
+        self.attributes += [("", (what,), AsLeft(model, left[what])) for what in sorted(left)]
+        self._note_kinds(recordings, names)
         self._note_marks(model, recordings, names, leaves)
+
+    def _note_kinds(self, recordings: Sequence[Recording], names: Names) -> None:
+        """Take note of what forward may ask of classes themselves: those of the modules, and of objects that these hold."""
+        which = set[str]().union(*(recorded.looked for recorded in recordings)) & {"kinds", "names"}
+        if not which:
+            return
+        objects = (value.thing for _, _, value in self.attributes if isinstance(value, Same))
+        held_ones = (thing for thing in objects if not is_opaque(thing) and own_of(thing) is not None)
+        used = set[str]().union(*(recorded.used for recorded in recordings)) & self.modules.keys()
+        kinds = dict.fromkeys(type(thing) for thing in (*(self.modules[path] for path in sorted(used)), *held_ones))
+        for cls in kinds:
+            if next(changeable(cls), None) is not None:
+                self.outside += of_kind(cls, None if names.any else names.names, names.assigned, which)
 
     def _note_marks(
         self, model: nn.Module, recordings: Sequence[Recording], names: Names, leaves: Sequence[Any]
@@ -197,6 +205,10 @@ class Baseline:
             self.attributes.append(("", ("what stands on its tensors",), Marks(model, tensors, self.mark_names)))
         if any("members" in recorded.looked for recorded in recordings):
             self.attributes.append(("", ("which parameters and buffers there are",), Registered(model)))
+        looked = set[str]().union(*(recorded.looked for recorded in recordings))
+        which = frozenset({"none", "class", "ties"} & ({*looked, "ties"} if "members" in looked else looked))
+        if self.tabled or which:
+            self.attributes.append(("", ("which tensors stand where",), Asked(model, which)))
         if any("layout" in recorded.looked for recorded in recordings):
             self.attributes.append(("", ("the strides of its tensors",), Strides(model)))
 
@@ -376,11 +388,6 @@ def keeps_its_weights(rnn: nn.RNNBase) -> bool:
         return False
 
 
-def owner_of(module: nn.Module, name: str) -> type | None:
-    """The class in which a look-up of `name` on the module ends, if its own dict does not have it; None where there is none."""
-    return next((c for c in type(module).__mro__ if name in c.__dict__), None)
-
-
 def table_of(module: nn.Module, keys: tuple[Any, ...]) -> Any:
     """What holds the last of `keys`, to be asked by `[key]`: the dict of the module or its class, or what an attribute holds."""
     own = module.__dict__
@@ -401,88 +408,3 @@ def reach(module: nn.Module, keys: tuple[Any, ...]) -> Any:
 def shown(keys: tuple[Any, ...]) -> str:
     """The keys as Python writes them: `config.scales[0]`."""
     return "".join((str(keys[0]), *map(shown_step, keys[1:])))
-
-
-class Names:
-    """Which attributes of objects forward may have read, by the names in the code that ran."""
-
-    def __init__(self, recordings: Iterable[Recording]) -> None:
-        self.names = set[str]().union(*(recorded.names for recorded in recordings))
-        self.any = not self.names or ANY in self.names
-        self.assigned = set[str]().union(*(recorded.assigned for recorded in recordings))
-        self.whole = {key: thing for recorded in recordings for key, thing in recorded.whole.items()}
-        self.moved = set[int | None]().union(*(recorded.moved for recorded in recordings))
-
-    def counts(self, value: Any, step: Any) -> bool:
-        """Whether what stands at a step of a value may have been read: not where no code names it and no code of the class's own
-        finds attributes under other names.
-        """
-        if self.any or not isinstance(step, Attribute) or step in self.names or id(value) in self.whole:
-            return True
-        return (
-            isinstance(value, partial)
-            or asks_itself(value)
-            or isinstance(type(value).__getattribute__, types.FunctionType)
-        )
-
-    def moves(self, value: Any) -> bool:
-        """Whether forward changes a plain container, or one inside of it."""
-        if not self.moved or not is_a(value, (dict, list, tuple, set)):
-            return False
-        inner = dict.values(value) if is_a(value, dict) else value
-        return id(value) in self.moved or (simple(value) and any(map(self.moves, inner)))
-
-
-def _kept(module: nn.Module, name: str, value: Any, names: Names) -> Iterable[tuple[tuple[Any, ...], Any]]:
-    """What a guard keeps of an attribute that forward read, and of all that it holds.
-
-    Plain values as they are, the contents of arrays, the sizes of containers, tensors that a plan follows, and of anything else
-    the identity.
-    """
-    mine = name in module.__dict__
-    if mine and names.moves(module.__dict__[name]):
-        yield from _inside((name,), module.__dict__[name], set(), names)
-        return
-    if simple(value):
-        owner = owner_of(module, name)
-        plain = owner is not None and not hasattr(
-            type(owner.__dict__[name]), "__get__"
-        )  # else a property: what it reads counts
-        if mine or plain:
-            yield (name,), value
-        return
-    renewed = name in _RENEWED and isinstance(module, nn.RNNBase)
-    if mine and not renewed:
-        yield from _inside((name,), value, set(), names)
-
-
-def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> Iterable[tuple[tuple[Any, ...], Any]]:
-    if id(value) in names.moved or id(own_of(value)) in names.moved:
-        return  # a cache: the second run showed that the result does not depend on what is in it
-    if is_a(value, torch.Tensor):
-        yield keys, value if is_followed(keys) else Same(value)
-        return
-    if simple(value) and not names.moves(value):
-        yield keys, value if lasts(value) else copy.deepcopy(value)
-        return
-    yield keys, Same(value)
-    if type(value) is types.MethodType and len(keys) < FAR:
-        yield from _inside((*keys, Attribute("__self__")), value.__self__, seen, names)
-    if id(value) in seen or lasts(value) or len(keys) >= FAR:
-        return
-    if is_opaque(value) or (is_array(value) and value.dtype.hasobject):
-        if not counts_by_which(value) and type(value) is not types.MethodType:
-            whole = names.any or id(value) in names.whole
-            yield keys, State(value, None if whole else names.names, names.assigned, names.moved)
-        return
-    seen.add(id(value))
-    if is_array(value):
-        yield keys, Bytes(value)
-    elif Contents.takes(value):
-        yield keys, Contents(value)
-        return
-    elif is_a(value, (list, dict, set, deque)):
-        yield keys, Length(value)
-    for step, thing in held(value):
-        if names.counts(value, step):
-            yield from _inside((*keys, step), thing, seen, names)

@@ -17,9 +17,10 @@ from ariadne import tree
 from ariadne.errors import BatchError, InputError, ModuleError, named
 from ariadne.guards import switches
 from ariadne.guards.attributes import Attribute, lasts
-from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, owner_of, table_of
+from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, table_of
 from ariadne.guards.bound import once_more
 from ariadne.guards.classes import Lookup
+from ariadne.guards.counted import owner_of
 from ariadne.guards.explained import refuse_changes
 from ariadne.guards.kept import Kept, Same
 from ariadne.guards.marks import marks_on, same_marks

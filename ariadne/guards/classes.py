@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import takewhile
 from typing import Any
 
@@ -38,6 +38,31 @@ class Lookup:
 
     def __getitem__(self, name: str) -> Any:
         return next((d[name] for d in self.dicts if name in d), MISSING)
+
+
+class Owned(Lookup):
+    """An object, to be asked for what stands in its own dict, or else in its class, unbound."""
+
+    __slots__ = ()
+
+    def __init__(self, thing: Any, own: dict[str, Any]) -> None:
+        super().__init__(type(thing))
+        self.thing, self.dicts = thing, [own, *self.dicts]
+
+
+class Having(Lookup):
+    """A class, to be asked by any key for the names that stand in it or in a base: those of `names`, or all but Python's own."""
+
+    __slots__ = ("names",)
+
+    def __init__(self, cls: type, names: Collection[str] | None, ignored: Collection[str]) -> None:
+        super().__init__(cls)
+        self.names = names, ignored
+
+    def __getitem__(self, key: str) -> tuple[str, ...]:
+        names, ignored = self.names
+        there = {n for d in self.dicts for n in d if (n[:2] != "__" if names is None else n in names)}
+        return tuple(sorted(there.difference(ignored)))
 
 
 class Nearer(Lookup):

@@ -12,8 +12,8 @@ from ariadne import tree
 from ariadne.errors import ModuleError, named
 from ariadne.guards.attributes import simple
 from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, reach, shown, tabled
+from ariadne.guards.first_calls import AsFilled, AsLeft
 from ariadne.guards.kept import Kept, Same
-from ariadne.guards.marks import AsFilled
 from ariadne.guards.watched import is_known
 
 
@@ -72,6 +72,12 @@ def refuse_changes(
             raise ModuleError(
                 f"forward makes {keys[0]} of {value!r} at its first call, and keeps it; that was changed since, and the model goes "
                 f"on with what it made of the old one{again}"
+            )
+        if isinstance(value, AsLeft) and not value.is_same():
+            raise ModuleError(
+                f"forward fills {keys[0]} at its first call, and keeps it: by {value.now()}, where the first call of this plan "
+                f"would have left {value!r}; the model goes on with the first. Let forward ask anew in each call, or set it "
+                f"beforehand{again}"
             )
         if isinstance(value, Kept):
             if not value.is_same():

@@ -6,11 +6,12 @@ import reprlib
 import zlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
+from collections.abc import Collection
 from operator import is_
 from typing import Any
 
 from ariadne import tree
-from ariadne.guards.attributes import is_a, lasts
+from ariadne.guards.attributes import is_a, lasts, own_of
 from ariadne.guards.versions import VERSION
 
 _SIZED = (list, dict, set, deque)
@@ -89,6 +90,28 @@ class Bytes(Kept):
         """Enough to tell two."""
         dtype, shape, data = held
         return f"an array {dtype}{list(shape)}, checksum {zlib.crc32(data):08x}"
+
+
+class Own(Kept):
+    """The names of an object's own attributes, but for those that forward's code assigns, which are `ignored`."""
+
+    __slots__ = ("ignored",)
+
+    def __init__(self, thing: Any, ignored: Collection[str]) -> None:
+        self.ignored = ignored
+        super().__init__(thing)
+
+    def look(self, thing: Any) -> list[str]:
+        """In their order, in which forward may have gone through them."""
+        return [name for name in own_of(thing) or () if name not in self.ignored]
+
+    def words(self, held: list[str]) -> str:
+        """All of them."""
+        return f"a {type(self.thing).__name__} with {', '.join(map(str, held)) or 'no attributes'}"
+
+    def anew(self, thing: Any) -> Kept:
+        """The same of another object."""
+        return type(self)(thing, self.ignored)
 
 
 class Length(Kept):

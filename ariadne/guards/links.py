@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ariadne.guards.attributes import MISSING, Slots, is_a, is_pythons, is_pythons_own, own_of
-from ariadne.guards.classes import Lookup, changeable, own_dict
+from ariadne.guards.classes import Lookup, Owned, changeable, own_dict
 from ariadne.guards.functions import reached
 from ariadne.guards.outside import Outside
 
@@ -97,7 +97,11 @@ def link_of(value: Any, kind: str, key: Any, name: str) -> Outside | None:
     if there is MISSING:
         finds_more = hasattr(type(value), "__getattr__")
         own = own_of(value)
-        return None if finds_more or own is None else Outside(own, key, MISSING, f"{name}.{key}")
+        if is_a(value, type) and type(value) is type:
+            return Outside(Lookup(value), key, MISSING, f"{name}.{key}")
+        if finds_more or own is None:
+            return None
+        return Outside(own if is_a(value, ModuleType) else Owned(value, own), key, MISSING, f"{name}.{key}")
     return None if hasattr(type(there), "__get__") else Outside(table, key, there, f"{name}.{key}")
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import reprlib
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,10 +15,8 @@ from ariadne.guards.facts import alike as tensors_alike
 from ariadne.guards.facts import never
 from ariadne.guards.kept import Kept
 from ariadne.guards.opened import alike, unfolded
-from ariadne.guards.versions import VERSION
-from ariadne.plan import storage_of
+from ariadne.guards.versions import VERSION, stamp
 
-Origin = tuple[str, str, bool]  # the path of a module, the name of a tensor there, and whether memory is shared with it
 ASKING_FOR_CLASSES = frozenset({"Buffer", "Parameter", "__class__", "type"})  # names in the code of who asks
 
 
@@ -147,6 +142,64 @@ class Registered(Kept):
         return ", ".join(found[:8]) or "none besides"
 
 
+class Asked(Kept):
+    """What Python asks of a model's parameters and buffers by which stand where, and no op shows: whether one does.
+
+    `asked`, any of: "class", of which class it is; "ties", which places hold the same one. It is looked up anew after something was
+    put into a table of theirs.
+    """
+
+    __slots__ = ("asks", "tables", "total")
+
+    def __init__(self, thing: nn.Module, asked: frozenset[str]) -> None:
+        self.asks, self.total = asked, -1
+        modules = [(path, m.__dict__) for path, m in thing.named_modules()]
+        self.tables = [(path, own[kind]) for path, own in modules for kind in ("_parameters", "_buffers")]
+        self.tables = [(path, table) for path, table in self.tables if table]
+        super().__init__(thing)
+
+    def look(self, thing: Any) -> dict[str, tuple[Any, ...]]:
+        """By the name of a place: whether one stands there, its class, and the first place that holds it."""
+        first: dict[int, str] = {}
+        found: dict[str, tuple[Any, ...]] = {}
+        for path, table in self.tables:
+            for key, t in table.items():
+                name = f"{path}.{key}".lstrip(".")
+                same = first.setdefault(id(t), name) if "ties" in self.asks and t is not None else ""
+                kind = type(t).__name__ if "class" in self.asks and t is not None else ""
+                found[name] = (t is None, kind, same)
+        return found
+
+    def words(self, held: dict[str, tuple[Any, ...]]) -> str:
+        """Those that are not alike in the two."""
+        other = self.look(self.thing) if held is self.held else self.held
+        told = []
+        for name, (none, kind, same) in held.items():
+            if other.get(name, held[name]) != held[name]:
+                shared = f"the same as {same}" if same not in ("", name) else ""
+                told.append(f"{name} = {'None' if none else shared or kind or 'one of its own'}")
+        return ", ".join(told[:4]) or "none besides"
+
+    def anew(self, thing: Any) -> Kept:
+        """The same of another model."""
+        return type(self)(thing, self.asks)
+
+    def is_same(self) -> bool:
+        """Whether the answers are the same; of tensors that came or went, others say so."""
+        now = self.look(self.thing)
+        return all(now.get(name, is_so) == is_so for name, is_so in self.held.items())
+
+    def asked(self) -> bool:
+        """The same, for a call."""
+        total = stamp([table for _, table in self.tables])
+        if total == self.total and VERSION is not None:
+            return True
+        if not self.is_same():
+            return False
+        self.total = total
+        return True
+
+
 class Listed(Kept):
     """The names of a module's own attributes, parameters, buffers and parts, which forward looked through.
 
@@ -172,116 +225,3 @@ class Listed(Kept):
     def anew(self, thing: Any) -> Kept:
         """The same of another module."""
         return type(self)(thing, self.ignored)
-
-
-class MadeOf(NamedTuple):
-    """The tensors of which a first call made something, and where that stands: an attribute of a module."""
-
-    origins: frozenset[Origin]
-    path: str
-    attribute: str
-
-
-@dataclass
-class _Then:
-    """How such tensors were at a first call: which they are and how often they were written into, what they hold, and how often
-    the dict of the module was written in which the thing stands.
-    """
-
-    at: list[tuple[int | None, int]]
-    content: bytes
-    own: int
-
-
-class AsFilled(Kept):
-    """The tensors of a model from which forward made something at its first call, and keeps it.
-
-    They must hold what they held at the first call since the model was prepared, whichever plan served that; where it was
-    `called` before, what they hold now. Of what shares their memory, which follows what is written there, only that they are the
-    same. Where the module's own `train` puts something else in the place, a switch lets forward make the thing anew.
-    """
-
-    __slots__ = ("called", "made", "own", "tables")
-
-    def __init__(self, thing: nn.Module, made: MadeOf, called: bool) -> None:
-        self.made, self.called = made, called
-        at = ((thing.get_submodule(path), name, shares) for path, name, shares in sorted(made.origins))
-        self.tables = [(m._parameters if name in m._parameters else m._buffers, name, shares) for m, name, shares in at]
-        holder = thing.get_submodule(made.path)
-        train = getattr(type(holder).train, "__code__", None)
-        clears = train is not nn.Module.train.__code__ and train is not None and made.attribute in train.co_names
-        self.own: dict[str, Any] | None = holder.__dict__ if clears else None
-        super().__init__(thing)
-
-    def look(self, thing: Any) -> _Then:
-        """As they are now."""
-        return _Then(self._at(), self._content(), 0 if self.own is None else _writes(self.own))
-
-    def words(self, held: Any) -> str:
-        """Their names."""
-        return ", ".join(sorted({repr(f"{path}.{name}".lstrip(".")) for path, name, _ in self.made.origins}))
-
-    def is_same(self) -> bool:
-        """Whether they are as at the first call; true where there was none."""
-        then = self._then()
-        if then is None or self._at() == then.at or (self.own is not None and _writes(self.own) != then.own):
-            return True
-        return bool(self._content() == then.content)
-
-    def asked(self) -> bool:
-        """The same, for a call: where it is the first, or something was made anew, the next ones are held against it."""
-        then = self._then()
-        if then is not None and self._at() == then.at:
-            return True
-        if not self.is_same():
-            return False
-        _FIRST.setdefault(self.thing, {})[self.made] = self.held = self.look(self.thing)
-        return True
-
-    def anew(self, thing: Any) -> Kept:
-        """The same of a copy, which was called as often."""
-        return type(self)(thing, self.made, self.called or self.made in _FIRST.get(self.thing, {}))
-
-    def _then(self) -> _Then | None:
-        return self.held if self.called else _FIRST.get(self.thing, {}).get(self.made)
-
-    def _at(self) -> list[tuple[int | None, int]]:
-        found = []
-        for table, name, shares in self.tables:
-            t = table.get(name)
-            found.append((None, 0) if t is None else (storage_of(t), 0 if shares or t.is_inference() else t._version))
-        return found
-
-    def _content(self) -> bytes:
-        found = hashlib.blake2b()
-        for table, name, shares in self.tables:
-            t = table.get(name)
-            if t is None:
-                continue
-            plain = not shares and t.layout is torch.strided and not t.is_quantized
-            told = (t.dtype, tuple(t.shape)) if plain else (storage_of(t), shares or t._version)
-            found.update(repr(told).encode())
-            if plain:
-                found.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-        return found.digest()
-
-
-def _writes(own: dict[str, Any]) -> int:
-    """How often a dict was written, where this Python tells."""
-    return 0 if VERSION is None else VERSION(own)
-
-
-_FIRST: WeakKeyDictionary[nn.Module, dict[MadeOf, _Then]] = WeakKeyDictionary()
-
-
-def calls_of(model: nn.Module) -> dict[MadeOf, _Then]:
-    """What is known of the first calls of a model; see `not_called`."""
-    return dict(_FIRST.get(model, {}))
-
-
-def not_called(model: nn.Module, known: dict[MadeOf, _Then] | None = None) -> None:
-    """Take it that no call has been made yet of a model that was prepared now; or those of which `known` tells."""
-    if known:
-        _FIRST[model] = known
-    else:
-        _FIRST.pop(model, None)

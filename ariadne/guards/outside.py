@@ -14,7 +14,7 @@ from typing import Any
 
 from ariadne import tree
 from ariadne.guards.attributes import MISSING, Attribute, Slots, held, is_a, is_array, lasts
-from ariadne.guards.classes import Lookup
+from ariadne.guards.classes import Having, Lookup, Owned
 from ariadne.guards.functions import contents
 from ariadne.guards.kept import Bytes, Contents, Kept, Length, Members
 
@@ -104,6 +104,8 @@ class Outside:
         if id(self.owner) not in memo:
             return self
         owner = memo[id(self.owner)]
+        if isinstance(self.table, Owned):
+            return replace(self, table=Owned(owner, vars(owner)), owner=owner)
         return replace(self, table=Slots(owner) if isinstance(self.table, Slots) else vars(owner), owner=owner)
 
     def now(self) -> Any:
@@ -129,6 +131,18 @@ class Outside:
             then = "missing" if self.value is MISSING else reprlib.repr(self.value)
             now_it_is = "gone" if found is MISSING else reprlib.repr(found) if lasts(found) else "another"
         return f"{self.name} was {then} when a function that forward calls read it, now it is {now_it_is}"
+
+
+def of_kind(
+    cls: type, names: Collection[str] | None, ignored: Collection[str], which: Collection[str]
+) -> Iterator[Outside]:
+    """What forward may ask a class itself: which of these names it has, and what it is called."""
+    if "kinds" in which:
+        having = Having(cls, names, ignored)
+        yield Outside(having, "", having[""], f"the names in {cls.__qualname__}")
+    if "names" in which:
+        for name in ("__name__", "__qualname__"):
+            yield Outside(Slots(cls), name, getattr(cls, name), f"{name} of {cls.__qualname__}")
 
 
 def with_contents(outside: Outside) -> Iterator[Outside]:

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import dropwhile, takewhile
+from itertools import dropwhile, pairwise, takewhile
 from types import CodeType
 from typing import Any
 
@@ -65,6 +65,8 @@ class Code:
     of_others: bool
     every_global: bool = False  # it asks `globals()` for a name that it makes
 
+    which: frozenset[str] = frozenset()  # what it asks of things by which they are
+
     assigned: frozenset[str] = frozenset()  # attributes that it assigns
     filled: frozenset[str] = frozenset()  # attributes that it reads, where it puts something into a container
 
@@ -93,9 +95,19 @@ class Code:
         by_name = "globals" in code.co_names
         if by_name:
             found += [Chain(text) for text in texts(code.co_consts)]
-        wholesale = not _WHOLESALE.isdisjoint(code.co_names) or makes_names(steps)
+        wholesale = not _WHOLESALE.isdisjoint(code.co_names) or ("LOAD_GLOBAL", "dir") in steps or makes_names(steps)
         every = by_name and asks_for_any_global(steps)
-        return cls(code, tuple(found), wholesale, frozenset(owned_by(steps)), others, every, assigned, filled)
+        return cls(
+            code,
+            tuple(found),
+            wholesale,
+            frozenset(owned_by(steps)),
+            others,
+            every,
+            frozenset(asks_which(steps)),
+            assigned,
+            filled,
+        )
 
 
 _KNOWN: dict[
@@ -112,6 +124,36 @@ def asks_for_any_global(steps: Sequence[Step]) -> bool:
             if not after or after[0][0] != "CONSTANT" or _makes_text(steps[i + 1 : i + 7]):
                 return True
     return False
+
+
+_CLASSES = {("LOAD_GLOBAL", "type"), ("LOAD_GLOBAL", "isinstance"), ("ATTRIBUTE", "__class__")}
+_KINDS = {("LOAD_GLOBAL", "type"), ("LOAD_GLOBAL", "dir"), ("ATTRIBUTE", "__class__")}
+_NAMES = {("ATTRIBUTE", "__name__"), ("ATTRIBUTE", "__qualname__")}
+_STATIC = {("ATTRIBUTE", "__getattribute__"), ("ATTRIBUTE", "getattr_static"), ("LOAD_GLOBAL", "getattr_static")}
+_CLASSES |= {(kind, name) for kind in ("LOAD_GLOBAL", "ATTRIBUTE") for name in ("Parameter", "Buffer")}
+
+
+def asks_which(steps: Sequence[Step]) -> Iterator[str]:
+    """What a function asks of things by which they are: "none", whether there is one; "ties", whether two are one, of which neither
+    is a constant or a global; "class", of which class one is; "kinds", what a class has, and "names", what it is called; "static",
+    attributes by a way around `__getattr__`.
+    """
+    if any(kind.endswith("_NONE") for kind, _ in steps) or (("CONSTANT", None), ("IS_OP", 0)) in pairwise(
+        (kind, 0 if kind == "IS_OP" else key) for kind, key in steps
+    ):
+        yield "none"
+    if ("LOAD_GLOBAL", "id") in steps or any(
+        a[0] not in ("CONSTANT", "LOAD_GLOBAL") for a, b in pairwise(steps) if b[0] == "IS_OP"
+    ):
+        yield "ties"
+    if not _KINDS.isdisjoint(steps_of := [s for s in steps if s[0] in ("LOAD_GLOBAL", "ATTRIBUTE")]):
+        yield "kinds"
+    if not _NAMES.isdisjoint(steps_of):
+        yield "names"
+    if not _STATIC.isdisjoint(steps_of):
+        yield "static"
+    if not _CLASSES.isdisjoint(steps_of):
+        yield "class"
 
 
 def _makes_text(steps: Iterable[Step]) -> bool:
@@ -260,13 +302,13 @@ def _links(steps: Sequence[Step], at: int, asks: bool) -> tuple[tuple[tuple[str,
         kind, key = steps[at]
         if kind == "ATTRIBUTE":
             found.append(("attribute", key))
+        elif kind == "CONSTANT" and steps[at + 1 : at + 2] == [("SUBSCRIPT", None)]:
+            found.append(("item", key))
+            at += 1
         elif kind == "CONSTANT" and asks and isinstance(key, str):
             if _makes_text(takewhile(lambda s: not s[0].startswith("CALL"), steps[at:])):
                 break
             return (*found, ("asked", key)), at + 1
-        elif kind == "CONSTANT" and steps[at + 1 : at + 2] == [("SUBSCRIPT", None)]:
-            found.append(("item", key))
-            at += 1
         else:
             break
         at += 1

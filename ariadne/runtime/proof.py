@@ -154,12 +154,13 @@ def _prove_where_deterministic(
     wrong = beyond_spread([mine() for _ in range(_RUNS)], theirs())
     if wrong:
         raise VerificationError(
-            f"the model's own gradients differ from run to run at batch {batch} ({again}), and the split's differ from them by more: "
-            f"{wrong}. Pass trainable=False if it need not train"
+            f"the model's own gradients differ from run to run at batch {batch} ({again}), and the split's differ from them by "
+            f"more: {wrong}. Pass trainable=False if it need not train"
         )
     warnings.warn(
-        f"the model's own gradients differ from run to run at batch {batch} ({again}), and no setting of torch's could make them "
-        "repeat themselves here; the split's lie no further from them than they do from each other, and are equal where they repeat",
+        f"the model's own gradients differ from run to run at batch {batch} ({again}), and no setting of torch's could make "
+        "them repeat themselves here; the split's lie no further from them than they do from each other, and are equal where "
+        "they repeat",
         stacklevel=2,
     )
 

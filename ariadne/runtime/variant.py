@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any
@@ -23,6 +23,7 @@ from ariadne.cut import (
     SplitCandidate,
     SplitSpec,
     State,
+    held_by_itself,
     parameters_read,
     parts,
 )
@@ -360,10 +361,18 @@ def _cast_twice(plan: TracePlan, candidate: SplitCandidate) -> Iterator[str]:
 
 
 def _reachable(plan: TracePlan, candidate: SplitCandidate) -> Iterator[int]:
-    """The positions of the crossing tensors that may share memory with an input or an output, so that the caller may write."""
+    """The positions of the crossing tensors that may share memory with what others may write: inputs, outputs, state.
+
+    Not with state that an op writes, of which copies are made in time, or which is watched (see `State`).
+    """
     groups = Groups(plan)
-    ends = {groups.find(n) for n in (*(n for _, n in plan.inputs), *uses(plan.output)) if n in groups.parent}
-    ends -= {groups.find(n) for n, v in plan.values.items() if v.is_state}
+
+    def shared(names: Iterable[str]) -> set[str]:
+        return {groups.find(n) for n in names if n in groups.parent}
+
+    state = [n for n, v in plan.values.items() if held_by_itself(v)]
+    ends = shared((*(n for _, n in plan.inputs), *uses(plan.output), *state))
+    ends -= shared(n for node in plan.nodes for n in node.writes) & shared(state)
     for i, name in enumerate(candidate.live):
         if groups.find(name) in ends and plan.values[name].dtype is not None:
             yield i

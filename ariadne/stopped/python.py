@@ -6,10 +6,11 @@ import dis
 import random
 import sys
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain, compress, repeat
 from operator import is_not
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,9 +18,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from ariadne.guards import Reached, codes_of, outside_of, variables
+from ariadne.guards import VERSION, Reached, codes_of, outside_of, variables
 from ariadne.stopped.absent import Ghost, filled
-from ariadne.stopped.laid import PLAIN, SKIPPED, Laid
+from ariadne.stopped.laid import PLAIN, SKIPPED, Laid, Tables
 
 MISSING = object()
 Place = tuple[str, str, str]  # path of a module, "__dict__" or "_buffers", name
@@ -111,12 +112,12 @@ class PythonState:
     """
 
     def __init__(self, model: nn.Module, laid: Laid | None = None) -> None:
-        self.attributes: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = []  # path, table, it, what was in it
+        self._model, self._laid = weakref.ref(model), laid or Laid()  # what is known of a model must not keep it alive
         self.held = _Held()
         self.empty: list[Any] = []  # registries of hooks in which nothing is: most of all that a model holds
         self.generators = generators()
-        for tables in (laid or Laid()).tables(model):
-            self.attributes += tables.copies
+        self._tables = self._laid.tables(model)
+        for tables in self._tables:
             if not any(tables.registries):
                 self.empty += tables.registries
             else:
@@ -138,13 +139,21 @@ class PythonState:
 
     def changes(self) -> Iterator[tuple[Place, dict[str, Any], Any, Any]]:
         """The attributes that stand otherwise: where, in what dict, what stood there and what does; `MISSING` for nothing."""
-        for path, table, now, was in self.attributes:
+        for path, table, now, was in chain.from_iterable(tables.copies for tables in self._written()):
             if _same_items(now, was):
                 continue
             for name in [*was, *(k for k in now if k not in was)]:
                 before, after = was.get(name, MISSING), now.get(name, MISSING)
                 if before is not after and name not in SKIPPED:
                     yield (path, table, name), now, before, after
+
+    def _written(self) -> list[Tables]:
+        """The tables of the modules whose tables were written since, or may have been: others are still laid out as they were."""
+        model = self._model()
+        now = self._laid.tables(model) if VERSION is not None and model is not None else []
+        if len(now) != len(self._tables):  # other modules have come, which may be named as these
+            return self._tables
+        return [*compress(self._tables, map(is_not, self._tables, now))]
 
     def _changed_variables(self) -> Iterator[tuple[str, Any, str, Any, Any]]:
         """Those that stand otherwise: where, in what table, under which name, what stood there and what does."""
@@ -344,9 +353,16 @@ def _same_items(thing: dict[Any, Any], was: dict[Any, Any]) -> bool:
     return len(thing) == len(was) and not any(map(is_not, map(thing.get, was, repeat(MISSING)), was.values()))
 
 
-def _alike(was: Any, now: Any) -> bool:
-    """Whether two plain values are equal."""
-    return type(now) is type(was) and type(now) in PLAIN and bool(now == was)
+def _alike(was: Any, now: Any, deep: int = 8) -> bool:
+    """Whether two plain values are equal, or two lists, tuples or dicts hold the same: forward reads the same in both, as of a list
+    that each call of a detector makes anew of the same tensors."""  # fmt: skip
+    if type(now) is not type(was) or not deep:
+        return False
+    if type(now) in (list, tuple):
+        return len(now) == len(was) and all(a is b or _alike(a, b, deep - 1) for a, b in zip(was, now, strict=True))
+    if type(now) is dict:
+        return [*was] == [*now] and all(was[k] is now[k] or _alike(was[k], now[k], deep - 1) for k in was)
+    return type(now) in PLAIN and bool(now == was)
 
 
 def _copy(thing: Any) -> Any:

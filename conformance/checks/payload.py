@@ -91,7 +91,8 @@ def _train(bench: Bench, case: Case) -> None:
         raise Stop(Status.FAIL_STRUCTURE, f"no module of {type(boundary).__qualname__} has {' and '.join(GRADIENTS)}")
     if write is not None and read is not None:
         sent = write(gradients)
-        back = read(sent)
+        there = {} if device.chosen() == "cpu" else {"device": device.chosen()}  # a target need not take devices
+        back = read(sent, **there)
         wrong = difference(gradients, back) or (None if write(back) == sent else "the bytes differ when written again")
         if wrong:
             raise Stop(Status.FAIL_ACCURACY, f"boundary gradients over the wire: {wrong}; {at(split)}")

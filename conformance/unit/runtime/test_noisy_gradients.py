@@ -109,7 +109,11 @@ class Doubled(Noisy):
 
 @pytest.mark.parametrize(
     ("function", "words"),
-    [(Exact, "differ from the model's at batch 2"), (Noisy, "under determ"), (NoisyAlways, "by more: .* and its own runs by")],
+    [
+        (Exact, "differ from the model's at batch 2"),
+        (Noisy, "under determ"),
+        (NoisyAlways, "by more: .* and its own runs by"),
+    ],
 )
 def test_a_wrong_gradient_is_no_noise(monkeypatch: pytest.MonkeyPatch, function: type[Noisy], words: str) -> None:
     joined = Variant.joined

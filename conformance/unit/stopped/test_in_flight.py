@@ -251,3 +251,39 @@ def test_a_global_counts_where_code_loads_it_and_not_where_an_attribute_has_its_
                 split.run_suffix(boundary)
     finally:
         shadowed.pop()
+
+
+class _Anchors(nn.Module):
+    """Makes its list of anchors anew in each call, of the same tensors, as torchvision's detectors do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.anchors: Any = [torch.ones(4), torch.ones(4)]
+        self.sizes: Any = {"a": (1, [2])}
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x) * self.sizes["a"][0]
+        self.anchors, self.sizes = [a.to(x.dtype) for a in self.anchors], {"a": (1, [2])}
+        found: Tensor = self.last(h) + self.anchors[0] * random.random()
+        return found
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_list_that_each_call_makes_anew_of_the_same_keeps_no_boundary_from_being_in_flight(sent: bool) -> None:
+    model = _Anchors().eval()
+    x, y = torch.randn(2, 4), torch.randn(2, 4)
+    split = prepare_split(model, (x,), split="after:first", fallback="python")
+    with torch.no_grad():
+        random.seed(0)
+        wholes = model(x), model(y)
+        boundaries = [split.run_prefix(x), split.run_prefix(y)]
+        if sent:
+            boundaries = [BoundaryPayload.from_bytes(b.to_bytes()) for b in boundaries]
+        random.seed(0)
+        for boundary, whole in zip(boundaries, wholes, strict=True):
+            assert torch.equal(split.run_suffix(boundary), whole)
+        boundary = split.run_prefix(x)
+        model.sizes = {"a": (1, [3])}
+        with pytest.raises(BoundaryError, match="changed 'sizes' after this boundary's prefix"):
+            split.run_suffix(boundary)

@@ -1,0 +1,124 @@
+"""Counted: what counts of an attribute that forward read, going by the names in the code that ran."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections import deque
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from ariadne.guards.attributes import (
+    ANY,
+    Attribute,
+    held,
+    is_a,
+    is_array,
+    is_followed,
+    is_opaque,
+    lasts,
+    own_of,
+    simple,
+)
+from ariadne.guards.kept import Bytes, Contents, Length, Own, Same
+from ariadne.guards.opened import State, asks_itself, counts_by_which
+from ariadne.guards.recording import Recording
+
+FAR = 64  # steps into what an attribute holds; what stands further is not looked at
+_RENEWED = ("_flat_weights", "_flat_weight_refs")  # of RNNs: see `keeps_its_weights`
+
+
+def owner_of(module: nn.Module, name: str) -> type | None:
+    """The class in which a look-up of `name` on the module ends, if its own dict does not have it; None where there is none."""
+    return next((c for c in type(module).__mro__ if name in c.__dict__), None)
+
+
+class Names:
+    """Which attributes of objects forward may have read, by the names in the code that ran."""
+
+    def __init__(self, recordings: Iterable[Recording]) -> None:
+        self.names = set[str]().union(*(recorded.names for recorded in recordings))
+        self.any = not self.names or ANY in self.names
+        self.assigned = set[str]().union(*(recorded.assigned for recorded in recordings))
+        self.whole = {key: thing for recorded in recordings for key, thing in recorded.whole.items()}
+        self.moved = set[int | None]().union(*(recorded.moved for recorded in recordings))
+
+    def counts(self, value: Any, step: Any) -> bool:
+        """Whether what stands at a step of a value may have been read: not where no code names it and no code of the class's own
+        finds attributes under other names.
+        """
+        if self.any or not isinstance(step, Attribute) or step in self.names or id(value) in self.whole:
+            return True
+        return (
+            isinstance(value, partial)
+            or asks_itself(value)
+            or isinstance(type(value).__getattribute__, types.FunctionType)
+        )
+
+    def moves(self, value: Any) -> bool:
+        """Whether forward changes a plain container, or one inside of it."""
+        if not self.moved or not is_a(value, (dict, list, tuple, set)):
+            return False
+        inner = dict.values(value) if is_a(value, dict) else value
+        return id(value) in self.moved or (simple(value) and any(map(self.moves, inner)))
+
+
+def kept_of_attribute(module: nn.Module, name: str, value: Any, names: Names) -> Iterable[tuple[tuple[Any, ...], Any]]:
+    """What a guard keeps of an attribute that forward read, and of all that it holds.
+
+    Plain values as they are, the contents of arrays, the sizes of containers, tensors that a plan follows, and of anything else
+    the identity.
+    """
+    mine = name in module.__dict__
+    if mine and names.moves(module.__dict__[name]):
+        yield from _inside((name,), module.__dict__[name], set(), names)
+        return
+    if simple(value):
+        owner = owner_of(module, name)
+        plain = owner is not None and not hasattr(
+            type(owner.__dict__[name]), "__get__"
+        )  # else a property: what it reads counts
+        if mine or plain:
+            yield (name,), value
+        return
+    renewed = name in _RENEWED and isinstance(module, nn.RNNBase)
+    if mine and not renewed:
+        yield from _inside((name,), value, set(), names)
+
+
+def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> Iterable[tuple[tuple[Any, ...], Any]]:
+    if id(value) in names.moved or id(own_of(value)) in names.moved:
+        return  # a cache: the second run showed that the result does not depend on what is in it
+    if is_a(value, torch.Tensor):
+        yield keys, value if is_followed(keys) else Same(value)
+        return
+    if simple(value) and not names.moves(value):
+        yield keys, value if lasts(value) else copy.deepcopy(value)
+        return
+    yield keys, Same(value)
+    if type(value) is types.MethodType and len(keys) < FAR:
+        yield from _inside((*keys, Attribute("__self__")), value.__self__, seen, names)
+    if id(value) in seen or lasts(value) or len(keys) >= FAR:
+        return
+    if is_opaque(value) or (is_array(value) and value.dtype.hasobject):
+        if not counts_by_which(value) and type(value) is not types.MethodType:
+            whole = names.any or id(value) in names.whole
+            yield keys, State(value, None if whole else names.names, names.assigned, names.moved)
+        return
+    seen.add(id(value))
+    if is_array(value):
+        yield keys, Bytes(value)
+    elif Contents.takes(value):
+        yield keys, Contents(value)
+        return
+    elif is_a(value, (list, dict, set, deque)):
+        yield keys, Length(value)
+    elif (names.any or id(value) in names.whole) and own_of(value) is not None:
+        yield keys, Own(value, names.assigned)
+    for step, thing in held(value):
+        if names.counts(value, step):
+            yield from _inside((*keys, step), thing, seen, names)

@@ -1,0 +1,249 @@
+"""First calls: what forward makes at its first call and keeps, where a plan makes it anew in each.
+
+Both are the same as long as what it was made of is as it was. Guards hold that against the first call since the model was
+prepared, whichever plan served it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import reprlib
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from ariadne import tree
+from ariadne.guards.attributes import MISSING, follow, is_a, lasts
+from ariadne.guards.kept import Kept
+from ariadne.guards.versions import VERSION
+from ariadne.plan import storage_of
+
+Origin = tuple[str, str, bool]  # the path of a module, the name of a tensor there, and whether memory is shared with it
+
+
+class Spot(NamedTuple):
+    """Where a first call put something: steps from a module on, its attribute first; or a function that keeps its results."""
+
+    path: str = ""
+    steps: tuple[Any, ...] = ()
+    memory: Any = None
+
+    def now(self, model: nn.Module) -> Any:
+        """What stands there; `MISSING` where nothing does, or None."""
+        if self.memory is not None:
+            return self.memory.cache_info().currsize or MISSING
+        try:
+            found = follow(model.get_submodule(self.path).__dict__, self.steps) if self.steps else MISSING
+        except (LookupError, AttributeError, TypeError):
+            return MISSING
+        return MISSING if found is None else found
+
+
+class MadeOf(NamedTuple):
+    """The tensors of which a first call made something, and where that stands."""
+
+    origins: frozenset[Origin]
+    spot: Spot
+
+
+class Left(NamedTuple):
+    """Something plain that a first call put somewhere, as this plan's did at its batch."""
+
+    spot: Spot
+    value: Any
+    batch: int
+
+
+def told_of(value: Any) -> Any:
+    """What is plain in a value: itself, or of a container its kind, its length and what is plain in it; else `MISSING`."""
+    if lasts(value):
+        return value
+    if is_a(value, (list, dict, set, tuple)):
+        return type(value).__name__, len(value), *(leaf for leaf in tree.leaves(value) if lasts(leaf))
+    return MISSING
+
+
+@dataclass
+class _Then:
+    """How such tensors were at a first call: which they are and how often they were written into, what they hold, and how often
+    the dict of the module was written in which the thing stands.
+    """
+
+    at: list[tuple[int | None, int]]
+    content: bytes
+    own: int
+
+
+class AsFilled(Kept):
+    """The tensors of a model from which forward made something at its first call, and keeps it.
+
+    They must hold what they held at the first call since the model was prepared, whichever plan served that; where it was
+    `called` before, what they hold now. Where a call of the model itself has put the thing in its place since, no one knows when
+    that was: then they must hold what they held when the model was prepared. Of what shares their memory, which follows what is
+    written there, only that they are the same. Where the module's own `train` puts something else in the place, a switch lets
+    forward make the thing anew.
+    """
+
+    __slots__ = ("called", "empty", "made", "own", "tables")
+
+    def __init__(self, thing: nn.Module, made: MadeOf, called: bool) -> None:
+        self.made, self.called = made, called
+        self.empty = not called and made.spot.now(thing) is MISSING
+        at = ((thing.get_submodule(path), name, shares) for path, name, shares in sorted(made.origins))
+        self.tables = [(m._parameters if name in m._parameters else m._buffers, name, shares) for m, name, shares in at]
+        holder = thing.get_submodule(made.spot.path)
+        train = getattr(type(holder).train, "__code__", None)
+        attribute = str(made.spot.steps[0]) if made.spot.steps else ""
+        clears = train is not nn.Module.train.__code__ and train is not None and attribute in train.co_names
+        self.own: dict[str, Any] | None = holder.__dict__ if clears else None
+        super().__init__(thing)
+
+    def look(self, thing: Any) -> _Then:
+        """As they are now."""
+        return _Then(self._at(), self._content(), 0 if self.own is None else _writes(self.own))
+
+    def words(self, held: Any) -> str:
+        """Their names."""
+        return ", ".join(sorted({repr(f"{path}.{name}".lstrip(".")) for path, name, _ in self.made.origins}))
+
+    def is_same(self) -> bool:
+        """Whether they are as at the first call; where there was none, whether none of the model's own may have met others."""
+        then = self._then()
+        if then is None and (not self.empty or self.made.spot.now(self.thing) is MISSING):
+            return True
+        then = self.held if then is None else then
+        if self._at() == then.at or (self.own is not None and _writes(self.own) != then.own):
+            return True
+        return bool(self._content() == then.content)
+
+    def asked(self) -> bool:
+        """The same, for a call: where it is the first, or something was made anew, the next ones are held against it."""
+        then = self._then()
+        if then is not None and self._at() == then.at:
+            return True
+        if not self.is_same():
+            return False
+        _calls(self.thing)[self.made] = self.held = self.look(self.thing)
+        return True
+
+    def anew(self, thing: Any) -> Kept:
+        """The same of a copy, which was called as often."""
+        copied = type(self)(thing, self.made, self.called or self.made in _calls(self.thing))
+        if not copied.called:
+            copied.empty, copied.held = self.empty, self.held
+        return copied
+
+    def _then(self) -> _Then | None:
+        return self.held if self.called else _calls(self.thing).get(self.made)
+
+    def _at(self) -> list[tuple[int | None, int]]:
+        found = []
+        for table, name, shares in self.tables:
+            t = table.get(name)
+            found.append((None, 0) if t is None else (storage_of(t), 0 if shares or t.is_inference() else t._version))
+        return found
+
+    def _content(self) -> bytes:
+        found = hashlib.blake2b()
+        for table, name, shares in self.tables:
+            t = table.get(name)
+            if t is None:
+                continue
+            plain = not shares and t.layout is torch.strided and not t.is_quantized
+            told = (t.dtype, tuple(t.shape)) if plain else (storage_of(t), shares or t._version)
+            found.update(repr(told).encode())
+            if plain:
+                found.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        return found.digest()
+
+
+class AsLeft(Kept):
+    """What a plan's first call leaves somewhere, if that is plain: the first call of all decides, and a plan that would leave
+    something else goes on otherwise than the model does.
+
+    Numbers may follow the batch, so of two plans only those of one batch are compared.
+    """
+
+    __slots__ = ("calls", "known", "left")
+
+    def __init__(self, thing: nn.Module, left: Left) -> None:
+        self.left, self.calls = left, _calls(thing)
+        self.known = left  # the first call's, where that was found to be the same
+        super().__init__(thing)
+
+    def look(self, thing: Any) -> Any:
+        """What this plan leaves."""
+        return self.left.value
+
+    def words(self, held: Any) -> str:
+        """That."""
+        return reprlib.repr(held)
+
+    def now(self) -> str:
+        """What stands there, or what the first call left."""
+        return reprlib.repr(self._first().value)
+
+    def is_same(self) -> bool:
+        """Whether it leaves what the first call did."""
+        first, left = self._first(), self.left
+        if first is left or tree.identical(first.value, left.value):
+            return True
+        return first.batch != left.batch and _counts(first.value) and _counts(left.value)
+
+    def asked(self) -> bool:
+        """The same, for a call, which may be the first."""
+        if self.calls.get(self.left.spot) is self.known:
+            return True
+        if not self.is_same():
+            return False
+        self.known = self.calls.setdefault(self.left.spot, self.left)
+        return True
+
+    def anew(self, thing: Any) -> Kept:
+        """The same of a copy, which was called as often."""
+        found = self.calls.get(self.left.spot)
+        copied = type(self)(thing, self.left)
+        if found is not None:
+            copied.calls.setdefault(self.left.spot, found)
+        return copied
+
+    def _first(self) -> Left:
+        first: Left | None = self.calls.get(self.left.spot)
+        if first is not None:
+            return first
+        there = told_of(self.left.spot.now(self.thing))  # by a call of the model itself
+        return self.left if there is MISSING else Left(self.left.spot, there, -1)
+
+
+def _counts(value: Any) -> bool:
+    """Whether a value has numbers in it, which may follow the batch."""
+    return type(value) in (int, float) or (is_a(value, tuple) and any(map(_counts, value)))
+
+
+def _writes(own: dict[str, Any]) -> int:
+    """How often a dict was written, where this Python tells."""
+    return 0 if VERSION is None else VERSION(own)
+
+
+Calls = dict[MadeOf | Spot, Any]
+_FIRST: WeakKeyDictionary[nn.Module, Calls] = WeakKeyDictionary()
+
+
+def _calls(model: nn.Module) -> Calls:
+    found = _FIRST.get(model)
+    return _FIRST.setdefault(model, {}) if found is None else found
+
+
+def calls_of(model: nn.Module) -> Calls:
+    """What is known of the first calls of a model; see `not_called`."""
+    return dict(_calls(model))
+
+
+def not_called(model: nn.Module, known: Calls | None = None) -> None:
+    """Take it that no call has been made yet of a model that was prepared now; or those of which `known` tells."""
+    calls = _calls(model)  # which guards keep
+    calls.clear()
+    calls.update(known or {})

@@ -1,0 +1,102 @@
+"""What Python asks of weights by which they are: whether there is one, of which class, and whether two are one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ariadne import prepare_split
+from ariadne.errors import ModuleError
+from conformance.unit.trap_kit import numbers
+
+X = numbers(2, 4)
+Part = Callable[[Any], Any]
+
+
+class Own(nn.Parameter):
+    """A class of weights of the user's own."""
+
+
+class Net(nn.Module):
+    """Two layers, and a factor that follows which weights there are."""
+
+    def __init__(self, asks: Part, begin: Part) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.asks = nn.Linear(4, 4), nn.Linear(4, 4), asks
+        self.register_buffer("table", torch.ones(1))
+        begin(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x)) * self.asks(self)
+
+
+def as_it_is(m: Any) -> None:
+    pass
+
+
+def none(m: Any) -> None:
+    m.last.bias = None
+
+
+def new(m: Any) -> None:
+    m.last.bias = nn.Parameter(torch.ones(4))
+
+
+def tied(m: Any) -> None:
+    m.last.bias = m.first.bias
+
+
+def own(m: Any) -> None:
+    m.first.weight = Own(m.first.weight.detach())
+
+
+def by_variable(m: Any) -> int:
+    bias = m.last.bias
+    return 1 if bias is not None else 2
+
+
+ASKED: dict[str, tuple[Part, Part, Part]] = {
+    "is None": (lambda m: 2 if m.last.bias is None else 1, as_it_is, none),
+    "is None, by a variable": (by_variable, as_it_is, none),
+    "is None, as a number": (lambda m: 1 + (m.last.bias is None), as_it_is, none),
+    "is None, of the table": (lambda m: 2 if m.last._parameters.get("bias") is None else 1, as_it_is, none),
+    "is None, and one comes": (by_variable, none, new),
+    "is None, of a buffer": (lambda m: 2 if m.table is None else 1, as_it_is, lambda m: setattr(m, "table", None)),
+    "is": (lambda m: 2 if m.first.bias is m.last.bias else 1, as_it_is, tied),
+    "is, and is no more": (lambda m: 2 if m.first.bias is m.last.bias else 1, tied, new),
+    "id": (lambda m: 2 if id(m.first.bias) == id(m.last.bias) else 1, as_it_is, tied),
+    "count": (lambda m: len([*m.parameters()]), as_it_is, tied),
+    "type": (lambda m: 2 if type(m.first.weight) is nn.Parameter else 1, as_it_is, own),
+    "isinstance": (lambda m: 2 if isinstance(m.first.weight, Own) else 1, as_it_is, own),
+    "__class__": (lambda m: len(m.first.weight.__class__.__name__), as_it_is, own),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ASKED)
+def test_another_answer_is_refused_by_name(name: str) -> None:
+    asks, begin, change = ASKED[name]
+    model = Net(asks, begin)
+    split = prepare_split(model, (X,), split="after:first")
+    before = [m.__dict__[t].copy() for m in model.modules() for t in ("_parameters", "_buffers")]
+    change(model)
+    with pytest.raises(ModuleError, match=r"which tensors stand where|was None at capture"):
+        split.run_suffix(split.run_prefix(X))
+    tables = [m.__dict__[t] for m in model.modules() for t in ("_parameters", "_buffers")]
+    for table, was in zip(tables, before, strict=True):
+        table.update(was)
+    assert torch.equal(split.run_suffix(split.run_prefix(X)), model(X)), "as it was, it serves again"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["is None", "is", "type"])
+def test_another_weight_of_which_the_answer_is_the_same_is_followed(name: str) -> None:
+    model = Net(ASKED[name][0], as_it_is)
+    split = prepare_split(model, (X,), split="after:first")
+    new(model)
+    assert torch.equal(split.run_suffix(split.run_prefix(X)), model(X))
