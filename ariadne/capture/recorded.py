@@ -455,7 +455,8 @@ def recording(
             if fake is None and watch is None:
                 read = stack.enter_context(surroundings(recorder.is_mine, snapshot.holds, recorder.aside))
                 recorder.profile = sys.getprofile()
-            yield found, recorder
+            with repeated.ended():
+                yield found, recorder
             left = switches.between(recorder.settings, switches.settings())
             if left:
                 raise UnsupportedError(

@@ -6,7 +6,9 @@ what a plan would do after it. To set something to what does not hang on what st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType, GeneratorType
 from typing import Any
 
 import torch.utils.checkpoint
@@ -63,3 +65,29 @@ def refuse_repeated(
             raise UnsupportedError(f"forward appends to {place.words(*rule.grown[:1])} {_WHY}")
         if any((place.path, *place.steps, key) in read for key in rule.what if rule.how == "items"):
             raise UnsupportedError(f"forward reads and replaces what is in {place.words()} {_WHY}")
+
+
+@contextmanager
+def ended() -> Iterator[None]:
+    """End the checkpoints that an error has left. In torch 2.11 their hooks stay on until nothing holds the error any more, and
+    take in what others save for a backward pass."""  # fmt: skip
+    try:
+        yield
+    except BaseException as error:
+        for frame in reversed(_frames(error)):
+            left = frame.f_locals.get("gen")
+            if frame.f_code.co_filename == torch.utils.checkpoint.__file__ and isinstance(left, GeneratorType):
+                left.close()
+        raise
+
+
+def _frames(error: BaseException | None) -> list[FrameType]:
+    """Where an error, and those that it came of, went through; outer ones first."""
+    found: list[FrameType] = []
+    while error is not None:
+        trace = error.__traceback__
+        while trace is not None:
+            found.append(trace.tb_frame)
+            trace = trace.tb_next
+        error = error.__cause__ or error.__context__
+    return found
