@@ -105,6 +105,9 @@ class Outside:
         if id(self.owner) not in memo:
             return self
         owner = memo[id(self.owner)]
+        if isinstance(self.table, Itself):
+            kept = None if self.kept is None else self.kept.anew(owner)
+            return replace(self, table=Itself(owner), value=owner, owner=owner, kept=kept)
         if isinstance(self.table, Owned):
             return replace(self, table=Owned(owner, vars(owner)), owner=owner)
         return replace(self, table=Slots(owner) if isinstance(self.table, Slots) else vars(owner), owner=owner)
