@@ -220,7 +220,7 @@ class _Jit:
         """Run a kernel that torch compiles in pieces, since it looks at numbers in tensors; compile what is missing."""
         grad = torch.is_grad_enabled()
         self.now.call = call = _Call(args, None if self.options.on_error == "raise" else _written(args))
-        with nullcontext() if self.report.compiled[grad] else lock:  # two threads compile nothing twice
+        with lock:  # torch.compile changes a setting at each call, and two threads are to compile nothing twice
             try:
                 with nullcontext() if self.lazy else self._compiling():
                     result = self.inner[grad](*args)
@@ -247,7 +247,7 @@ class _Jit:
     def _compiling(self) -> Iterator[None]:
         """What has to hold while a piece of a kernel is compiled in a call of `watched`."""
         call: _Call = self.now.call
-        with lock, tracing(self.seeded), _no_giving_up(), self._addresses(call.args):
+        with tracing(self.seeded), _no_giving_up(), self._addresses(call.args):
             pieces, call.start = _pieces(), call.start or time.perf_counter()
             call.before = _written(call.args) if call.before is None else call.before
             try:

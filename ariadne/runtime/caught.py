@@ -6,7 +6,7 @@ import dis
 import linecache
 import types
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import pairwise, starmap
 
 from torch import nn
 
@@ -56,13 +56,16 @@ def _catches(module: nn.Module) -> bool:
 def _has_clause(code: types.CodeType) -> bool:
     """Whether code has an except clause, for some errors or for all, or ends a `with` by something that may be true; other `with`
     and a `finally` go on to raise."""
-    if code.co_name == "__exit__" and any(
-        one.opname != "LOAD_CONST" or one.argval
-        for one, end in pairwise(dis.get_instructions(code))
-        if end.opname == "RETURN_VALUE"
-    ):
+    if code.co_name == "__exit__" and any(starmap(_may_be_true, pairwise(dis.get_instructions(code)))):
         return True
     steps = [step.opname for step in dis.get_instructions(code)]
     return not {"CHECK_EXC_MATCH", "CHECK_EG_MATCH"}.isdisjoint(steps) or ("PUSH_EXC_INFO", "POP_TOP") in pairwise(
         steps
     )
+
+
+def _may_be_true(before: dis.Instruction, one: dis.Instruction) -> bool:
+    """Whether an instruction returns something that may be true; Python 3.12 and 3.13 return a constant in one instruction."""
+    if one.opname == "RETURN_CONST":
+        return bool(one.argval)
+    return one.opname == "RETURN_VALUE" and (before.opname != "LOAD_CONST" or bool(before.argval))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import ariadne
 from ariadne import PythonSplit, prepare_split
 from ariadne.errors import UnsupportedError, WitnessError
+from ariadne.runtime.caught import _has_clause
 
 FULL, SINGULAR = torch.eye(6)[:, :4] * 2, torch.zeros(6, 4)
 
@@ -128,6 +129,16 @@ def test_clauses_of_other_forms_are_seen(kind: type[Bare]) -> None:
     runtime = prepare_split(kind(), (FULL,), split="50%")
     with pytest.raises(WitnessError, match="has an except clause"):
         runtime.run_suffix(runtime.run_prefix(SINGULAR))
+
+
+@pytest.mark.parametrize(
+    ("value", "may_go_on"),
+    [("True", True), ("1", True), ("error", True), ("error and True", True), ("None", False), ("False", False)],
+)
+def test_a_with_that_ends_in_something_true_goes_on(value: str, may_go_on: bool) -> None:
+    made: dict[str, Any] = {}
+    exec(f"def __exit__(self, *error):\n    return {value}", made)
+    assert _has_clause(made["__exit__"].__code__) == may_go_on
 
 
 @pytest.mark.parametrize("cut", ["after:encoder", "after:factor"])
