@@ -1,12 +1,4 @@
-<<<<<<< HEAD
-<<<<<<< HEAD
 """What forward asks of a class, of an object by its class, of a module by its name, of a logger: another answer is refused."""
-=======
-"""What forward asks of a class itself, of an object by its class, of a logger: another answer is refused."""
->>>>>>> sil10
-=======
-"""What forward asks of a class itself, of an object by its class, of a module by its name, of a logger: another answer refuses."""
->>>>>>> py312
 
 from __future__ import annotations
 
