@@ -291,6 +291,8 @@ class Surroundings:
                 way.append(link)
             elif not (is_a(value, nn.Module) or has_itself(value, key)):
                 way.append(replace(link, owner=value))
+            # What stands in a class is no model's own, nor is what is in that.
+            foreign = foreign or not (has_itself(value, key) or self.belongs(link.value))
             value, name = link.value, link.name
             if kind == "asked":
                 break
