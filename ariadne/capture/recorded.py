@@ -473,10 +473,9 @@ def recording(
         found.containers.append((before, now))
     found.defaults = dict(snapshot.filled_by_default())
     if read:
-        hooks = (hook for m in snapshot.modules.values() for kind in HOOK_TABLES for hook in m.__dict__[kind].values())
-        found.outside = read.lasting(
-            [*(value for _, value, _ in found.read_attributes.values()), *hooks], found.moved, found.defaults
-        )
+        hooks = [hook for m in snapshot.modules.values() for kind in HOOK_TABLES for hook in m.__dict__[kind].values()]
+        values = [value for _, value, _ in found.read_attributes.values()]
+        found.outside = read.lasting(values, hooks, found.moved, found.defaults)
         found.unseen, found.moving = read.unseen, read.moving()
         found.names, found.whole, found.switches = read.names, read.whole, read.switches
         found.drew_python, found.codes, found.compared = read.drew, read.codes, read.compared

@@ -46,7 +46,7 @@ from ariadne.guards.attributes import (
     lasts,
 )
 from ariadne.guards.classes import Lookup
-from ariadne.guards.functions import made_inside, reached
+from ariadne.guards.functions import behind, made_inside, reached
 from ariadne.guards.kept import Defaults
 from ariadne.guards.links import (
     absolute,
@@ -291,6 +291,8 @@ class Surroundings:
                 way.append(link)
             elif not (is_a(value, nn.Module) or has_itself(value, key)):
                 way.append(replace(link, owner=value))
+            # What stands in a class is no model's own, nor is what is in that.
+            foreign = foreign or not (has_itself(value, key) or self.belongs(link.value))
             value, name = link.value, link.name
             if kind == "asked":
                 break
@@ -398,14 +400,19 @@ class Surroundings:
                 yield Outside(container.value, step, thing, f"{container.name}[{step!r}]", container.owner, kept)
 
     def lasting(
-        self, roots: Iterable[Any] = (), moved: Collection[int] = (),
+        self, roots: Iterable[Any] = (), hooks: Sequence[Any] = (), moved: Collection[int] = (),
         defaults: Mapping[int, dict[Any, Any]] = types.MappingProxyType({}),
     ) -> list[Outside]:  # fmt: skip
         """What was read and is still as it was: what forward itself changes tells nothing about the next call.
 
-        With what may change of the functions that ran, among those that it leads to, or `roots` do; without the containers of
-        which the ids are among `moved`; `defaults`: by a dict's id, what it put there where it was asked in vain.
+        With what may change of the functions that ran, among those that it leads to, or `roots` and `hooks` do; without the
+        containers of which the ids are among `moved`; `defaults`: by a dict's id, what it put there where it was asked in vain.
         """
+        for thing in hooks:
+            for one in behind(thing):  # an object that is a hook, or that has a method as one
+                if not (lasts(one) or counts_by_which(one)):
+                    name = f"the {type(one).__qualname__} of a hook"
+                    self._open(one, name, Outside(Itself(one), "", one, name, one), False, False, ())
         found = dict(self.found)
         for outside in of_decimal(self.names):
             found[outside.place] = outside
@@ -416,7 +423,7 @@ class Surroundings:
                 self._open(module, f"the module {name}", Outside(sys.modules, name, module, name), False, False, ())
             for outside in self._read(chain, table, {}, {}, read, False):
                 found.setdefault(outside.place, outside)
-        for function in reached([*(o.value for o in self.found.values()), *roots, *self._roots]):
+        for function in reached([*(o.value for o in self.found.values()), *roots, *hooks, *self._roots]):
             code = self._reads.get(id(function.__code__))
             if code is None or id(function.__code__) in self._made:
                 continue

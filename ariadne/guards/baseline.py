@@ -20,6 +20,7 @@ from ariadne.guards.attributes import (
     follow,
     is_a,
     is_opaque,
+    kind_of,
     own_of,
     place,
     strays,
@@ -30,7 +31,7 @@ from ariadne.guards.counted import Names, kept_of_attribute, owner_of
 from ariadne.guards.first_calls import AsFilled, AsLeft
 from ariadne.guards.kept import Defaults, Kept, Same
 from ariadne.guards.marks import ASKING_FOR_CLASSES, Asked, Listed, Marks, Registered, Strides, marks_on, state_of
-from ariadne.guards.opened import State
+from ariadne.guards.opened import State, counts_by_which
 from ariadne.guards.outside import Outside, of_kind, with_contents
 from ariadne.guards.recording import Recording
 from ariadne.guards.whole import looked_into
@@ -339,6 +340,9 @@ def of_classes(
                         table, what = (own, base) if hidden else (found, kind)
                         one = Outside(table, name, value, f"{what.__qualname__}.{name}")
                         if not names.moves(value):
+                            if kind_of(value) == "object" and not (is_opaque(value) or counts_by_which(value)):
+                                which = None if names.any else names.names
+                                one = replace(one, kept=State(value, which, names.assigned, names.moved))
                             yield from with_contents(one)
                         elif not hidden:  # the plan puts things into what stands there, as long as nothing hides it
                             yield replace(one, table=Nearer(kind, name), value=MISSING)

@@ -46,6 +46,15 @@ def reached(roots: Iterable[Any]) -> Iterator[types.FunctionType]:
             todo.extend(getattr(thing, name) for name in _WRAPPERS if hasattr(thing, name))
 
 
+def behind(thing: Any) -> Iterator[Any]:
+    """The objects behind something that can be called: that of a method, what a partial function was given, the thing itself."""
+    if is_a(thing, partial):
+        for part in (thing.func, *thing.args, *thing.keywords.values()):
+            yield from behind(part)
+    else:
+        yield thing.__self__ if is_a(thing, types.MethodType) else thing
+
+
 def contents(cell: types.CellType) -> Any:
     """What stands in a cell; the cell itself where nothing does."""
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ariadne.guards.attributes import MISSING, Slots, is_a, is_pythons, is_pythons_own, own_of
+from ariadne.guards.attributes import MISSING, Slots, is_a, is_pythons, is_pythons_own, own_of, slot_of, slots_of
 from ariadne.guards.classes import Lookup, Owned, changeable, own_dict
 from ariadne.guards.functions import reached
 from ariadne.guards.outside import Outside
@@ -100,7 +100,8 @@ def link_of(value: Any, kind: str, key: Any, name: str) -> Outside | None:
         if is_a(value, type) and type(value) is type:
             return Outside(Lookup(value), key, MISSING, f"{name}.{key}")
         if finds_more or own is None:
-            return None
+            has_slot = not finds_more and key in slots_of(value)
+            return Outside(Slots(value), key, MISSING, f"{name}.{key}") if has_slot else None
         return Outside(own if is_a(value, ModuleType) else Owned(value, own), key, MISSING, f"{name}.{key}")
     return None if hasattr(type(there), "__get__") else Outside(table, key, there, f"{name}.{key}")
 
@@ -119,7 +120,8 @@ def has_itself(value: Any, key: Any) -> bool:
     """Whether an object has an attribute, or a container an item, of its own and not from its class."""
     if is_a(value, (dict, list, tuple)) or key in (own_of(value) or ()):
         return True
-    return isinstance(inspect.getattr_static(value, key, None), MemberDescriptorType)
+    is_slot = isinstance(inspect.getattr_static(value, key, None), MemberDescriptorType)
+    return is_slot and slot_of(value, str(key)) is not MISSING
 
 
 def counts_as_torchs(value: Any) -> bool:

@@ -200,23 +200,36 @@ class Asked(Kept):
         return True
 
 
+def _tables_of(module: Any) -> tuple[dict[str, Any], ...]:
+    own = module.__dict__
+    return own, own["_parameters"], own["_buffers"], own["_modules"]
+
+
 class Listed(Kept):
     """The names of a module's own attributes, parameters, buffers and parts, which forward looked through.
 
     Those that forward itself sets or takes away are `ignored`.
     """
 
-    __slots__ = ("ignored",)
+    __slots__ = ("ignored", "total")
 
     def __init__(self, thing: nn.Module, ignored: Collection[str]) -> None:
-        self.ignored = BOOKKEEPING.union(ignored)
+        self.ignored, self.total = BOOKKEEPING.union(ignored), -1
         super().__init__(thing)
 
     def look(self, thing: Any) -> list[str]:
         """In their order, in which forward may have gone through them."""
-        own = thing.__dict__
-        tables = (own, own["_parameters"], own["_buffers"], own["_modules"])
-        return [name for table in tables for name in table if name not in self.ignored]
+        return [name for table in _tables_of(thing) for name in table if name not in self.ignored]
+
+    def asked(self) -> bool:
+        """Whether they are the same, looked through again only after one of the tables was written."""
+        total = stamp(_tables_of(self.thing))
+        if total == self.total and VERSION is not None:
+            return True
+        if not self.is_same():
+            return False
+        self.total = total
+        return True
 
     def words(self, held: list[str]) -> str:
         """All of them."""

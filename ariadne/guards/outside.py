@@ -20,6 +20,7 @@ from ariadne.guards.kept import Bytes, Contents, Kept, Length, Members
 
 _LARGE, _DEEP = 4096, 4  # so many entries, so deep, are looked at in a container
 PARTS = ("__code__", "__defaults__", "__kwdefaults__")
+NAMES = ("__name__", "__qualname__")  # of a class
 
 
 class Variable:
@@ -104,6 +105,9 @@ class Outside:
         if id(self.owner) not in memo:
             return self
         owner = memo[id(self.owner)]
+        if isinstance(self.table, Itself):
+            kept = None if self.kept is None else self.kept.anew(owner)
+            return replace(self, table=Itself(owner), value=owner, owner=owner, kept=kept)
         if isinstance(self.table, Owned):
             return replace(self, table=Owned(owner, vars(owner)), owner=owner)
         return replace(self, table=Slots(owner) if isinstance(self.table, Slots) else vars(owner), owner=owner)
@@ -141,7 +145,7 @@ def of_kind(
         having = Having(cls, names, ignored)
         yield Outside(having, "", having[""], f"the names in {cls.__qualname__}")
     if "names" in which:
-        for name in ("__name__", "__qualname__"):
+        for name in NAMES:
             yield Outside(Slots(cls), name, getattr(cls, name), f"{name} of {cls.__qualname__}")
 
 
@@ -221,6 +225,11 @@ def _defaults(function: FunctionType, code: CodeType) -> Iterator[Outside]:
 def is_cell(table: Any) -> bool:
     """Whether a table stands for a closed-over variable."""
     return is_a(table, Slots) and type(table.thing) is CellType
+
+
+def is_class(table: Any) -> bool:
+    """Whether what stands in a table stands in a class itself."""
+    return is_a(table, Slots) and isinstance(table.thing, type)
 
 
 def is_function(table: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from ariadne import tree
 from ariadne.guards.attributes import lasts
 from ariadne.guards.kept import Contents, Kept
-from ariadne.guards.outside import PARTS, Outside, is_cell, is_function
+from ariadne.guards.outside import NAMES, PARTS, Outside, is_cell, is_class, is_function
 from ariadne.guards.versions import VERSION
 
 Slot = tuple[Any, Any, Any]  # a table, a key, and what stands there
@@ -124,7 +124,7 @@ class Surrounded:
     def __init__(self, outside: Iterable[Outside]) -> None:
         groups: dict[int, tuple[dict[Any, Any], list[Outside]]] = {}
         cells: list[Outside] = []
-        parts: dict[str, list[Outside]] = {part: [] for part in PARTS}
+        parts: dict[str, list[Outside]] = {part: [] for part in (*PARTS, *NAMES)}
         rest: list[Kept | Outside] = []
         for one in {o.place: o for o in outside}.values():
             dicts = one.dicts if VERSION is not None else []
@@ -135,7 +135,7 @@ class Surrounded:
                 groups.setdefault(id(table), (table, []))[1].append(one)
             if dicts:
                 continue
-            if is_function(one.table) and one.key in parts:
+            if one.key in parts and (is_function(one.table) if one.key in PARTS else is_class(one.table)):
                 parts[one.key].append(one)
             elif is_cell(one.table):
                 cells.append(one)

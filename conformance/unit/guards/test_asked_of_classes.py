@@ -1,4 +1,4 @@
-"""What forward asks of a class itself, of an object by its class, of a module by its name, of a logger: another answer refuses."""
+"""What forward asks of a class, of an object by its class, of a module by its name, of a logger: another answer is refused."""
 
 from __future__ import annotations
 
