@@ -187,7 +187,9 @@ def beyond_spread(runs: Sequence[Found], found: Found) -> str | None:
 
 
 def _apart(a: Any, b: Any) -> float:
-    return float((a.double() - b.double()).abs().max())
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    a, b = (t.to_dense() if t.layout is not torch.strided else t for t in (a, b))
+    return float((a.to(wide) - b.to(wide)).abs().max())
 
 
 @contextmanager

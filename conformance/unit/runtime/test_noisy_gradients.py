@@ -131,3 +131,6 @@ def test_what_repeats_itself_must_be_equal_whatever_else_is_noise() -> None:
     assert "[0]: by 98, and its own runs by 2" in str(beyond_spread(runs, [torch.full((2,), 100.0), one, None]))
     assert "[0]" in str(beyond_spread(runs, [torch.full((2,), float("nan")), one, None]))
     assert "[0]" in str(beyond_spread(runs, [None, one, None]))
+    sparse: list[list[Tensor | None]] = [[torch.eye(2).mul(i + 1j).to_sparse()] for i in range(3)]
+    assert beyond_spread(sparse, [torch.eye(2).mul(1.5 + 1j).to_sparse()]) is None
+    assert "[0]: by 98" in str(beyond_spread(sparse, [torch.eye(2).mul(100 + 1j).to_sparse()]))
