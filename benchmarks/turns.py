@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 ASK, GIVEN, DONE = b"?", b"!", b"."
-LONGEST = 120.0  # seconds after which a turn ends, whatever it is about
+LONGEST = 120.0  # seconds after which a turn ends, and the process with it
 _POLL = 0.05
 
 
@@ -65,6 +65,8 @@ class Turns:
                     channel.send(GIVEN)
                     if select.select([channel], [], [], max(0.0, min(LONGEST, end - time.monotonic())))[0]:
                         channel.recv(1)  # DONE, or nothing: it died
+                    else:  # what it went on to measure would not be measured alone
+                        _signal({child.pid}, signal.SIGKILL)
             finally:
                 _signal(others, signal.SIGCONT)
         finally:

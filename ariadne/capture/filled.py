@@ -67,7 +67,10 @@ def left_by(slots: Slots, plan: TracePlan, found: Recording, effects: Effects) -
     """
     if any(node.is_witness for node in plan.nodes):
         return {}
-    read = {(path, name) for path, name in found.read_attributes} - effects.assigned - effects.settled - effects.kept
+    read = {
+        (path, name) for path, name in (*found.read_attributes, *found.missing)
+    }  # `hasattr`, or an AttributeError, asks too
+    read -= effects.assigned | effects.settled | effects.kept
     stored = {(s.path, s.name) for s in plan.stores}
     return {
         place.words(key): Left(had.spot, had.plain, plan.traced_batch)

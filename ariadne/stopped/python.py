@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from ariadne import tree
 from ariadne.guards import VERSION, Reached, codes_of, outside_of, variables
 from ariadne.stopped.absent import Ghost, filled
 from ariadne.stopped.laid import PLAIN, SKIPPED, Laid, Tables
@@ -201,16 +202,21 @@ class PythonState:
             made[-1].note(name, after)
         return Undoing(attributes, held + hooks, made, self)
 
-    def moved_beside(self, done: Undoing) -> Iterator[tuple[str, str]]:
+    def moved_beside(self, done: Undoing, again: list[tuple[dict[str, Any], str, Any]]) -> Iterator[tuple[str, str]]:
         """What stands otherwise now than at this moment, beside what was `done` until then: in words, and by name.
 
-        Attributes and variables by their names; what a container or an object holds has none.
+        Attributes and variables by their names; what a container or an object holds has none. A container that another one took the
+        place of, which holds the same, is none of these: it goes to `again`, with where it stood.
         """
         known = {(id(table), name) for table, name, _, _ in done.attributes}
         found = (one for one in self.changes() if one[0][1] != "_buffers")  # of tensors of the model, more is known
         attributes = ((now, name, before, after) for (_, _, name), now, before, after in found)
         for table, name, was, now in chain(attributes, (moved[1:] for moved in self._changed_variables())):
-            if (id(table), name) not in known and not _alike(was, now):
+            if (id(table), name) in known or _alike(was, now):
+                continue
+            if type(table) is dict and _hold_the_same(was, now):
+                again.append((table, name, was))
+            else:
                 yield repr(name), name
         filled = {id(thing) for _, thing, _, _ in done.held}
         yield from ((where, "") for where, thing, _ in self.held.moved() if id(thing) not in filled)
@@ -227,8 +233,17 @@ class Undoing:
 
     def meanwhile(self, model: nn.Module) -> str | None:
         """What else Python keeps was changed after this was made, if the model's code may read such a name; in words."""
-        found = self.since.moved_beside(self)
-        return next((where for where, name in found if not name or name in loaded_by(model)), None)
+        again: list[tuple[dict[str, Any], str, Any]] = []
+        found = self.since.moved_beside(self, again)
+        what = next((where for where, name in found if not name or name in loaded_by(model)), None)
+        if what is None:
+            for (
+                table,
+                name,
+                was,
+            ) in again:  # a list that each call of a detector makes anew: forward may hold the one that stood here
+                table[name] = was
+        return what
 
     def changed_since(self) -> str | None:
         """Which of these attributes and containers holds something else than it did when this was made; None where none does."""
@@ -237,9 +252,9 @@ class Undoing:
 
     def moved(self) -> Iterator[str]:
         """What was changed and stands otherwise by now, in words."""
-        for table, name, _, after in self.attributes:
+        for at, (table, name, _, after) in enumerate(self.attributes):
             now = variables(table, (name,)).get(name, MISSING)
-            if now is not after and not _alike(after, now):
+            if (now is not after and not _alike(after, now)) or (at < len(self.made) and self.made[at].changed()):
                 yield f"the attribute {name!r}"
         if any(True for _ in self._refilled()):
             yield "a list, a dict or an object"
@@ -353,16 +368,22 @@ def _same_items(thing: dict[Any, Any], was: dict[Any, Any]) -> bool:
     return len(thing) == len(was) and not any(map(is_not, map(thing.get, was, repeat(MISSING)), was.values()))
 
 
-def _alike(was: Any, now: Any, deep: int = 8) -> bool:
-    """Whether two plain values are equal, or two lists, tuples or dicts hold the same: forward reads the same in both, as of a list
-    that each call of a detector makes anew of the same tensors."""  # fmt: skip
+def _alike(was: Any, now: Any) -> bool:
+    """Whether two plain values are equal."""
+    return type(now) is type(was) and type(now) in PLAIN and bool(tree.identical(now, was))
+
+
+def _hold_the_same(was: Any, now: Any, deep: int = 8) -> bool:
+    """Whether two lists, tuples or dicts hold the same things, or plain values that are equal."""
     if type(now) is not type(was) or not deep:
         return False
     if type(now) in (list, tuple):
-        return len(now) == len(was) and all(a is b or _alike(a, b, deep - 1) for a, b in zip(was, now, strict=True))
-    if type(now) is dict:
-        return [*was] == [*now] and all(was[k] is now[k] or _alike(was[k], now[k], deep - 1) for k in was)
-    return type(now) in PLAIN and bool(now == was)
+        pairs = zip(was, now, strict=True) if len(now) == len(was) else None
+    elif type(now) is dict:
+        pairs = zip([*was, *was.values()], [*now, *now.values()], strict=True) if len(now) == len(was) else None
+    else:
+        return _alike(was, now)
+    return pairs is not None and all(a is b or _hold_the_same(a, b, deep - 1) for a, b in pairs)
 
 
 def _copy(thing: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -89,16 +90,19 @@ def test_turns_are_taken_one_after_another(tmp_path: Path) -> None:
     assert file.read_text() == "()" * 3
 
 
-def test_a_turn_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "LONGEST", 0.1)
+def test_a_turn_has_an_end_and_who_does_not_end_it_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "LONGEST", 0.2)
     shared, file = Turns(), tmp_path / "count"
     file.touch()
     counting, channel = begun(shared, COUNTS, file)
-    child, mine = begun(shared, MEASURES.replace("0.3", "0.6"), file)
+    child, mine = begun(shared, MEASURES.replace("0.3", "30"), file)
     try:
         with mine:
-            shared.wait(child, mine, 20)
-        assert int(child.communicate()[0]) > 0, "the others went on before it was done"
+            assert shared.wait(child, mine, 20) == -signal.SIGKILL, "it would go on measuring while the others run"
+        assert not child.communicate()[0]
+        before = file.stat().st_size
+        time.sleep(0.1)
+        assert file.stat().st_size > before, "the others go on"
     finally:
         channel.close()
         counting.kill()

@@ -287,3 +287,64 @@ def test_a_list_that_each_call_makes_anew_of_the_same_keeps_no_boundary_from_bei
         model.sizes = {"a": (1, [3])}
         with pytest.raises(BoundaryError, match="changed 'sizes' after this boundary's prefix"):
             split.run_suffix(boundary)
+
+
+class _Collects(nn.Module):
+    """Begins a list before the cut and fills it after: two in flight have a list each, which hold the same at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.outs: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.outs = []
+        h = self.first(x) * random.random()
+        self.outs.append(self.last(h))
+        return torch.stack([*self.outs]).sum(0)
+
+
+def test_a_list_that_the_prefix_made_is_not_another_calls_because_both_are_empty() -> None:
+    model = _Collects().eval()
+    split = prepare_split(model, (torch.randn(2, 4),), split="after:first", fallback="python")
+    with torch.no_grad():
+        first, second = split.run_prefix(torch.randn(2, 4)), split.run_prefix(torch.randn(2, 4))
+        with pytest.raises(BoundaryError, match="into which the prefix had put something"):
+            split.run_suffix(first)
+        split.run_suffix(second)
+
+
+class _Holds(_Anchors):
+    """Keeps its list in a variable over the cut, and adds to it after."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        held = self.anchors
+        h = self.first(x) * random.random()
+        held.append(self.last(h))
+        found: Tensor = sum(self.anchors) + h
+        self.anchors = held[:2]
+        return found
+
+
+def test_a_list_of_the_same_that_took_the_place_of_one_that_forward_holds_makes_way_for_it() -> None:
+    model, twin = _Holds().eval(), _Holds().eval()
+    twin.load_state_dict(model.state_dict())
+    x = torch.randn(2, 4)
+    split = prepare_split(model, (x,), split="after:first", fallback="python")
+    with torch.no_grad():
+        random.seed(0)
+        whole = twin(x)
+        random.seed(0)
+        boundary = split.run_prefix(x)
+        model.anchors = list(model.anchors)
+        assert torch.equal(split.run_suffix(boundary), whole)
+
+
+def test_what_is_written_into_a_list_that_the_prefix_made_is_noticed() -> None:
+    model = _Collects().eval()
+    split = prepare_split(model, (torch.randn(2, 4),), split="after:first", fallback="python")
+    with torch.no_grad():
+        boundary = split.run_prefix(torch.randn(2, 4))
+        model.outs.append(torch.zeros(2, 4))
+        with pytest.raises(BoundaryError, match="'outs', into which the prefix had put something"):
+            split.run_suffix(boundary)
