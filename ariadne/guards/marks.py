@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -142,14 +143,35 @@ class Registered(Kept):
         return ", ".join(found[:8]) or "none besides"
 
 
-class Asked(Kept):
+class _OfTables(Kept):
+    """What rests on tables, and is looked through again only after one of these was written."""
+
+    __slots__ = ("total",)
+    total: int  # of the tables, when it was looked through last
+
+    @abstractmethod
+    def rests_on(self) -> Collection[dict[str, Any]]:
+        """The tables."""
+
+    def asked(self) -> bool:
+        """Whether it is the same, for a call."""
+        total = stamp(self.rests_on())
+        if total == self.total and VERSION is not None:
+            return True
+        if not self.is_same():
+            return False
+        self.total = total
+        return True
+
+
+class Asked(_OfTables):
     """What Python asks of a model's parameters and buffers by which stand where, and no op shows: whether one does.
 
     `asked`, any of: "class", of which class it is; "ties", which places hold the same one. It is looked up anew after something was
     put into a table of theirs.
     """
 
-    __slots__ = ("asks", "tables", "total")
+    __slots__ = ("asks", "tables")
 
     def __init__(self, thing: nn.Module, asked: frozenset[str]) -> None:
         self.asks, self.total = asked, -1
@@ -189,15 +211,9 @@ class Asked(Kept):
         now = self.look(self.thing)
         return all(now.get(name, is_so) == is_so for name, is_so in self.held.items())
 
-    def asked(self) -> bool:
-        """The same, for a call."""
-        total = stamp([table for _, table in self.tables])
-        if total == self.total and VERSION is not None:
-            return True
-        if not self.is_same():
-            return False
-        self.total = total
-        return True
+    def rests_on(self) -> list[dict[str, Any]]:
+        """Those in which any stood."""
+        return [table for _, table in self.tables]
 
 
 def _tables_of(module: Any) -> tuple[dict[str, Any], ...]:
@@ -205,13 +221,13 @@ def _tables_of(module: Any) -> tuple[dict[str, Any], ...]:
     return own, own["_parameters"], own["_buffers"], own["_modules"]
 
 
-class Listed(Kept):
+class Listed(_OfTables):
     """The names of a module's own attributes, parameters, buffers and parts, which forward looked through.
 
     Those that forward itself sets or takes away are `ignored`.
     """
 
-    __slots__ = ("ignored", "total")
+    __slots__ = ("ignored",)
 
     def __init__(self, thing: nn.Module, ignored: Collection[str]) -> None:
         self.ignored, self.total = BOOKKEEPING.union(ignored), -1
@@ -221,15 +237,9 @@ class Listed(Kept):
         """In their order, in which forward may have gone through them."""
         return [name for table in _tables_of(thing) for name in table if name not in self.ignored]
 
-    def asked(self) -> bool:
-        """Whether they are the same, looked through again only after one of the tables was written."""
-        total = stamp(_tables_of(self.thing))
-        if total == self.total and VERSION is not None:
-            return True
-        if not self.is_same():
-            return False
-        self.total = total
-        return True
+    def rests_on(self) -> tuple[dict[str, Any], ...]:
+        """The module's own, as they stand now."""
+        return _tables_of(self.thing)
 
     def words(self, held: list[str]) -> str:
         """All of them."""

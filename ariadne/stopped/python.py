@@ -237,11 +237,8 @@ class Undoing:
         found = self.since.moved_beside(self, again)
         what = next((where for where, name in found if not name or name in loaded_by(model)), None)
         if what is None:
-            for (
-                table,
-                name,
-                was,
-            ) in again:  # a list that each call of a detector makes anew: forward may hold the one that stood here
+            # A list that each call of a detector makes anew: forward may hold the one that stood here.
+            for table, name, was in again:
                 table[name] = was
         return what
 
