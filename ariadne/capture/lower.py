@@ -75,7 +75,7 @@ class Lowering:
         self.values = Values(recorded, snapshot, state, batched, fake, batch_symbol, symbols, names)
         self.outcome = Outcome(recorded, snapshot, self.values)
         self.put: dict[tuple[Place, Any], Put] = {}
-        self.filled: Slots = {}
+        self.filled = Slots({}, {})
         self.snapshot = snapshot
         self.foresight = Foresight()
         self.unforeseen: set[str] = set()  # sizes of which no fake kernel tells whether they follow data

@@ -21,6 +21,8 @@ from ariadne.guards import (
     Given,
     Reached,
     Slots,
+    entries_beside,
+    entries_of,
     follow,
     held,
     is_a,
@@ -94,7 +96,7 @@ class Snapshot:
         self._taken = model, others, outside
         self.inside: set[Spot] = set()  # what parts that are taken as they are changed by themselves
         self.draws_inside = False  # one of them drew from Python's own generators
-        self._memories = [(memory, memory.cache_info().currsize) for memory in outside.memories]
+        self._memories = [(memory, entries_of(memory)) for memory in outside.memories]
         self.strays = strays(self.modules)
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._lists: list[tuple[Any, list[Any]]] = []  # and deques
@@ -151,11 +153,11 @@ class Snapshot:
 
     def remembers(self) -> bool:
         """Whether a function keeps more results than it did."""
-        return any(memory.cache_info().currsize != kept for memory, kept in self._memories)
+        return any(memory.cache_info().currsize != len(kept) for memory, kept in self._memories)
 
-    def filled_memories(self) -> Iterator[Any]:
-        """The functions that kept nothing, and keep results now."""
-        return (memory for memory, kept in self._memories if not kept and memory.cache_info().currsize)
+    def filled_memories(self) -> Iterator[tuple[Any, list[tuple[Any, Any]]]]:
+        """The functions that keep more results now, with these: (what they were asked, the result)."""
+        return ((memory, new) for memory, kept in self._memories if (new := entries_beside(memory, kept)))
 
     def note(self, others: Iterable[Any]) -> None:
         """Note what others hold, which are not the model's."""

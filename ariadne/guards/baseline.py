@@ -28,8 +28,9 @@ from ariadne.guards.attributes import (
 from ariadne.guards.attributes import shown as shown_step
 from ariadne.guards.classes import Hiding, Lookup, Nearer, changeable, own_dict
 from ariadne.guards.counted import Names, kept_of_attribute, owner_of
-from ariadne.guards.first_calls import AsFilled, AsLeft
+from ariadne.guards.first_calls import AsFilled
 from ariadne.guards.kept import Defaults, Kept, Same
+from ariadne.guards.left import AsLeft, merged
 from ariadne.guards.marks import ASKING_FOR_CLASSES, Asked, Listed, Marks, Registered, Strides, marks_on, state_of
 from ariadne.guards.opened import State, counts_by_which
 from ariadne.guards.outside import Outside, of_kind, with_contents
@@ -173,8 +174,10 @@ class Baseline:
         called = any(recorded.called_before for recorded in recordings)
         filled = {what: made for recorded in recordings for what, made in recorded.made_of.items()}
         self.attributes += [("", (what,), AsFilled(model, filled[what], called)) for what in sorted(filled)]
-        left = {} if called else {what: value for recorded in recordings for what, value in recorded.left.items()}
-        self.attributes += [("", (what,), AsLeft(model, left[what])) for what in sorted(left)]
+        left = merged(recorded.left for recorded in recordings)
+        reads = frozenset[tuple[str, str]]().union(*(recorded.reads for recorded in recordings))
+        if not called and (left or reads):
+            self.attributes.append(("", ("what a first call leaves",), AsLeft(model, left, reads)))
         self._note_kinds(recordings, names)
         self._note_marks(model, recordings, names, leaves)
 

@@ -23,6 +23,7 @@ from ariadne.guards.classes import Lookup
 from ariadne.guards.counted import owner_of
 from ariadne.guards.explained import refuse_changes
 from ariadne.guards.kept import Kept, Same
+from ariadne.guards.left import AsLeft
 from ariadne.guards.marks import marks_on, same_marks
 from ariadne.guards.outside import Outside
 from ariadne.guards.sizes import fits
@@ -425,7 +426,11 @@ class ModuleGuard:
         self._handles = RemovableHandle.next_id
         return True
 
-    def explain(self) -> None:
-        """Raise `ModuleError` with the first difference; where there is none that matters, take note of the new state."""
-        refuse_changes(self.baseline, self.modules, self._own, self.attributes)
+    def explain(self, serving: bool = True) -> None:
+        """Raise `ModuleError` with the first difference; where there is none that matters, take note of the new state.
+
+        What a first call of its plan would have left counts only where the plan is `serving` this one.
+        """
+        counted = [a for a in self.attributes if serving or not isinstance(a[2], AsLeft)]
+        refuse_changes(self.baseline, self.modules, self._own, counted)
         self._arm()

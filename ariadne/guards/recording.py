@@ -77,7 +77,8 @@ class Recording:
     containers: list[tuple[Any, Any]] = field(default_factory=list)
     effects: dict[Place, Change] = field(default_factory=dict)  # what it did to containers
     made_of: dict[str, Any] = field(default_factory=dict)  # what a first call filled, and of what
-    left: dict[str, Any] = field(default_factory=dict)  # what is plain of what it filled
+    left: dict[Any, Any] = field(default_factory=dict)  # what stands where it filled something, as plain values
+    reads: frozenset[tuple[str, str]] = frozenset()  # attributes for which what a first call left there decides
     called_before: bool = False  # an earlier call had filled that
     moved: set[int] = field(default_factory=set)
     backwards: list[tuple[int, int, str]] = field(default_factory=list)
