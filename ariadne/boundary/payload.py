@@ -13,7 +13,7 @@ from ariadne.boundary.autocast import Autocast, autocast_in, autocast_now, refus
 from ariadne.boundary.nodes import TensorRef, register_boundary_serializer, shown
 from ariadne.boundary.ragged import Ragged, buffer_of, sizes_of
 from ariadne.boundary.sections import Memo, header_section, values_section
-from ariadne.boundary.wire import Form, decode, encode, joined, opened, tensors_of
+from ariadne.boundary.wire import Form, encode, joined, on_the_cpu, opened, tensors_of
 from ariadne.errors import BoundaryError, ConsumedError, PayloadError
 from ariadne.plan import own
 
@@ -218,7 +218,9 @@ class BoundaryPayload:
     def _encoded(self) -> bytes:
         alone = dict(zip(self.labels, self.raw, strict=True))
         if len({id(v) for v in alone.values() if type(v) is torch.Tensor and not v.is_nested}) == len(self.raw):
+            stay = on_the_cpu(alone)
             key = (
+                stay,
                 self.split_id,
                 self.plan_signature,
                 self.batch,
@@ -229,7 +231,7 @@ class BoundaryPayload:
             )
             known = _SECTIONS.get(key)
             if known is None or type(self.batch) is not int:
-                told = header_section(self._header()), values_section(self.values, self.labels)
+                told = header_section(self._header(stay)), values_section(self.values, self.labels)
                 known = _SECTIONS.put(key, told)
             return joined(known[0], known[1], alone)
         held = self.tensors
@@ -240,10 +242,10 @@ class BoundaryPayload:
         if nested:
             tensors |= {label: buffer_of(tensors[label]) for label in nested}
             values = tree.map_leaves(lambda v: nested.get(v.label, v) if isinstance(v, TensorRef) else v, values)
-        return encode(self._header(), tensors, values)
+        return encode(self._header(on_the_cpu(tensors)), tensors, values)
 
-    def _header(self) -> dict[str, Any]:
-        header = {
+    def _header(self, stay: tuple[str, ...]) -> dict[str, Any]:
+        header: dict[str, Any] = {
             "protocol_version": PROTOCOL_VERSION,
             "split_id": self.split_id,
             "plan_signature": self.plan_signature,
@@ -253,6 +255,8 @@ class BoundaryPayload:
         }
         if self.autocast:
             header["autocast"] = self.autocast
+        if stay:
+            header["on_cpu"] = stay
         return {**header, "weights": self.weights} if self.weights else header
 
     @classmethod
@@ -299,14 +303,15 @@ class BoundaryPayload:
     ) -> BoundaryPayload:
         """The payload that `to_bytes` wrote, its tensors on `device`; raises `PayloadError` for bytes that are not one.
 
+        Of a boundary of two devices, tensors that were on the CPU are on the CPU again.
         `max_bytes` bounds the bytes, and the memory that its tensors may take.
         """
         form, stored = opened(data, max_bytes)
         told = form.told
         if told is None:
             told = form.told = _told(form)
-        split_id, signature, batch, labels, wanting, weights, autocast = told
-        tensors = tensors_of(form, stored, device)
+        split_id, signature, batch, labels, wanting, weights, autocast, stay = told
+        tensors = tensors_of(form, stored, device, stay)
         raw = tuple(
             tensors[v.label] if type(v) is TensorRef else tree.map_leaves(lambda leaf: _take(tensors, leaf), v)
             for v in form.values
@@ -371,12 +376,12 @@ def _told(form: Form) -> tuple[Any, ...]:
     if not isinstance(values, (tuple, list)) or len(values) != len(labels):
         raise PayloadError(f"the payload has {len(labels)} label(s), but not as many values")
     told = header["split_id"], header["plan_signature"], header["batch"], labels
-    return *told, wanting, str(header.get("weights", ""))[:64], autocast_in(header)
+    return *told, wanting, str(header.get("weights", ""))[:64], autocast_in(header), _names(header, "on_cpu", ())
 
 
-def _names(header: Mapping[str, Any], key: str) -> tuple[str, ...]:
+def _names(header: Mapping[str, Any], key: str, otherwise: Any = None) -> tuple[str, ...]:
     """The names under a key of a header that a stranger may have written, each there once."""
-    found: Any = header.get(key)
+    found: Any = header.get(key, otherwise)
     if type(found) not in (tuple, list) or not all(type(name) is str for name in found):
         raise PayloadError(f"the header's {key!r} must be a list of strings; found {shown(found)}; refuse the sender")
     if len({*found}) < len(found):
@@ -407,7 +412,8 @@ def gradients_to_bytes(gradients: Mapping[str, torch.Tensor | None]) -> bytes:
     {'relu_6': True, 'mask': False}
     """
     held = {k: g for k, g in gradients.items() if g is not None}
-    return encode({"gradients": list(gradients)}, held, None)
+    stay = on_the_cpu(held)
+    return encode({"gradients": list(gradients), **({"on_cpu": stay} if stay else {})}, held, None)
 
 
 def gradients_from_bytes(
@@ -415,12 +421,14 @@ def gradients_from_bytes(
 ) -> dict[str, torch.Tensor | None]:
     """The gradients that `gradients_to_bytes` wrote, on `device`, None where there was none; else raises `PayloadError`.
 
-    `device` is where the prefix ran: `backward_prefix` takes gradients that lie where their boundary tensors do.
+    `device` is where the prefix ran: `backward_prefix` takes gradients that lie where their boundary tensors do. Of gradients on
+    two devices, those that were on the CPU are on the CPU again.
     """
-    header, tensors, _ = decode(data, device=device)
-    if "gradients" not in header:
+    form, stored = opened(data, 1 << 32)
+    if "gradients" not in form.header:
         raise PayloadError("the bytes hold no boundary gradients; pass what gradients_to_bytes wrote")
-    names = _names(header, "gradients")
+    names = _names(form.header, "gradients")
+    tensors = tensors_of(form, stored, device, _names(form.header, "on_cpu", ()))
     if not tensors.keys() <= {*names}:
         raise PayloadError("the bytes hold a gradient that their header does not name; refuse the sender")
     return {name: tensors.get(name) for name in names}

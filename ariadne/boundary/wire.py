@@ -27,7 +27,7 @@ import re
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -176,15 +176,25 @@ def _read_table(key: tuple[bytes, int, int]) -> tuple[list[tuple[int, int]], dic
     return _READ_TABLES.put(key, found) if len(section) <= SMALL else found
 
 
-def tensors_of(form: Form, stored: memoryview, device: str | torch.device) -> dict[str, Tensor]:
-    """The tensors of a payload, in memory of their own."""
+def on_the_cpu(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Those on the CPU where others are on another device: a payload says which, and they stay there wherever it is read."""
+    here = [label for label, t in tensors.items() if t.is_cpu]
+    return tuple(here) if len(here) < len(tensors) else ()
+
+
+def tensors_of(
+    form: Form, stored: memoryview, device: str | torch.device, stay: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """The tensors of a payload, in memory of their own, on `device`; those that `stay` on the CPU."""
+    make = _tensors_alone if form.alone else _tensors
     if form.alone and not torch.is_inference_mode_enabled():
-        return _tensors_alone(form, stored, device)
-    return _plainly(_tensors_alone if form.alone else _tensors, form, stored, device)  # type: ignore[no-any-return]
+        return make(form, stored, device, stay)
+    return _plainly(make, form, stored, device, stay)  # type: ignore[no-any-return]
 
 
-def _tensors(form: Form, stored: memoryview, device: str | torch.device) -> dict[str, Tensor]:
+def _tensors(form: Form, stored: memoryview, device: str | torch.device, stay: Collection[str]) -> dict[str, Tensor]:
     sizes, rows = form.sizes, form.rows
+    staying = {row.storage for label, row in rows.items() if label in stay}
     within: dict[int, list[_Row]] = {}
     if any(n != sent for n, sent in sizes):
         for row in rows.values():
@@ -194,18 +204,22 @@ def _tensors(form: Form, stored: memoryview, device: str | torch.device) -> dict
         raw = torch.empty(sent, dtype=torch.uint8, device="cpu")
         _memory(raw)[:] = stored[at : at + sent]
         at += sent
-        raws.append((raw if sent == n else _laid_out(raw, n, within[number])).to(device))
+        raws.append(
+            (raw if sent == n else _laid_out(raw, n, within[number])).to("cpu" if number in staying else device)
+        )
     return {label: _place(raws[r.storage], r.dtype, r.shape, r.strides, r.offset) for label, r in rows.items()}
 
 
-def _tensors_alone(form: Form, stored: memoryview, device: str | torch.device) -> dict[str, Tensor]:
+def _tensors_alone(
+    form: Form, stored: memoryview, device: str | torch.device, stay: Collection[str]
+) -> dict[str, Tensor]:
     """The same, where each tensor is a storage, whole: it is made as it is, without views."""
     found, at = {}, 0
     for (label, row), (n, _) in zip(form.rows.items(), form.sizes, strict=True):
         t = torch.empty_strided(row.shape, row.strides, dtype=row.dtype, device="cpu")
         _bytes_at(t.data_ptr(), n)[:] = stored[at : at + n]
         at += n
-        found[label] = t if device == "cpu" else t.to(device)
+        found[label] = t if device == "cpu" or label in stay else t.to(device)
     return found
 
 

@@ -4,6 +4,7 @@ A model and inputs flow in. Forward is recorded, on real and on symbolic tensors
 against and a baseline of the model flow out. The model is left as found. The files, in import order::
 
     refusals      what a forward may not do while it is recorded
+    generators    where the process's random generators stand
     state         what a forward may move, noted before it runs and put back after
     example       the inputs that a model is captured with, and what a capture gives
     disguise      symbols that pose as numbers to forward's Python

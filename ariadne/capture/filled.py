@@ -27,7 +27,7 @@ from ariadne.guards import (
     told_of,
     without_content,
 )
-from ariadne.plan import WHOLE, Groups, TracePlan
+from ariadne.plan import WHOLE, Groups, TraceNode, TracePlan, uses
 
 Entries = list[tuple[Any, Any]]
 _RESULTS = "cell_contents"  # which no words name
@@ -143,7 +143,7 @@ def _following(slots: Slots, plan: TracePlan) -> set[tuple[Place, Any]]:
         if (v.is_state or v.kind == "input") and v.name in groups.parent
     }
     for node in plan.nodes:
-        if node.seeded or any(r in groups.parent and groups.find(r) in of for r in node.reads):
+        if node.seeded or any(r in groups.parent and groups.find(r) in of for r in _data_of(node)):
             of.update(groups.find(name) for name in (*node.outputs, *node.writes))
     return {
         at
@@ -165,7 +165,7 @@ def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf
     for v in state:
         of.setdefault(groups.find(v.name), set()).add(v.name)
     for node in plan.nodes:
-        read = {name for r in node.reads if r in groups.parent for name in of.get(groups.find(r), ())}
+        read = {name for r in _data_of(node) if r in groups.parent for name in of.get(groups.find(r), ())}
         for name in (*node.outputs, *node.writes):
             of.setdefault(groups.find(name), set()).update(read)
     asked = [node for node in plan.nodes if node.is_witness]
@@ -183,6 +183,26 @@ def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf
         if sources:
             found[place.words(key)] = MadeOf(frozenset(sources), spot)
     return found
+
+
+_LIKE_SECOND = {
+    "aten.type_as.default",
+    "aten.view_as.default",
+    "aten.reshape_as.default",
+    "aten.expand_as.default",
+    "aten.to.other",
+}
+
+
+def _data_of(node: TraceNode) -> Iterable[str]:
+    """The values whose data an op reads; `zeros_like(x)`, `x.new_zeros(2)` and `y.type_as(x)` look at the form of `x` alone."""
+    space, _, op = node.target.partition(".")
+    name = op.partition(".")[0]
+    if node.target in _LIKE_SECOND:
+        return uses(node.args[:1])
+    if space == "aten" and (name.endswith("_like") or name.startswith("new_")):
+        return uses((node.args[1:], tuple(v for _, v in node.kwargs)))
+    return node.reads
 
 
 def _is_one_of(found: Any, numbers: tuple[float, ...]) -> bool:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from operator import is_not
 from types import CellType
 from typing import Any
@@ -15,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ariadne.capture import generators
 from ariadne.guards import (
     LEAVES,
     MISSING,
@@ -38,15 +36,6 @@ from ariadne.guards import (
     variables,
 )
 from ariadne.plan import Groups, TracePlan
-
-
-def _rng() -> dict[str, Any]:
-    found: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        found["cuda"] = torch.cuda.get_rng_state_all()
-    if "numpy" in sys.modules:
-        found["numpy"] = sys.modules["numpy"].random.get_state()
-    return found
 
 
 def _items(values: Any) -> list[Any]:
@@ -90,7 +79,7 @@ class Snapshot:
 
     def __init__(self, model: nn.Module, others: Iterable[Any] = (), outside: Reached | None = None) -> None:
         """`outside`: what the model's functions reach outside of it, if that is known already."""
-        self.rng, self._switches = _rng(), switches.settings()
+        self.rng, self._switches = generators.states(), switches.settings()
         self.modules = dict(model.named_modules())
         outside = outside_of(self.modules) if outside is None else outside
         self._taken = model, others, outside
@@ -202,17 +191,10 @@ class Snapshot:
 
     def _draws(self, value: Any) -> bool:
         """Whether a value is a generator of random numbers; if so, note where it stands."""
-        kind = type(value)
-        if issubclass(kind, torch.Generator):
+        if issubclass(type(value), torch.Generator):
             self._generators.append((value.set_state, value.get_state()))
-        elif issubclass(kind, random.Random):
-            self._own_rng.append((value, value.getstate, value.setstate, value.getstate()))
-        elif hasattr(kind, "bit_generator") and hasattr(value.bit_generator, "state"):  # numpy.random.Generator
-            bits = value.bit_generator
-            get, put = partial(getattr, bits, "state"), partial(setattr, bits, "state")
-            self._own_rng.append((value, get, put, bits.state))
-        elif kind.__name__ == "RandomState" and hasattr(value, "set_state"):
-            self._own_rng.append((value, value.get_state, value.set_state, value.get_state()))
+        elif (own := generators.of_python(value)) is not None:
+            self._own_rng.append((value, *own))
         else:
             return False
         return True
@@ -284,14 +266,7 @@ class Snapshot:
 
     def moved_rng(self, then: Mapping[str, Any] | None = None) -> list[str]:
         """Which of Python's own generators moved since, or since they stood as they did `then`: `random`, `numpy.random`."""
-        now, names, then = _rng(), [], self.rng if then is None else then
-        if now["python"] != then["python"]:
-            names.append("random")
-        if "numpy" in now and "numpy" in then:
-            old, new = then["numpy"], now["numpy"]
-            if any((a != b).any() if hasattr(a, "any") else a != b for a, b in zip(old, new, strict=True)):
-                names.append("numpy.random")
-        return names
+        return generators.moved_of_python(self.rng if then is None else then)
 
     def save_written(self, plan: TracePlan) -> None:
         """Keep a copy of all state that a plan writes."""
@@ -332,12 +307,8 @@ class Snapshot:
         self._restore_tensors()
         if self.inside:
             self._put_back(self.is_inside)
-        if drew and self.draws_inside:
-            self.restore_rng()
-        elif drew:
-            torch.set_rng_state(self.rng["torch"])
-            if "cuda" in self.rng:
-                torch.cuda.set_rng_state_all(self.rng["cuda"])
+        if drew:
+            (generators.put_back if self.draws_inside else generators.put_back_of_torch)(self.rng)
         for put, state in self._generators:
             put(state)
 
@@ -507,12 +478,7 @@ class Snapshot:
 
     def restore_rng(self) -> None:
         """Put every RNG back."""
-        torch.set_rng_state(self.rng["torch"])
-        random.setstate(self.rng["python"])
-        if "cuda" in self.rng:
-            torch.cuda.set_rng_state_all(self.rng["cuda"])
-        if "numpy" in self.rng:
-            sys.modules["numpy"].random.set_state(self.rng["numpy"])
+        generators.put_back(self.rng)
 
 
 @contextmanager

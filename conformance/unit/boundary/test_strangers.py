@@ -57,6 +57,7 @@ def test_a_well_formed_message_is_read() -> None:
         ({"split_id": ("cut:1",)}, "'split_id' must be of type str"),
         ({"plan_signature": b"abc"}, "'plan_signature' must be of type str"),
         ({"protocol_version": ("2",)}, "protocol version"),
+        ({"on_cpu": "x"}, "'on_cpu' must be a list of strings; found 'x'"),
     ],
 )
 def test_a_header_of_other_types_is_refused_at_the_door(changes: dict[str, Any], words: str) -> None:

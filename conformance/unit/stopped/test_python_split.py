@@ -272,11 +272,12 @@ def test_gradients_of_inputs_are_those_of_the_model() -> None:
 
 def test_a_stale_gradient_of_a_skip_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: what arrives at a tensor that Python kept is forgotten."""
-    plain = Crossing._tapped
+    plain, taps = Crossing._tapped, []
 
     def forgets(self: Crossing, t: Tensor) -> Any:
         one = plain(self, t)
         if one.label.startswith("kept"):
+            taps.append(one.tap)  # a crossing knows taps by their ids
             one.tap = one.tap.detach()
         return one
 

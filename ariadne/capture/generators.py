@@ -1,0 +1,61 @@
+"""Where the process's random generators stand: torch's on each device, Python's own, and numpy's where it is there."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+
+def states() -> dict[str, Any]:
+    """How they stand now."""
+    found: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        found["cuda"] = torch.cuda.get_rng_state_all()
+    if "numpy" in sys.modules:
+        found["numpy"] = sys.modules["numpy"].random.get_state()
+    return found
+
+
+def moved_of_python(then: Mapping[str, Any]) -> list[str]:
+    """Which of `random` and `numpy.random` moved since."""
+    now, names = states(), []
+    if now["python"] != then["python"]:
+        names.append("random")
+    if "numpy" in now and "numpy" in then:
+        old, new = then["numpy"], now["numpy"]
+        if any((a != b).any() if hasattr(a, "any") else a != b for a, b in zip(old, new, strict=True)):
+            names.append("numpy.random")
+    return names
+
+
+def put_back_of_torch(then: Mapping[str, Any]) -> None:
+    """Put torch's back."""
+    torch.set_rng_state(then["torch"])
+    if "cuda" in then:
+        torch.cuda.set_rng_state_all(then["cuda"])
+
+
+def put_back(then: Mapping[str, Any]) -> None:
+    """Put all back."""
+    put_back_of_torch(then)
+    random.setstate(then["python"])
+    if "numpy" in then:
+        sys.modules["numpy"].random.set_state(then["numpy"])
+
+
+def of_python(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any], Any] | None:
+    """How to read and to put where a generator of Python's or numpy's stands, and where it stands now; None for what is none."""
+    kind = type(value)
+    if issubclass(kind, random.Random):
+        return value.getstate, value.setstate, value.getstate()
+    if hasattr(kind, "bit_generator") and hasattr(value.bit_generator, "state"):  # numpy.random.Generator
+        bits = value.bit_generator
+        return partial(getattr, bits, "state"), partial(setattr, bits, "state"), bits.state
+    if kind.__name__ == "RandomState" and hasattr(value, "set_state"):
+        return value.get_state, value.set_state, value.get_state()
+    return None
