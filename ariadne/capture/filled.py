@@ -60,7 +60,7 @@ class Slots(NamedTuple):
 
 def filled(found: Recording, values: Values, snapshot: Snapshot) -> Slots:
     """What a first call left in attributes and containers, and in functions that keep their results."""
-    memories = [*snapshot.filled_memories()]
+    memories = [*snapshot.memories.new()]
     slots = (
         *_left(found),
         *((at, [result for _, result in new], Spot(memory=memory)) for at, memory, new in _remembered(memories)),

@@ -472,6 +472,7 @@ def recording(
         found.moved.add(at)
         found.containers.append((before, now))
     found.defaults = dict(snapshot.filled_by_default())
+    found.remembered = snapshot.memories.asked_again()
     if read:
         hooks = [hook for m in snapshot.modules.values() for kind in HOOK_TABLES for hook in m.__dict__[kind].values()]
         values = [value for _, value, _ in found.read_attributes.values()]

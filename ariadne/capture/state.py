@@ -17,10 +17,9 @@ from ariadne.guards import (
     LEAVES,
     MISSING,
     Given,
+    Memories,
     Reached,
     Slots,
-    entries_beside,
-    entries_of,
     follow,
     held,
     is_a,
@@ -85,7 +84,7 @@ class Snapshot:
         self._taken = model, others, outside
         self.inside: set[Spot] = set()  # what parts that are taken as they are changed by themselves
         self.draws_inside = False  # one of them drew from Python's own generators
-        self._memories = [(memory, entries_of(memory)) for memory in outside.memories]
+        self.memories = Memories(outside.memories)
         self.strays = strays(self.modules)
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._lists: list[tuple[Any, list[Any]]] = []  # and deques
@@ -139,14 +138,6 @@ class Snapshot:
             found |= {(id(thing), n) for n in {**then, **now} if then.get(n, MISSING) is not now.get(n, MISSING)}
         found |= {(id(one), None) for one, get, _, was in self._own_rng if repr(get()) != repr(was)}
         return found
-
-    def remembers(self) -> bool:
-        """Whether a function keeps more results than it did."""
-        return any(memory.cache_info().currsize != len(kept) for memory, kept in self._memories)
-
-    def filled_memories(self) -> Iterator[tuple[Any, list[tuple[Any, Any]]]]:
-        """The functions that keep more results now, with these: (what they were asked, the result)."""
-        return ((memory, new) for memory, kept in self._memories if (new := entries_beside(memory, kept)))
 
     def note(self, others: Iterable[Any]) -> None:
         """Note what others hold, which are not the model's."""
@@ -404,9 +395,7 @@ class Snapshot:
         and to rewind them would give another thread its numbers twice.
         """
         self._put_back(None)
-        for memory, kept in self._memories:
-            if not kept and memory.cache_info().currsize:  # of others, single results can't be taken out
-                memory.cache_clear()
+        self.memories.forget()
         for p, data, gradient, flag in self._parameters:
             if p.data.untyped_storage()._cdata != data.untyped_storage()._cdata or p.shape != data.shape:
                 p.data = data

@@ -9,6 +9,7 @@ order::
     classes       what a class gives for a name
     functions     which Python functions are reached from what forward reads
     kept          what a guard holds of things that can change by themselves
+    remembered    what functions had kept that forward asked again
     opened        what things hold that are no plain containers
     facts         dtypes, devices and shapes of tensors, compared in one call
     marks         what stands on tensors beside their values: attributes, strides
@@ -45,8 +46,6 @@ from ariadne.guards.attributes import (
     SIMPLE,
     Attribute,
     Slots,
-    entries_beside,
-    entries_of,
     follow,
     held,
     is_a,
@@ -87,6 +86,7 @@ from ariadne.guards.further import Further
 from ariadne.guards.given import Given
 from ariadne.guards.left import Elsewhere, Left, Site, told_entries
 from ariadne.guards.recording import Effect, Event, Flag, Recording
+from ariadne.guards.remembered import Memories
 from ariadne.guards.roots import Reached, outside_of
 from ariadne.guards.switches import SWITCHES, TORCH, Switched, caches_parametrizations
 from ariadne.guards.tensors import StateGuard, asks_sizes

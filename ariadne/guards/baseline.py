@@ -113,6 +113,7 @@ class Baseline:
         self.inherited: set[tuple[str, str]] = set()  # methods and the like, found in the module's class
         self.outside: list[Outside] = []
         self.flags = [flag for recorded in recordings for flag in recorded.flags]
+        self.remembered = [one for recorded in recordings for one in recorded.remembered]
         self.foreign: set[str] = set()
         self.installed: set[types.CodeType] = set()  # hooks that forward itself registers, and that change no result
         looked = {id(m) for _, m in looked_into(model)}
@@ -267,6 +268,7 @@ class Baseline:
         new.asks_sizes, new.facts = self.asks_sizes, self.facts
         new.absent = {**new.absent, **self.absent}
         new.flags = self.flags
+        new.remembered = [one.of_copy() for one in self.remembered]
         new.mark_names, new.marks, new.exact = self.mark_names, self.marks, self.exact
         new.ties, new.missing, new.installed = self.ties, self.missing, self.installed
         new.outside, new.foreign, new.inherited = [o.of_copy(memo) for o in self.outside], self.foreign, self.inherited

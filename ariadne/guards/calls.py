@@ -26,6 +26,7 @@ from ariadne.guards.kept import Kept, Same
 from ariadne.guards.left import AsLeft
 from ariadne.guards.marks import marks_on, same_marks
 from ariadne.guards.outside import Outside
+from ariadne.guards.remembered import all_hold
 from ariadne.guards.sizes import fits
 from ariadne.guards.tensors import facts_of_state, tied
 from ariadne.guards.versions import stamp
@@ -168,6 +169,9 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
     for i, (ask, was) in enumerate(switches.readers(assumed.switches)):
         found.append((f"switch{i}", f"if switch{i}() != stood{i}: return None", ask))
         found.append((f"stood{i}", "pass", was))
+    if baseline.remembered:
+        found.append(("remembered", "if not all_hold(remembered): return None", baseline.remembered))
+        found.append(("all_hold", "pass", all_hold))
     pairs = tied(plan, model, baseline)
     facts = facts_of_state(plan, model, baseline, pairs)
     if facts is not None:
