@@ -440,7 +440,8 @@ class Lowering:
         looked = self.recorded.looked
         flags = None
         if "requires_grad" in looked:
-            flags = tuple((path, p.requires_grad) for path, p in self.model.named_parameters())
+            held = (*self.model.named_parameters(), *self.model.named_buffers())
+            flags = tuple((path, t.requires_grad) for path, t in held)
         written = any(
             isinstance(a, (torch.dtype, torch.device))
             for n in self.values.nodes

@@ -292,9 +292,9 @@ class Baseline:
         return new
 
 
-def tabled(module: nn.Module) -> list[str]:
-    """The names of a module's own parameters and buffers."""
-    return [*module._parameters, *module._buffers]
+def tabled(module: nn.Module) -> tuple[list[str], list[str]]:
+    """The names of a module's own parameters, and of its buffers."""
+    return [*module._parameters], [*module._buffers]
 
 
 def copied_model(model: nn.Module, memo: dict[int, Any]) -> nn.Module:

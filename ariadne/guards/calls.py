@@ -155,10 +155,7 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
         found.append(("layout", f"if ({now},) != layouts: return None", layout))
         found.append(("layouts", "pass", assumed.layouts))
     if assumed.requires_grad is not None:
-        tables = [
-            (model.get_submodule(path.rpartition(".")[0])._parameters, path.rpartition(".")[2])
-            for path, _ in assumed.requires_grad
-        ]
+        tables = [flag_of(model, path) for path, _ in assumed.requires_grad]
         found.append(("flag_tables", "if [t[k].requires_grad for t, k in flag_tables] != flags: return None", tables))
         found.append(("flags", "pass", [flag for _, flag in assumed.requires_grad]))
     if assumed.inputs_require_grad is not None:
@@ -180,6 +177,13 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
         slots = [(one.table, one.key, other.table, other.key) for one, other in pairs]
         found.append(("tied", "if any(t[k] is not u[l] for t, k, u, l in tied): return None", slots))
     return found
+
+
+def flag_of(model: nn.Module, path: str) -> tuple[dict[str, torch.Tensor | None], str]:
+    """The table in which a parameter or a buffer stands, and its key there."""
+    holder, _, name = path.rpartition(".")
+    module = model.get_submodule(holder)
+    return module._buffers if name in module._buffers else module._parameters, name  # type: ignore[return-value]
 
 
 def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:

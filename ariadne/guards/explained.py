@@ -111,7 +111,7 @@ def refuse_changes(
         if there != was_there:
             raise ModuleError(
                 f"forward looked through the parameters and buffers of {named(path)}, which were "
-                f"{', '.join(was_there) or 'none'} and are {', '.join(there) or 'none'} now{again}"
+                f"{_listed(was_there)} and are {_listed(there)} now{again}"
             )
     for path, name in sorted(base.inherited):
         if path in modules and name in modules[path].__dict__:
@@ -128,3 +128,9 @@ def refuse_changes(
         raise ModuleError(
             f"a global module hook was added ({global_hooks()[0]!r}), which a captured plan does not run; remove it"
         )
+
+
+def _listed(names: tuple[list[str], list[str]]) -> str:
+    """The names of parameters, and of buffers."""
+    parameters, buffers = (", ".join(some) or "none" for some in names)
+    return f"{parameters} (parameters), {buffers} (buffers)"

@@ -171,13 +171,13 @@ class Asked(_OfTables):
     put into a table of theirs.
     """
 
-    __slots__ = ("asks", "tables")
+    __slots__ = ("asks", "filled", "tables")
 
     def __init__(self, thing: nn.Module, asked: frozenset[str]) -> None:
         self.asks, self.total = asked, -1
         modules = [(path, m.__dict__) for path, m in thing.named_modules()]
         self.tables = [(path, own[kind]) for path, own in modules for kind in ("_parameters", "_buffers")]
-        self.tables = [(path, table) for path, table in self.tables if table]
+        self.filled = [table for _, table in self.tables if table]
         super().__init__(thing)
 
     def look(self, thing: Any) -> dict[str, tuple[Any, ...]]:
@@ -197,7 +197,7 @@ class Asked(_OfTables):
         other = self.look(self.thing) if held is self.held else self.held
         told = []
         for name, (none, kind, same) in held.items():
-            if other.get(name, held[name]) != held[name]:
+            if other.get(name) != held[name]:
                 shared = f"the same as {same}" if same not in ("", name) else ""
                 told.append(f"{name} = {'None' if none else shared or kind or 'one of its own'}")
         return ", ".join(told[:4]) or "none besides"
@@ -207,13 +207,13 @@ class Asked(_OfTables):
         return type(self)(thing, self.asks)
 
     def is_same(self) -> bool:
-        """Whether the answers are the same; of tensors that came or went, others say so."""
+        """Whether the answers are the same; of what stands in another table now, or is gone; of what came, others say so."""
         now = self.look(self.thing)
-        return all(now.get(name, is_so) == is_so for name, is_so in self.held.items())
+        return all(now.get(name) == is_so for name, is_so in self.held.items())
 
     def rests_on(self) -> list[dict[str, Any]]:
-        """Those in which any stood."""
-        return [table for _, table in self.tables]
+        """Those in which any stood: what went elsewhere was taken out of one of these."""
+        return self.filled
 
 
 def _tables_of(module: Any) -> tuple[dict[str, Any], ...]:
