@@ -93,17 +93,24 @@ class Bytes(Kept):
 
 
 class Own(Kept):
-    """The names of an object's own attributes, but for those that forward's code assigns, which are `ignored`."""
+    """The names of an object's own attributes, but for those that forward's code assigns, which are `ignored`.
 
-    __slots__ = ("ignored",)
+    With `asked`, of those names alone: forward went through no others.
+    """
 
-    def __init__(self, thing: Any, ignored: Collection[str]) -> None:
+    __slots__ = ("asked_for", "ignored")
+
+    def __init__(self, thing: Any, ignored: Collection[str], asked: Collection[str] | None = None) -> None:
         self.ignored = ignored
+        self.asked_for = None if asked is None else sorted(set(asked).difference(ignored))
         super().__init__(thing)
 
     def look(self, thing: Any) -> list[str]:
         """In their order, in which forward may have gone through them."""
-        return [name for name in own_of(thing) or () if name not in self.ignored]
+        own = own_of(thing) or {}
+        if self.asked_for is not None:
+            return [name for name in self.asked_for if name in own]
+        return [name for name in own if name not in self.ignored]
 
     def words(self, held: list[str]) -> str:
         """All of them."""
@@ -111,7 +118,7 @@ class Own(Kept):
 
     def anew(self, thing: Any) -> Kept:
         """The same of another object."""
-        return type(self)(thing, self.ignored)
+        return type(self)(thing, self.ignored, self.asked_for)
 
 
 class Length(Kept):
