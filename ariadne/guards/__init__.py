@@ -80,7 +80,7 @@ from ariadne.guards.effects import (
 )
 from ariadne.guards.facts import alike
 from ariadne.guards.first_calls import Left, MadeOf, Spot, calls_of, not_called, told_of
-from ariadne.guards.further import Further
+from ariadne.guards.further import Further, enter_alike
 from ariadne.guards.given import Given
 from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.roots import Reached, outside_of

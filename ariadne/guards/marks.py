@@ -171,13 +171,14 @@ class Asked(_OfTables):
     put into a table of theirs.
     """
 
-    __slots__ = ("asks", "tables")
+    __slots__ = ("asks", "dicts", "tables")
 
     def __init__(self, thing: nn.Module, asked: frozenset[str]) -> None:
         self.asks, self.total = asked, -1
         modules = [(path, m.__dict__) for path, m in thing.named_modules()]
         self.tables = [(path, own[kind]) for path, own in modules for kind in ("_parameters", "_buffers")]
         self.tables = [(path, table) for path, table in self.tables if table]
+        self.dicts = [table for _, table in self.tables]
         super().__init__(thing)
 
     def look(self, thing: Any) -> dict[str, tuple[Any, ...]]:
@@ -213,7 +214,12 @@ class Asked(_OfTables):
 
     def rests_on(self) -> list[dict[str, Any]]:
         """Those in which any stood."""
-        return [table for _, table in self.tables]
+        return self.dicts
+
+    def asks_as(self, other: Kept) -> bool:
+        """Whether that asks of the same model what this one asks."""
+        same = type(other) is Asked and other.thing is self.thing and other.asks == self.asks
+        return same and bool(other.held == self.held) and list(map(id, other.dicts)) == list(map(id, self.dicts))
 
 
 def _tables_of(module: Any) -> tuple[dict[str, Any], ...]:
@@ -240,6 +246,11 @@ class Listed(_OfTables):
     def rests_on(self) -> tuple[dict[str, Any], ...]:
         """The module's own, as they stand now."""
         return _tables_of(self.thing)
+
+    def asks_as(self, other: Kept) -> bool:
+        """Whether that looks through the same module's names."""
+        same = type(other) is Listed and other.thing is self.thing and other.ignored == self.ignored
+        return same and bool(other.held == self.held)
 
     def words(self, held: list[str]) -> str:
         """All of them."""
