@@ -61,8 +61,8 @@ from ariadne.guards.links import (
     method_of,
 )
 from ariadne.guards.opened import State, asks_by_name, counts_by_which, home_of, is_closed, shows_nothing
-from ariadne.guards.readers import READS, Reads
 from ariadne.guards.outside import Itself, Outside, Variable, of_decimal, of_function, of_wrapper, with_contents
+from ariadne.guards.readers import READS, Reads
 from ariadne.guards.steps import IMPORT_MODULE, NO_CODE, Chain, Code, Dropped, starts_with, texts
 
 _CONTAINERS = (dict, list, set, frozenset, deque, tuple)

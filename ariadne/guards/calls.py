@@ -123,9 +123,10 @@ def entrance(
             sign = "is not" if (i, j) in plan.tied_inputs else "is"
             lines.append(f"    if leaf{i} {sign} leaf{j}: return None")
     within = " or ".join(f"{lo} <= B <= {hi}" if lo != hi else f"B == {lo}" for lo, hi in plan.batches.ranges)
-    lines.append(f"    if not ({within or 'False'}): return None")
-    env["fits"] = fits(plan, (*sizes,))
-    lines += [f"    if not fits(B, {', '.join(sizes.values())}): return None"] if sizes else []
+    lines.append(served := f"    if not ({within or 'False'}): return None")
+    if sizes:
+        env["fits"] = fits(plan, (*sizes,))
+        lines.append(f"    if not fits(B, {', '.join(sizes.values())}): return None")
     for name, line, thing in _assumed(plan, model, baseline):
         env[name] = thing
         lines.append(f"    {line}")
@@ -134,6 +135,7 @@ def entrance(
     lines.append(f"  return (B, {''.join(leaf[i] + ', ' for i, _ in plan.inputs)}{handed_in})")
     exec("\n".join(lines), env)
     found: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None] = env["enter"]
+    found.asks = [line for line in lines if line != served]  # type: ignore[attr-defined]  # what it asks beside the batch
     return found
 
 
@@ -401,6 +403,7 @@ class ModuleGuard:
         held.update((id(own_of(k.thing)), (k.thing, own_of(k.thing))) for k in contents if isinstance(k, Own))
         self._parts = watched, surrounded, named
         self._gather()
+        self.contents = contents
         self._asked: list[Callable[[], bool]] = [
             *([bool] if changed else []),  # which says False
             *watched.asked,

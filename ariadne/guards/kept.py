@@ -64,6 +64,10 @@ class Kept(ABC):
         """The same, where a call asks."""
         return self.is_same()
 
+    def asks_as(self, other: Kept) -> bool:
+        """Whether another asks for the same, so that where it holds, this one does; False where nobody can tell."""
+        return False
+
     def anew(self, thing: Any) -> Kept:
         """The same of another thing."""
         return type(self)(thing)

@@ -192,6 +192,12 @@ class Asked(OfTables):
         """Those in which any stood: what went elsewhere was taken out of one of these."""
         return self.filled
 
+    def asks_as(self, other: Kept) -> bool:
+        """Whether that asks of the same model what this one asks."""
+        if type(other) is not Asked or other.thing is not self.thing or other.asks != self.asks:
+            return False
+        return bool(other.held == self.held) and list(map(id, other.filled)) == list(map(id, self.filled))
+
 
 def _tables_of(module: Any) -> tuple[dict[str, Any], ...]:
     own = module.__dict__
@@ -217,6 +223,11 @@ class Listed(OfTables):
     def rests_on(self) -> tuple[dict[str, Any], ...]:
         """The module's own, as they stand now."""
         return _tables_of(self.thing)
+
+    def asks_as(self, other: Kept) -> bool:
+        """Whether that looks through the same module's names."""
+        same = type(other) is Listed and other.thing is self.thing and other.ignored == self.ignored
+        return same and bool(other.held == self.held)
 
     def words(self, held: list[str]) -> str:
         """All of them."""

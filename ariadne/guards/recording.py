@@ -79,7 +79,7 @@ class Recording:
     effects: dict[Place, Change] = field(default_factory=dict)  # what it did to containers
     made_of: dict[str, Any] = field(default_factory=dict)  # what a first call filled, and of what
     left: dict[Any, Any] = field(default_factory=dict)  # what stands where it filled something, as plain values
-    reads: frozenset[tuple[str, str]] = frozenset()  # attributes for which what a first call left there decides
+    decided: frozenset[tuple[str, str]] = frozenset()  # attributes for which what a first call left there decides
     remembered: list[Any] = field(default_factory=list)  # what functions had kept before, and were asked again
     called_before: bool = False  # an earlier call had filled that
     moved: set[int] = field(default_factory=set)

@@ -217,7 +217,11 @@ class Surrounded(Part):
     def _lay_out(self) -> None:
         """Group what rests on dicts by these, for which a look at a `State` tells."""
         groups: dict[int, tuple[dict[Any, Any], list[Outside | State]]] = {}
-        on = [*self._on, *((table, state) for state in self._states for table in state.watched.dicts)]
+        on: list[tuple[dict[Any, Any], Outside | State]] = [*self._on]
+        on += [(table, state) for state in self._states for table in state.watched.dicts]
+            *self._on,
+            *((table, state) for state in self._states for table in state.watched.dicts),
+        ]
         for table, one in on:
             groups.setdefault(id(table), (table, []))[1].append(one)
         self._groups = list(groups.values())
@@ -248,7 +252,9 @@ class Surrounded(Part):
         self._versions = versions
         if any(state.watched is not looked for state, looked in zip(self._states, self._looked, strict=True)):
             self._lay_out()
-            return not any(state.watched.loose for state in self._states)  # these are asked at each call, once laid out anew
+            return not any(
+                state.watched.loose for state in self._states
+            )  # these are asked at each call, once laid out anew
         return True
 
 
