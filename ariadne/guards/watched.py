@@ -219,9 +219,6 @@ class Surrounded(Part):
         groups: dict[int, tuple[dict[Any, Any], list[Outside | State]]] = {}
         on: list[tuple[dict[Any, Any], Outside | State]] = [*self._on]
         on += [(table, state) for state in self._states for table in state.watched.dicts]
-            *self._on,
-            *((table, state) for state in self._states for table in state.watched.dicts),
-        ]
         for table, one in on:
             groups.setdefault(id(table), (table, []))[1].append(one)
         self._groups = list(groups.values())
