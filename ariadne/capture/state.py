@@ -455,7 +455,7 @@ class Snapshot:
                 put(state)
 
     def _restore_tensors(self) -> None:
-        for tensor, data in self._saved.values():
+        for tensor, data in reversed(self._saved.values()):  # of two that share memory, the first was kept first
             if not data.is_nested and _once(tensor.detach()).shape != data.shape:  # by an `out=`, or by `resize_`
                 with torch.no_grad():
                     tensor.resize_(data.shape)
