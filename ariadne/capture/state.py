@@ -97,7 +97,7 @@ class Snapshot:
         self._attributes = {id(m.__dict__) for m in (*self.modules.values(), *self.strays.values())}
         for module in (*self.modules.values(), *self.strays.values()):
             self._note(module.__dict__)
-        tables = [d for d, _ in self._dicts] + [dict(enumerate(was)) for _, was in self._lists]
+        tables = [old for _, old in self._dicts] + [dict(enumerate(was)) for _, was in self._lists]
         for t in {id(v): v for table in tables for v in table.values() if is_a(v, torch.Tensor)}.values():
             if t.layout is torch.strided and not t.is_meta:
                 self._owners.setdefault(t.untyped_storage()._cdata, []).append(t)
@@ -337,7 +337,7 @@ class Snapshot:
     def filled_by_default(self) -> Iterator[tuple[int, dict[Any, Any]]]:
         """What plain values stand for keys that a dict was asked for in vain and then put there itself, by its id."""
         for d, old in self._dicts:
-            if hasattr(type(d), "__missing__") and len(d) != len(old):
+            if hasattr(type(d), "__missing__") and dict.__len__(d) != len(old):
                 yield id(d), {k: v for k, v in dict.items(d) if k not in old and lasts(v)}
 
     def lengths(self) -> tuple[list[int], list[list[Any]]]:
@@ -416,7 +416,9 @@ class Snapshot:
             if only is None or only(d):
                 refill(d, old)
                 continue
-            for key in [k for k in {**old, **d} if only(d, k) and old.get(k, MISSING) is not d.get(k, MISSING)]:
+            for key in [
+                k for k in old | contents_of(d) if only(d, k) and old.get(k, MISSING) is not dict.get(d, k, MISSING)
+            ]:
                 if key in old:
                     d[key] = old[key]
                 else:
