@@ -37,6 +37,13 @@ class Unplaced(ShapeEnv):
         return SLoc(framework_loc, None), ""
 
 
+def forget_real(fake: FakeTensorMode) -> None:
+    """Have a mode forget the real tensors of which it has made fake ones: it lives on in a cycle, and its weak references to weights
+    keep `torch.utils.swap_tensors` from taking these, and `load_state_dict` and `.to()` where they use that."""
+    known: Any = fake.fake_tensor_converter.meta_converter.describer
+    known.lookup_tensor.clear()
+
+
 class Foresight:
     """What ops would make of tensors of the same sizes and other data; each kind of call is tried once.
 
@@ -83,6 +90,8 @@ class Foresight:
                 made = on_fake(op)(*positional, **keywords)
         except Exception:  # whatever a fake kernel, or its absence, raises
             return None
+        finally:
+            forget_real(self.fake)
         outs = list(made) if isinstance(made, (list, tuple)) else [made]
         return [
             tuple(n if type(n) is int else None for n in t.shape) if isinstance(t, torch.Tensor) else () for t in outs

@@ -157,9 +157,9 @@ def observe(
         output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, found.output)
         shapes = tuple(tuple(sizes_in(t) for t in tensors_in(e.out)) for e in found.events)
         found.forget_tensors()
+        found.output = None  # what recorded it lives on in a cycle, and with it the graph of a result
         first, attributes = effects is None, {}
         for more in reversed(range(_UNTIL_WARM if found.scripted else first)):
-            found.output = None
             snapshot.again(found.drew)
             args, kwargs = tree.unflatten(example.resized(batch, perturbed), example.spec)
             containers = reach.containers(args, kwargs)

@@ -71,30 +71,30 @@ class Outcome:
         """
         around = any(tree.subclass_of(t) for e in self.recorded.events for t in tensors_in(e.args))
 
-        def walk(spec: tree.Spec) -> tree.Spec:
-            if spec.kind != tree.LEAF:
-                return replace(spec, children=tuple([walk(c) for c in spec.children]))
-            leaf, atom = next(found)
-            value = self.values.by_name.get(atom.name) if isinstance(atom, Ref) else None
-            if value is None or value.kind != "tensor" or not isinstance(leaf, torch.Tensor):
-                return spec
-            if _is_made_leaf(leaf):
-                made = Parameter if isinstance(leaf, Parameter) else tree.subclass_of(leaf) or torch.Tensor
-                made = torch.Tensor if issubclass(made, FakeTensor) else made
-                return tree.Spec("subclass", made, children=(spec,), context=leaf.requires_grad)
-            if isinstance(leaf, FakeTensor):
-                return spec
-            cls = tree.subclass_of(leaf)
-            if cls is None and not (around and type(leaf) is torch.Tensor):
-                return spec
-            if cls is not None and vars(leaf):
-                raise UnsupportedError(
-                    f"forward returns a {cls.__name__} with attributes of its own ({', '.join(sorted(vars(leaf)))}), which a plan "
-                    "can't hold; return a plain tensor and the attributes beside it, and make the object outside"
-                )
-            return tree.Spec("subclass", cls or torch.Tensor, children=(spec,))
+        return self._class_of(spec, found, around)
 
-        return walk(spec)
+    def _class_of(self, spec: tree.Spec, found: Iterator[tuple[Any, Any]], around: bool) -> tree.Spec:
+        if spec.kind != tree.LEAF:
+            return replace(spec, children=tuple([self._class_of(c, found, around) for c in spec.children]))
+        leaf, atom = next(found)
+        value = self.values.by_name.get(atom.name) if isinstance(atom, Ref) else None
+        if value is None or value.kind != "tensor" or not isinstance(leaf, torch.Tensor):
+            return spec
+        if _is_made_leaf(leaf):
+            made = Parameter if isinstance(leaf, Parameter) else tree.subclass_of(leaf) or torch.Tensor
+            made = torch.Tensor if issubclass(made, FakeTensor) else made
+            return tree.Spec("subclass", made, children=(spec,), context=leaf.requires_grad)
+        if isinstance(leaf, FakeTensor):
+            return spec
+        cls = tree.subclass_of(leaf)
+        if cls is None and not (around and type(leaf) is torch.Tensor):
+            return spec
+        if cls is not None and vars(leaf):
+            raise UnsupportedError(
+                f"forward returns a {cls.__name__} with attributes of its own ({', '.join(sorted(vars(leaf)))}), which a plan "
+                "can't hold; return a plain tensor and the attributes beside it, and make the object outside"
+            )
+        return tree.Spec("subclass", cls or torch.Tensor, children=(spec,))
 
     def _refuse_read_leaves(self, leaves: list[Any]) -> None:
         """Raise `UnsupportedError` for a leaf that forward makes and returns, if that is not all that it does with it."""

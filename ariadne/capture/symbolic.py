@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ariadne import tree
 from ariadne.capture.example import Example, called
+from ariadne.capture.foreseen import forget_real
 from ariadne.capture.lower import Lowering
 from ariadne.capture.observed import with_stores
 from ariadne.capture.reach import Reach
@@ -91,6 +92,7 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
             recordings.append(found)
     finally:
         snapshot.restore(False)  # no fake tensor draws
+        forget_real(fake)
     of_ops, of_forward = shapes.asked("op", symbols), shapes.asked("forward", symbols)
     if over:  # no batch is tried at other sizes: where an op asks, its answer counts as well
         ranges = {s.symbol: s.within for s in over}
