@@ -16,6 +16,7 @@ order::
     first_calls   what a first call makes and keeps
     told          what stands in a thing, as plain values
     outside       one thing outside of the model, as it was
+    ties          which tensors in containers are which
     switches      settings of torch that forward asks for
     steps         what a function reads, by the instructions in its code
     links         what one step of such a read leads to
