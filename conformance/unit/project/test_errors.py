@@ -224,6 +224,8 @@ def test_a_boundary_of_another_model_is_refused_though_its_cut_has_the_same_name
 def test_what_is_no_boundary_is_refused(runtime: SplitRuntime) -> None:
     with pytest.raises(BoundaryError, match="what run_prefix or run_training_prefix returns; found Tensor"):
         runtime.run_suffix(X)
+    with pytest.raises(BoundaryError, match=r"found bytes. Read bytes by BoundaryPayload.from_bytes\(...\) first"):
+        runtime.run_suffix(runtime.run_prefix(X).to_bytes())
 
 
 def test_a_boundary_is_trained_once(runtime: SplitRuntime) -> None:
