@@ -5,7 +5,7 @@ A plan makes such a thing anew in each call, and gives the same as long as these
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,9 +13,23 @@ import torch
 from ariadne import tree
 from ariadne.capture.state import Snapshot
 from ariadne.capture.values import Values
-from ariadne.guards import MISSING, Effects, Left, MadeOf, Place, Recording, Spot, is_array, results_of, told_of
-from ariadne.plan import WHOLE, Groups, TracePlan
+from ariadne.guards import (
+    Effects,
+    Elsewhere,
+    Left,
+    MadeOf,
+    Place,
+    Recording,
+    Site,
+    Spot,
+    is_array,
+    told_entries,
+    told_of,
+    without_content,
+)
+from ariadne.plan import WHOLE, Groups, TraceNode, TracePlan, uses
 
+Entries = list[tuple[Any, Any]]
 _RESULTS = "cell_contents"  # which no words name
 
 
@@ -25,16 +39,48 @@ class Filling(NamedTuple):
     tensors: tuple[str, ...]
     numbers: tuple[float, ...]
     arrays: bool
-    plain: Any
     spot: Spot
 
 
-Slots = Mapping[tuple[Place, Any], Filling]
+class Telling(NamedTuple):
+    """What a first call left in one place: at these keys of it, told as plain values, and what stood there before."""
+
+    place: Place
+    keys: tuple[Any, ...]
+    value: Any
+    before: Any
+
+
+class Slots(NamedTuple):
+    """What a first call filled, one by one; and the places, as guards tell of them."""
+
+    fillings: Mapping[tuple[Place, Any], Filling]
+    sites: Mapping[Site, Telling]
 
 
 def filled(found: Recording, values: Values, snapshot: Snapshot) -> Slots:
     """What a first call left in attributes and containers, and in functions that keep their results."""
-    return {at: _held(value, values, spot) for at, value, spot in (*_left(found), *_remembered(snapshot))}
+    memories = [*snapshot.memories.new()]
+    slots = (
+        *_left(found),
+        *((at, [result for _, result in new], Spot(memory=memory)) for at, memory, new in _remembered(memories)),
+    )
+    sites = {
+        Site(path, (name,)): Telling(Place("held", path, ()), (name,), told_of(now), told_of(before))
+        for path, name, before, now in found.changed
+        if now is not None
+    }
+    for place, change in found.effects.items():
+        before, after = told_entries(change.before), told_entries(change.after)
+        keys = () if change.kind == "set" else tuple(change.put())
+        put = {key: value for key, value in after.items() if before.get(key, Site) != value}
+        site = Site(place.path, place.steps, change.kind, None if place.table == "held" else Elsewhere(change.thing))
+        if put and place.table != "input":
+            sites[site] = Telling(place, keys, put, before)
+    for (place, key), memory, new in _remembered(memories):
+        if put := {told_of(asked): told_of(result) for asked, result in new}:
+            sites[Site("", (), "memory", Elsewhere(memory))] = Telling(place, (key,), put, {})
+    return Slots({at: _held(value, values, spot) for at, value, spot in slots}, sites)
 
 
 def _left(found: Recording) -> Iterator[tuple[tuple[Place, Any], Any, Spot]]:
@@ -46,38 +92,64 @@ def _left(found: Recording) -> Iterator[tuple[tuple[Place, Any], Any, Spot]]:
             yield (place, key), change.after[key], spot
 
 
-def _remembered(snapshot: Snapshot) -> Iterator[tuple[tuple[Place, Any], Any, Spot]]:
-    for memory in snapshot.filled_memories():
+def _remembered(memories: Iterable[tuple[Any, Entries]]) -> Iterator[tuple[tuple[Place, Any], Any, Entries]]:
+    for memory, new in memories:
         place = Place("outside", f"what {getattr(memory, '__qualname__', memory)} remembers", ())
-        yield (place, _RESULTS), results_of(memory), Spot(memory=memory)
+        yield (place, _RESULTS), memory, new
 
 
 def _held(value: Any, values: Values, spot: Spot) -> Filling:
     leaves = [*tree.leaves(value)]
     ids = (values.ids.get(id(t)) for t in leaves if isinstance(t, torch.Tensor))
     numbers = tuple(leaf for leaf in leaves if type(leaf) is float)
-    plain = MISSING if spot.memory is not None else told_of(value)
-    return Filling(tuple(name for name in ids if name is not None), numbers, any(map(is_array, leaves)), plain, spot)
+    return Filling(tuple(name for name in ids if name is not None), numbers, any(map(is_array, leaves)), spot)
 
 
-def left_by(slots: Slots, plan: TracePlan, found: Recording, effects: Effects) -> dict[str, Left]:
-    """What is plain of that, where forward may read it and a later call does not put it there anew, in words.
+def reads_of(plan: TracePlan, found: Recording, effects: Effects) -> frozenset[tuple[str, str]]:
+    """The attributes of modules that forward reads, or asks for by `hasattr`, and that no call puts there anew.
 
-    Not where Python reads numbers out of tensors: which call is the first of such a plan shows only after its guards.
+    Of those, what a first call left there decides what the next ones do. None where Python reads numbers out of tensors: which call
+    is the first of such a plan shows only after its guards.
     """
     if any(node.is_witness for node in plan.nodes):
-        return {}
-    read = {
-        (path, name) for path, name in (*found.read_attributes, *found.missing)
-    }  # `hasattr`, or an AttributeError, asks too
-    read -= effects.assigned | effects.settled | effects.kept
+        return frozenset()
+    read = {(path, name) for path, name in (*found.read_attributes, *found.missing)}
     stored = {(s.path, s.name) for s in plan.stores}
+    return frozenset(read - effects.assigned - effects.settled - effects.kept - stored)
+
+
+def left_by(slots: Slots, plan: TracePlan, reads: frozenset[tuple[str, str]], effects: Effects) -> dict[Site, Left]:
+    """What a first call left where forward may read it, and a later call does not put it there anew."""
+    if any(node.is_witness for node in plan.nodes):
+        return {}
+    found, follows = {}, _following(slots, plan)
+    for site, (place, keys, value, before) in slots.sites.items():
+        if place in effects.rules or not (site.elsewhere or (site.path, site.steps[0]) in reads):
+            continue
+        value = without_content(value) if any((place, key) in follows for key in keys) else value
+        where = place.words(keys[0]) if len(keys) == 1 else place.words()
+        found[site] = Left(where, value, before, plan.traced_batch)
+    return found
+
+
+def _following(slots: Slots, plan: TracePlan) -> set[tuple[Place, Any]]:
+    """Where something stands that was made of the model's tensors or of the inputs, or of numbers that were drawn."""
+    if not any(had.tensors or had.arrays for had in slots.fillings.values()):
+        return set()
+    groups = Groups(plan)
+    of = {
+        groups.find(v.name)
+        for v in plan.values.values()
+        if (v.is_state or v.kind == "input") and v.name in groups.parent
+    }
+    for node in plan.nodes:
+        if node.seeded or any(r in groups.parent and groups.find(r) in of for r in _data_of(node)):
+            of.update(groups.find(name) for name in (*node.outputs, *node.writes))
     return {
-        place.words(key): Left(had.spot, had.plain, plan.traced_batch)
-        for (place, key), had in slots.items()
-        if had.plain is not MISSING and had.plain is not None and had.spot.steps and place not in effects.rules
-        and (had.spot.path, had.spot.steps[0]) in read - stored
-    }  # fmt: skip
+        at
+        for at, had in slots.fillings.items()
+        if had.arrays or any(name in groups.parent and groups.find(name) in of for name in had.tensors)
+    }
 
 
 def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf]:
@@ -85,7 +157,7 @@ def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf
 
     A number is made of what Python read that very number of; an array of all of which Python took the data.
     """
-    if not slots:  # as of most models
+    if not slots.fillings:  # as of most models
         return {}
     stored = {(s.path, s.name) for s in plan.stores}
     groups, state = Groups(plan), [v for v in plan.values.values() if v.is_state]
@@ -93,12 +165,12 @@ def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf
     for v in state:
         of.setdefault(groups.find(v.name), set()).add(v.name)
     for node in plan.nodes:
-        read = {name for r in node.reads if r in groups.parent for name in of.get(groups.find(r), ())}
+        read = {name for r in _data_of(node) if r in groups.parent for name in of.get(groups.find(r), ())}
         for name in (*node.outputs, *node.writes):
             of.setdefault(groups.find(name), set()).update(read)
     asked = [node for node in plan.nodes if node.is_witness]
     found: dict[str, MadeOf] = {}
-    for (place, key), (tensors, numbers, arrays, _, spot) in slots.items():
+    for (place, key), (tensors, numbers, arrays, spot) in slots.fillings.items():
         read_of = (node for node in asked if (arrays and node.target == WHOLE) or _is_one_of(node.witness, numbers))
         names = [*tensors, *(name for node in read_of for name in node.reads)]
         at_each_call = place in effects.rules or (place.path, key) in stored or (place.path, key) in effects.assigned
@@ -111,6 +183,26 @@ def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf
         if sources:
             found[place.words(key)] = MadeOf(frozenset(sources), spot)
     return found
+
+
+_LIKE_SECOND = {
+    "aten.type_as.default",
+    "aten.view_as.default",
+    "aten.reshape_as.default",
+    "aten.expand_as.default",
+    "aten.to.other",
+}
+
+
+def _data_of(node: TraceNode) -> Iterable[str]:
+    """The values whose data an op reads; `zeros_like(x)`, `x.new_zeros(2)` and `y.type_as(x)` look at the form of `x` alone."""
+    space, _, op = node.target.partition(".")
+    name = op.partition(".")[0]
+    if node.target in _LIKE_SECOND:
+        return uses(node.args[:1])
+    if space == "aten" and (name.endswith("_like") or name.startswith("new_")):
+        return uses((node.args[1:], tuple(v for _, v in node.kwargs)))
+    return node.reads
 
 
 def _is_one_of(found: Any, numbers: tuple[float, ...]) -> bool:

@@ -78,7 +78,7 @@ def lived(
     later = {other: gives(model, example.turned(), other, grad, drew)}
     left(other)
     puts, assigned = one.changes()
-    if not (moved or puts or assigned or snapshot.remembers()):
+    if not (moved or puts or assigned or snapshot.memories.grew()):
         return History()
     snapshot.again(drew)
     two = _Look(reach, snapshot)

@@ -75,7 +75,7 @@ class Lowering:
         self.values = Values(recorded, snapshot, state, batched, fake, batch_symbol, symbols, names)
         self.outcome = Outcome(recorded, snapshot, self.values)
         self.put: dict[tuple[Place, Any], Put] = {}
-        self.filled: Slots = {}
+        self.filled = Slots({}, {})
         self.snapshot = snapshot
         self.foresight = Foresight()
         self.unforeseen: set[str] = set()  # sizes of which no fake kernel tells whether they follow data
@@ -440,7 +440,8 @@ class Lowering:
         looked = self.recorded.looked
         flags = None
         if "requires_grad" in looked:
-            flags = tuple((path, p.requires_grad) for path, p in self.model.named_parameters())
+            held = (*self.model.named_parameters(), *self.model.named_buffers())
+            flags = tuple((path, t.requires_grad) for path, t in held)
         written = any(
             isinstance(a, (torch.dtype, torch.device))
             for n in self.values.nodes

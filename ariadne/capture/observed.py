@@ -16,7 +16,7 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.capture.example import Evidence, Example, called
-from ariadne.capture.filled import left_by, made_of
+from ariadne.capture.filled import left_by, made_of, reads_of
 from ariadne.capture.generalize import SIZE
 from ariadne.capture.history import History, alike, lived
 from ariadne.capture.identity import watching
@@ -210,7 +210,8 @@ def observe(
         refuse_repeated(found, unpruned, snapshot, effects.rules, containers)
         unpruned = with_stores(unpruned, effects, changes, put, reach)
         found.made_of = made_of(slots, unpruned, effects)
-        found.left = left_by(slots, unpruned, found, effects)
+        found.decided = reads_of(unpruned, found, effects)
+        found.left = left_by(slots, unpruned, found.decided, effects)
         plan = check(prune(unpruned))
         return Observation(
             plan, unpruned, Evidence(batch, output), shapes, found, unforeseen, effects, history, settled, primed

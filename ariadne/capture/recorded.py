@@ -472,12 +472,14 @@ def recording(
         found.moved.add(at)
         found.containers.append((before, now))
     found.defaults = dict(snapshot.filled_by_default())
+    found.remembered = snapshot.memories.asked_again()
     if read:
         hooks = [hook for m in snapshot.modules.values() for kind in HOOK_TABLES for hook in m.__dict__[kind].values()]
         values = [value for _, value, _ in found.read_attributes.values()]
         found.outside = read.lasting(values, hooks, found.moved, found.defaults)
         found.unseen, found.moving = read.unseen, read.moving()
         found.names, found.whole, found.switches = read.names, read.whole, read.switches
+        found.by_name, found.reads = read.by_name, read.reads
         found.drew_python, found.codes, found.compared = read.drew, read.codes, read.compared
         found.drew = found.drew or read.drew
         found.assigned, found.filled = read.assigned, read.filled

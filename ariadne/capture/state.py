@@ -17,6 +17,7 @@ from ariadne.guards import (
     LEAVES,
     MISSING,
     Given,
+    Memories,
     Reached,
     Slots,
     follow,
@@ -83,7 +84,7 @@ class Snapshot:
         self._taken = model, others, outside
         self.inside: set[Spot] = set()  # what parts that are taken as they are changed by themselves
         self.draws_inside = False  # one of them drew from Python's own generators
-        self._memories = [(memory, memory.cache_info().currsize) for memory in outside.memories]
+        self.memories = Memories(outside.memories)
         self.strays = strays(self.modules)
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._lists: list[tuple[Any, list[Any]]] = []  # and deques
@@ -137,14 +138,6 @@ class Snapshot:
             found |= {(id(thing), n) for n in {**then, **now} if then.get(n, MISSING) is not now.get(n, MISSING)}
         found |= {(id(one), None) for one, get, _, was in self._own_rng if repr(get()) != repr(was)}
         return found
-
-    def remembers(self) -> bool:
-        """Whether a function keeps more results than it did."""
-        return any(memory.cache_info().currsize != kept for memory, kept in self._memories)
-
-    def filled_memories(self) -> Iterator[Any]:
-        """The functions that kept nothing, and keep results now."""
-        return (memory for memory, kept in self._memories if not kept and memory.cache_info().currsize)
 
     def note(self, others: Iterable[Any]) -> None:
         """Note what others hold, which are not the model's."""
@@ -402,9 +395,7 @@ class Snapshot:
         and to rewind them would give another thread its numbers twice.
         """
         self._put_back(None)
-        for memory, kept in self._memories:
-            if not kept and memory.cache_info().currsize:  # of others, single results can't be taken out
-                memory.cache_clear()
+        self.memories.forget()
         for p, data, gradient, flag in self._parameters:
             if p.data.untyped_storage()._cdata != data.untyped_storage()._cdata or p.shape != data.shape:
                 p.data = data

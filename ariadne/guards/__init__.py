@@ -9,18 +9,22 @@ order::
     classes       what a class gives for a name
     functions     which Python functions are reached from what forward reads
     kept          what a guard holds of things that can change by themselves
+    remembered    what functions had kept that forward asked again
     opened        what things hold that are no plain containers
     facts         dtypes, devices and shapes of tensors, compared in one call
     marks         what stands on tensors beside their values: attributes, strides
     first_calls   what a first call makes and keeps
+    told          what stands in a thing, as plain values
     outside       one thing outside of the model, as it was
     switches      settings of torch that forward asks for
     steps         what a function reads, by the instructions in its code
+    readers       what classes tell of each read of their objects
     links         what one step of such a read leads to
     codes         the code that a function may run, as far as names lead
     around        what forward's own functions read outside of the model
     roots         the variables and objects outside of a model that forward reaches
     effects       what forward puts into containers
+    left          what a first call leaves, and what another one would have left
     given         inputs that are no tensors, and what they held
     recording     what was seen of one forward
     counted       what counts of an attribute that forward read
@@ -52,7 +56,6 @@ from ariadne.guards.attributes import (
     lasts,
     own_of,
     place,
-    results_of,
     simple,
     slot_of,
     slots_of,
@@ -79,12 +82,15 @@ from ariadne.guards.effects import (
     stores_of,
 )
 from ariadne.guards.facts import alike
-from ariadne.guards.first_calls import Left, MadeOf, Spot, calls_of, not_called, told_of
-from ariadne.guards.further import Further
+from ariadne.guards.first_calls import MadeOf, Spot, calls_of, not_called
+from ariadne.guards.further import Further, enter_alike
 from ariadne.guards.given import Given
+from ariadne.guards.left import Elsewhere, Left, Site, told_entries
 from ariadne.guards.recording import Effect, Event, Flag, Recording
+from ariadne.guards.remembered import Memories
 from ariadne.guards.roots import Reached, outside_of
 from ariadne.guards.switches import SWITCHES, TORCH, Switched, caches_parametrizations
 from ariadne.guards.tensors import StateGuard, asks_sizes
+from ariadne.guards.told import told_of, without_content
 from ariadne.guards.versions import VERSION, stamp
 from ariadne.guards.whole import Taken, is_whole, looked_into, opaque

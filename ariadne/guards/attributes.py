@@ -95,11 +95,20 @@ def is_memory(value: Any) -> bool:
     return type(value).__name__ == "_lru_cache_wrapper"
 
 
-def results_of(memory: Any) -> list[Any]:
-    """What such a function has kept, as the garbage collector knows it: its results, and what it was asked where these are few."""
-    found = [thing for thing in gc.get_referents(memory) if thing is not own_of(memory)]
-    kept = [v for table in found if type(table) is dict for v in table.values()]
-    return kept + [thing for thing in found if not is_a(thing, (dict, type, FunctionType))]
+def entries_of(memory: Any) -> list[tuple[Any, Any]]:
+    """What such a function has kept, as the garbage collector knows it: (what it was asked, result)."""
+    found = gc.get_referents(memory)
+    table = next((t for t in found if type(t) is dict and t is not own_of(memory)), {})
+    if memory.cache_info().maxsize is None:
+        return [*table.items()]
+    links = (at for at, thing in enumerate(found) if is_a(thing, type) and thing.__name__ == "_lru_list_elem")
+    return [(found[at - 2], found[at - 1]) for at in links if at > 2 and found[at - 2] in table]
+
+
+def entries_beside(memory: Any, known: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Those of them that are not among those that are `known`."""
+    before = {id(key): result for key, result in known}
+    return [(key, result) for key, result in entries_of(memory) if before.get(id(key), MISSING) is not result]
 
 
 def is_array(value: Any) -> bool:

@@ -28,8 +28,9 @@ from ariadne.guards.attributes import (
 from ariadne.guards.attributes import shown as shown_step
 from ariadne.guards.classes import Hiding, Lookup, Nearer, changeable, own_dict
 from ariadne.guards.counted import Names, kept_of_attribute, owner_of
-from ariadne.guards.first_calls import AsFilled, AsLeft
+from ariadne.guards.first_calls import AsFilled
 from ariadne.guards.kept import Defaults, Kept, Same
+from ariadne.guards.left import AsLeft, merged
 from ariadne.guards.marks import ASKING_FOR_CLASSES, Asked, Listed, Marks, Registered, Strides, marks_on, state_of
 from ariadne.guards.opened import State, counts_by_which
 from ariadne.guards.outside import Outside, of_kind, with_contents
@@ -112,6 +113,7 @@ class Baseline:
         self.inherited: set[tuple[str, str]] = set()  # methods and the like, found in the module's class
         self.outside: list[Outside] = []
         self.flags = [flag for recorded in recordings for flag in recorded.flags]
+        self.remembered = [one for recorded in recordings for one in recorded.remembered]
         self.foreign: set[str] = set()
         self.installed: set[types.CodeType] = set()  # hooks that forward itself registers, and that change no result
         looked = {id(m) for _, m in looked_into(model)}
@@ -173,8 +175,10 @@ class Baseline:
         called = any(recorded.called_before for recorded in recordings)
         filled = {what: made for recorded in recordings for what, made in recorded.made_of.items()}
         self.attributes += [("", (what,), AsFilled(model, filled[what], called)) for what in sorted(filled)]
-        left = {} if called else {what: value for recorded in recordings for what, value in recorded.left.items()}
-        self.attributes += [("", (what,), AsLeft(model, left[what])) for what in sorted(left)]
+        left = merged(recorded.left for recorded in recordings)
+        reads = frozenset[tuple[str, str]]().union(*(recorded.decided for recorded in recordings))
+        if not called and (left or reads):
+            self.attributes.append(("", ("what a first call leaves",), AsLeft(model, left, reads)))
         self._note_kinds(recordings, names)
         self._note_marks(model, recordings, names, leaves)
 
@@ -264,6 +268,7 @@ class Baseline:
         new.asks_sizes, new.facts = self.asks_sizes, self.facts
         new.absent = {**new.absent, **self.absent}
         new.flags = self.flags
+        new.remembered = [one.of_copy() for one in self.remembered]
         new.mark_names, new.marks, new.exact = self.mark_names, self.marks, self.exact
         new.ties, new.missing, new.installed = self.ties, self.missing, self.installed
         new.outside, new.foreign, new.inherited = [o.of_copy(memo) for o in self.outside], self.foreign, self.inherited
@@ -287,9 +292,9 @@ class Baseline:
         return new
 
 
-def tabled(module: nn.Module) -> list[str]:
-    """The names of a module's own parameters and buffers."""
-    return [*module._parameters, *module._buffers]
+def tabled(module: nn.Module) -> tuple[list[str], list[str]]:
+    """The names of a module's own parameters, and of its buffers."""
+    return [*module._parameters], [*module._buffers]
 
 
 def copied_model(model: nn.Module, memo: dict[int, Any]) -> nn.Module:

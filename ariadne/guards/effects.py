@@ -73,13 +73,14 @@ class Place:
 class Change:
     """A container's contents before and after a run: both dicts (of an object, its attributes), lists or sets.
 
-    `end` is how many a deque holds at most.
+    `end` is how many a deque holds at most, `thing` the container itself, or the root of variables.
     """
 
     kind: str
     before: Any
     after: Any
     end: int | None = None
+    thing: Any = None
 
     def put(self) -> list[Any]:
         """The keys or positions that hold another thing than before."""
@@ -203,7 +204,7 @@ class Containers:
         """The containers that hold other things now; not those, or those keys, that are changed `inside` of an opaque part."""
         found = {}
         for place, thing, kind, was in self._noted.values():
-            change = Change(kind, was, contents(thing, kind), thing.maxlen if is_a(thing, deque) else None)
+            change = Change(kind, was, contents(thing, kind), thing.maxlen if is_a(thing, deque) else None, thing)
             if change.kind in ("list", "set"):
                 if inside(thing, None):
                     continue

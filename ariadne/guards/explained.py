@@ -12,8 +12,9 @@ from ariadne import tree
 from ariadne.errors import ModuleError, named
 from ariadne.guards.attributes import simple
 from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, reach, shown, tabled
-from ariadne.guards.first_calls import AsFilled, AsLeft
+from ariadne.guards.first_calls import AsFilled
 from ariadne.guards.kept import Kept, Same
+from ariadne.guards.left import AsLeft
 from ariadne.guards.watched import is_known
 
 
@@ -73,10 +74,11 @@ def refuse_changes(
                 f"forward makes {keys[0]} of {value!r} at its first call, and keeps it; that was changed since, and the model goes "
                 f"on with what it made of the old one{again}"
             )
-        if isinstance(value, AsLeft) and not value.is_same():
+        if isinstance(value, AsLeft) and (other := value.other()) is not None:
+            where, now_it_is, left = other
             raise ModuleError(
-                f"forward fills {keys[0]} at its first call, and keeps it: by {value.now()}, where the first call of this plan "
-                f"would have left {value!r}; the model goes on with the first. Let forward ask anew in each call, or set it "
+                f"forward fills {where} at its first call, and keeps it: by {now_it_is}, where the first call of this plan "
+                f"would have left {left}; the model goes on with the first. Let forward ask anew in each call, or set it "
                 f"beforehand{again}"
             )
         if isinstance(value, Kept):
@@ -109,7 +111,7 @@ def refuse_changes(
         if there != was_there:
             raise ModuleError(
                 f"forward looked through the parameters and buffers of {named(path)}, which were "
-                f"{', '.join(was_there) or 'none'} and are {', '.join(there) or 'none'} now{again}"
+                f"{_listed(was_there)} and are {_listed(there)} now{again}"
             )
     for path, name in sorted(base.inherited):
         if path in modules and name in modules[path].__dict__:
@@ -126,3 +128,9 @@ def refuse_changes(
         raise ModuleError(
             f"a global module hook was added ({global_hooks()[0]!r}), which a captured plan does not run; remove it"
         )
+
+
+def _listed(names: tuple[list[str], list[str]]) -> str:
+    """The names of parameters, and of buffers."""
+    parameters, buffers = (", ".join(some) or "none" for some in names)
+    return f"{parameters} (parameters), {buffers} (buffers)"

@@ -7,7 +7,6 @@ prepared, whichever plan served it.
 from __future__ import annotations
 
 import hashlib
-import reprlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -15,8 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from ariadne import tree
-from ariadne.guards.attributes import MISSING, follow, is_a, lasts
+from ariadne.guards.attributes import MISSING, follow
 from ariadne.guards.kept import Kept
 from ariadne.guards.versions import VERSION
 from ariadne.plan import storage_of
@@ -47,23 +45,6 @@ class MadeOf(NamedTuple):
 
     origins: frozenset[Origin]
     spot: Spot
-
-
-class Left(NamedTuple):
-    """Something plain that a first call put somewhere, as this plan's did at its batch."""
-
-    spot: Spot
-    value: Any
-    batch: int
-
-
-def told_of(value: Any) -> Any:
-    """What is plain in a value: itself, or of a container its kind, its length and what is plain in it; else `MISSING`."""
-    if lasts(value):
-        return value
-    if is_a(value, (list, dict, set, tuple)):
-        return type(value).__name__, len(value), *(leaf for leaf in tree.leaves(value) if lasts(leaf))
-    return MISSING
 
 
 @dataclass
@@ -126,18 +107,18 @@ class AsFilled(Kept):
             return True
         if not self.is_same():
             return False
-        _calls(self.thing)[self.made] = self.held = self.look(self.thing)
+        first_calls(self.thing)[self.made] = self.held = self.look(self.thing)
         return True
 
     def anew(self, thing: Any) -> Kept:
         """The same of a copy, which was called as often."""
-        copied = type(self)(thing, self.made, self.called or self.made in _calls(self.thing))
+        copied = type(self)(thing, self.made, self.called or self.made in first_calls(self.thing))
         if not copied.called:
             copied.empty, copied.held = self.empty, self.held
         return copied
 
     def _then(self) -> _Then | None:
-        return self.held if self.called else _calls(self.thing).get(self.made)
+        return self.held if self.called else first_calls(self.thing).get(self.made)
 
     def _at(self) -> list[tuple[int | None, int]]:
         found = []
@@ -160,90 +141,39 @@ class AsFilled(Kept):
         return found.digest()
 
 
-class AsLeft(Kept):
-    """What a plan's first call leaves somewhere, if that is plain: the first call of all decides, and a plan that would leave
-    something else goes on otherwise than the model does.
-
-    Numbers may follow the batch, so of two plans only those of one batch are compared.
-    """
-
-    __slots__ = ("calls", "known", "left")
-
-    def __init__(self, thing: nn.Module, left: Left) -> None:
-        self.left, self.calls = left, _calls(thing)
-        self.known = left  # the first call's, where that was found to be the same
-        super().__init__(thing)
-
-    def look(self, thing: Any) -> Any:
-        """What this plan leaves."""
-        return self.left.value
-
-    def words(self, held: Any) -> str:
-        """That."""
-        return reprlib.repr(held)
-
-    def now(self) -> str:
-        """What stands there, or what the first call left."""
-        return reprlib.repr(self._first().value)
-
-    def is_same(self) -> bool:
-        """Whether it leaves what the first call did."""
-        first, left = self._first(), self.left
-        if first is left or tree.identical(first.value, left.value):
-            return True
-        return first.batch != left.batch and _counts(first.value) and _counts(left.value)
-
-    def asked(self) -> bool:
-        """The same, for a call, which may be the first."""
-        if self.calls.get(self.left.spot) is self.known:
-            return True
-        if not self.is_same():
-            return False
-        self.known = self.calls.setdefault(self.left.spot, self.left)
-        return True
-
-    def anew(self, thing: Any) -> Kept:
-        """The same of a copy, which was called as often."""
-        found = self.calls.get(self.left.spot)
-        copied = type(self)(thing, self.left)
-        if found is not None:
-            copied.calls.setdefault(self.left.spot, found)
-        return copied
-
-    def _first(self) -> Left:
-        first: Left | None = self.calls.get(self.left.spot)
-        if first is not None:
-            return first
-        there = told_of(self.left.spot.now(self.thing))  # by a call of the model itself
-        return self.left if there is MISSING else Left(self.left.spot, there, -1)
-
-
-def _counts(value: Any) -> bool:
-    """Whether a value has numbers in it, which may follow the batch."""
-    return type(value) in (int, float) or (is_a(value, tuple) and any(map(_counts, value)))
-
-
 def _writes(own: dict[str, Any]) -> int:
     """How often a dict was written, where this Python tells."""
     return 0 if VERSION is None else VERSION(own)
 
 
-Calls = dict[MadeOf | Spot, Any]
+class Calls(dict[Any, Any]):
+    """What is known of the first calls of a model, by what they made or left; `turn` counts what was noted, and forgotten."""
+
+    turn = 0
+
+    def note(self, what: Any, then: Any) -> None:
+        """Take it that a first call left something."""
+        self[what] = then
+        self.turn += 1
+
+
 _FIRST: WeakKeyDictionary[nn.Module, Calls] = WeakKeyDictionary()
 
 
-def _calls(model: nn.Module) -> Calls:
+def first_calls(model: nn.Module) -> Calls:
+    """What is known of the first calls of a model, for guards to keep."""
     found = _FIRST.get(model)
-    return _FIRST.setdefault(model, {}) if found is None else found
+    return _FIRST.setdefault(model, Calls()) if found is None else found
 
 
-def calls_of(model: nn.Module) -> Calls:
-    """What is known of the first calls of a model; see `not_called`."""
-    return dict(_calls(model))
+def calls_of(model: nn.Module) -> dict[Any, Any]:
+    """The same as it is now; see `not_called`."""
+    return dict(first_calls(model))
 
 
-def not_called(model: nn.Module, known: Calls | None = None) -> None:
+def not_called(model: nn.Module, known: dict[Any, Any] | None = None) -> None:
     """Take it that no call has been made yet of a model that was prepared now; or those of which `known` tells."""
-    calls = _calls(model)  # which guards keep
+    calls = first_calls(model)  # which guards keep
     calls.clear()
     calls.update(known or {})
+    calls.turn += 1

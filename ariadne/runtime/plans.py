@@ -211,7 +211,7 @@ class Plans:
                     return variant, entered
             for guard in self._now[training].guards:
                 if not guard():
-                    guard.explain()
+                    guard.explain(serving=False)
             return self._captured(args, kwargs, training)
 
     def _use(self, variant: Variant, training: bool) -> None:

@@ -201,3 +201,40 @@ def test_a_number_that_was_read_of_nothing_is_not_made_of_what_else_was_read() -
         assert torch.equal(whole(X), call(split))
         for model in (whole, split.model):
             double(model)
+
+
+LIKE: dict[str, Callable[[Tensor], Tensor]] = {
+    "expand_as": lambda w: torch.arange(4.0).expand_as(w).mean(),
+    "new_ones": lambda w: w.new_ones(4).cumsum(0).mean(),
+    "type_as": lambda w: torch.arange(4).type_as(w).mean(),
+    "zeros_like": lambda w: (torch.zeros_like(w) + 2.0).mean(),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spelling", sorted(LIKE))
+def test_what_is_only_like_a_weight_is_not_made_of_it(spelling: str) -> None:
+    def keep(self: Any) -> Any:
+        if self.held is None:
+            self.held = LIKE[spelling](self.last.weight.detach())
+        return self.held
+
+    whole, split = both(keep)
+    for _ in range(3):
+        assert torch.equal(whole(X), call(split))
+        for model in (whole, split.model):
+            double(model)
+
+
+@torch.no_grad()
+def test_a_weight_made_like_another_tensor_is_made_of_it() -> None:
+    def keep(self: Any) -> Any:
+        if self.held is None:
+            self.held = self.last.weight.detach().type_as(torch.zeros(1, dtype=torch.float64)).mean().float()
+        return self.held
+
+    _, split = both(keep)
+    call(split)
+    double(split.model)
+    with pytest.raises(ModuleError, match=r"of 'last.weight' at its first call"):
+        call(split)

@@ -100,3 +100,56 @@ def test_another_weight_of_which_the_answer_is_the_same_is_followed(name: str) -
     split = prepare_split(model, (X,), split="after:first")
     new(model)
     assert torch.equal(split.run_suffix(split.run_prefix(X)), model(X))
+
+
+def to_parameter(m: Any) -> None:
+    table = m.table
+    del m.table
+    m.table = nn.Parameter(table)
+
+
+def to_buffer(m: Any) -> None:
+    bias = m.last.bias.detach()
+    del m.last.bias
+    m.last.register_buffer("bias", bias)
+
+
+def buffer_trains(m: Any) -> None:
+    m.table.requires_grad_()
+
+
+MOVED: dict[str, tuple[Part, Part]] = {
+    "its class": (lambda m: 2 if isinstance(m.table, nn.Parameter) else 1, to_parameter),
+    "its class, of a weight": (lambda m: 2 if isinstance(m.last.bias, nn.Parameter) else 1, to_buffer),
+    "whether it is a buffer": (lambda m: 2 if "table" in m._buffers else 1, to_parameter),
+    "whether it is a parameter": (lambda m: 2 if m._parameters.get("table") is not None else 1, to_parameter),
+    "whether it is a buffer, of a weight": (lambda m: 2 if "bias" in m.last._buffers else 1, to_buffer),
+}
+
+
+@pytest.mark.parametrize("case", MOVED)
+def test_a_tensor_that_came_to_stand_in_another_registry_is_noticed(case: str) -> None:
+    asks, move = MOVED[case]
+    split = prepare_split(Net(asks, as_it_is), (X,), split="after:first")
+    assert split.run_suffix(split.run_prefix(X)) is not None
+    move(split.model)
+    with pytest.raises(ModuleError, match=r"table|bias"):
+        split.run_suffix(split.run_prefix(X))
+
+
+@pytest.mark.parametrize("move", [to_parameter, buffer_trains])
+def test_whether_a_buffer_requires_grad_is_followed(move: Part) -> None:
+    split = prepare_split(Net(lambda m: 2 if m.table.requires_grad else 1, as_it_is), (X,), split="after:first")
+    before = split.run_suffix(split.run_prefix(X))
+    move(split.model)
+    now = split.run_suffix(split.run_prefix(X))
+    assert torch.equal(now, split.model(X))
+    assert not torch.equal(now, before)
+
+
+def test_a_guard_that_takes_both_registries_for_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("baseline", "explained"):
+        both = f"ariadne.guards.{place}.tabled"
+        monkeypatch.setattr(both, lambda module: (sorted([*module._parameters, *module._buffers]), []))
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_a_tensor_that_came_to_stand_in_another_registry_is_noticed("whether it is a buffer")
