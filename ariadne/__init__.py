@@ -2,6 +2,7 @@
 
 A room for each stage of the pipeline, in import order; nothing imports backwards, and others come in by the door, the `__init__`::
 
+    imports                   many modules at once, without the garbage collector
     errors, tree, compare     the ground: the tree of errors, the walker of nested values, the comparator of results
     units                     numbers with units, as people read them
     plan                      a forward as frozen data: ops, values, sizes as expressions in the batch
@@ -26,9 +27,10 @@ A room for each stage of the pipeline, in import order; nothing imports backward
 To read the code for the first time, begin with `prepare`.
 """
 
-import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
+
+from ariadne.imports import imported as _imported
 
 if TYPE_CHECKING:
     from ariadne.boundary import BoundaryPayload, ReplayBoundary, register_boundary_serializer
@@ -100,10 +102,10 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        value = globals()[name] = getattr(importlib.import_module(f"ariadne.{_HOMES[name]}"), name)
+        value = globals()[name] = getattr(_imported(f"ariadne.{_HOMES[name]}"), name)
         return value
     if name.isidentifier() and not name.startswith("_") and importlib.util.find_spec(f"ariadne.{name}"):
-        return importlib.import_module(f"ariadne.{name}")
+        return _imported(f"ariadne.{name}")
     raise AttributeError(f"module 'ariadne' has no attribute {name!r}")
 
 

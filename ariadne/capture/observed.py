@@ -210,8 +210,8 @@ def observe(
         refuse_repeated(found, unpruned, snapshot, effects.rules, containers)
         unpruned = with_stores(unpruned, effects, changes, put, reach)
         found.made_of = made_of(slots, unpruned, effects)
-        found.reads = reads_of(unpruned, found, effects)
-        found.left = left_by(slots, unpruned, found.reads, effects)
+        found.decided = reads_of(unpruned, found, effects)
+        found.left = left_by(slots, unpruned, found.decided, effects)
         plan = check(prune(unpruned))
         return Observation(
             plan, unpruned, Evidence(batch, output), shapes, found, unforeseen, effects, history, settled, primed

@@ -479,6 +479,7 @@ def recording(
         found.outside = read.lasting(values, hooks, found.moved, found.defaults)
         found.unseen, found.moving = read.unseen, read.moving()
         found.names, found.whole, found.switches = read.names, read.whole, read.switches
+        found.by_name, found.reads = read.by_name, read.reads
         found.drew_python, found.codes, found.compared = read.drew, read.codes, read.compared
         found.drew = found.drew or read.drew
         found.assigned, found.filled = read.assigned, read.filled

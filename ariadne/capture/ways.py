@@ -43,6 +43,7 @@ from ariadne.guards import (
     refusal,
     switches,
 )
+from ariadne.imports import imported
 from ariadne.plan import (
     Assumption,
     Batches,
@@ -75,6 +76,7 @@ def capture(
 
     Raises `UnsupportedError` where forward does something that no plan can hold, and what the model raises itself.
     """
+    imported("torch._inductor.config")  # by torch itself in the midst of a first recording, with all of its compilers
     batches = example.within(batches)
     size = example.batch if example.batch in batches else max(batches.start, min(2, batches.stop - 1))
     refuse_hooks(model)

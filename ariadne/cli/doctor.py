@@ -20,7 +20,8 @@ from ariadne.cli.output import FAILED, OK, Answer, progress, table
 from ariadne.guards import VERSION
 from ariadne.prepare import prepare_split
 
-OPTIONAL = ("numpy", "torchvision", "timm", "ultralytics", "rfdetr", "transformers", "graphviz")
+OPTIONAL = ("numpy", "torchvision", "timm", "ultralytics", "rfdetr", "transformers", "graphviz", "pyzmq", "onnx")
+NEEDED_FOR = {"pyzmq": "two machines", "onnx": "exporting a half as .onnx"}
 Row = tuple[str, str, str]  # what, its state, and more words
 
 
@@ -93,7 +94,8 @@ def _programs() -> Iterator[Row]:
 def _packages() -> Iterator[Row]:
     for name in OPTIONAL:
         version = _version(name)
-        yield name, "ok" if version else "none", version or "optional"
+        wanted = f", for {NEEDED_FOR[name]}" if name in NEEDED_FOR else ""
+        yield name, "ok" if version else "none", version or f"optional{wanted}"
 
 
 def _version(name: str) -> str | None:

@@ -26,8 +26,9 @@ Errors are one line on stderr; --traceback shows where they came from."""
 FORMS = "package.module:factory, path/to/file.py:factory, or a name of model_zoo such as torchvision/resnet18"
 FORM = "[NAME=]SIZES[:DTYPE][:LOW..HIGH][:fixed]"
 HELP = (
-    f"an input of forward, {FORM}: sizes of one sample, the batch is put in front (3x224x224; none for one number "
-    "per sample); dtype float32 unless another is given (16:int64:0..1000); floats are drawn from a normal distribution, or "
+    f"an input of forward, {FORM}: sizes of one sample, the batch is put in front (3x224x224; nothing before the colon "
+    "for one number per sample, :int64:0..9); dtype float32 unless another is given (16:int64:0..1000); floats are drawn "
+    "from a normal distribution, or "
     "evenly from LOW to HIGH; integers from LOW up to HIGH, which is left out (0..2 if not said); NAME= passes it as a keyword; "
     "fixed: without the batch; NAME=True, False or None passes that. Repeat for more inputs, in forward's order"
 )

@@ -209,7 +209,8 @@ def _from_code(name: str) -> _Found:
         try:
             thing = thing()
         except Exception as error:
-            hint = "; it is called without arguments" if isinstance(error, TypeError) else ""
+            way_out = "; it is called without arguments: name a function that makes the model"
+            hint = way_out if isinstance(error, TypeError) else ""
             raise ModelError(f"{name}() failed: {_words(error)}{hint}") from error
     model, *rest = thing if isinstance(thing, (tuple, list)) and thing else (thing,)
     if not isinstance(model, nn.Module) or len(rest) > 2:

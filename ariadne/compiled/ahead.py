@@ -426,5 +426,10 @@ def _admitted(env: Any, symbols: Mapping[Any, Expr], batch: str, served: Batches
 
 
 def _loaded(path: str, device: int) -> Callable[..., Any]:
-    run: Callable[..., Any] = torch._inductor.aoti_load_package(path, device_index=device).loader.boxed_run
+    """The native code of a package, by what `torch._inductor.aoti_load_package` calls in the end.
+
+    That imports the exporter, and runs programs to find the CPU's features, for a warning; a package's name tells them already.
+    """
+    loader: Any = torch._C._aoti.AOTIModelPackageLoader(path, "model", False, 1, device)
+    run: Callable[..., Any] = loader.boxed_run
     return run

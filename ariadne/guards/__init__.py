@@ -19,6 +19,7 @@ order::
     ties          which tensors in containers are which
     switches      settings of torch that forward asks for
     steps         what a function reads, by the instructions in its code
+    readers       what classes tell of each read of their objects
     links         what one step of such a read leads to
     codes         the code that a function may run, as far as names lead
     around        what forward's own functions read outside of the model
@@ -83,7 +84,7 @@ from ariadne.guards.effects import (
 )
 from ariadne.guards.facts import alike
 from ariadne.guards.first_calls import MadeOf, Spot, calls_of, not_called
-from ariadne.guards.further import Further
+from ariadne.guards.further import Further, enter_alike
 from ariadne.guards.given import Given
 from ariadne.guards.left import Elsewhere, Left, Site, told_entries
 from ariadne.guards.recording import Effect, Event, Flag, Recording

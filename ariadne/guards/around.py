@@ -62,6 +62,7 @@ from ariadne.guards.links import (
 )
 from ariadne.guards.opened import State, asks_by_name, counts_by_which, home_of, is_closed, shows_nothing
 from ariadne.guards.outside import Itself, Outside, Variable, of_decimal, of_function, of_wrapper, with_contents
+from ariadne.guards.readers import READS, Reads
 from ariadne.guards.steps import IMPORT_MODULE, NO_CODE, Chain, Code, Dropped, starts_with, texts
 
 _CONTAINERS = (dict, list, set, frozenset, deque, tuple)
@@ -69,6 +70,7 @@ _HERE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _OURS: dict[int, CodeType] = {}  # functions of this package that were called while forward ran, by their ids
 _LARGE = 4096  # so many entries of a container are looked into
 _IDENTITY = (operator.is_, operator.is_not)
+_BY_NAME = (getattr, hasattr)
 _BETWEEN = (
     "os",
     "collections.abc",
@@ -115,6 +117,8 @@ class Surroundings:
     drew: bool = False  # this thread drew from Python's own generator
     switches: set[str] = field(default_factory=set)
     codes: set[CodeType] = field(default_factory=set)  # of functions of the user's
+    by_name: set[str] = field(default_factory=set)  # names of which only a variable told
+    reads: Reads = field(default_factory=Reads)
     which: set[str] = field(default_factory=set)  # what they ask of things by which they are
     compared: str = ""  # one that compares things by identity in C
     importing: FrameType | None = None  # a module that torch imports for the first time
@@ -160,6 +164,8 @@ class Surroundings:
             self.quiet.add(id(code))
             return
         given = frame.f_locals if variables or methods or starts_with(code) else {}
+        if read.past_own and is_a(given.get(code.co_varnames[0]), nn.Module):
+            self.which.add("static")
         for name in variables:
             if name in given and name not in read.owned:
                 held_before = self._began.setdefault(id(code), {}).setdefault(name, [])
@@ -200,6 +206,11 @@ class Surroundings:
         if name is not None:
             if not switches.is_torchs_business(frame.f_globals.get("__name__")):
                 self.switches.add(name)
+        elif function in _BY_NAME:
+            read = self._reads.get(id(frame.f_code))
+            told = {n for n in map(frame.f_locals.get, read.naming) if isinstance(n, str)} if read else set()
+            self.names |= told
+            self.by_name |= told
         elif function in _IDENTITY:
             if not is_known(frame.f_globals):
                 self.compared = frame.f_code.co_name
@@ -457,6 +468,8 @@ def surroundings(
         code = frame.f_code
         if id(code) in _OURS:
             return
+        if code.co_name == READS and event in ("call", "return"):
+            found.reads.note(frame)
         if event == "call" and code.co_filename.startswith(_HERE):  # most calls are: they note what forward reads
             _OURS[id(code)] = code
         elif found.importing is not None:

@@ -178,7 +178,7 @@ class Baseline:
         filled = {what: made for recorded in recordings for what, made in recorded.made_of.items()}
         self.attributes += [("", (what,), AsFilled(model, filled[what], called)) for what in sorted(filled)]
         left = merged(recorded.left for recorded in recordings)
-        reads = frozenset[tuple[str, str]]().union(*(recorded.reads for recorded in recordings))
+        reads = frozenset[tuple[str, str]]().union(*(recorded.decided for recorded in recordings))
         if not called and (left or reads):
             self.attributes.append(("", ("what a first call leaves",), AsLeft(model, left, reads)))
         self._note_kinds(recordings, names)

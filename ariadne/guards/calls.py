@@ -16,13 +16,13 @@ from torch.utils.hooks import RemovableHandle
 from ariadne import tree
 from ariadne.errors import BatchError, InputError, ModuleError, named
 from ariadne.guards import switches
-from ariadne.guards.attributes import Attribute, lasts
+from ariadne.guards.attributes import Attribute, follow, lasts, own_of
 from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, table_of
 from ariadne.guards.bound import once_more
 from ariadne.guards.classes import Lookup
 from ariadne.guards.counted import owner_of
 from ariadne.guards.explained import refuse_changes
-from ariadne.guards.kept import Kept, Same
+from ariadne.guards.kept import Kept, OfTables, Own, Same
 from ariadne.guards.left import AsLeft
 from ariadne.guards.marks import marks_on, same_marks
 from ariadne.guards.outside import Outside
@@ -30,7 +30,7 @@ from ariadne.guards.remembered import all_hold
 from ariadne.guards.sizes import fits
 from ariadne.guards.tensors import facts_of_state, tied
 from ariadne.guards.versions import stamp
-from ariadne.guards.watched import Surrounded, Watched, is_known, same_hooks
+from ariadne.guards.watched import Named, Surrounded, Watched, is_known, same_dicts, same_hooks
 from ariadne.plan import Expr, TracePlan, layout, short_dtype, sizes_in
 
 
@@ -123,9 +123,10 @@ def entrance(
             sign = "is not" if (i, j) in plan.tied_inputs else "is"
             lines.append(f"    if leaf{i} {sign} leaf{j}: return None")
     within = " or ".join(f"{lo} <= B <= {hi}" if lo != hi else f"B == {lo}" for lo, hi in plan.batches.ranges)
-    lines.append(f"    if not ({within or 'False'}): return None")
-    env["fits"] = fits(plan, (*sizes,))
-    lines += [f"    if not fits(B, {', '.join(sizes.values())}): return None"] if sizes else []
+    lines.append(served := f"    if not ({within or 'False'}): return None")
+    if sizes:
+        env["fits"] = fits(plan, (*sizes,))
+        lines.append(f"    if not fits(B, {', '.join(sizes.values())}): return None")
     for name, line, thing in _assumed(plan, model, baseline):
         env[name] = thing
         lines.append(f"    {line}")
@@ -134,6 +135,7 @@ def entrance(
     lines.append(f"  return (B, {''.join(leaf[i] + ', ' for i, _ in plan.inputs)}{handed_in})")
     exec("\n".join(lines), env)
     found: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None] = env["enter"]
+    found.asks = [line for line in lines if line != served]  # type: ignore[attr-defined]  # what it asks beside the batch
     return found
 
 
@@ -309,6 +311,7 @@ class ModuleGuard:
         changed = any(p in modules and hasattr(modules[p], name) for p, name in base.missing)
         contents: list[Kept] = []
         inner: set[int] = set()  # the dicts that attributes hold
+        held: dict[int, tuple[Any, Any]] = {}  # objects in attributes, and the dicts of these
         identical: dict[Any, tuple[Any, Any, Any]] = {}
         slots: dict[Any, tuple[Any, Any, Any]] = {}
         of_classes: list[Outside] = []  # plain values that stand in a class, which is read once for all
@@ -335,8 +338,10 @@ class ModuleGuard:
                 except (LookupError, AttributeError, TypeError):  # it is gone, which `explain` says
                     changed = True
                     continue
-                if len(keys) > 1 and not isinstance(keys[-1], Attribute):  # writes into an object's dict are not told
+                if len(keys) > 1:
                     inner.add(id(table))
+                    if isinstance(keys[-1], Attribute) and type(table) is dict:
+                        held[id(table)] = follow(m.__dict__[keys[0]], keys[1:-1]), table
                 if isinstance(table, MappingProxyType) and lasts(value):
                     if (there := table[keys[-1]]) is not value and not tree.identical(there, value):
                         changed = True
@@ -367,6 +372,7 @@ class ModuleGuard:
         identical.update(((id(m.__dict__), h), (m.__dict__, h, m.__dict__[h])) for m, h, _ in hooks)
         self._handles = RemovableHandle.next_id
         own = {id(t) for m in modules.values() for t in (m.__dict__, m._modules, m._parameters)} | inner
+        own |= {id(m._buffers) for m in modules.values() if not m._buffers}
         looked_in_vain = {path for path, _ in base.missing} | base.tabled.keys()
         sized = [m.__dict__ for m in modules.values()] + [m._modules for m, _ in parents]
         sized += [t for p, m in modules.items() if p in looked_in_vain for t in (m._parameters, m._buffers)]
@@ -381,7 +387,7 @@ class ModuleGuard:
             (m.__dict__, k[0]) for p, m in modules.items() for k, _ in attributes.get(p, ()) if k[0] not in m.__dict__
         ]
         absent += [(modules[p].__dict__, n) for p, n in base.inherited if p in modules]
-        # Buffers may be written at each call, by the plan itself.
+        # Buffers that there are may be written at each call, by the plan itself.
         dicts = [d for d in (*sized, *(s[0] for s in (*slots.values(), *identical.values()))) if id(d) in own]
         watched = Watched(
             dicts, list(slots.values()), list(identical.values()), [(t, len(t)) for t in sized], families, absent
@@ -393,14 +399,19 @@ class ModuleGuard:
         ]
         self._modules = list(modules.values())
         self._classes = [base.classes[p] for p in modules]
-        self._dicts, self._total = [*watched.dicts, *surrounded.dicts], -1
-        self._stills = watched.still, surrounded.still
+        named = Named([kept for kept in contents if isinstance(kept, OfTables)], modules.values())
+        held.update((id(own_of(k.thing)), (k.thing, own_of(k.thing))) for k in contents if isinstance(k, Own))
+        self._parts = watched, surrounded, named
+        self._gather()
+        self.contents = contents
         self._asked: list[Callable[[], bool]] = [
             *([bool] if changed else []),  # which says False
             *watched.asked,
             *surrounded.asked,
             *(partial(same_hooks, hooks, expected) for hooks, expected in loud_now),
-            *(kept.asked for kept in contents),
+            *named.asked,
+            *([partial(same_dicts, *zip(*held.values(), strict=True))] if held else []),
+            *(kept.asked for kept in contents if not named.takes(kept)),
             *(partial(is_known, *flag) for flag in flags),
             *(partial(keeps_its_weights, m) for m in modules.values() if isinstance(m, nn.RNNBase)),
         ]
@@ -422,10 +433,18 @@ class ModuleGuard:
     def _still(self) -> bool:
         """Whether what rests on the dicts, one of which was written, is as it was."""
         total = stamp(self._dicts)
-        if not all(still() for still in self._stills):
+        if not all(part.still() for part in self._parts):
             return False
         self._total = total
+        if any(part.dicts is not dicts for part, dicts in zip(self._parts, self._gathered, strict=True)):
+            self._gather()
         return True
+
+    def _gather(self) -> None:
+        """Lay out the dicts on which all of it rests, of which the versions are to be added up."""
+        self._gathered = [part.dicts for part in self._parts]
+        self._dicts: list[dict[Any, Any]] = [*{id(d): d for dicts in self._gathered for d in dicts}.values()]
+        self._total = -1
 
     def _no_global_hook(self) -> bool:
         """Whether no hook for all modules is there. Asked only after torch gave out a handle, as every registration does."""

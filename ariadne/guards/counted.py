@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import types
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from ariadne.guards.attributes import (
 )
 from ariadne.guards.kept import Bytes, Contents, Length, Own, Same
 from ariadne.guards.opened import State, asks_itself, counts_by_which
+from ariadne.guards.readers import Reads
 from ariadne.guards.recording import Recording
 
 FAR = 64  # steps into what an attribute holds; what stands further is not looked at
@@ -46,12 +47,32 @@ class Names:
         self.assigned = set[str]().union(*(recorded.assigned for recorded in recordings))
         self.whole = {key: thing for recorded in recordings for key, thing in recorded.whole.items()}
         self.moved = set[int | None]().union(*(recorded.moved for recorded in recordings))
+        self.by_name = set[str]().union(*(recorded.by_name for recorded in recordings))
+        past = any("static" in recorded.looked for recorded in recordings)  # it may have read past `__getattribute__`
+        seen = [recorded.reads for recorded in recordings if recorded.reads is not None]
+        self._reads = Reads().join(seen) if seen and not past else None
+
+    def read_of(self, value: Any) -> Collection[str] | None:
+        """The names of all attributes that were read of an object; None where they are not known."""
+        return None if self._reads is None else self._reads.of(value)
+
+    def asked_of(self, value: Any) -> Collection[str] | None:
+        """The names under which an object may have been asked for attributes that it doesn't have; None for any."""
+        read = self.read_of(value)
+        if read is not None:
+            return read
+        return None if self.any or id(value) in self.whole else self.by_name
 
     def counts(self, value: Any, step: Any) -> bool:
         """Whether what stands at a step of a value may have been read: not where no code names it and no code of the class's own
         finds attributes under other names.
         """
-        if self.any or not isinstance(step, Attribute) or step in self.names or id(value) in self.whole:
+        if not isinstance(step, Attribute):
+            return True
+        read = self.read_of(value)
+        if read is not None:
+            return step in read
+        if self.any or step in self.names or id(value) in self.whole:
             return True
         return (
             isinstance(value, partial)
@@ -117,8 +138,8 @@ def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> 
         return
     elif is_a(value, (list, dict, set, deque)):
         yield keys, Length(value)
-    elif (names.any or id(value) in names.whole) and own_of(value) is not None:
-        yield keys, Own(value, names.assigned)
+    elif own_of(value) is not None and (asked := names.asked_of(value)) != set():
+        yield keys, Own(value, names.assigned, asked)
     for step, thing in held(value):
         if names.counts(value, step):
             yield from _inside((*keys, step), thing, seen, names)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter, is_not
 from typing import Any
 
 from torch import nn
 
+from ariadne import tree
 from ariadne.guards.calls import ModuleGuard
 from ariadne.guards.versions import stamp
 
@@ -17,7 +19,7 @@ class Further:
     """Whether `guard` holds, where `known` was asked just before, and holds.
 
     Dicts that both rest on are left out as long as `known` sees no write into any of its own; and modules of which both expect the
-    same. After a write the whole guard is asked.
+    same, and what both ask of the same thing. After a write the whole guard is asked.
     """
 
     def __init__(self, guard: ModuleGuard, known: ModuleGuard) -> None:
@@ -38,6 +40,8 @@ class Further:
             if (id(row[0]), id(row[1]), row[2]) not in alike
         ]
         self._modules, self._own, self._classes = ([row[i] for row in rows] for i in range(3))
+        answered = {one.asked for one in guard.contents if any(one.asks_as(other) for other in known.contents)}
+        self._asked = [ask for ask in guard._asked if ask not in answered]
 
     def __call__(self) -> bool:
         guard, known = self._guard, self._known
@@ -49,9 +53,28 @@ class Further:
                 return False
             self._known_total, self._total = known_total, total
             return True
-        for ask in guard._asked:
+        for ask in self._asked:
             if not ask():
                 return False
-        if any(map(is_not, map(_own_of, self._modules), self._own)) or any(self._hookless):
+        if self._modules and any(map(is_not, map(_own_of, self._modules), self._own)):
             return False
-        return list(map(type, self._modules)) == self._classes
+        return not any(self._hookless) and (not self._modules or list(map(type, self._modules)) == self._classes)
+
+
+def enter_alike(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether two functions of `entrance` ask and give the same, but for the batches that they take: what entered by one, and has
+    a batch that the other takes, enters by that."""
+    asks = getattr(one, "asks", None)
+    if asks is None or asks != getattr(other, "asks", None):
+        return False
+    names, theirs = one.__globals__, other.__globals__
+    # `again` calls the entrance itself, in the form of `spec`.
+    return all(_is_one(names[n], theirs.get(n)) for n in names if n not in ("again", "enter", "__builtins__"))
+
+
+def _is_one(a: Any, b: Any) -> bool:
+    """Whether two things that an entrance names are one, or plain and equal."""
+    if a is b:
+        return True
+    plain = type(a) is type(b) and (isinstance(a, (tree.Spec, frozenset, bool, int, str)) or a == {})
+    return plain and bool(a == b)

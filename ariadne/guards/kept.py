@@ -12,7 +12,7 @@ from typing import Any
 
 from ariadne import tree
 from ariadne.guards.attributes import is_a, lasts, own_of
-from ariadne.guards.versions import VERSION
+from ariadne.guards.versions import VERSION, stamp
 
 _SIZED = (list, dict, set, deque)
 
@@ -64,6 +64,10 @@ class Kept(ABC):
         """The same, where a call asks."""
         return self.is_same()
 
+    def asks_as(self, other: Kept) -> bool:
+        """Whether another asks for the same, so that where it holds, this one does; False where nobody can tell."""
+        return False
+
     def anew(self, thing: Any) -> Kept:
         """The same of another thing."""
         return type(self)(thing)
@@ -92,18 +96,54 @@ class Bytes(Kept):
         return f"an array {dtype}{list(shape)}, checksum {zlib.crc32(data):08x}"
 
 
-class Own(Kept):
-    """The names of an object's own attributes, but for those that forward's code assigns, which are `ignored`."""
+class OfTables(Kept):
+    """What rests on tables, and is looked through again only after one of these was written."""
 
-    __slots__ = ("ignored",)
+    __slots__ = ("total",)
 
-    def __init__(self, thing: Any, ignored: Collection[str]) -> None:
+    def __init__(self, thing: Any) -> None:
+        self.total = -1  # of the tables, when it was looked through last
+        super().__init__(thing)
+
+    @abstractmethod
+    def rests_on(self) -> Collection[dict[str, Any]]:
+        """The tables, as they stand now."""
+
+    def asked(self) -> bool:
+        """Whether it is the same, for a call."""
+        total = stamp(self.rests_on())
+        if total == self.total and VERSION is not None:
+            return True
+        if not self.is_same():
+            return False
+        self.total = total
+        return True
+
+
+class Own(OfTables):
+    """The names of an object's own attributes, but for those that forward's code assigns, which are `ignored`.
+
+    With `asked`, of those names alone: forward went through no others.
+    """
+
+    __slots__ = ("asked_for", "ignored")
+
+    def __init__(self, thing: Any, ignored: Collection[str], asked: Collection[str] | None = None) -> None:
         self.ignored = ignored
+        self.asked_for = None if asked is None else sorted(set(asked).difference(ignored))
         super().__init__(thing)
 
     def look(self, thing: Any) -> list[str]:
         """In their order, in which forward may have gone through them."""
-        return [name for name in own_of(thing) or () if name not in self.ignored]
+        own = own_of(thing) or {}
+        if self.asked_for is not None:
+            return [name for name in self.asked_for if name in own]
+        return [name for name in own if name not in self.ignored]
+
+    def rests_on(self) -> tuple[dict[str, Any], ...]:
+        """The object's own."""
+        own = own_of(self.thing)
+        return () if own is None else (own,)
 
     def words(self, held: list[str]) -> str:
         """All of them."""
@@ -111,7 +151,7 @@ class Own(Kept):
 
     def anew(self, thing: Any) -> Kept:
         """The same of another object."""
-        return type(self)(thing, self.ignored)
+        return type(self)(thing, self.ignored, self.asked_for)
 
 
 class Length(Kept):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import reprlib
-from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -14,9 +13,8 @@ from ariadne import tree
 from ariadne.guards.attributes import BOOKKEEPING, MISSING, is_a, lasts, own_of
 from ariadne.guards.facts import alike as tensors_alike
 from ariadne.guards.facts import never
-from ariadne.guards.kept import Kept
+from ariadne.guards.kept import Kept, OfTables
 from ariadne.guards.opened import alike, unfolded
-from ariadne.guards.versions import VERSION, stamp
 
 ASKING_FOR_CLASSES = frozenset({"Buffer", "Parameter", "__class__", "type"})  # names in the code of who asks
 
@@ -143,28 +141,7 @@ class Registered(Kept):
         return ", ".join(found[:8]) or "none besides"
 
 
-class _OfTables(Kept):
-    """What rests on tables, and is looked through again only after one of these was written."""
-
-    __slots__ = ("total",)
-    total: int  # of the tables, when it was looked through last
-
-    @abstractmethod
-    def rests_on(self) -> Collection[dict[str, Any]]:
-        """The tables."""
-
-    def asked(self) -> bool:
-        """Whether it is the same, for a call."""
-        total = stamp(self.rests_on())
-        if total == self.total and VERSION is not None:
-            return True
-        if not self.is_same():
-            return False
-        self.total = total
-        return True
-
-
-class Asked(_OfTables):
+class Asked(OfTables):
     """What Python asks of a model's parameters and buffers by which stand where, and no op shows: whether one does.
 
     `asked`, any of: "class", of which class it is; "ties", which places hold the same one. It is looked up anew after something was
@@ -174,7 +151,7 @@ class Asked(_OfTables):
     __slots__ = ("asks", "filled", "tables")
 
     def __init__(self, thing: nn.Module, asked: frozenset[str]) -> None:
-        self.asks, self.total = asked, -1
+        self.asks = asked
         modules = [(path, m.__dict__) for path, m in thing.named_modules()]
         self.tables = [(path, own[kind]) for path, own in modules for kind in ("_parameters", "_buffers")]
         self.filled = [table for _, table in self.tables if table]
@@ -215,13 +192,19 @@ class Asked(_OfTables):
         """Those in which any stood: what went elsewhere was taken out of one of these."""
         return self.filled
 
+    def asks_as(self, other: Kept) -> bool:
+        """Whether that asks of the same model what this one asks."""
+        if type(other) is not Asked or other.thing is not self.thing or other.asks != self.asks:
+            return False
+        return bool(other.held == self.held) and list(map(id, other.filled)) == list(map(id, self.filled))
+
 
 def _tables_of(module: Any) -> tuple[dict[str, Any], ...]:
     own = module.__dict__
     return own, own["_parameters"], own["_buffers"], own["_modules"]
 
 
-class Listed(_OfTables):
+class Listed(OfTables):
     """The names of a module's own attributes, parameters, buffers and parts, which forward looked through.
 
     Those that forward itself sets or takes away are `ignored`.
@@ -230,7 +213,7 @@ class Listed(_OfTables):
     __slots__ = ("ignored",)
 
     def __init__(self, thing: nn.Module, ignored: Collection[str]) -> None:
-        self.ignored, self.total = BOOKKEEPING.union(ignored), -1
+        self.ignored = BOOKKEEPING.union(ignored)
         super().__init__(thing)
 
     def look(self, thing: Any) -> list[str]:
@@ -240,6 +223,11 @@ class Listed(_OfTables):
     def rests_on(self) -> tuple[dict[str, Any], ...]:
         """The module's own, as they stand now."""
         return _tables_of(self.thing)
+
+    def asks_as(self, other: Kept) -> bool:
+        """Whether that looks through the same module's names."""
+        same = type(other) is Listed and other.thing is self.thing and other.ignored == self.ignored
+        return same and bool(other.held == self.held)
 
     def words(self, held: list[str]) -> str:
         """All of them."""

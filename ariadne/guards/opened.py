@@ -203,10 +203,11 @@ def _draws_for_all(method: MethodType) -> bool:
 class Watched:
     """The dicts that all of what one look found rests on; `loose` where it rests on something else, too."""
 
-    __slots__ = ("dicts", "loose")
+    __slots__ = ("dicts", "loose", "owners")
 
     def __init__(self) -> None:
         self.dicts: list[dict[Any, Any]] = []
+        self.owners: list[tuple[Any, dict[Any, Any]]] = []  # the objects of which some are
         self.loose = VERSION is None
 
     def add(self, thing: Any) -> None:
@@ -216,6 +217,7 @@ class Watched:
             self.dicts.append(thing)
         elif home_of(thing) is object and not slots_of(thing) and type(own) is dict and not is_a(thing, _SPECIAL):
             self.dicts.append(own)
+            self.owners.append((thing, own))
             self.dicts.extend(own_dict(cls) for cls in changeable(type(thing)))
         elif is_memory(thing) and type(own) is dict:  # what it keeps in C are results
             self.dicts.append(own)

@@ -119,12 +119,14 @@ class Outside:
         except (LookupError, TypeError, ValueError):
             return MISSING
 
-    def is_same(self) -> bool:
-        """Whether this very thing, or a plain value equal to it, stands there still and holds what it held."""
+    def stands(self) -> bool:
+        """Whether this very thing, or a plain value equal to it, stands there still."""
         found = self.now()
-        if found is not self.value and not (self.is_plain and lasts(found) and tree.identical(found, self.value)):
-            return False
-        return self.kept is None or self.kept.is_same()
+        return found is self.value or (self.is_plain and lasts(found) and tree.identical(found, self.value))
+
+    def is_same(self) -> bool:
+        """Whether it stands there still, and holds what it held."""
+        return self.stands() and (self.kept is None or self.kept.is_same())
 
     def told(self) -> str:
         """What it was and what it is now, in words."""
@@ -225,6 +227,11 @@ def _defaults(function: FunctionType, code: CodeType) -> Iterator[Outside]:
 def is_cell(table: Any) -> bool:
     """Whether a table stands for a closed-over variable."""
     return is_a(table, Slots) and type(table.thing) is CellType
+
+
+def is_itself(table: Any) -> bool:
+    """Whether a table stands for a thing, to which no variable leads."""
+    return is_a(table, Itself)
 
 
 def is_class(table: Any) -> bool:

@@ -12,6 +12,7 @@ from torch import nn
 from ariadne.guards.effects import Change, Place
 from ariadne.guards.opened import State
 from ariadne.guards.outside import Outside
+from ariadne.guards.readers import Reads
 from ariadne.plan import Region
 
 
@@ -78,7 +79,7 @@ class Recording:
     effects: dict[Place, Change] = field(default_factory=dict)  # what it did to containers
     made_of: dict[str, Any] = field(default_factory=dict)  # what a first call filled, and of what
     left: dict[Any, Any] = field(default_factory=dict)  # what stands where it filled something, as plain values
-    reads: frozenset[tuple[str, str]] = frozenset()  # attributes for which what a first call left there decides
+    decided: frozenset[tuple[str, str]] = frozenset()  # attributes for which what a first call left there decides
     remembered: list[Any] = field(default_factory=list)  # what functions had kept before, and were asked again
     called_before: bool = False  # an earlier call had filled that
     moved: set[int] = field(default_factory=set)
@@ -100,6 +101,8 @@ class Recording:
     assigned: set[str] = field(default_factory=set)  # of a real run: attributes that the code that ran assigns
     filled: set[str] = field(default_factory=set)  # and those it reads where it puts something into a container
     whole: dict[int, Any] = field(default_factory=dict)  # objects of which it may have read any
+    by_name: set[str] = field(default_factory=set)  # of a real run: names by which it asked, and which stand in no code
+    reads: Reads | None = None  # of a real run: what it read of objects whose class tells
     switches: set[str] = field(default_factory=set)  # settings of torch that Python asked for
     codes: set[CodeType] = field(default_factory=set)  # of a real run: those of functions of the user's that ran
     compared: str = ""  # the function that compares by `is` what may be a size

@@ -13,7 +13,7 @@ from types import CodeType
 from typing import Any
 
 _SILENT = ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL")
-_WHOLESALE = frozenset(
+WHOLESALE = frozenset(
     "__dict__ __getstate__ __reduce_ex__ asdict astuple attrgetter format getmembers model_dump repr vars".split()
 )
 _CALLING = ("torch.nn.", "torch.functional")  # whose Python calls what users replace: `F.gelu`
@@ -67,6 +67,8 @@ class Code:
 
     which: frozenset[str] = frozenset()  # what it asks of things by which they are
 
+    past_own: bool = False  # it asks `super().__getattribute__`, past what its own class makes of a read
+    naming: frozenset[str] = frozenset()  # variables that hold names which `getattr` and `hasattr` are asked for
     assigned: frozenset[str] = frozenset()  # attributes that it assigns
     filled: frozenset[str] = frozenset()  # attributes that it reads, where it puts something into a container
 
@@ -95,7 +97,9 @@ class Code:
         by_name = "globals" in code.co_names
         if by_name:
             found += [Chain(text) for text in texts(code.co_consts)]
-        wholesale = not _WHOLESALE.isdisjoint(code.co_names) or ("LOAD_GLOBAL", "dir") in steps or makes_names(steps)
+        naming = names_by(steps)
+        wholesale = not WHOLESALE.isdisjoint(code.co_names) or ("LOAD_GLOBAL", "dir") in steps or naming is None
+        of_own = [i for i in range(len(steps)) if of_super(steps, i, code)]
         every = by_name and asks_for_any_global(steps)
         return cls(
             code,
@@ -104,7 +108,9 @@ class Code:
             frozenset(owned_by(steps)),
             others,
             every,
-            frozenset(asks_which(steps)),
+            frozenset(asks_which([step for i, step in enumerate(steps) if i not in of_own])),
+            bool(of_own),
+            naming or frozenset(),
             assigned,
             filled,
         )
@@ -189,21 +195,46 @@ def texts(constants: Any) -> Iterator[str]:
             yield from texts(constant)
 
 
-def makes_names(steps: Sequence[Step]) -> bool:
-    """Whether a function may read attributes by names that do not stand in its code: `getattr(x, name)`, or `case Point(0)`."""
+def names_by(steps: Sequence[Step]) -> frozenset[str] | None:
+    """The variables that hold the names of attributes which a function reads by `getattr(x, name)`, to be looked at when it does.
+
+    None where it may read some by names that stand neither in its code nor in a variable: `getattr(x, f"f{i}")`, `case Point(0)`.
+    """
+    found: set[str] = set()
     for i, step in enumerate(steps):
         if step[0] == "MATCH_CLASS" and step[1]:
-            return True
+            return None
         if step in _ASKING:
             rest = list(takewhile(lambda s: not s[0].startswith("CALL"), steps[i + 1 :]))
+            call = steps[i + 1 + len(rest) : i + 2 + len(rest)]
             if not rest or rest[0][0] not in ("LOAD VARIABLE", "LOAD_GLOBAL"):
-                return True
+                return None
             rest = list(dropwhile(lambda s: s[0] == "ATTRIBUTE", rest[1:]))
-            if not rest or rest[0][0] != "CONSTANT" or not isinstance(rest[0][1], str):
-                return True
             if any(s[0].startswith(("BINARY", "BUILD", "FORMAT")) for s in rest):
-                return True
-    return False
+                return None
+            if rest and rest[0][0] == "LOAD VARIABLE" and _takes_all(rest, call):
+                found.add(rest[0][1])
+            elif not rest or rest[0][0] != "CONSTANT" or not isinstance(rest[0][1], str):
+                return None
+    return frozenset(found)
+
+
+def _takes_all(given: Sequence[Step], call: Sequence[Step]) -> bool:
+    """Whether a call takes a thing, and what these steps give, one thing each, and no more."""
+    simple = len(given) <= 2 and all(s[0] in ("LOAD VARIABLE", "LOAD_GLOBAL", "CONSTANT") for s in given)
+    return simple and [s[1] for s in call] == [1 + len(given)]
+
+
+def of_super(steps: Sequence[Step], i: int, code: CodeType) -> bool:
+    """Whether a step is `super().__getattribute__`, which reads of the function's first argument alone."""
+    kind, name = steps[i]
+    before = [*steps[max(i - 3, 0) : i]]
+    if name != "__getattribute__" or not code.co_argcount:
+        return False
+    if kind == "LOAD_SUPER_ATTR":  # since Python 3.12
+        own = [("LOAD_GLOBAL", "super"), ("LOAD VARIABLE", "__class__"), ("LOAD VARIABLE", code.co_varnames[0])]
+        return before == own
+    return kind == "ATTRIBUTE" and before[-2:] == [("LOAD_GLOBAL", "super"), ("CALL", 0)]
 
 
 def marked(steps: Iterable[dis.Instruction]) -> list[dis.Instruction]:

@@ -8,16 +8,20 @@ is one number to remember.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from operator import getitem, is_not
 from typing import Any
 
+from torch import nn
+
 from ariadne import tree
-from ariadne.guards.attributes import lasts
-from ariadne.guards.kept import Contents, Kept
-from ariadne.guards.outside import NAMES, PARTS, Outside, is_cell, is_class, is_function
-from ariadne.guards.versions import VERSION
+from ariadne.guards.attributes import lasts, own_of
+from ariadne.guards.kept import Contents, Kept, OfTables
+from ariadne.guards.opened import State
+from ariadne.guards.outside import NAMES, PARTS, Outside, is_cell, is_class, is_function, is_itself
+from ariadne.guards.versions import VERSION, stamp
 
 Slot = tuple[Any, Any, Any]  # a table, a key, and what stands there
 
@@ -90,11 +94,33 @@ def _box(slot: Slot) -> Contents | None:
     return Contents(found) if Contents.takes(found) and tree.identical(found, value) else None
 
 
-class Watched:
-    """A comparison, part of which rests on `dicts` alone and is made again, by `still`, only after one of them was written.
+class Part(ABC):
+    """Some of what a guard looks at: what rests on `dicts`, and is compared again, by `still`, only after one of them was written.
 
-    What is `asked` has to hold at each call beside.
+    What is `asked` has to hold at each call beside. The dicts are another list once it rests on others.
     """
+
+    dicts: list[dict[Any, Any]]
+    asked: list[Callable[[], bool]]
+    _total = -1  # of the dicts, when it was compared last
+
+    def still(self) -> bool:
+        """Whether it is as it was, as far as it rests on dicts that were written."""
+        dicts, total = self.dicts, stamp(self.dicts)
+        if total == self._total and VERSION is not None:
+            return True
+        if not self.compare():
+            return False
+        self._total = total if self.dicts is dicts else -1
+        return True
+
+    @abstractmethod
+    def compare(self) -> bool:
+        """Whether it is as it was."""
+
+
+class Watched(Part):
+    """A comparison, part of which rests on dicts alone."""
 
     def __init__(
         self,
@@ -114,41 +140,96 @@ class Watched:
             [a for a in absent if id(a[0]) not in watched],
         )
         self.dicts = list(watched.values())
-        self.still = Comparison(plain, identical, sized, families, absent).holds
-        self.asked: list[Callable[[], bool]] = [] if rest.is_empty else [rest.holds]
+        self._all = Comparison(plain, identical, sized, families, absent)
+        self.asked = [] if rest.is_empty else [rest.holds]
+
+    def compare(self) -> bool:
+        """Whether all of it is as it was."""
+        return self._all.holds()
 
 
-class Surrounded:
-    """What stands outside of a model: for each of some `dicts`, what rests on it, and what is `asked` at each call."""
+class Named(Part):
+    """The names that stand in tables. Those of buffers are written by the plan itself, and are asked apart."""
+
+    def __init__(self, kept: Sequence[OfTables], modules: Iterable[nn.Module]) -> None:
+        self._kept = kept if VERSION is not None else []
+        written = {id(m._buffers) for m in modules if m._buffers}
+        tables = {id(table): table for one in self._kept for table in one.rests_on()}
+        self.dicts = [table for at, table in tables.items() if at not in written]
+        self._written = [table for at, table in tables.items() if at in written]
+        self._last = -1  # of these, when they were looked through last
+        self.asked = [self._asked_of_buffers] if self._written else []
+
+    def takes(self, kept: Kept) -> bool:
+        """Whether it looks at this one."""
+        return any(kept is one for one in self._kept)
+
+    def compare(self) -> bool:
+        """Whether all of them are as they were."""
+        return all(one.asked() for one in self._kept)
+
+    def _asked_of_buffers(self) -> bool:
+        total = stamp(self._written)
+        if total != self._last:
+            if not self.compare():
+                return False
+            self._last = total
+        return True
+
+
+class Surrounded(Part):
+    """What stands outside of a model: for each of some dicts, what rests on it."""
 
     def __init__(self, outside: Iterable[Outside]) -> None:
-        groups: dict[int, tuple[dict[Any, Any], list[Outside]]] = {}
+        self._on: list[tuple[dict[Any, Any], Outside]] = []
+        self._states: list[State] = []  # things that rest on dicts, which are others once something else stands there
         cells: list[Outside] = []
         parts: dict[str, list[Outside]] = {part: [] for part in (*PARTS, *NAMES)}
-        rest: list[Kept | Outside] = []
+        rest: list[Callable[[], bool]] = []
         for one in {o.place: o for o in outside}.values():
             dicts = one.dicts if VERSION is not None else []
             inside = [one.value] if VERSION is not None and one.kept is not None and type(one.value) is dict else []
-            if one.kept is not None and not inside:
-                rest.append(one.kept)
-            for table in (*dicts, *inside):
-                groups.setdefault(id(table), (table, []))[1].append(one)
-            if dicts:
-                continue
-            if one.key in parts and (is_function(one.table) if one.key in PARTS else is_class(one.table)):
-                parts[one.key].append(one)
-            elif is_cell(one.table):
-                cells.append(one)
-            else:
-                rest.append(one)
-        self._groups = list(groups.values())
-        self.dicts = [table for table, _ in self._groups]
-        self._versions: list[int | None] = [None] * len(self.dicts)
+            self._on += [(table, one) for table in (*dicts, *inside)]
+            told = bool(inside)  # of what it holds, by the version of a dict
+            if isinstance(one.kept, State) and not one.kept.watched.loose:
+                self._states.append(one.kept)
+                told = True
+            apart = one.kept is not None and not told
+            if not dicts:
+                if one.key in parts and (is_function(one.table) if one.key in PARTS else is_class(one.table)):
+                    parts[one.key].append(one)
+                elif is_cell(one.table):
+                    cells.append(one)
+                elif not is_itself(one.table):
+                    rest.append(one.is_same if apart else one.stands)
+                    continue
+            if apart and one.kept is not None:
+                rest.append(one.kept.is_same)
+        self._lay_out()
         found = [(o, part) for part, group in [*parts.items(), ("cell_contents", cells)] for o in group]
         self._parts = [o for o, _ in found]
         self._things, self._names = [o.table.thing for o, _ in found], [part for _, part in found]
         self._values = [o.value for o, _ in found]
-        self.asked: list[Callable[[], bool]] = [*([self._keeps_its_parts] if found else []), *(o.is_same for o in rest)]
+        self.asked = [*([self._keeps_its_parts] if found else []), *rest]
+        if self._states:
+            self.asked.append(self._keep_their_dicts)
+
+    def _lay_out(self) -> None:
+        """Group what rests on dicts by these, for which a look at a `State` tells."""
+        groups: dict[int, tuple[dict[Any, Any], list[Outside | State]]] = {}
+        on: list[tuple[dict[Any, Any], Outside | State]] = [*self._on]
+        on += [(table, state) for state in self._states for table in state.watched.dicts]
+        for table, one in on:
+            groups.setdefault(id(table), (table, []))[1].append(one)
+        self._groups = list(groups.values())
+        self.dicts = [table for table, _ in self._groups]
+        self._versions: list[int | None] = [None] * len(self.dicts)
+        self._looked = [state.watched for state in self._states]
+        owners = {id(thing): (thing, own) for looked in self._looked for thing, own in looked.owners}
+        self._owners, self._owned = [thing for thing, _ in owners.values()], [own for _, own in owners.values()]
+
+    def _keep_their_dicts(self) -> bool:
+        return same_dicts(self._owners, self._owned)
 
     def _keeps_its_parts(self) -> bool:
         """Whether functions and cells hold what they held."""
@@ -159,14 +240,24 @@ class Surrounded:
             return False
         return all(o.is_same() for o in self._parts)
 
-    def still(self) -> bool:
+    def compare(self) -> bool:
         """Whether what rests on the dicts that were written is as it was."""
         versions: list[int | None] = [VERSION(table) for table in self.dicts if VERSION is not None]
         for now, then, (_, found) in zip(versions, self._versions, self._groups, strict=True):
             if now != then and not all(o.is_same() for o in found):
                 return False
         self._versions = versions
+        if any(state.watched is not looked for state, looked in zip(self._states, self._looked, strict=True)):
+            self._lay_out()
+            return not any(
+                state.watched.loose for state in self._states
+            )  # these are asked at each call, once laid out anew
         return True
+
+
+def same_dicts(things: Sequence[Any], dicts: Sequence[Any]) -> bool:
+    """Whether objects keep their attributes where they did: what is written into another dict is not told."""
+    return not any(map(is_not, map(own_of, things), dicts))
 
 
 def same_hooks(hooks: dict[int, Any], expected: list[Any] | None) -> bool:

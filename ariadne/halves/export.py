@@ -71,7 +71,7 @@ def write(
     if missing:
         raise HalfError(
             f"to export a half as {kind} takes the package {' and '.join(missing)}, which can't be found here; install it, with "
-            + ("pip install 'ariadne-runtime[export]'" if kind == ".onnx" else f"pip install {' '.join(missing)}")
+            f"pip install {' '.join(missing)}"
         )
     _refuse(plan, part)
     program, schema = traced(plan, part, root)

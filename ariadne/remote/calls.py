@@ -191,10 +191,14 @@ class Calls:
                 break
             if time.monotonic() >= until:
                 self._hang_up()
-                keyed = " (with keys, a wrong server_key= looks like this too)" if self._pair else ""
+                looks = (
+                    "with keys, a wrong server_key="
+                    if self._pair
+                    else "a server that asks for keys, where none is given,"
+                )
                 raise DeadlineError(
-                    f"nobody answered at {self.address} in the time given{keyed}. Start `ariadne serve FILE --listen HOST:PORT` "
-                    "there, and look at the port"
+                    f"nobody answered at {self.address} in the time given ({looks} looks like this too). Start "
+                    "`ariadne serve FILE --listen HOST:PORT` there, and look at the port"
                 )
         header, _ = read(frames)
         if header.get("protocol") != PROTOCOL:

@@ -32,7 +32,7 @@ _LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|\[::1\]")
 def require() -> None:
     """Raise `RemoteError` where ZeroMQ is not installed."""
     if zmq is None:
-        raise RemoteError("halves in two processes need pyzmq: pip install 'ariadne-runtime[remote]'")
+        raise RemoteError("halves in two processes need pyzmq: pip install pyzmq")
 
 
 def parsed(address: str) -> tuple[str, int]:

@@ -8,6 +8,7 @@ order::
     casts       weights that autocast casts once for both sides
     asked       gradients that a loss function asks for by itself
     taps        where the suffix begins, and keeps what comes back
+    optimizers  cleared and stepped, as torch does it
     training    the two functions that train across a cut
     moved       what the ops of a side move, kept so that a call can be taken back
     standing    what boundaries in flight find of the model's state
@@ -22,6 +23,7 @@ order::
     split       what a user calls
 """
 
+from ariadne.runtime.optimizers import step
 from ariadne.runtime.proof import AT_FAULT, prove
 from ariadne.runtime.split import SplitRuntime
 from ariadne.runtime.taps import Gradients, Tap, carried
@@ -32,7 +34,6 @@ from ariadne.runtime.training import (
     held_gradients,
     loss_of,
     refuse_shared,
-    step,
     train_suffix,
     walks,
     watched_walk,

@@ -11,7 +11,6 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, is_not
 from types import CellType
@@ -22,7 +21,7 @@ from torch import nn
 
 from ariadne.capture import Call, Reach, Snapshot, is_opaque_call
 from ariadne.errors import WitnessError
-from ariadne.guards import MISSING, follow, is_a
+from ariadne.guards import MISSING, VERSION, follow, is_a, stamp
 from ariadne.plan import Groups, Store, TracePlan, Value
 
 Getter = Callable[[], Any]
@@ -49,7 +48,10 @@ class Moves:
         in_tables = [v for v in read if v.kind in TABLES and len(v.origin) == 2]
         self._read_tables = [getattr(model.get_submodule(v.origin[0]), TABLES[v.kind]) for v in in_tables]
         self._read_keys = [v.origin[1] for v in in_tables]
-        self._reads = [getter(v, model) for v in read if v.is_state and not (v.kind in TABLES and len(v.origin) == 2)]
+        reads = [getter(v, model) for v in read if v.is_state and not (v.kind in TABLES and len(v.origin) == 2)]
+        self._getters = [*reads, *self._tensors]
+        self._looked_up = [*{id(table): table for table in self._read_tables}.values()]
+        self._stood: tuple[int, list[Any]] = -1, []  # versions of these tables, and what stood there in them
         self._draws = any(node.seeded for node in nodes)
         calls = [plan.objects[r] for node in nodes if is_opaque_call(node) for r in node.reads if r in plan.objects]
         # Whether an opaque part changes something there.
@@ -109,43 +111,57 @@ class Moves:
 
     def seen(self, given: Sequence[Any], call: Any) -> Seen:
         """What stands now where the ops read or move something: inputs, state, and what they store into."""
-        tensors = [*given, *map(dict.get, self._read_tables, self._read_keys)]
-        tensors += [get() for get in (*self._reads, *self._tensors)]
+        state = self._standing()
+        tensors = [*given, *[get() for get in self._getters]] if self._getters else [*given]
         try:
-            versions = [*map(_version, tensors)]
+            versions, written = [*map(_version, tensors)], sum(map(_version, state))
         except (RuntimeError, AttributeError):  # a tensor of inference mode has none, and what is no tensor
-            tensors = [t for t in tensors if isinstance(t, torch.Tensor)]
-            versions = [0 if t.is_inference() else t._version for t in tensors]
-        return Seen([*tensors, *(table.get(key) for table, key in self._slots)], versions, self._noted(call))
+            tensors = [t for t in (*tensors, *state) if isinstance(t, torch.Tensor)]
+            versions, written, state = [0 if t.is_inference() else t._version for t in tensors], 0, []
+        if self._slots:
+            tensors += [table.get(key) for table, key in self._slots]
+        return Seen(tensors, state, versions, written, self._noted(call) if self._inside else None)
+
+    def _standing(self) -> list[Any]:
+        """The parameters and buffers that stand where the ops read some: the same list as long as nothing was put there."""
+        total = stamp(self._looked_up)  # first: a write in between shows
+        known, found = self._stood
+        if total != known or VERSION is None:
+            found = [*map(dict.get, self._read_tables, self._read_keys)]
+            self._stood = total, found
+        return found
 
 
-@dataclass(frozen=True, slots=True)
 class Seen:
-    """Things, how often tensors among them were written into, and containers. They are held, so none takes another's place."""
+    """Things and tensors of the model's state, how often these were written into, and containers.
 
-    things: list[Any]
-    versions: list[int]
-    inside: Snapshot | None
+    They are held, so none takes another's place. `written` is a sum: what is written into only counts up.
+    """
+
+    __slots__ = ("inside", "state", "things", "versions", "written")
+
+    def __init__(
+        self, things: list[Any], state: list[Any], versions: list[int], written: int, inside: Snapshot | None
+    ) -> None:
+        self.things, self.state, self.versions, self.written, self.inside = things, state, versions, written, inside
 
     def stands(self, now: Seen) -> bool:
         """Whether `now`, seen later, is the same; containers are looked into."""
-        if len(self.things) != len(now.things) or any(map(is_not, self.things, now.things)):
-            return False
-        return self.versions == now.versions and not (self.inside is not None and self.inside.moved())
+        for mine, theirs in ((self.things, now.things), (self.state, now.state)):
+            if len(mine) != len(theirs) or any(map(is_not, mine, theirs)):
+                return False
+        same = self.versions == now.versions and self.written == now.written
+        return same and not (self.inside is not None and self.inside.moved())
 
 
 class Kept:
     """What stood where the ops of a side move something, before they ran."""
 
-    __slots__ = ("numbers", "older", "slots", "snapshot", "tensors")
-    tensors: list[tuple[torch.Tensor, torch.Tensor, Any]]  # each, a copy, and where its graph goes on
-    numbers: Numbers
-    slots: list[tuple[dict[str, Any], str, Any]]
-    snapshot: Snapshot | None
-
-    def __init__(self) -> None:
-        self.tensors, self.numbers, self.slots, self.snapshot = [], [], [], None
-        self.older: Kept | None = None  # what was kept before, by the plan in which the call began
+    tensors: Sequence[tuple[torch.Tensor, torch.Tensor, Any]] = ()  # each, a copy, and where its graph goes on
+    numbers: Sequence[tuple[Callable[[Any], Any], Any]] = ()
+    slots: Sequence[tuple[dict[str, Any], str, Any]] = ()
+    snapshot: Snapshot | None = None
+    older: Kept | None = None  # what was kept before, by the plan in which the call began
 
     def then(self, now: Kept) -> None:
         """Take what was kept later, by another plan: that is put back first, and then what this one had."""

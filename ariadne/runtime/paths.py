@@ -11,16 +11,20 @@ from ariadne import tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.compare import difference
 from ariadne.errors import WitnessError
-from ariadne.guards import Further
+from ariadne.guards import Further, enter_alike
 from ariadne.plan import TracePlan
 from ariadne.runtime.alike import serves
 from ariadne.runtime.moved import Kept, Moves, alike, numbers
 from ariadne.runtime.plans import Plans, has_done
-from ariadne.runtime.shared import Going, Halted, made_alike
+from ariadne.runtime.shared import Going, made_alike
 from ariadne.runtime.variant import Variant, check_values
+from ariadne.segment import Halted, halting
 
 _is_grad_enabled = torch._C.is_grad_enabled
 _set_grad_enabled = torch._C._set_grad_enabled
+
+
+Run = Callable[[Variant, BoundaryPayload, Callable[..., Any]], Any]  # what runs a segment of a suffix on a boundary
 
 
 class Before:
@@ -42,7 +46,7 @@ class Before:
 class Step:
     """How a side of one variant goes on in another: what is asked of it, what it moves, the function and what that takes."""
 
-    __slots__ = ("go", "holds", "moves", "one", "other", "takes")
+    __slots__ = ("enters", "go", "holds", "moves", "one", "other", "takes")
 
     def __init__(self, one: Variant, other: Variant, side: str, going: Going | None) -> None:
         self.one, self.other = one, other
@@ -52,37 +56,72 @@ class Step:
         guards = [v.prefix_guard if side == "prefix" else v.suffix_guard for v in (other, one)]
         # An opaque part may have changed what the guard of this side was asked about.
         self.holds: Callable[[], bool] = guards[0] if one.opaque else Further(*guards)
+        # Whether what entered `one`, at a batch that `other` takes, enters that too, in the same form.
+        self.enters = not one.opaque and enter_alike(one.enter, other.enter)
 
 
 class Paths(Plans):
     """Plans among which a call finds its path: by what its prefix, or its suffix, reads out of tensors."""
 
     _rests: dict[tuple[Variant, int, str, Variant], Step]
-    _answered: dict[tuple[Variant, int, str, str, int], Step]
+    _answered: dict[tuple[Variant, int, str, str | bool, int], Step]
     _alike: dict[tuple[Variant, Variant], Collection[str]]
     _same: dict[tuple[Variant, Variant], bool]
 
     def _run_prefix(
-        self, variant: Variant, entered: tuple[Any, ...], call: Any, training: bool
+        self,
+        variant: Variant,
+        entered: tuple[Any, ...],
+        call: Any,
+        training: bool,
+        begun: tuple[Kept, Any] | None = None,
     ) -> tuple[Variant, tuple[Any, ...], tuple[Any, ...], Before | None]:
-        """What the prefix gives, on the path that it takes: the variant, its inputs, the values and what it ran from."""
+        """What the prefix gives, on the path that it takes: the variant, its inputs, the values and what it ran from.
+
+        `begun` is what `_begin` gave of this call, where that ran already.
+        """
         if variant.prefix_moves is None or self.settings.mode == "compiled":
             return variant, entered, self._values(variant, entered, training), None
+        kept, raw = begun or self._begin(variant, entered, call, training)
+        if type(raw) is Halted:
+            went = self._go_on("prefix", variant, raw, entered, call, kept)
+            if went is None:
+                kept.put_back()
+                went = self._prefix_of_another(variant, raw.question(variant.plan), call, training)
+            variant, entered, raw, kept = went
+        return variant, entered, raw, self._ran_from(variant, kept, call, entered)
+
+    def _begin(self, variant: Variant, entered: tuple[Any, ...], call: Any, training: bool) -> tuple[Kept, Any]:
+        """What stood before a prefix that asks, and what it gives: its values, or the question in which it leaves its path."""
+        assert variant.prefix_moves is not None
         kept = variant.prefix_moves.keep(entered[1:], call)
+        stays = training or variant.plan.apart is not None  # then it begins anew on another path
+        segment = variant.prefix if stays else halting(variant.prefix)
+        return kept, self._asked_of(variant, segment, entered, training)
+
+    @staticmethod
+    def _ran_from(variant: Variant, kept: Kept, call: Any, entered: tuple[Any, ...]) -> Before | None:
+        """What a prefix ran from, where its suffix may take the call to another path."""
+        if variant.suffix_moves is None or variant.prefix_moves is None:
+            return None
+        return Before(variant.prefix_moves, kept, call, entered)
+
+    @staticmethod
+    def _asked_of(variant: Variant, segment: Callable[..., Any], given: tuple[Any, ...], grad: bool) -> Any:
+        """What a side gives, or the question in which its call leaves its path."""
+        enabled = _is_grad_enabled()
+        _set_grad_enabled(grad)
         try:
-            raw = self._values(variant, entered, training)
+            return segment(*given)
         except WitnessError as error:
             if error.plan is not variant.plan:
                 raise
-            alone = variant.plan.apart is not None
-            went = None if training or alone else self._go_on("prefix", variant, error, entered, call, kept)
-            if went is None:
-                kept.put_back()
-                went = self._prefix_of_another(variant, error, call, training)
-            variant, entered, raw, kept = went
-        if variant.suffix_moves is None or variant.prefix_moves is None:
-            return variant, entered, raw, None
-        return variant, entered, raw, Before(variant.prefix_moves, kept, call, entered)
+            return Halted.by(error)
+        except Exception as error:
+            variant.refuse_failed(error)
+            raise
+        finally:
+            _set_grad_enabled(enabled)
 
     def _prefix_of_another(
         self, variant: Variant, question: WitnessError, call: Any, training: bool
@@ -100,23 +139,24 @@ class Paths(Plans):
         raise question
 
     def _go_on(
-        self, side: str, variant: Variant, question: WitnessError, entered: tuple[Any, ...], call: Any, kept: Kept
+        self, side: str, variant: Variant, halted: Halted, entered: tuple[Any, ...], call: Any, kept: Kept
     ) -> tuple[Variant, tuple[Any, ...], Any, Kept] | None:
         """What a side gives without gradients, from its question on, on known paths; None where it must run from its start.
 
         `kept` is what to put back then, and holds more and more.
         """
-        while self.settings.mode == "generated_eager":
-            asked = variant, question.at, side, repr(question.found), entered[0]
-            step = self._answered.get(asked) or self._step(asked, question, call)
+        while halted.there is not None:
+            found, at = halted.asked[0], halted.asked[-1]
+            asked = variant, at, side, found if type(found) is bool else repr(found), entered[0]
+            step = self._answered.get(asked) or self._step(asked, halted.question(variant.plan), call)
             if step is None or step.go is None or step.moves is None:
                 return None
             other = step.other
-            entered_there = other.enter(*call)
+            entered_there = entered if step.enters else other.enter(*call)
             if entered_there is None or not step.holds() or not (side == "prefix" or other.suffix_state(True)):
                 return None
-            halted = Halted(question)
-            missing = [name for name in step.takes if name not in halted.values]
+            there = halted.there
+            missing = [name for name in step.takes if name not in there]
             if missing:
                 variant.keep(side, missing)
                 self._forget(variant, begun=False)
@@ -125,20 +165,15 @@ class Paths(Plans):
                 kept.then(step.moves.keep(entered_there[1:], call))
             self._use(other, False)
             variant, entered = other, entered_there
-            there = halted.let_go(step.takes)
-            enabled = _is_grad_enabled()
-            _set_grad_enabled(False)
-            try:
-                return variant, entered, variant.run(step.go, entered[0], there), kept
-            except WitnessError as error:
-                if error.plan is not variant.plan:
-                    raise
-                question = error
-            finally:
-                _set_grad_enabled(enabled)
+            for name in there.keys() - step.takes:
+                del there[name]
+            raw = self._asked_of(variant, step.go, (entered[0], there), False)
+            if type(raw) is not Halted:
+                return variant, entered, raw, kept
+            halted = raw
         return None
 
-    def _step(self, asked: tuple[Variant, int, str, str, int], question: WitnessError, call: Any) -> Step | None:
+    def _step(self, asked: tuple[Variant, int, str, str | bool, int], question: WitnessError, call: Any) -> Step | None:
         """How a call goes on from a question that has this answer, looked for once; None where no known plan has it."""
         variant, at, side, *_ = asked
         others = (v for v in reversed(self._variants) if v is not variant and v.serves(False))
@@ -167,25 +202,29 @@ class Paths(Plans):
         variant: Variant,
         boundary: BoundaryPayload,
         training: bool,
-        run: Callable[[Variant, BoundaryPayload], Any],
+        run: Run,
     ) -> tuple[Any, BoundaryPayload]:
         """What `run` makes of the suffix of this boundary, or of that of the path which its call takes; and that one."""
         if variant.suffix_moves is None or self.settings.mode == "compiled":
-            return run(variant, boundary), boundary
+            return run(variant, boundary, variant.suffix), boundary
         before = self._before(boundary)
         # What the suffix itself writes, and is put back, counts as written too: so that is asked before.
         moved = before.moved() if before is not None and variant.suffix_moves.writes else None
         kept = variant.suffix_moves.keep(())
+        goes_on = before is not None and not training
         try:
-            return run(variant, boundary), boundary
+            output = run(variant, boundary, halting(variant.suffix) if goes_on else variant.suffix)
         except WitnessError as error:
             if error.plan is not variant.plan:
                 raise
-            question = error
-        if not training and before is not None:
-            went = self._go_on("suffix", variant, question, before.entered, before.call, kept)
+            output = Halted.by(error)
+        if type(output) is not Halted:
+            return output, boundary
+        if before is not None and not training:
+            went = self._go_on("suffix", variant, output, before.entered, before.call, kept)
             if went is not None:
                 return went[2], boundary
+        question = output.question(variant.plan)
         kept.put_back()
         if before is None:
             ways = self._suffixes(variant, boundary, training, question)
@@ -194,7 +233,7 @@ class Paths(Plans):
         for other, again in ways:
             kept = other.suffix_moves.keep(()) if other.suffix_moves is not None else Kept()
             try:
-                return run(other, again), again
+                return run(other, again, other.suffix), again
             except WitnessError as error:
                 if error.plan is not other.plan:
                     raise

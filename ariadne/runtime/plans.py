@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.boundary import BoundaryPayload
+from ariadne.boundary import BoundaryPayload, no_boundary
 from ariadne.capture import Captured, Example
 from ariadne.compiled import SegmentReport
 from ariadne.cut import SIDES, Boundary, SplitCandidate, frontiers, select
@@ -306,9 +306,7 @@ class Plans:
         `runs`: the suffix is about to run, so the autocast of the prefix counts, too.
         """
         if not isinstance(boundary, BoundaryPayload):
-            raise BoundaryError(
-                f"a boundary is what run_prefix or run_training_prefix returns; found {type(boundary).__name__}"
-            )
+            raise no_boundary(boundary)
         key = (boundary.plan_signature, boundary.split_id)
         variants = self._by_key.get(key)
         if not variants and key in self._dropped:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,28 +120,6 @@ def _same_prefix(one: TracePlan, mine: tuple[Part, Part], other: TracePlan, thei
     some, others = ([n for n in p.nodes[: s[0].stop] if not is_pure(n)] for p, s in ((one, mine), (other, theirs)))
     stores = mine[0].stores(one) == theirs[0].stores(other)
     return stores and some == others and {*mine[1].written} == {*theirs[1].written}
-
-
-class Halted:
-    """Generated code where it raised an error: what it held there."""
-
-    __slots__ = ("_frame", "values")
-
-    def __init__(self, error: BaseException) -> None:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        self._frame = trace.tb_frame if trace is not None else None
-        self.values: Mapping[str, Any] = self._frame.f_locals if self._frame is not None else {}
-
-    def let_go(self, names: Iterable[str]) -> dict[str, Any]:
-        """These values, which nothing else holds then: what takes them may drop each after its last use, as forward does."""
-        taken = {name: self.values[name] for name in names}
-        if type(self.values) is dict:  # before Python 3.13 a copy, which the frame keeps
-            self.values.clear()
-        if self._frame is not None:
-            self._frame.clear()
-        return taken
 
 
 Going = tuple[Callable[..., Any], tuple[str, ...]]

@@ -32,6 +32,7 @@ from ariadne.runtime import casts, taps, training
 from ariadne.runtime.alike import together
 from ariadne.runtime.told import Told
 from ariadne.runtime.variant import Variant, told_apart
+from ariadne.segment import Halted
 
 _is_grad_enabled = torch._C.is_grad_enabled
 _set_grad_enabled = torch._C._set_grad_enabled
@@ -119,8 +120,15 @@ class SplitRuntime(Told):
                 f"a training step across {self.split_id} may differ from the whole model's in the last bits: "
                 f"{variant.candidate.inexact}. Cut elsewhere; SplitSpec(trainable=True) takes only cuts that train exactly"
             )
+        begun = None
+        if not (trains or variant.state.before or self.settings.mode == "compiled"):  # on its path, it writes no state
+            begun = kept, raw = self._begin(variant, entered, call, trains)
+            if type(raw) is not Halted:
+                boundary = self._boundary(variant, entered, raw, trains)
+                boundary._before = self._ran_from(variant, kept, call, entered)
+                return boundary
         with variant.flight:
-            variant, entered, raw, before = self._run_prefix(variant, entered, call, trains)
+            variant, entered, raw, before = self._run_prefix(variant, entered, call, trains, begun)
             variant.flight.moved(variant.flight.before, variant.state.before)
             boundary = self._boundary(variant, entered, raw, trains)
         boundary._before = before
@@ -145,20 +153,24 @@ class SplitRuntime(Told):
         if before is not None and before.instead is not None:
             return self.run_suffix(before.instead)
 
-        def run(variant: Variant, boundary: BoundaryPayload) -> Any:
-            boundary = self._narrowed(variant, boundary)
-            variant.check_suffix(boundary)
-            enabled = _is_grad_enabled()
-            _set_grad_enabled(False)
-            try:
-                return variant.run(variant.suffix, boundary.batch, *boundary.raw)
-            finally:
-                _set_grad_enabled(enabled)
-
-        output, taken = self._run_suffix(variant, boundary, False, run)
+        output, taken = self._run_suffix(variant, boundary, False, self._inferred)
         if before is not None and taken is not boundary:
             before.instead = taken
         return output
+
+    def _inferred(self, variant: Variant, boundary: BoundaryPayload, suffix: Callable[..., Any]) -> Any:
+        """What a segment of a suffix gives without gradients, once it may run."""
+        boundary = self._narrowed(variant, boundary)
+        variant.check_suffix(boundary)
+        enabled = _is_grad_enabled()
+        _set_grad_enabled(False)
+        try:
+            return suffix(boundary.batch, *boundary.raw)
+        except Exception as error:
+            variant.refuse_failed(error)
+            raise
+        finally:
+            _set_grad_enabled(enabled)
 
     def joined(self, *args: Any, **kwargs: Any) -> Any:
         """Prefix and suffix in one go, in the grad mode of the caller, with one graph through both: as the model would run."""
@@ -170,11 +182,10 @@ class SplitRuntime(Told):
         boundary = BoundaryPayload(variant.key[1], variant.key[0], entered[0], variant.candidate.live, raw)
         boundary._before = before
 
-        def run(
-            v: Variant, b: BoundaryPayload
-        ) -> Any:  # on another path than the prefix took, a boundary is one of training
+        def run(v: Variant, b: BoundaryPayload, suffix: Callable[..., Any]) -> Any:
             v.flight.moved(v.flight.after, v.state.after)
-            return v.run(v.suffix, b.batch, *(b.raw if b._graph is None else b._graph))
+            # On another path than the prefix took, a boundary is one of training.
+            return v.run(suffix, b.batch, *(b.raw if b._graph is None else b._graph))
 
         return self._run_suffix(variant, boundary, grad, run)[0]
 
@@ -268,12 +279,12 @@ class SplitRuntime(Told):
         """
         variant = self.accept(boundary)
 
-        def run(variant: Variant, whole: BoundaryPayload) -> Any:
+        def run(variant: Variant, whole: BoundaryPayload, suffix: Callable[..., Any]) -> Any:
             boundary = self._narrowed(variant, whole)
             variant.check_suffix(boundary)
             try:
                 return training.train_suffix(
-                    variant.suffix, boundary, targets, loss_fn, optimizer, scaler, self._owned_by(variant), variant.cast
+                    suffix, boundary, targets, loss_fn, optimizer, scaler, self._owned_by(variant), variant.cast
                 )
             except WitnessError:  # raised before anything was walked back
                 boundary.release("train_suffix")
@@ -286,7 +297,7 @@ class SplitRuntime(Told):
                     whole.trained_as(boundary)
 
         if variant.suffix_moves is None:
-            loss, gradients = run(variant, boundary)
+            loss, gradients = run(variant, boundary, variant.suffix)
             return loss, gradients
         (loss, gradients), taken = self._run_suffix(variant, boundary, True, run)
         if taken is not boundary and self._before(boundary) is None:

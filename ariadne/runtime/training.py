@@ -24,9 +24,10 @@ from ariadne.plan import short_dtype
 from ariadne.runtime.asked import NOT_HELD, KeptWhole
 from ariadne.runtime.casts import casts_of_both, refuse_other_casts
 from ariadne.runtime.casts import kept as kept_casts
+from ariadne.runtime.optimizers import clear, clear_but, step
 from ariadne.runtime.taps import Gradients, Tap, tapped
 from ariadne.runtime.turns import TURNS
-from ariadne.runtime.waiting import Ends, caught, leaves_behind, leaves_of, led_to, rejoins, without_hooks
+from ariadne.runtime.waiting import Ends, caught, leaves_behind, leaves_of, led_to, rejoins
 
 Held = tuple[
     Sequence[torch.Tensor], list[torch.Tensor | None], list[int]
@@ -382,7 +383,7 @@ def backward_prefix(
     waiting, noted = boundary._shared, boundary._noted
     boundary._graph, boundary._shared, boundary._noted = (), (), ()
     if optimizer is not None:
-        _clear(optimizer, owned.of_suffix.difference(map(id, owned.shared)), noted)
+        clear_but(optimizer, owned.of_suffix.difference(map(id, owned.shared)), noted)
     if waiting:
         roots += [p for p, _ in waiting]
         given += [g for _, g in waiting]
@@ -398,33 +399,6 @@ def backward_prefix(
         step(optimizer, scaler)
     if scaler is not None and optimizer is not None:
         scaler.update()
-
-
-def clear(optimizer: torch.optim.Optimizer) -> None:
-    """`optimizer.zero_grad(set_to_none=True)`; without the profiler's note of it, where it is torch's own."""
-    own = getattr(type(optimizer), "zero_grad", None) is not torch.optim.Optimizer.zero_grad
-    if own or "zero_grad" in vars(optimizer):
-        return optimizer.zero_grad(set_to_none=True)
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if p.grad is not None:
-                p.grad = None
-
-
-def _clear(
-    optimizer: torch.optim.Optimizer, keep: Collection[int], noted: Sequence[tuple[torch.Tensor, torch.Tensor]]
-) -> None:
-    """Clear the gradients of what an optimizer owns, save what this round's suffix has put there."""
-    cleared = set()
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if id(p) not in keep:
-                p.grad = None
-                cleared.add(id(p))
-    again = [(p, g) for p, g in noted if id(p) in cleared]
-    if again:
-        with without_hooks([p for p, _ in again]):  # they have run
-            torch.autograd.backward([p for p, _ in again], [g for _, g in again])
 
 
 def _refuse_another_kind(label: str, gradient: Any, t: torch.Tensor) -> None:
@@ -462,14 +436,6 @@ def no_autocast() -> AbstractContextManager[Any]:
 
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
-
-
-def step(optimizer: torch.optim.Optimizer, scaler: Any) -> None:
-    """Step an optimizer, by way of the scaler if there is one."""
-    if scaler is None:
-        optimizer.step()
-    else:
-        scaler.step(optimizer)
 
 
 def refuse_shared(

@@ -18,7 +18,8 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()  # entered by itself: a condition's own entrance is written in Python
+        self._changed = threading.Condition(self._lock)
         self._inside: dict[int, int] = {}  # how deep each thread is in
         self._waiting = 0  # who wants to be alone goes before those that come after
         self._asleep = (
@@ -28,7 +29,7 @@ class Turns:
     def enter(self) -> None:
         """Begin a walk that adds no hooks to leaves."""
         me = threading.get_ident()
-        with self._changed:
+        with self._lock:
             if me not in self._inside:
                 while self._waiting:
                     self._sleep()
@@ -37,7 +38,7 @@ class Turns:
     def leave(self) -> None:
         """End a walk."""
         me = threading.get_ident()
-        with self._changed:
+        with self._lock:
             self._inside[me] -= 1
             if not self._inside[me]:
                 del self._inside[me]

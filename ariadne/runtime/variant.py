@@ -44,7 +44,7 @@ from ariadne.runtime.moved import Getter, Moves, getter
 from ariadne.runtime.shared import rest
 from ariadne.runtime.standing import flight_of
 from ariadne.runtime.training import Owned, SideSlots
-from ariadne.segment import Interpreter, Source, emit, load
+from ariadne.segment import Interpreter, Source, emit, halting, load
 
 
 @dataclass(frozen=True)
@@ -165,13 +165,14 @@ class Variant:
     def rest(self, at: int, other: Variant, side: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
         """How this side goes on on the path of another plan after op `at`, and the values that it takes; None where it can't.
 
-        It is called with the batch and a dict, and takes its values out of that, so that each is let go after its last use.
+        It is called with the batch and a dict, and takes its values out of that, so that each is let go after its last use. Where
+        it asks, it may return `Halted`.
         """
         (a, b), (c, d) = ((v.parts["prefix"], v.parts["suffix"]) for v in (self, other))
         found = rest(self.plan, (a, b), at, other.plan, (c, d), SIDES.index(side))
         if found is None:
             return None
-        run = other._load(emit(other.plan, found, other.model, other.spared.get(side, ())))
+        run = halting(other._load(emit(other.plan, found, other.model, other.spared.get(side, ()))))
         taken = "".join(f", there.pop({name!r})" for name in found.takes)
         go: Callable[..., Any] = eval(f"lambda batch, there: run(batch{taken})", {"run": run})
         return go, found.takes

@@ -8,6 +8,6 @@ A plan and a candidate flow in; a function flows out. The files, in import order
     interpreter    the same side, evaluated op by op; it shares nothing with the source
 """
 
-from ariadne.segment.codegen import Source, emit
-from ariadne.segment.functions import load
+from ariadne.segment.codegen import Halted, Source, emit
+from ariadne.segment.functions import halting, load
 from ariadne.segment.interpreter import Interpreter

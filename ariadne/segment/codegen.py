@@ -42,7 +42,8 @@ class Source:
     """A function as text, and the objects that its text names.
 
     The function takes the batch, then the values named in `parameters`, and returns the tuple of `returns` (the prefix)
-    or the model's output (the suffix).
+    or the model's output (the suffix). `halting`: the same function, line for line, which returns a `Halted` where the other raises
+    since a question has another answer; empty where nothing is asked.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Source:
     namespace: Mapping[str, Any]
     parameters: tuple[str, ...]
     returns: tuple[str, ...]
+    halting: str = ""
 
 
 def emit(plan: TracePlan, part: Part, model: nn.Module, keep: Collection[str] = ()) -> Source:
@@ -64,6 +66,30 @@ def broken_witness(
     error = WitnessError()
     error.plan, error.at, error.found, error.asked = plan, at, found, (expected, target, module)
     return error
+
+
+class Halted:
+    """Where a call left the path of a side: what `broken_witness` takes, and the values that stood there, which it alone holds.
+
+    `there` is None where they are not known: the side raised, as does that of a compiler.
+    """
+
+    __slots__ = ("asked", "error", "there")
+
+    def __init__(self, asked: tuple[Any, Any, str, str, int], there: dict[str, Any] | None) -> None:
+        self.asked, self.there = asked, there
+        self.error: WitnessError | None = None
+
+    @classmethod
+    def by(cls, error: WitnessError) -> Halted:
+        """Of a side that raised this."""
+        found = cls((error.found, *(error.asked or (None, "", "")), error.at), None)
+        found.error = error
+        return found
+
+    def question(self, plan: TracePlan) -> WitnessError:
+        """The same as an error."""
+        return self.error or broken_witness(*self.asked, plan=plan)
 
 
 def same_data(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -122,17 +148,27 @@ class _Writer:
             parameters = (*parameters, self.handed_in)
         head = f"def {part.name}({', '.join((symbol, *parameters))}):"
         body: list[tuple[Region, str]] = []
+        asks: list[tuple[int, str]] = []  # which of these lines ask a question, and what stands there in `halting`
+        there = dict.fromkeys(part.takes)
         for name in part.written:
             body.append((PLAIN, f"{name} = own({name})  # the {part.name} writes into it; the boundary keeps its own"))
         dead = [n for n in parameters if n not in last and n not in kept and n != self.handed_in]
         if dead and nodes:
             body.append((PLAIN, f"del {', '.join(dead)}"))
+            there = dict.fromkeys(name for name in there if name not in dead)
         for i, node in enumerate(nodes):
-            for line in self._node(node, part.stop - len(nodes) + i):
-                body.append((node.region, line))
+            there.update(dict.fromkeys(node.outputs))
+            body += [(node.region, line) for line in self._node(node)]
+            if (question := self._question(node, part.stop - len(nodes) + i)) is not None:
+                test, asked = question
+                standing = ", ".join(f"{name!r}: {name}" for name in there)
+                asks.append((len(body), f"if {test}: return Halted(({asked}), {{{standing}}})"))
+                body.append((node.region, f"if {test}: raise broken_witness({asked})"))
             gone = [n for n in dict.fromkeys((*node.reads, *node.outputs)) if last.get(n) == i and n not in kept]
             if gone:
                 body.append((node.region, f"del {', '.join(gone)}"))
+            for name in gone:
+                there.pop(name, None)
         for store in stores:
             if store.inside:
                 body.append((PLAIN, self._put(store)))
@@ -148,11 +184,14 @@ class _Writer:
             body.append((PLAIN, f"return ({''.join(f'{n}, ' for n in part.gives)})"))
         else:
             body.append((PLAIN, f"return {self._nested(self.plan.output_spec, self.plan.output)}"))
-        lines = [head, *self._regions(body)]
+        text = "\n".join([head, *self._regions(body)]) + "\n"
+        for i, line in asks:
+            body[i] = body[i][0], line
+        halting = "\n".join([head, *self._regions(body)]) + "\n" if asks else ""
         broken = functools.partial(broken_witness, plan=self.plan)
         self.namespace.update(broken_witness=broken, identical=tree.identical, same_data=same_data, own=own)
-        self.namespace.update(FUNCTIONS)
-        return Source(part.name, "\n".join(lines) + "\n", self.namespace, parameters, part.gives or ())
+        self.namespace.update(FUNCTIONS, Halted=Halted)
+        return Source(part.name, text, self.namespace, parameters, part.gives or (), halting)
 
     def _put(self, store: Store) -> str:
         """The statement that puts something into a container."""
@@ -197,29 +236,30 @@ class _Writer:
             lines.append(f"    {'    ' if current != PLAIN else ''}{line}")
         return lines
 
-    def _node(self, node: TraceNode, at: int) -> list[str]:
+    def _node(self, node: TraceNode) -> list[str]:
         if node.target == WHOLE:
-            taken, known = (self._atom(a) for a in node.args)
-            broken = f"broken_witness('other data', 'the same data', 'tolist or numpy', {node.module!r}, {at})"
-            return [f"if not same_data({taken}, {known}): raise {broken}"]
+            return []
         call = self._call(node)
         comment = f"  # {one_line(node.module)}" if node.module else ""
         if not node.outputs:
             return [call + comment]
         targets = ", ".join(node.outputs) + ("," if node.unpack and len(node.outputs) == 1 else "")
-        lines = [f"{targets} = {call}{comment}"]
-        if node.is_witness:
-            expected = self._atom(node.witness)
-            name = node.outputs[0]
-            differs = (
-                f"not identical({name}, {expected})" if isinstance(node.witness, float) else f"{name} != {expected}"
-            )
-            asked = node.target
-            if asked == "aten.sym_size.int":
-                maker = self.plan.definitions.get(node.args[0].name)
-                asked = f"size {node.args[1]} of {self.plan.node(node.args[0].name).target if maker is not None else 'an input'}"
-            lines.append(f"if {differs}: raise broken_witness({name}, {expected}, {asked!r}, {node.module!r}, {at})")
-        return lines
+        return [f"{targets} = {call}{comment}"]
+
+    def _question(self, node: TraceNode, at: int) -> tuple[str, str] | None:
+        """Where Python reads what op `at` gives: the test whether it is otherwise now, and what `broken_witness` takes."""
+        if node.target == WHOLE:
+            taken, known = (self._atom(a) for a in node.args)
+            told = f"'other data', 'the same data', 'tolist or numpy', {node.module!r}, {at}"
+            return f"not same_data({taken}, {known})", told
+        if not (node.is_witness and node.outputs):
+            return None
+        name, expected, asked = node.outputs[0], self._atom(node.witness), node.target
+        differs = f"not identical({name}, {expected})" if isinstance(node.witness, float) else f"{name} != {expected}"
+        if asked == "aten.sym_size.int":
+            maker = self.plan.definitions.get(node.args[0].name)
+            asked = f"size {node.args[1]} of {self.plan.node(node.args[0].name).target if maker is not None else 'an input'}"
+        return differs, f"{name}, {expected}, {asked!r}, {node.module!r}, {at}"
 
     def _call(self, node: TraceNode) -> str:
         if node.target.startswith("python."):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import compress, count
+from dataclasses import dataclass, replace
+from itertools import chain, compress, count
 from operator import attrgetter, is_not, ne
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -14,10 +14,11 @@ from torch import nn
 from ariadne.guards import VERSION
 
 TABLES = ("_parameters", "_buffers")
-SKIPPED = frozenset({"_modules", "_call_impl", "_compiled_call_impl", *TABLES})
+_CALLS = frozenset({"_call_impl", "_compiled_call_impl"})
+SKIPPED = frozenset({"_modules", *_CALLS, *TABLES})
 PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size})
 _REGISTRIES = frozenset(n for n, value in nn.Module().__dict__.items() if isinstance(value, (dict, set))) - SKIPPED
-_own_of = attrgetter("__dict__")
+_own_of, _tensors_of = attrgetter("__dict__"), attrgetter("tensors")
 _HOLDS_NOTHING = PLAIN | {FunctionType, BuiltinFunctionType, MethodType, ModuleType}
 
 
@@ -53,42 +54,100 @@ class Tables:
         ]
         return cls(own, copies, registries, [f"{path}.{name}" for name in names], holders, tensors)
 
+    def stands(self) -> bool:
+        """Whether nothing stands otherwise now but what takes note of a call, which counts for nothing."""
+        filled = 1 + sum(bool(self.own[table]) for table in TABLES)
+        return filled == len(self.copies) and all(_same_but_calls(table, was) for _, _, table, was in self.copies)
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """How all stood: modules, their paths and tables; the dict of each, and its four; of all those that hold anything the versions,
+    the numbers of their modules, and whether they hold modules; and those that are empty."""
+
+    modules: list[nn.Module]
+    paths: list[str]
+    found: list[Tables]
+    own: list[dict[str, Any]]
+    fours: list[tuple[dict[str, Any], ...]]
+    dicts: list[dict[str, Any]]
+    versions: list[int]
+    of: list[int]
+    parts: list[bool]
+    empty: list[dict[str, Any]]
+
 
 class Laid:
     """The tables of all modules of one model, kept from one time to the next."""
 
     def __init__(self) -> None:
-        self._last: tuple[list[nn.Module], list[str], list[Tables], list[dict[str, Any]], list[int]] | None = None
+        self._last: _Last | None = None
+        # What each module's tables told of tensors, and all of these.
+        self._state: tuple[list[Any], list[tuple[str, torch.Tensor]]] = [], []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Laid:
         return Laid()
 
     def tables(self, model: nn.Module) -> list[Tables]:
-        """What stands there now, module by module."""
-        if VERSION is None or self._last is None or self._last[0][0] is not model:
+        """What stands there now, module by module: the same list as long as all stands as it stood."""
+        last = self._last
+        if VERSION is None or last is None or last.modules[0] is not model:
             return self._anew(model)
-        modules, paths, found, dicts, versions = self._last
-        if any(map(is_not, map(_own_of, modules), dicts[::4])):
+        if any(map(is_not, map(_own_of, last.modules), last.own)) or any(last.empty):
             return self._anew(model)
-        now = [*map(VERSION, dicts)]
-        if now == versions:
-            return found
-        found, dicts = [*found], [*dicts]
-        for i in {at // 4 for at in compress(count(), map(ne, now, versions))}:
-            found[i], members = Tables.of(paths[i], modules[i]), dicts[4 * i + 1]
-            dicts[4 * i : 4 * i + 4] = _dicts(found[i].own)
-            if dicts[4 * i + 1] is not members or now[4 * i + 1] != versions[4 * i + 1]:
-                return self._anew(model)  # there may be other modules
-        self._last = modules, paths, found, dicts, now
+        now = [*map(VERSION, last.dicts)]
+        if now == last.versions:
+            return last.found
+        found = last.found
+        for i in {last.of[at] for at in compress(count(), map(ne, now, last.versions))}:
+            if any(map(is_not, _dicts(last.own[i]), last.fours[i])):
+                return self._anew(model)
+            if found[i].stands():
+                continue
+            if found is last.found:
+                found = [*found]
+            found[i] = Tables.of(last.paths[i], last.modules[i])
+        if any(map(ne, compress(now, last.parts), compress(last.versions, last.parts))):
+            return self._anew(model)  # there may be other modules
+        self._last = replace(last, found=found, versions=now)
         return found
+
+    def state(self, model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+        """The tensors of a model by name, those in plain attributes too, each once."""
+        return self.tensors(self.tables(model))
+
+    def tensors(self, found: list[Tables]) -> list[tuple[str, torch.Tensor]]:
+        """Those of these tables."""
+        known = self._state
+        if len(known[0]) != len(found) or any(map(is_not, known[0], map(_tensors_of, found))):
+            first: dict[int, tuple[str, torch.Tensor]] = {}
+            for name, t in chain.from_iterable(map(_tensors_of, found)):
+                first.setdefault(id(t), (name, t))
+            known = self._state = [*map(_tensors_of, found)], [*first.values()]
+        return known[1]
 
     def _anew(self, model: nn.Module) -> list[Tables]:
         places = [*model.named_modules()]
-        dicts = [table for _, module in places for table in _dicts(module.__dict__)]
+        modules, own = [module for _, module in places], [module.__dict__ for _, module in places]
+        every = [(i, table) for i, one in enumerate(own) for table in _dicts(one)]
+        dicts = [table for _, table in every if table]  # an empty one needs no version: it is empty, or is not
         versions = [*map(VERSION, dicts)] if VERSION is not None else []  # first: a write in between shows
+        parts = {id(one["_modules"]) for one in own}
         found = [Tables.of(path, module) for path, module in places]
-        self._last = [module for _, module in places], [path for path, _ in places], found, dicts, versions
+        self._last = _Last(
+            modules, [path for path, _ in places], found, own, [*map(_dicts, own)], dicts, versions,
+            [i for i, table in every if table], [id(table) in parts for table in dicts],
+            [table for _, table in every if not table],
+        )  # fmt: skip
         return found
+
+
+def _same_but_calls(table: dict[str, Any], was: dict[str, Any]) -> bool:
+    """Whether a table holds what it held, in the same order, but for how a call of the module is noticed."""
+    if len(table) == len(was) and not any(map(is_not, table.values(), was.values())):
+        return [*table] == [*was]
+    now, then = ([(k, v) for k, v in one.items() if k not in _CALLS] for one in (table, was))
+    return len(now) == len(then) and all(k == j and v is w for (k, v), (j, w) in zip(now, then, strict=True))
 
 
 def _holds_nothing(value: Any) -> bool:

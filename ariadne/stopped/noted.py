@@ -22,7 +22,7 @@ from ariadne.errors import BoundaryError, PayloadError
 from ariadne.guards import simple
 from ariadne.stopped.absent import ANSWERED, Absent
 from ariadne.stopped.laid import Laid
-from ariadne.stopped.python import MISSING, Place, PythonState, generators
+from ariadne.stopped.python import MISSING, Place, PythonState, generators, plainly
 
 _LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parent.parent))
 CONTAINERS: dict[str, Any] = {
@@ -247,8 +247,8 @@ class Noting(TorchFunctionMode):
                     refusal or f"forward changes the attribute {place[2]!r} of {place[0] or 'the model'} before the cut"
                 )
             attributes.append((place, _told(before), _told(after)))
-        now = generators()
-        moved = {name: state for name, state in self.python.generators.items() if state != now[name]}
+        began, now = plainly(self.python.generators), plainly(generators())
+        moved = {name: state for name, state in began.items() if state != now[name]}
         return Before(
             tuple(self.kinds), tuple(self.calls), self.names, self.told_inputs, tuple(attributes), moved, tuple(crossing),
             _sharing([*of_output, *tensors]), tuple(written), refusal=refusal,
@@ -276,11 +276,7 @@ class Lost:
 
 def state_of(model: nn.Module, laid: Laid | None = None) -> list[tuple[str, torch.Tensor]]:
     """The tensors of a model by name, those in plain attributes too, each once."""
-    found: dict[int, tuple[str, torch.Tensor]] = {}
-    for tables in (laid or Laid()).tables(model):
-        for name, t in tables.tensors:
-            found.setdefault(id(t), (name, t))
-    return [*found.values()]
+    return (laid or Laid()).state(model)
 
 
 def bound_in(model: nn.Module, laid: Laid | None = None) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, compress, repeat
 from operator import is_not
@@ -28,10 +28,18 @@ Place = tuple[str, str, str]  # path of a module, "__dict__" or "_buffers", name
 
 
 def generators() -> dict[str, Any]:
-    """How the generators of Python and numpy stand, as plain data."""
+    """How the generators of Python and numpy stand; `plainly` tells it as plain data."""
     found: dict[str, Any] = {"random": random.getstate()}
     if "numpy" in sys.modules:
-        kind, keys, *rest = sys.modules["numpy"].random.get_state()
+        found["numpy"] = sys.modules["numpy"].random.get_state()
+    return found
+
+
+def plainly(states: dict[str, Any]) -> dict[str, Any]:
+    """The same as nested plain values, which can be compared and sent."""
+    found = dict(states)
+    if "numpy" in found:
+        kind, keys, *rest = found["numpy"]
         found["numpy"] = (kind, tuple(keys.tolist()), *rest)
     return found
 
@@ -112,11 +120,12 @@ class PythonState:
     `changes` tells what is otherwise now; `undoing` keeps what it takes to put that back.
     """
 
-    def __init__(self, model: nn.Module, laid: Laid | None = None) -> None:
+    def __init__(self, model: nn.Module, laid: Laid | None = None, draws: bool = True) -> None:
+        """`draws`: note how the generators stand, too, which takes as long as all else of a small model."""
         self._model, self._laid = weakref.ref(model), laid or Laid()  # what is known of a model must not keep it alive
         self.held = _Held()
         self.empty: list[Any] = []  # registries of hooks in which nothing is: most of all that a model holds
-        self.generators = generators()
+        self.generators = generators() if draws else {}
         self._tables = self._laid.tables(model)
         for tables in self._tables:
             if not any(tables.registries):
@@ -137,6 +146,10 @@ class PythonState:
                 self.variables.append((root.name, root.thing, was))
             else:
                 self.held.note(root.name, root.now())
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors of the model by name, those in plain attributes too, each once."""
+        return dict(self._laid.tensors(self._tables))
 
     def changes(self) -> Iterator[tuple[Place, dict[str, Any], Any, Any]]:
         """The attributes that stand otherwise: where, in what dict, what stood there and what does; `MISSING` for nothing."""
@@ -159,6 +172,9 @@ class PythonState:
     def _changed_variables(self) -> Iterator[tuple[str, Any, str, Any, Any]]:
         """Those that stand otherwise: where, in what table, under which name, what stood there and what does."""
         for where, thing, was in self.variables:
+            table = thing if type(thing) is dict else vars(thing) if isinstance(thing, type) else None
+            if table is not None and _names_stand(table, was):
+                continue
             now = variables(thing, was)
             for name, before in was.items():
                 if (after := now.get(name, MISSING)) is not before:
@@ -195,7 +211,8 @@ class PythonState:
         attributes = [(now, name, before, after) for (_, _, name), now, before, after in found]
         attributes += [moved[1:] for moved in self._changed_variables()]
         held = [(where, thing, was, _copy(thing)) for where, thing, was in self.held.moved()]
-        hooks = [("a hook", thing, type(thing)(), _copy(thing)) for thing in self.empty if thing]
+        full = (thing for thing in self.empty if thing) if any(self.empty) else ()
+        hooks = [("a hook", thing, type(thing)(), _copy(thing)) for thing in full]
         made = []
         for _, name, _, after in attributes:
             made.append(_Held())
@@ -361,8 +378,13 @@ def _same(thing: Any, was: Any) -> bool:
     return len(thing) == len(was) and all(a is b for a, b in zip(thing, was, strict=True))
 
 
+def _names_stand(thing: Mapping[Any, Any], was: dict[Any, Any]) -> bool:
+    """Whether what stands under these names of a dict is what stood there."""
+    return not any(map(is_not, map(thing.get, was, repeat(MISSING)), was.values()))
+
+
 def _same_items(thing: dict[Any, Any], was: dict[Any, Any]) -> bool:
-    return len(thing) == len(was) and not any(map(is_not, map(thing.get, was, repeat(MISSING)), was.values()))
+    return len(thing) == len(was) and _names_stand(thing, was)
 
 
 def _alike(was: Any, now: Any) -> bool:

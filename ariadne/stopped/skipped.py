@@ -22,7 +22,7 @@ from ariadne.errors import BoundaryError, named
 from ariadne.stopped.absent import ANSWERED, Absent, Ghost, Standing, filled, present, settled
 from ariadne.stopped.gate import Awaited
 from ariadne.stopped.laid import Laid
-from ariadne.stopped.noted import CONTAINERS, Before, Lost, state_of
+from ariadne.stopped.noted import CONTAINERS, Before, Lost
 from ariadne.stopped.python import MISSING, Place, PythonState, Undoing, fill_kept, set_generators
 
 _ASTRAY = (
@@ -34,7 +34,7 @@ _ASTRAY = (
 class Skipping(TorchFunctionMode):
     """Gives for each call of torch what was noted for it, until the cut is passed; after it, has the state that crossed taken."""
 
-    def __init__(self, model: nn.Module, before: Before, crossed: Sequence[torch.Tensor], laid: Laid | None) -> None:
+    def __init__(self, state: dict[str, torch.Tensor], before: Before, crossed: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self.before, self.standing = before, Standing()
         self.at, self.names, self.outputs = 0, 0, len(crossed) - len(before.crossing)
@@ -43,7 +43,7 @@ class Skipping(TorchFunctionMode):
             self.tensors[name] = t
         self.ghosts: dict[Any, Ghost] = {}
         self.made: list[weakref.ref[Ghost]] = []
-        self.state = dict(state_of(model, laid))
+        self.state = state
         strange = next((name for name in before.written if name not in self.state), None)
         if strange is not None:
             raise BoundaryError(_ASTRAY.format(f"the prefix writes {strange!r}, which this model has not"))
@@ -180,9 +180,9 @@ def run_rest(
         raise BoundaryError(f"this boundary can't be run from what crossed alone: {before.refusal}")
     if not torch.is_grad_enabled():
         crossed = _copies(crossed)  # forward may write into them, and the boundary may be run again
-    start = PythonState(model, laid)
+    start = PythonState(model, laid, draws=bool(before.generators))  # else nothing is drawn before the cut
     _set_attributes(model, before, known)
-    skipping = Skipping(model, before, crossed, laid)
+    skipping = Skipping(start.tensors(), before, crossed)
     undoing: list[Any] = []
 
     def reached(output: Any) -> Any:

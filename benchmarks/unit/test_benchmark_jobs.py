@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import random
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -241,3 +243,12 @@ def test_break_even_is_shown_beyond_the_noise_of_the_same_processes(
 
 def test_the_table_of_frontiers_is_made_as_plans_are_captured_now() -> None:
     assert overhead._frontier_row(20)[:2] == ["20", "19"]
+
+
+def test_a_process_is_timed_to_its_first_result_and_one_that_fails_tells_why() -> None:
+    wait = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()"  # Python would not end
+    start = time.perf_counter()
+    overhead.first_result(wait, {**os.environ})
+    assert time.perf_counter() - start < 30
+    with pytest.raises(RuntimeError, match="No module named 'nothing_of_that_name'"):
+        overhead.first_result("import nothing_of_that_name", {**os.environ})

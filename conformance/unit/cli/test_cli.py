@@ -415,6 +415,11 @@ def test_doctor_reports_and_tries(capsys: pytest.CaptureFixture[str]) -> None:
     assert data["failed"] == []
 
 
+def test_doctor_names_what_a_missing_package_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ariadne.cli.doctor._version", lambda name: None)
+    assert ("pyzmq", "none", "optional, for two machines") in [*doctor._packages()]
+
+
 @pytest.mark.parametrize(
     ("version", "state", "words"), [(len, "ok", "after a write"), (None, "slower", "compares everything")]
 )

@@ -59,6 +59,9 @@ def test_a_package_serves_every_batch_follows_the_model_and_is_loaded_by_the_nex
     with pytest.raises(CompileError, match="'aot_inductor' serves inference"):
         first.run_training_prefix(x)
 
+    monkeypatch.setattr(
+        torch._inductor, "aoti_load_package", fails
+    )  # a third of a second of imports and of looking at the CPU
     second = made(Offset, 5, boundary="after:first", **options)
     near(second.model, x, halves(second, x))
     assert [(s.state, s.loaded) for s in second.report().segments] == [("loaded", 1)] * 2

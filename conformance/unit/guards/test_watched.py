@@ -104,7 +104,8 @@ def test_a_dict_that_nobody_wrote_is_not_looked_at_again() -> None:
     runtime, x = prepared(), numbers(3, 3, 4)
     guard = runtime._now[False].prefix_guard
     replayed(runtime, x)
-    guard._stills = (lambda: False,)  # what is only asked after a write
+    for part in guard._parts:
+        part.still = lambda: False  # what is only asked after a write
     replayed(runtime, x)
     runtime.model.note = 1
     assert not guard()

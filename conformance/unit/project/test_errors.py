@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +59,15 @@ def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
     classes = {n: c for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, Exception)}
     real = {n: [b.__name__ for b in c.__bases__ if b is not Exception] for n, c in classes.items()}
     assert drawn() == real
+
+
+def test_the_page_about_errors_has_the_same_tree_and_a_section_or_a_row_for_each_error() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/errors.md").read_text()
+    assert errors.__doc__ is not None
+    block = errors.__doc__.partition("most general first::\n\n")[2].partition("\n\n")[0]
+    assert textwrap.dedent(block) in page
+    headings = " ".join(line for line in page.splitlines() if line.startswith("## "))
+    assert [name for name in drawn() if name not in headings] == ["AriadneError", "GuardError"]
 
 
 def test_every_error_says_in_its_docstring_when_it_is_raised() -> None:
@@ -213,6 +224,8 @@ def test_a_boundary_of_another_model_is_refused_though_its_cut_has_the_same_name
 def test_what_is_no_boundary_is_refused(runtime: SplitRuntime) -> None:
     with pytest.raises(BoundaryError, match="what run_prefix or run_training_prefix returns; found Tensor"):
         runtime.run_suffix(X)
+    with pytest.raises(BoundaryError, match=r"found bytes. Read bytes by BoundaryPayload.from_bytes\(...\) first"):
+        runtime.run_suffix(runtime.run_prefix(X).to_bytes())
 
 
 def test_a_boundary_is_trained_once(runtime: SplitRuntime) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import json
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import ariadne
+from ariadne.imports import imported
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "ariadne"
@@ -42,7 +44,7 @@ def present(package: str) -> set[str]:
     return {name for name in names if not name.startswith("__")}
 
 
-def imported(source: str) -> list[str]:
+def imports(source: str) -> list[str]:
     """What a module imports, inside functions too; `from a.b import c` counts as `a.b.c`."""
     found = []
     for node in ast.walk(ast.parse(source)):
@@ -60,7 +62,7 @@ def backward(package: str, module: str, source: str) -> list[str]:
         order[: order.index(module)] if module in order else order
     )  # one that is not stated fails a test of its own
     wrong = []
-    for name in imported(source):
+    for name in imports(source):
         inside = name.removeprefix(f"{package}.").split(".")[0]
         if name.startswith(f"{package}.{module}."):
             continue  # among the files of one package; their own order is held beside this
@@ -72,7 +74,7 @@ def backward(package: str, module: str, source: str) -> list[str]:
 def foreign(source: str) -> list[str]:
     """The imports from anywhere but Python, torch, safetensors and Ariadne."""
     known = {*sys.stdlib_module_names, "torch", "safetensors", "ariadne"}
-    return [n for n in imported(source) if n.split(".")[0] not in known]
+    return [n for n in imports(source) if n.split(".")[0] not in known]
 
 
 SOURCES = {
@@ -213,7 +215,7 @@ def loaded(code: str) -> set[str]:
 
 def test_importing_ariadne_loads_nothing_and_reading_a_boundary_nothing_but_torch() -> None:
     own = loaded("import ariadne")
-    assert not [name for name in own if name.startswith(("torch", "sympy", "ariadne."))]
+    assert not [n for n in own - {"ariadne.imports"} if n.startswith(("torch", "sympy", "ariadne."))]
     beyond = loaded("from ariadne import BoundaryPayload, ReplayBoundary, AriadneError") - loaded("import torch")
     assert {name.split(".")[0] for name in beyond} - sys.stdlib_module_names <= {"ariadne", "torch"}
     assert not [name for name in beyond if name.startswith((*HEAVY, "torch.fx"))]
@@ -226,6 +228,27 @@ def test_importing_what_captures_loads_no_compiler_and_no_package_but_those_that
     # Python's own, too, whose name says what it was built for, and so is not in the list.
     found = {name.split(".")[0] for name in own if not name.startswith("_sysconfigdata_")}
     assert found - sys.stdlib_module_names <= {"ariadne", "torch", "sympy", "mpmath", "safetensors"}
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_collector_is_off_while_modules_are_imported_and_then_as_it_was(
+    on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "seen_by_gc.py").write_text("import gc\nseen = gc.isenabled()\n")
+    (tmp_path / "not_to_import.py").write_text("raise ValueError('no')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "seen_by_gc", raising=False)
+    before = gc.isenabled()
+    try:
+        (gc.enable if on else gc.disable)()
+        assert imported("seen_by_gc").seen is False
+        assert gc.isenabled() is on
+        with pytest.raises(ValueError, match="no"):
+            imported("not_to_import")
+        assert gc.isenabled() is on
+    finally:
+        (gc.enable if before else gc.disable)()
+        sys.modules.pop("seen_by_gc", None)
 
 
 def test_each_public_name_and_each_module_is_found_when_it_is_asked_for() -> None:

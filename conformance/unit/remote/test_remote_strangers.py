@@ -186,7 +186,7 @@ def test_with_keys_those_alone_come_whose_key_the_server_knows(pair: Pair, tmp_p
             assert torch.equal(remote.run_suffix(pair.edge.run_prefix(x)), pair.whole(x))
         with pytest.raises(HandshakeError, match="does not take this client's key"):
             ariadne.connect(server.address, timeout=30, key=tmp_path / "stranger.key", server_key=public)
-        with pytest.raises(DeadlineError, match="nobody answered"):
+        with pytest.raises(DeadlineError, match=r"nobody answered .* asks for keys, where none is given"):
             ariadne.connect(server.address, timeout=1)
         with pytest.raises(DeadlineError, match="wrong server_key= looks like this too"):
             ariadne.connect(

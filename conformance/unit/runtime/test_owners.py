@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 from ariadne import BoundaryPayload, SplitRuntime, prepare_split
@@ -299,3 +301,50 @@ def test_an_optimizer_clears_gradients_in_its_own_way(how: Callable[..., Any]) -
     runtime.train_suffix(boundary, loss_fn=plain_of, optimizer=optimizer)
     assert optimizer.cleared == 1
     assert float(split.d.weight.grad.abs().max()) < 7
+
+
+def scheduled(optimizer: torch.optim.Optimizer, heard: list[str]) -> None:
+    """A learning rate that follows how often `step` was called."""
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    inner = optimizer.step
+    optimizer.step = lambda *given: (heard.append("step"), inner(*given))[1]  # type: ignore[method-assign]
+
+
+def wrapped_again(optimizer: torch.optim.Optimizer, heard: list[str]) -> None:
+    """A class whose `step` somebody wrapped as torch does, with the attributes of torch's own wrapper."""
+
+    @functools.wraps(torch.optim.SGD.step)
+    def told(*given: Any) -> Any:
+        heard.append("step")
+        return torch.optim.SGD.step(*given)
+
+    optimizer.__class__ = type("Told", (torch.optim.SGD,), {"step": told})
+
+
+HEARD: dict[str, Callable[[torch.optim.Optimizer, list[str]], Any]] = {
+    "before": lambda o, heard: o.register_step_pre_hook(lambda *_: heard.append("step")),
+    "after": lambda o, heard: o.register_step_post_hook(lambda *_: heard.append("step")),
+    "before all": lambda _, heard: register_optimizer_step_pre_hook(lambda *_: heard.append("step")),
+    "after all": lambda _, heard: register_optimizer_step_post_hook(lambda *_: heard.append("step")),
+    "scheduled": scheduled,
+    "wrapped again": wrapped_again,
+    "profiled": lambda *_: torch.autograd.profiler.profile().__enter__(),
+}
+
+
+@pytest.mark.parametrize("how", HEARD)
+def test_whoever_watches_the_steps_of_an_optimizer_hears_of_each(how: str) -> None:
+    _, split, runtime = twins(False)
+    optimizer, heard, before = torch.optim.SGD(runtime.suffix_parameters(), lr=0.1), list[str](), split.d.weight.clone()
+    watching = HEARD[how](optimizer, heard)
+    try:
+        boundary = runtime.run_training_prefix(numbers(4, 6))
+        runtime.train_suffix(boundary, loss_fn=plain_of, optimizer=optimizer)
+    finally:
+        if how == "profiled":
+            watching.__exit__(None, None, None)
+            heard += ["step" for event in watching.function_events if event.name == "Optimizer.step#SGD.step"]
+        elif hasattr(watching, "remove"):
+            watching.remove()
+    assert heard == ["step"]
+    assert not torch.equal(before, split.d.weight)
