@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, compress, count
 from operator import attrgetter, is_not, ne
@@ -32,6 +33,7 @@ class Tables:
     names: list[str]  # of these
     holders: list[tuple[str, Any]]
     tensors: list[tuple[str, torch.Tensor]]
+    parts: dict[str, Any]  # a copy of its modules
 
     @classmethod
     def of(cls, path: str, module: nn.Module) -> Tables:
@@ -52,7 +54,21 @@ class Tables:
             for name, t in table.items()
             if isinstance(t, torch.Tensor)
         ]
-        return cls(own, copies, registries, [f"{path}.{name}" for name in names], holders, tensors)
+        names = [f"{path}.{name}" for name in names]
+        return cls(own, copies, registries, names, holders, tensors, dict(own["_modules"]))
+
+    def registered(self) -> Iterator[tuple[dict[str, Any], str]]:
+        """What came to stand in a registry or is gone from there, and modules in the place of others: in which table, the name."""
+        then = {table: was for _, table, _, was in self.copies}
+        for table in TABLES:
+            was, now = then.get(table, {}), self.own[table]
+            if was.keys() != now.keys():
+                yield from ((now, name) for name in (*was, *now) if (name in was) is not (name in now))
+        parts = self.own["_modules"]
+        if not _same_but_calls(parts, self.parts):
+            for name in dict.fromkeys((*self.parts, *parts)):
+                if self.parts.get(name) is not parts.get(name):
+                    yield parts, name
 
     def stands(self) -> bool:
         """Whether nothing stands otherwise now but what takes note of a call, which counts for nothing."""

@@ -9,7 +9,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, compress, repeat
 from operator import is_not
 from typing import Any
@@ -161,6 +161,10 @@ class PythonState:
                 if before is not after and name not in SKIPPED:
                     yield (path, table, name), now, before, after
 
+    def registered(self) -> Iterator[tuple[dict[str, Any], str]]:
+        """What came into a registry or is gone, and modules that others stand for: in which table, the name."""
+        return chain.from_iterable(tables.registered() for tables in self._written())
+
     def _written(self) -> list[Tables]:
         """The tables of the modules whose tables were written since, or may have been: others are still laid out as they were."""
         model = self._model()
@@ -217,7 +221,7 @@ class PythonState:
         for _, name, _, after in attributes:
             made.append(_Held())
             made[-1].note(name, after)
-        return Undoing(attributes, held + hooks, made, self)
+        return Undoing(attributes, held + hooks, made, self, {(id(table), name) for table, name in self.registered()})
 
     def moved_beside(self, done: Undoing, again: list[tuple[dict[str, Any], str, Any]]) -> Iterator[tuple[str, str]]:
         """What stands otherwise now than at this moment, beside what was `done` until then: in words, and by name.
@@ -235,6 +239,9 @@ class PythonState:
                 again.append((table, name, was))
             else:
                 yield repr(name), name
+        for table, name in self.registered():  # which forward may ask for without a name, as `len(self._buffers)` does
+            if (id(table), name) not in done.registered:
+                yield repr(name), ""
         filled = {id(thing) for _, thing, _, _ in done.held}
         yield from ((where, "") for where, thing, _ in self.held.moved() if id(thing) not in filled)
 
@@ -247,6 +254,7 @@ class Undoing:
     held: list[tuple[str, Any, Any, Any]]
     made: list[_Held]  # what each of these attributes and variables holds
     since: PythonState  # the moment since which they were made
+    registered: set[tuple[int, str]] = field(default_factory=set)  # tables of modules, and what came there or is gone
 
     def meanwhile(self, model: nn.Module) -> str | None:
         """What else Python keeps was changed after this was made, if the model's code may read such a name; in words."""
