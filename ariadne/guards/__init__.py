@@ -20,6 +20,7 @@ order::
     switches      settings of torch that forward asks for
     steps         what a function reads, by the instructions in its code
     readers       what classes tell of each read of their objects
+    kinds         what abstract classes say is derived from them
     links         what one step of such a read leads to
     codes         the code that a function may run, as far as names lead
     around        what forward's own functions read outside of the model

@@ -48,6 +48,7 @@ from ariadne.guards.attributes import (
 from ariadne.guards.classes import Lookup
 from ariadne.guards.functions import behind, made_inside, reached
 from ariadne.guards.kept import Defaults
+from ariadne.guards.kinds import ASKING, asked_kind
 from ariadne.guards.links import (
     absolute,
     counts_as_torchs,
@@ -71,12 +72,7 @@ _OURS: dict[int, CodeType] = {}  # functions of this package that were called wh
 _LARGE = 4096  # so many entries of a container are looked into
 _IDENTITY = (operator.is_, operator.is_not)
 _BY_NAME = (getattr, hasattr)
-_BETWEEN = (
-    "os",
-    "collections.abc",
-    "_collections_abc",
-    "ariadne.capture.recorded",
-)  # which stand between who asks and what tells
+_BETWEEN = ("os", "collections.abc", "_collections_abc", "ariadne.capture.recorded")  # between who asks and what tells
 _LOGGERS = (logging.Logger.getEffectiveLevel.__code__, logging.Logger.isEnabledFor.__code__)
 _ENVIRONMENT: CodeType | None = getattr(getattr(type(os.environ), "__getitem__", None), "__code__", None)
 
@@ -146,6 +142,7 @@ class Surroundings:
         if id(code) not in self._reads:
             if str(table.get("__name__")).partition(".")[0] not in ("ariadne", "torch"):
                 self.names.update(code.co_names, texts(code.co_consts))
+                self.switches |= switches.named(code.co_names)
             self._reads[id(code)] = Code.of(code, others, str(table.get("__name__")))
             if not others:
                 self.codes.add(code)
@@ -234,6 +231,9 @@ class Surroundings:
                 )
                 self.found.setdefault(found.place, found)
             return False
+        if frame.f_code in ASKING:
+            self.found.update({one.place: one for one in asked_kind(frame)})
+            return True
         if switch is None and frame.f_code is not _ENVIRONMENT:
             return False
         caller = frame.f_back

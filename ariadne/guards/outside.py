@@ -47,6 +47,18 @@ class Itself:
         return self.thing
 
 
+class Kinds:
+    """A class that tells by itself which others count as derived from it, to be asked by these."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, cls: type) -> None:
+        self.thing = cls
+
+    def __getitem__(self, kind: type) -> bool:
+        return issubclass(kind, self.thing)
+
+
 class _OfDecimal:
     """The settings of this thread's decimal numbers, to be asked by any key."""
 
@@ -88,7 +100,7 @@ class Outside:
     @property
     def place(self) -> tuple[int, Any, Any]:
         """The same for two that stand in one place: an attribute and an item of one object are two."""
-        proxy = is_a(self.table, (Slots, Lookup, Variable, Itself))
+        proxy = is_a(self.table, (Slots, Lookup, Variable, Itself, Kinds))
         return id(self.table.thing if proxy else self.table), type(self.table) if proxy else None, self.key
 
     @property
