@@ -45,7 +45,7 @@ from ariadne.guards.attributes import (
     is_pythons_own,
     lasts,
 )
-from ariadne.guards.classes import Lookup
+from ariadne.guards.classes import Lookup, home_of
 from ariadne.guards.functions import behind, made_inside, reached
 from ariadne.guards.kept import Defaults
 from ariadne.guards.links import (
@@ -60,9 +60,9 @@ from ariadne.guards.links import (
     link_of,
     method_of,
 )
-from ariadne.guards.opened import State, asks_by_name, counts_by_which, home_of, is_closed, shows_nothing
-from ariadne.guards.readers import READS, Reads
+from ariadne.guards.opened import State, asks_by_name, counts_by_which, is_closed, shows_nothing
 from ariadne.guards.outside import Itself, Outside, Variable, of_decimal, of_function, of_wrapper, with_contents
+from ariadne.guards.readers import READS, Reads
 from ariadne.guards.steps import IMPORT_MODULE, NO_CODE, Chain, Code, Dropped, starts_with, texts
 
 _CONTAINERS = (dict, list, set, frozenset, deque, tuple)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ariadne import tree
 from ariadne.guards.attributes import is_a, lasts, own_of
+from ariadne.guards.classes import home_of
 from ariadne.guards.versions import VERSION, stamp
 
 _SIZED = (list, dict, set, deque)
@@ -265,4 +266,7 @@ class Defaults(Kept):
 
 
 def _version(thing: Any) -> int | None:
-    return VERSION(thing) if VERSION is not None and type(thing) is dict else None
+    told = (
+        VERSION is not None and is_a(thing, dict) and home_of(thing) is dict
+    )  # an `OrderedDict` keeps its order elsewhere
+    return VERSION(thing) if told and VERSION is not None else None

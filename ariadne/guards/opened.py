@@ -19,14 +19,12 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
 from contextvars import ContextVar
-from functools import lru_cache
 from types import (
     BuiltinFunctionType,
     CellType,
     CodeType,
     FunctionType,
     MappingProxyType,
-    MemberDescriptorType,
     MethodType,
     MethodWrapperType,
     ModuleType,
@@ -52,11 +50,10 @@ from ariadne.guards.attributes import (
     slot_of,
     slots_of,
 )
-from ariadne.guards.classes import changeable, own_dict
+from ariadne.guards.classes import changeable, home_of, own_dict
 from ariadne.guards.kept import Kept
 from ariadne.guards.versions import VERSION, stamp
 
-_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # CPython's flags of classes that are made at run time, and that can't be written
 _MOST = 4096  # so many things are looked at
 _WHICH = (
     torch.Tensor, nn.Module, type, FunctionType, BuiltinFunctionType, MethodWrapperType, ModuleType, CodeType, CellType,
@@ -100,26 +97,6 @@ def counts_by_which(value: Any) -> bool:
 def asks_itself(value: Any) -> bool:
     """Whether methods of torch's own read attributes of an object, under names that stand in no code of forward's."""
     return str(type(value).__module__).startswith(_BY_METHODS)
-
-
-def home_of(value: Any) -> type:
-    """The class of C's that lies under a thing's class: `object` for what Python's `class` makes alone."""
-    kind: Any = type(value)
-    return _home_of(kind)
-
-
-@lru_cache(maxsize=4096)
-def _home_of(kind: Any) -> type:
-    found: type = next(c for c in kind.__mro__ if not _is_pythons_make(c))
-    return found
-
-
-def _is_pythons_make(cls: Any) -> bool:
-    """Whether a class adds nothing to its base but what Python's `class` does: attributes, slots, weak references."""
-    if not cls.__flags__ & _HEAP or cls.__flags__ & _IMMUTABLE or cls.__base__ is None:
-        return False
-    slots = sum(type(v) is MemberDescriptorType for v in vars(cls).values())
-    return bool(cls.__basicsize__ <= cls.__base__.__basicsize__ + 8 * (2 + slots))
 
 
 def is_closed(value: Any) -> bool:

@@ -20,7 +20,9 @@ from ariadne.guards.attributes import is_a
 from ariadne.guards.steps import WHOLESALE, Step, marked, of_super, plain_steps
 
 READS = "__getattribute__"
-_TELLING = frozenset({"__class__"})  # what `isinstance` asks for; other names of this kind may give all that an object holds
+_TELLING = frozenset(
+    {"__class__"}
+)  # what `isinstance` asks for; other names of this kind may give all that an object holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ def _asked_at(steps: Sequence[Step], i: int) -> _Asked | None:
 
     A variable may hold something else by the time the function returns, unless that is what comes next.
     """
-    (kind, name), *rest = [*steps[i + 1 : i + 7], ("", None)]
+    nothing: Step = ("", None)
+    (kind, name), *rest = [*steps[i + 1 : i + 7], nothing]
     if [k for k, _ in rest[:2]] == ["CALL", "RETURN_VALUE"] and kind == "LOAD VARIABLE":
         return _Asked(variables=frozenset({name}))
     if kind != "CONSTANT" or rest[0][0] != "CALL":
