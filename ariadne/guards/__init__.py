@@ -9,13 +9,13 @@ order::
     classes       what a class gives for a name
     functions     which Python functions are reached from what forward reads
     kept          what a guard holds of things that can change by themselves
+    steps         what a function reads, by the instructions in its code
     opened        what things hold that are no plain containers
     facts         dtypes, devices and shapes of tensors, compared in one call
     marks         what stands on tensors beside their values: attributes, strides
     first_calls   what a first call makes and keeps
     outside       one thing outside of the model, as it was
     switches      settings of torch that forward asks for
-    steps         what a function reads, by the instructions in its code
     readers       what classes tell of each read of their objects
     links         what one step of such a read leads to
     codes         the code that a function may run, as far as names lead

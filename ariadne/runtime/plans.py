@@ -269,7 +269,9 @@ class Plans:
             mine = (
                 v.plan
                 for v in self._variants
-                if v.serves(training) and v.plan.captured_by == "observed" and sizes == dict(v.plan.traced_sizes)
+                if v.serves(training)
+                and v.plan.captured_by == "observed"
+                and sizes == dict(v.plan.traced_sizes)
                 and all(tree.identical(example.leaves[i], value) for i, value in v.plan.literals)
             )
             captured = self._recapture(example, training, next(mine, None))

@@ -213,7 +213,9 @@ def test_a_refusal_names_the_attributes_that_came_and_went() -> None:
     runtime = prepare_split(Net(config, by_all), (X,), split="after:a")
     config.gain = 1.0  # type: ignore[attr-defined]
     del config.bias
-    with pytest.raises(ModuleError, match="was a Plain with bias and without gain when forward read it, now it is a Plain with"):
+    with pytest.raises(
+        ModuleError, match="was a Plain with bias and without gain when forward read it, now it is a Plain with"
+    ):
         runtime.run_prefix(X)
 
 
@@ -227,5 +229,7 @@ def test_a_refusal_names_the_attributes_that_changed_places() -> None:
     scale = config.scale
     del config.scale
     config.scale = scale
-    with pytest.raises(ModuleError, match="was a Plain with scale, bias in this order when .* a Plain with bias, scale in"):
+    with pytest.raises(
+        ModuleError, match=r"was a Plain with scale, bias in this order when .* a Plain with bias, scale in"
+    ):
         runtime.run_prefix(X)
