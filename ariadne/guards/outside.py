@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from types import CellType, CodeType, FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from ariadne import tree
@@ -234,11 +234,6 @@ def _defaults(function: FunctionType, code: CodeType) -> Iterator[Outside]:
             yield from with_contents(
                 Outside(table, key, thing, f"the default of {argument!r} of {function.__qualname__}")
             )
-
-
-def is_cell(table: Any) -> bool:
-    """Whether a table stands for a closed-over variable."""
-    return is_a(table, Slots) and type(table.thing) is CellType
 
 
 def is_itself(table: Any) -> bool:

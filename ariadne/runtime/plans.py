@@ -263,13 +263,16 @@ class Plans:
             args, kwargs = binding(self.model, base.plan.input_spec)(args, kwargs) or (args, kwargs)
             lo, hi = self.settings.spec.batch_range
             if state_types(self.model) == base.moved:
-                explain(base.plan, self.model, args, kwargs, range(lo, hi + 1))
+                explain(base.plan, self.model, args, kwargs, range(lo, hi + 1), plain=base.plan.apart is not None)
             example = self._example(args, kwargs, base.plan, range(lo, hi + 1))
             sizes = sizes_in(example.sizes, example.leaves)
             mine = (
                 v.plan
                 for v in self._variants
-                if v.serves(training) and v.plan.captured_by == "observed" and sizes == dict(v.plan.traced_sizes)
+                if v.serves(training)
+                and v.plan.captured_by == "observed"
+                and sizes == dict(v.plan.traced_sizes)
+                and all(tree.identical(example.leaves[i], value) for i, value in v.plan.literals)
             )
             captured = self._recapture(example, training, next(mine, None))
             plan, candidates = captured.plan, frontiers(captured.plan)
