@@ -14,10 +14,10 @@ from torch import nn
 from ariadne.guards import VERSION
 
 TABLES = ("_parameters", "_buffers")
-_CALLS = frozenset({"_call_impl", "_compiled_call_impl"})
-SKIPPED = frozenset({"_modules", *_CALLS, *TABLES})
+CALLS = frozenset({"_call_impl", "_compiled_call_impl"})
+SKIPPED = frozenset({"_modules", *CALLS, *TABLES})
 PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size})
-_REGISTRIES = frozenset(n for n, value in nn.Module().__dict__.items() if isinstance(value, (dict, set))) - SKIPPED
+REGISTRIES = frozenset(n for n, value in nn.Module().__dict__.items() if isinstance(value, (dict, set))) - SKIPPED
 _own_of, _tensors_of = attrgetter("__dict__"), attrgetter("tensors")
 _HOLDS_NOTHING = PLAIN | {FunctionType, BuiltinFunctionType, MethodType, ModuleType}
 
@@ -39,12 +39,12 @@ class Tables:
         own = module.__dict__
         copies = [(path, "__dict__", own, dict(own))]
         copies += [(path, table, own[table], dict(own[table])) for table in TABLES if own[table]]
-        names = [name for name in own if name in _REGISTRIES]
+        names = [name for name in own if name in REGISTRIES]
         registries = [own[name] for name in names]
         holders = [
             (f"{path}.{name}".lstrip("."), value)
             for name, value in own.items()
-            if name not in _REGISTRIES and name not in SKIPPED and not _holds_nothing(value)
+            if name not in REGISTRIES and name not in SKIPPED and not _holds_nothing(value)
         ]
         tensors = [
             (f"{path}.{name}".lstrip("."), t)
@@ -84,6 +84,8 @@ class Laid:
         self._last: _Last | None = None
         # What each module's tables told of tensors, and all of these.
         self._state: tuple[list[Any], list[tuple[str, torch.Tensor]]] = [], []
+        # Of a module, the modules in it, as long as these are all.
+        self._part: tuple[nn.Module, list[nn.Module], list[nn.Module]] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Laid:
         return Laid()
@@ -126,6 +128,15 @@ class Laid:
             known = self._state = [*map(_tensors_of, found)], [*first.values()]
         return known[1]
 
+    def flags(self, model: nn.Module, module: nn.Module) -> tuple[bool, ...]:
+        """Which of a module of the model, and those in it, are training."""
+        last = self._last
+        if self._part is None or self._part[0] is not module or last is None or self._part[1] is not last.modules:
+            self.tables(model)
+            assert self._last is not None
+            self._part = module, self._last.modules, [*module.modules()]
+        return tuple([one.training for one in self._part[2]])
+
     def _anew(self, model: nn.Module) -> list[Tables]:
         places = [*model.named_modules()]
         modules, own = [module for _, module in places], [module.__dict__ for _, module in places]
@@ -146,7 +157,7 @@ def _same_but_calls(table: dict[str, Any], was: dict[str, Any]) -> bool:
     """Whether a table holds what it held, in the same order, but for how a call of the module is noticed."""
     if len(table) == len(was) and not any(map(is_not, table.values(), was.values())):
         return [*table] == [*was]
-    now, then = ([(k, v) for k, v in one.items() if k not in _CALLS] for one in (table, was))
+    now, then = ([(k, v) for k, v in one.items() if k not in CALLS] for one in (table, was))
     return len(now) == len(then) and all(k == j and v is w for (k, v), (j, w) in zip(now, then, strict=True))
 
 

@@ -254,9 +254,15 @@ class Undoing:
         found = self.since.moved_beside(self, again)
         what = next((where for where, name in found if not name or name in loaded_by(model)), None)
         if what is None:
-            # A list that each call of a detector makes anew: forward may hold the one that stood here.
-            for table, name, was in again:
-                table[name] = was
+            _put_again(again)
+        return what
+
+    def moved_meanwhile(self) -> str | None:
+        """The first of these changes that stands otherwise by now, in words; a container that holds the same makes way."""
+        again: list[tuple[dict[str, Any], str, Any]] = []
+        what = next(self.moved(again), None)
+        if what is None:
+            _put_again(again)
         return what
 
     def changed_since(self) -> str | None:
@@ -264,11 +270,16 @@ class Undoing:
         made = (held.changed() for one, held in zip(self.attributes, self.made, strict=True) if _stands(*one))
         return next(chain(filter(None, made), self._refilled()), None)
 
-    def moved(self) -> Iterator[str]:
-        """What was changed and stands otherwise by now, in words."""
+    def moved(self, again: list[tuple[dict[str, Any], str, Any]] | None = None) -> Iterator[str]:
+        """What was changed and stands otherwise by now, in words.
+
+        With `again`, a container that another one took the place of, which holds the same, goes there, with where it stood.
+        """
         for at, (table, name, _, after) in enumerate(self.attributes):
             now = variables(table, (name,)).get(name, MISSING)
-            if (now is not after and not _alike(after, now)) or (at < len(self.made) and self.made[at].changed()):
+            if now is not after and again is not None and type(table) is dict and _hold_the_same(after, now):
+                again.append((table, name, after))
+            elif (now is not after and not _alike(after, now)) or (at < len(self.made) and self.made[at].changed()):
                 yield f"the attribute {name!r}"
         if any(True for _ in self._refilled()):
             yield "a list, a dict or an object"
@@ -300,6 +311,12 @@ class Undoing:
                 thing.extend(was)
             else:
                 thing.update(was)
+
+
+def _put_again(again: list[tuple[dict[str, Any], str, Any]]) -> None:
+    """Have containers stand where they stood: lists that each call of a detector makes anew, of which forward may hold the first."""
+    for table, name, was in again:
+        table[name] = was
 
 
 def _stands(table: Any, name: str, before: Any, after: Any) -> bool:

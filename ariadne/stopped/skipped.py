@@ -130,6 +130,17 @@ class Skipping(TorchFunctionMode):
             )
         return found
 
+    def instead(self, flags: Callable[[], tuple[bool, ...]]) -> torch.Tensor | None:
+        """What crossed in place of the call of the cut's module, which begins; None where that is to run.
+
+        `flags` tells which of the modules in it are training. What has gone astray until now is left for `pass_cut` to say.
+        """
+        before = self.before
+        if not before.entry or self.outputs != 1 or before.entry != (self.at, self.names, flags()):
+            return None
+        self.at, self.names = len(before.calls), before.names
+        return self.crossed[0]
+
     def pass_cut(self, output: Any) -> Any:
         """From here on forward runs as it is; gives the output of the module's call, with what crossed in it."""
         standing = self.standing
@@ -195,7 +206,8 @@ def run_rest(
         return output
 
     set_generators({name: state for name, state in before.generators.items() if name in start.generators})
-    awaited = Awaited(module, number, reached)
+    laid = laid or Laid()
+    awaited = Awaited(module, number, reached, lambda: skipping.instead(lambda: laid.flags(model, module)))
     args, kwargs = skipping.inputs
     result = None
     depth = torch._C._len_torch_function_stack()
