@@ -218,8 +218,9 @@ class Asked(_OfTables):
 
     def asks_as(self, other: Kept) -> bool:
         """Whether that asks of the same model what this one asks."""
-        same = type(other) is Asked and other.thing is self.thing and other.asks == self.asks
-        return same and bool(other.held == self.held) and list(map(id, other.dicts)) == list(map(id, self.dicts))
+        if not isinstance(other, Asked) or other.thing is not self.thing or other.asks != self.asks:
+            return False
+        return bool(other.held == self.held) and list(map(id, other.dicts)) == list(map(id, self.dicts))
 
 
 def _tables_of(module: Any) -> tuple[dict[str, Any], ...]:
@@ -249,8 +250,9 @@ class Listed(_OfTables):
 
     def asks_as(self, other: Kept) -> bool:
         """Whether that looks through the same module's names."""
-        same = type(other) is Listed and other.thing is self.thing and other.ignored == self.ignored
-        return same and bool(other.held == self.held)
+        if not isinstance(other, Listed) or other.thing is not self.thing or other.ignored != self.ignored:
+            return False
+        return bool(other.held == self.held)
 
     def words(self, held: list[str]) -> str:
         """All of them."""

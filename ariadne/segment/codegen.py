@@ -247,7 +247,7 @@ class _Writer:
         return [f"{targets} = {call}{comment}"]
 
     def _question(self, node: TraceNode, at: int) -> tuple[str, str] | None:
-        """Where Python reads something that op `at` gives: the test whether it is otherwise now, and what `broken_witness` takes."""
+        """Where Python reads what op `at` gives: the test whether it is otherwise now, and what `broken_witness` takes."""
         if node.target == WHOLE:
             taken, known = (self._atom(a) for a in node.args)
             told = f"'other data', 'the same data', 'tolist or numpy', {node.module!r}, {at}"

@@ -22,7 +22,7 @@ from ariadne.errors import BoundaryError, PayloadError
 from ariadne.guards import simple
 from ariadne.stopped.absent import ANSWERED, Absent
 from ariadne.stopped.laid import Laid
-from ariadne.stopped.plain import flags_of
+from ariadne.stopped.plain import Told, told_of
 from ariadne.stopped.python import MISSING, Place, PythonState, generators, plainly
 
 _LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parent.parent))
@@ -73,7 +73,7 @@ class Before:
     ("plain", value), ("many", class, such entries), ("lost", what it was). `names`: a checksum of the functions' names.
     `attributes`: (place, value at the beginning, value at the cut). `crossing`: which tensors follow those of the module's output.
     `used`: how the state stood that it only reads, by name, as `Stood.told` has it, and `origin` the model where it did.
-    `entry`: calls of torch and their checksum before the call of the cut's module, and which modules in it were training; only where
+    `entry`: calls of torch and their checksum before the call of the cut's module, and what `told_of` tells of that; only where
     that call gives one new tensor and leaves nothing else behind, so that what crossed may stand for it unrun.
     `refusal` says why it can't be skipped elsewhere, and is empty where it can.
     """
@@ -161,7 +161,7 @@ class Noting(TorchFunctionMode):
         self.ids = {id(t): name for name, t in self.state.items()}
         self.marks = marks_of(model, self.state)
         self.used: set[str] = set()  # which state a call took
-        self.entered: tuple[int, int, tuple[bool, ...]] | None = None  # as in `Before.entry`, where the module is plain
+        self.entered: tuple[int, int, Told] | None = None  # as in `Before.entry`, where the module is plain
         self.python = PythonState(model)
         for at, (path, t) in enumerate(tree.paths(inputs)):
             if isinstance(t, torch.Tensor):
@@ -169,8 +169,8 @@ class Noting(TorchFunctionMode):
 
     def begins(self, module: nn.Module) -> None:
         """Note that the call of the cut's module begins."""
-        flags = flags_of(module)
-        self.entered = None if flags is None else (len(self.calls), self.names, flags)
+        told = told_of(module)
+        self.entered = None if told is None else (len(self.calls), self.names, told)
 
     def _entry_of(self, output: Any) -> tuple[Any, ...]:
         """`Before.entry`, of a call that gave this: where nothing else moved before the cut, and all in it made one new tensor."""
