@@ -226,8 +226,9 @@ class Listed(OfTables):
 
     def asks_as(self, other: Kept) -> bool:
         """Whether that looks through the same module's names."""
-        same = type(other) is Listed and other.thing is self.thing and other.ignored == self.ignored
-        return same and bool(other.held == self.held)
+        if not isinstance(other, Listed) or other.thing is not self.thing or other.ignored != self.ignored:
+            return False
+        return bool(other.held == self.held)
 
     def words(self, held: list[str]) -> str:
         """Those that are not alike in the two."""
