@@ -3,6 +3,7 @@
 Recordings and the model flow in; checks that run at each call, in microseconds, flow out. The files, in import
 order::
 
+    contents      what a container holds, by the methods of Python's own class
     attributes    what Python keeps behind a module's attribute
     whole         parts of a model that are taken as they are
     versions      numbers that change when a dict is written
@@ -68,6 +69,7 @@ from ariadne.guards.baseline import GLOBAL_HOOKS, Baseline, copied_model, global
 from ariadne.guards.bound import binding
 from ariadne.guards.calls import ModuleGuard, entrance, explain
 from ariadne.guards.codes import codes_of
+from ariadne.guards.contents import contents_of, refill
 from ariadne.guards.counted import owner_of
 from ariadne.guards.effects import (
     Change,

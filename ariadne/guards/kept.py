@@ -272,7 +272,8 @@ class Defaults(Kept):
     def look(self, thing: Any) -> list[tuple[Any, Any]]:
         """The keys that hold something else than was put there."""
         return [
-            (k, dict.get(thing, k)) for k, v in self.put.items() if k in thing and not tree.identical(dict.get(thing, k), v)
+            (k, dict.get(thing, k)) for k, v in self.put.items()
+            if dict.__contains__(thing, k) and not tree.identical(dict.get(thing, k), v)
         ]  # fmt: skip
 
     def words(self, held: Any) -> str:

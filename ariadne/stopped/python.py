@@ -8,10 +8,11 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, compress, repeat
-from operator import attrgetter, is_not
+from operator import attrgetter, is_, is_not
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.guards import VERSION, Reached, codes_of, outside_of, variables
+from ariadne.guards import VERSION, Reached, codes_of, contents_of, outside_of, refill, variables
 from ariadne.stopped.absent import Ghost, filled
 from ariadne.stopped.laid import PLAIN, SKIPPED, Laid, Tables
 
@@ -76,11 +77,12 @@ class _Held:
                 self.crossed.append((where, value.here, value.here._version))
             return
         if isinstance(value, (list, deque)):
-            self.things.append((where, value, list(value)))
-            children = list(value)
+            children = contents_of(value)
+            self.things.append((where, value, children))
         elif isinstance(value, dict):
-            self.things.append((where, value, dict(value)))
-            children = list(value.values())
+            was = contents_of(value)
+            self.things.append((where, value, was))
+            children = [*was.values()]
         elif kind is set:
             self.things.append((where, value, set(value)))
             return
@@ -177,7 +179,7 @@ class PythonState:
         """Those that stand otherwise: where, in what table, under which name, what stood there and what does."""
         for where, thing, was in self.variables:
             table = thing if type(thing) is dict else vars(thing) if isinstance(thing, type) else None
-            if table is not None and _names_stand(table, was):
+            if table is not None and _names_stand(table.get, was):
                 continue
             now = variables(thing, was)
             for name, before in was.items():
@@ -216,7 +218,7 @@ class PythonState:
         attributes += [moved[1:] for moved in self._changed_variables()]
         held = [(where, thing, was, _copy(thing)) for where, thing, was in self.held.moved()]
         full = (thing for thing in self.empty if thing) if any(self.empty) else ()
-        hooks = [("a hook", thing, type(thing)(), _copy(thing)) for thing in full]
+        hooks = [("a hook", thing, {}, _copy(thing)) for thing in full]
         made = []
         for _, name, _, after in attributes:
             made.append(_Held())
@@ -314,11 +316,7 @@ class Undoing:
             if isinstance(thing, random.Random):
                 thing.setstate(was)
                 continue
-            thing.clear()
-            if isinstance(thing, (list, deque)):
-                thing.extend(was)
-            else:
-                thing.update(was)
+            refill(thing, was)
 
 
 def _put_again(again: list[tuple[dict[str, Any], str, Any]]) -> None:
@@ -396,20 +394,21 @@ def _same(thing: Any, was: Any) -> bool:
         return bool(thing.getstate() == was)
     if isinstance(thing, dict):
         return _same_items(thing, was)
-    if isinstance(thing, set):
-        return (
-            len(thing) == len(was) and all(any(a is b for b in thing) for a in was) if len(was) < 65 else thing == was
-        )
-    return len(thing) == len(was) and all(a is b for a, b in zip(thing, was, strict=True))
+    now = contents_of(thing)
+    if type(now) is set:
+        return len(now) == len(was) and all(any(a is b for b in now) for a in was) if len(was) < 65 else now == was
+    return len(now) == len(was) and all(map(is_, now, was))
 
 
-def _names_stand(thing: Mapping[Any, Any], was: dict[Any, Any]) -> bool:
-    """Whether what stands under these names of a dict is what stood there."""
-    return not any(map(is_not, map(thing.get, was, repeat(MISSING)), was.values()))
+def _names_stand(get: Callable[[Any, Any], Any], was: dict[Any, Any]) -> bool:
+    """Whether what a dict's `get` finds under these names is what stood there."""
+    return not any(map(is_not, map(get, was, repeat(MISSING)), was.values()))
 
 
 def _same_items(thing: dict[Any, Any], was: dict[Any, Any]) -> bool:
-    return len(thing) == len(was) and _names_stand(thing, was)
+    if type(thing) is dict:
+        return len(thing) == len(was) and _names_stand(thing.get, was)
+    return dict.__len__(thing) == len(was) and _names_stand(partial(dict.get, thing), was)  # its class may have another
 
 
 def _alike(was: Any, now: Any) -> bool:
@@ -433,7 +432,7 @@ def _hold_the_same(was: Any, now: Any, deep: int = 8) -> bool:
 def _copy(thing: Any) -> Any:
     if isinstance(thing, random.Random):
         return thing.getstate()
-    return dict(thing) if isinstance(thing, dict) else type(thing)(thing)
+    return contents_of(thing)
 
 
 def _opaque(value: Any) -> Any:
