@@ -218,7 +218,7 @@ class PythonState:
         attributes += [moved[1:] for moved in self._changed_variables()]
         held = [(where, thing, was, _copy(thing)) for where, thing, was in self.held.moved()]
         full = (thing for thing in self.empty if thing) if any(self.empty) else ()
-        hooks = [("a hook", thing, {}, _copy(thing)) for thing in full]
+        hooks: list[tuple[str, Any, Any, Any]] = [("a hook", thing, {}, _copy(thing)) for thing in full]
         made = []
         for _, name, _, after in attributes:
             made.append(_Held())
