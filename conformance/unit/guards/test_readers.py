@@ -50,6 +50,18 @@ class Plain:
         self.n_embd, self.scale, self.bias = 2.0, 3.0, 0.5
 
 
+class Bare:
+    """One whose own way alone tells which name stands for another."""
+
+    def __init__(self) -> None:
+        self.n_embd, self.scale, self.bias = 2.0, 3.0, 0.5
+
+    def __getattribute__(self, key: str) -> Any:
+        if key == "hidden":
+            key = "n_embd"
+        return super().__getattribute__(key)
+
+
 class Past(Config):
     """One that reads past its own way."""
 
@@ -166,6 +178,7 @@ def test_what_forward_did_not_read_may_change(
     [
         (Config, mapped, rescaled),
         (Config, mapped, remapped),
+        (Bare, mapped, remapped),
         (Config, mapped, renewed),
         (Config, mapped, strict),
         (Config, by_variables, rescaled),
