@@ -36,6 +36,7 @@ from ariadne.guards.marks import ASKING_FOR_CLASSES, Asked, Listed, Marks, Regis
 from ariadne.guards.opened import State, counts_by_which
 from ariadne.guards.outside import Outside, of_kind, with_contents
 from ariadne.guards.recording import Recording
+from ariadne.guards.referred import Read, references
 from ariadne.guards.ties import Tied
 from ariadne.guards.whole import looked_into
 from ariadne.plan import storage_of
@@ -122,7 +123,7 @@ class Baseline:
         used = set[str]().union(*(recorded.used for recorded in recordings))
         self.followed = {p for p, m in self.modules.items() if p not in self.strays and id(m) not in looked} - used
         seen: set[tuple[Any, ...]] = set()
-        names = Names(recordings)
+        names, read_tensors = Names(recordings), list[Read]()
         self._asked: Collection[int | None] = set[int | None]().union(*(recorded.asked for recorded in recordings))
         self.facts = self._facts()
         for recorded in recordings:
@@ -160,6 +161,8 @@ class Baseline:
                     self.facts |= {
                         ("attribute", path, keys): facts_of(t) for keys, t in tensors.items() if self._was_asked(t)
                     }
+                    kept_ones = ((keys, k.thing if isinstance(k, Same) else k) for keys, k in found)
+                    read_tensors += [(path, keys, t) for keys, t in kept_ones if is_a(t, torch.Tensor)]
                     if path in self.strays:  # which no plan follows
                         found = [(keys, Same(kept) if keys in tensors else kept) for keys, kept in found]
                         tensors = {}
@@ -174,6 +177,7 @@ class Baseline:
             ignored = {name for recorded in recordings for at, name, _, _ in recorded.changed if at == path}
             names_in = Listed(self.modules[path], ignored)
             self.attributes.append((path, ("the names of its attributes",), names_in))
+        self.references = references(self.modules, read_tensors, self.outside)
         called = any(recorded.called_before for recorded in recordings)
         filled = {what: made for recorded in recordings for what, made in recorded.made_of.items()}
         self.attributes += [("", (what,), AsFilled(model, filled[what], called)) for what in sorted(filled)]
@@ -290,6 +294,7 @@ class Baseline:
         new.ties, new.missing, new.installed = self.ties, self.missing, self.installed
         new.outside, new.foreign, new.inherited = [o.of_copy(memo) for o in self.outside], self.foreign, self.inherited
         new.followed, new.tabled = self.followed, self.tabled
+        new.references = [one.of_copy(memo) for one in self.references]
         for path, module in old.items():
             if list(module._modules.items()) != self.children[path]:
                 new.children[path] = self.children[path]

@@ -28,7 +28,7 @@ from ariadne.guards.marks import marks_on, same_marks
 from ariadne.guards.outside import Outside
 from ariadne.guards.remembered import all_hold
 from ariadne.guards.sizes import fits
-from ariadne.guards.tensors import facts_of_state, tied
+from ariadne.guards.tensors import facts_of_state, referred, tied
 from ariadne.guards.versions import stamp
 from ariadne.guards.watched import Named, Surrounded, Watched, is_known, same_dicts, same_hooks
 from ariadne.plan import Expr, TracePlan, layout, short_dtype, sizes_in
@@ -178,6 +178,9 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
     if pairs:
         slots = [(one.table, one.key, other.table, other.key) for one, other in pairs]
         found.append(("tied", "if any(t[k] is not u[l] for t, k, u, l in tied): return None", slots))
+    others = [one.holds for one in referred(plan, model, baseline)]
+    if others:
+        found.append(("others", "if not all([holds() for holds in others]): return None", others))
     return found
 
 
