@@ -258,11 +258,12 @@ class Surroundings:
     ) -> Iterator[Outside]:
         """What a chain passes on its way to a value that counts, as far as no other guard looks at it."""
         way: list[Outside] = []
-        foreign = not chain.of_argument
+        foreign = not chain.of_argument  # no attribute of the model led to it, whether one holds it or not
         if chain.of_argument:
             if chain.start in mine:
                 value = mine[chain.start]
                 name = type(value).__name__
+                foreign = id(value) in self._outer and id(value) not in self._models
             elif chain.start in outer:
                 value = outer[chain.start]
                 foreign, name = id(value) not in self._models, self._outer[id(value)][1]
@@ -302,7 +303,7 @@ class Surroundings:
             elif not (is_a(value, nn.Module) or has_itself(value, key)):
                 way.append(replace(link, owner=value))
             # What stands in a class is no model's own, nor is what is in that.
-            foreign = foreign or not (has_itself(value, key) or self.belongs(link.value))
+            foreign = foreign or not has_itself(value, key)
             value, name = link.value, link.name
             if kind == "asked":
                 break
@@ -314,9 +315,9 @@ class Surroundings:
             yield from way
             return
         outside = None
-        if foreign and not self.belongs(value):
+        if foreign:
             outside = way[-1] if way else Outside(Itself(value), "", value, name)
-        elif not foreign and not counts_by_which(value):
+        elif not counts_by_which(value):
             self._models.setdefault(id(value), value)
             self._enter(value, name)
         if is_a(value, FunctionType):
@@ -326,7 +327,8 @@ class Surroundings:
             yield from [outside] if chain.start in read.owned else with_contents(outside)
             self._enter(value, name)
         idle = chain.entered if not rest else len(rest) == 1 and is_a(rest[0][1], Dropped)
-        self._open(value, name, outside, read.wholesale, idle, rest)
+        guarded = is_a(value, nn.Module) and self.belongs(value)  # what is read of it is noted, whatever led to it
+        self._open(value, name, None if guarded else outside, read.wholesale, idle, rest)
 
     def _enter_defaults(self, function: FunctionType) -> None:
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
@@ -334,7 +336,7 @@ class Surroundings:
 
     def _enter(self, value: Any, name: str) -> None:
         """Take note of an object outside of the model, which methods and functions that are called with it may look into."""
-        if value is MISSING or self.belongs(value) or lasts(value) or is_a(value, _CONTAINERS):
+        if value is MISSING or lasts(value) or is_a(value, _CONTAINERS):
             return
         if is_a(value, type) or not counts_by_which(value):
             self._outer.setdefault(id(value), (value, name))
