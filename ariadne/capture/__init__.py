@@ -17,6 +17,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     copied        the objects of a plan for a deep copy of its model
     scripted      functions under `torch.jit.script`, each call kept whole as an op
     reach         the containers that forward can put something into
+    written       the data of what a forward writes, kept before it does
     history       what forward keeps from one call to the next
     recorder      the pre-dispatch ATen ops that a forward runs
     measured      what forward's Python asks of the sizes of tensors

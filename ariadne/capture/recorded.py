@@ -8,8 +8,8 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
-from types import FunctionType
+from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -79,19 +79,24 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
     def read(self: nn.Module, name: str) -> Any:
         value = original_read(self, name)
         watched = name not in BOOKKEEPING or name in listed.TABLES
-        if not watched or recorder.depth or not outsiders.knows(self):
+        # As `mine` has it: each call from here is an event for the profile that looks on, and no function is called as often.
+        if not watched or recorder.depth or get_ident() != recorder.thread:
+            return value
+        if (me := id(self)) not in paths and not outsiders.knows(self):
             return value
         if name in listed.TABLES and not minds_its_own():
-            listed.note(recording, paths[id(self)], name, value, partial(read, self))
-        if name in listed.TABLES and paths[id(self)] in strays:  # a list of parts may be gone through and not called
-            recording.used.add(paths[id(self)])
+            listed.note(recording, paths[me], name, value, partial(read, self))
+        if name in listed.TABLES and paths[me] in strays:  # a list of parts may be gone through and not called
+            recording.used.add(paths[me])
         if name not in BOOKKEEPING:
-            key = (paths[id(self)], name)
+            key = (paths[me], name)
             recording.used.add(key[0])
             if recorder.stack and recorder.stack[-1][0] != key[0]:
                 recording.foreign.add(key[0])
             if key not in recording.written and key not in recording.read_attributes:
-                holds = plain_type(value) not in ATOMS and is_a(value, (list, dict, set, tuple)) and simple(value)
+                kind = plain_type(value)
+                fixed = kind in ATOMS or (kind is tuple and ATOMS.issuperset(map(plain_type, value)))
+                holds = not fixed and is_a(value, (list, dict, set, tuple)) and simple(value)
                 kept = copy.deepcopy(value) if holds else value
                 recording.read_attributes[key] = self, kept, id(value)
         return value
@@ -109,18 +114,20 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
     original_find = nn.Module.__getattr__
 
     def find(self: nn.Module, name: str) -> Any:
-        here = outsiders.knows(self)
-        if here:
-            recording.used.add(paths[id(self)])
+        if not outsiders.knows(self):
+            return original_find(self, name)
+        me = id(self)
+        recording.used.add(paths[me])
+        recorder.depth += 1  # it reads the module's tables, and none of that is forward's own
         try:
             found = original_find(self, name)
-            if here:
-                recording.registered.add((type(self), name))
-            return found
         except AttributeError:
-            if here:
-                recording.missing.add((paths[id(self)], name))
+            recording.missing.add((paths[me], name))
             raise
+        finally:
+            recorder.depth -= 1
+        recording.registered.add((type(self), name))
+        return found
 
     members: Any = nn.Module._named_members
 
@@ -376,13 +383,6 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
     patches.set(torch, "get_autocast_dtype", watched_call("dtype", torch.get_autocast_dtype))
 
 
-@cache
-def _asks_object(cls: Any) -> bool:
-    """Whether a method of a module's class asks `object.__getattribute__` for attributes, of which torch's own does not hear."""
-    methods = (f for c in cls.__mro__ if c.__module__.partition(".")[0] != "torch" for f in vars(c).values())
-    return any("__getattribute__" in f.__code__.co_names for f in methods if isinstance(f, FunctionType))
-
-
 def _is_made_here(t: torch.Tensor, recording: Recording) -> bool:
     """Whether the memory of a tensor was made by an op."""
     key = storage_of(t)
@@ -455,7 +455,7 @@ def recording(
     for path in found.used & snapshot.modules.keys():
         module = snapshot.modules[path]
         kind: Any = type(module)
-        if _asks_object(kind) or "static" in found.looked:
+        if listed.asks_object(kind) or "static" in found.looked:
             found.listed.update((path,) if "static" in found.looked else ())
             for name, value in module.__dict__.items():
                 if name not in BOOKKEEPING and (path, name) not in found.written:

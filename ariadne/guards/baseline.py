@@ -16,6 +16,7 @@ from torch import nn
 
 from ariadne.errors import ModuleError
 from ariadne.guards.attributes import (
+    BOOKKEEPING,
     MISSING,
     follow,
     is_a,
@@ -35,6 +36,7 @@ from ariadne.guards.marks import ASKING_FOR_CLASSES, Asked, Listed, Marks, Regis
 from ariadne.guards.opened import State, counts_by_which
 from ariadne.guards.outside import Outside, of_kind, with_contents
 from ariadne.guards.recording import Recording
+from ariadne.guards.ties import Tied
 from ariadne.guards.whole import looked_into
 from ariadne.plan import storage_of
 
@@ -221,8 +223,23 @@ class Baseline:
         which = frozenset({"none", "class", "ties"} & ({*looked, "ties"} if "members" in looked else looked))
         if self.tabled or which:
             self.attributes.append(("", ("which tensors stand where",), Asked(model, which)))
+        tied = Tied(model, self._roots_of_ties(model, recordings)) if recordings else None
+        if tied is not None and tied.held and ("ties" in which or tied.always):
+            self.attributes.append(("", ("which tensors are one",), tied))
         if any("layout" in recorded.looked for recorded in recordings):
             self.attributes.append(("", ("the strides of its tensors",), Strides(model)))
+
+    def _roots_of_ties(self, model: nn.Module, recordings: Sequence[Recording]) -> Iterable[tuple[str, str] | Outside]:
+        """What forward read that may hold tensors, and that it does not change itself."""
+        named = dict(model.named_modules())
+        moved = set[int | None]().union(*(recorded.moved for recorded in recordings))
+        changed = {(path, name) for recorded in recordings for path, name, _, _ in recorded.changed}
+        read = {place: value for recorded in recordings for place, (_, value, _) in recorded.read_attributes.items()}
+        for (path, name), value in read.items():
+            own = named[path].__dict__ if path in named and name not in BOOKKEEPING else {}
+            if name in own and (path, name) not in changed and id(value) not in moved and not is_a(value, nn.Module):
+                yield path, name
+        yield from (o for o in self.outside if id(o.value) not in moved and not is_a(o.table, Lookup))
 
     def keeps_its_tables(self, path: str) -> bool:
         """Whether a module's parameters and buffers stand in the dicts in which they stood, which is where a plan looks."""
