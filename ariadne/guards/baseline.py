@@ -84,13 +84,20 @@ class Baseline:
     The keys after the first are steps into what the attribute holds. `training` has the flags of the whole and of all modules
     but those of torch whose code names none: there it decides nothing, and a look at a module's dict costs a few cache misses.
     `followed` are modules of opaque parts, run as they are then, `foreign` those that another one's code looked at, `strays` those
-    that ran and stand in no registry. Nothing here belongs to one cut.
+    that ran and stand in no registry, `outsiders` those of them that the model does not hold at all. Nothing here belongs to one
+    cut.
     """
 
-    def __init__(self, model: nn.Module, recordings: Sequence[Recording] = (), leaves: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, model: nn.Module, recordings: Sequence[Recording] = (), leaves: Sequence[Any] = (),
+        outsiders: Mapping[str, nn.Module] = types.MappingProxyType({}),
+    ) -> None:  # fmt: skip
         self.modules = dict(model.named_modules())
         ran = set[str]().union(*(recorded.used for recorded in recordings)) - self.modules.keys()
-        self.strays = {p: m for p, m in strays(self.modules).items() if p in ran} if ran else {}
+        met = {p: m for recorded in recordings for p, m in recorded.outsiders.items()}
+        self.outsiders = {**outsiders, **{p: m for p, m in met.items() if p in ran}}
+        held = strays(self.modules) if ran - self.outsiders.keys() else {}
+        self.strays = {**{p: m for p, m in held.items() if p in ran}, **self.outsiders}
         self.ties = self._ties()
         self.modules |= self.strays
         self.training = {p: m.training for p, m in self.modules.items() if not p or looks_at_its_flag(m)}
@@ -278,12 +285,14 @@ class Baseline:
 
         `memo` is that of `copy.deepcopy`: copies by the ids of what they were made of.
         """
-        if self.strays:
+        mine = [path for path, m in self.strays.items() if path not in self.outsiders or id(m) in memo]
+        if mine:
             raise ModuleError(
-                f"{next(iter(self.strays))!r} is a module in no registry of the model, whose tensors are part of the plan: a "
+                f"{mine[0]!r} is a module in no registry of the model, whose tensors are part of the plan: a "
                 "deep copy would compute with the original's; register it as a submodule, or prepare the copy of the model"
             )
-        new = Baseline(copied)
+        new = Baseline(copied, outsiders=self.outsiders)
+        new.tensors = self.tensors
         old = self.modules
         new.training, new.classes, new.types = dict(self.training), {**new.classes, **self.classes}, self.types
         new.asks_sizes, new.facts = self.asks_sizes, self.facts
