@@ -136,6 +136,13 @@ class Snapshot:
         found |= {(id(one), None) for one, get, _, was in self._own_rng if repr(get()) != repr(was)}
         return found
 
+    def note_stray(self, path: str, module: nn.Module) -> None:
+        """Note a module that stands in no registry, and that forward comes upon as it runs."""
+        self.strays[path] = module
+        self._seen.add(id(module))
+        self._attributes.add(id(module.__dict__))
+        self._note(module.__dict__)
+
     def note(self, others: Iterable[Any]) -> None:
         """Note what others hold, which are not the model's."""
         for thing in others:

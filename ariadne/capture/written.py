@@ -50,7 +50,7 @@ class Undone(TorchDispatchMode):
     """While it is on, a snapshot keeps the data of what the ops write."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._writes = Writes(snapshot)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

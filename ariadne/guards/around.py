@@ -45,9 +45,10 @@ from ariadne.guards.attributes import (
     is_pythons_own,
     lasts,
 )
-from ariadne.guards.classes import Lookup
+from ariadne.guards.classes import Lookup, home_of
 from ariadne.guards.functions import behind, made_inside, reached
 from ariadne.guards.kept import Defaults
+from ariadne.guards.kinds import ASKING, asked_kind
 from ariadne.guards.links import (
     absolute,
     counts_as_torchs,
@@ -60,7 +61,7 @@ from ariadne.guards.links import (
     link_of,
     method_of,
 )
-from ariadne.guards.opened import State, asks_by_name, counts_by_which, home_of, is_closed, shows_nothing
+from ariadne.guards.opened import State, asked_of, asks_by_name, counts_by_which, is_closed, only_answers, shows_nothing
 from ariadne.guards.outside import Itself, Outside, Variable, of_decimal, of_function, of_wrapper, with_contents
 from ariadne.guards.readers import READS, Reads
 from ariadne.guards.steps import IMPORT_MODULE, NO_CODE, Chain, Code, Dropped, starts_with, texts
@@ -71,12 +72,7 @@ _OURS: dict[int, CodeType] = {}  # functions of this package that were called wh
 _LARGE = 4096  # so many entries of a container are looked into
 _IDENTITY = (operator.is_, operator.is_not)
 _BY_NAME = (getattr, hasattr)
-_BETWEEN = (
-    "os",
-    "collections.abc",
-    "_collections_abc",
-    "ariadne.capture.recorded",
-)  # which stand between who asks and what tells
+_BETWEEN = ("os", "collections.abc", "_collections_abc", "ariadne.capture.recorded")  # between who asks and what tells
 _LOGGERS = (logging.Logger.getEffectiveLevel.__code__, logging.Logger.isEnabledFor.__code__)
 _ENVIRONMENT: CodeType | None = getattr(getattr(type(os.environ), "__getitem__", None), "__code__", None)
 
@@ -146,6 +142,7 @@ class Surroundings:
         if id(code) not in self._reads:
             if str(table.get("__name__")).partition(".")[0] not in ("ariadne", "torch"):
                 self.names.update(code.co_names, texts(code.co_consts))
+                self.switches |= switches.named(code.co_names)
             self._reads[id(code)] = Code.of(code, others, str(table.get("__name__")))
             if not others:
                 self.codes.add(code)
@@ -229,11 +226,13 @@ class Surroundings:
         if frame.f_code in _LOGGERS:
             asker, logger = frame.f_back, frame.f_locals.get("self")
             if asker is not None and not is_known(asker.f_globals):
-                found = Outside(
-                    Itself(logger), "", logger, f"the logger {getattr(logger, 'name', '')!r}", kept=State(logger)
-                )
-                self.found.setdefault(found.place, found)
+                found = Outside(Itself(logger), "", logger, f"the logger {getattr(logger, 'name', '')!r}")
+                known = self.found.get(found.place, found).kept
+                self.found[found.place] = replace(found, kept=asked_of(logger, frame.f_locals.get("level"), known))
             return False
+        if frame.f_code in ASKING:
+            self.found.update({one.place: one for one in asked_kind(frame)})
+            return True
         if switch is None and frame.f_code is not _ENVIRONMENT:
             return False
         caller = frame.f_back
@@ -259,11 +258,12 @@ class Surroundings:
     ) -> Iterator[Outside]:
         """What a chain passes on its way to a value that counts, as far as no other guard looks at it."""
         way: list[Outside] = []
-        foreign = not chain.of_argument
+        foreign = not chain.of_argument  # no attribute of the model led to it, whether one holds it or not
         if chain.of_argument:
             if chain.start in mine:
                 value = mine[chain.start]
                 name = type(value).__name__
+                foreign = id(value) in self._outer and id(value) not in self._models
             elif chain.start in outer:
                 value = outer[chain.start]
                 foreign, name = id(value) not in self._models, self._outer[id(value)][1]
@@ -303,7 +303,7 @@ class Surroundings:
             elif not (is_a(value, nn.Module) or has_itself(value, key)):
                 way.append(replace(link, owner=value))
             # What stands in a class is no model's own, nor is what is in that.
-            foreign = foreign or not (has_itself(value, key) or self.belongs(link.value))
+            foreign = foreign or not has_itself(value, key)
             value, name = link.value, link.name
             if kind == "asked":
                 break
@@ -315,9 +315,9 @@ class Surroundings:
             yield from way
             return
         outside = None
-        if foreign and not self.belongs(value):
+        if foreign:
             outside = way[-1] if way else Outside(Itself(value), "", value, name)
-        elif not foreign and not counts_by_which(value):
+        elif not counts_by_which(value):
             self._models.setdefault(id(value), value)
             self._enter(value, name)
         if is_a(value, FunctionType):
@@ -327,7 +327,8 @@ class Surroundings:
             yield from [outside] if chain.start in read.owned else with_contents(outside)
             self._enter(value, name)
         idle = chain.entered if not rest else len(rest) == 1 and is_a(rest[0][1], Dropped)
-        self._open(value, name, outside, read.wholesale, idle, rest)
+        guarded = is_a(value, nn.Module) and self.belongs(value)  # what is read of it is noted, whatever led to it
+        self._open(value, name, None if guarded else outside, read.wholesale, idle, rest)
 
     def _enter_defaults(self, function: FunctionType) -> None:
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
@@ -335,7 +336,7 @@ class Surroundings:
 
     def _enter(self, value: Any, name: str) -> None:
         """Take note of an object outside of the model, which methods and functions that are called with it may look into."""
-        if value is MISSING or self.belongs(value) or lasts(value) or is_a(value, _CONTAINERS):
+        if value is MISSING or lasts(value) or is_a(value, _CONTAINERS):
             return
         if is_a(value, type) or not counts_by_which(value):
             self._outer.setdefault(id(value), (value, name))
@@ -380,7 +381,7 @@ class Surroundings:
     def _opened_outside(self, moved: Collection[int], defaults: Mapping[int, dict[Any, Any]]) -> Iterator[Outside]:
         """What is in the things at which chains ended, as far as code that ran has names for it."""
         for one in self._opened.values():
-            if one.outside is None or one.idle:
+            if one.outside is None or one.idle or only_answers(one.thing, self.codes, self.by_name):
                 continue
             names = None if one.whole else self.names
             if id(one.thing) in defaults:

@@ -197,9 +197,17 @@ def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
 
 
 def explain(
-    plan: TracePlan, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], batches: range
+    plan: TracePlan,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    batches: range,
+    plain: bool = True,
 ) -> None:
-    """Raise the error that says which condition on the inputs does not hold; return where none is at fault."""
+    """Raise the error that says which condition on the inputs does not hold; return where none is at fault.
+
+    Without `plain`, numbers and strings may be others: for them a plan can be captured.
+    """
     try:
         ordered = {k: kwargs[k] for k in plan.input_spec.children[1].keys} if len(kwargs) else {}
     except KeyError:
@@ -218,7 +226,7 @@ def explain(
     for i, leaf in enumerate(leaves):
         name = where[i].removeprefix("[0]") if where[i].startswith("[0]") else where[i].removeprefix("[1]")
         if i in literals:
-            if not tree.identical(leaf, literals[i]):
+            if not tree.identical(leaf, literals[i]) and (plain or not lasts(leaf)):
                 raise InputError(
                     f"input {name} was {literals[i]!r} at capture, now it is {leaf!r}; a value that is no tensor is part of "
                     "the plan. Prepare again for another one"

@@ -90,7 +90,8 @@ def references(modules: Mapping[str, nn.Module], read: Iterable[Read], outside: 
 
 def _tensors_in(value: Any) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
     """The tensors in a thing, each with the steps that lead to it."""
-    todo, seen = [((), value)], set[int]()
+    todo: list[tuple[tuple[Any, ...], Any]] = [((), value)]
+    seen: set[int] = set()
     while todo and len(seen) < _MOST:
         steps, thing = todo.pop()
         if is_a(thing, torch.Tensor):
