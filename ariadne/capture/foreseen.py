@@ -38,8 +38,11 @@ class Unplaced(ShapeEnv):
 
 
 def forget_real(fake: FakeTensorMode) -> None:
-    """Have a mode forget the real tensors of which it has made fake ones: it lives on in a cycle, and its weak references to weights
-    keep `torch.utils.swap_tensors` from taking these, and `load_state_dict` and `.to()` where they use that."""
+    """Have a mode forget the real tensors of which it has made fake ones.
+
+    It lives on in a cycle, and its weak references to weights keep `torch.utils.swap_tensors` from taking these, and `.to()` and
+    `load_state_dict` where modules swap their weights.
+    """
     known: Any = fake.fake_tensor_converter.meta_converter.describer
     known.lookup_tensor.clear()
 

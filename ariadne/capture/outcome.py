@@ -24,8 +24,12 @@ def _is_made_leaf(t: torch.Tensor) -> bool:
 
     A view that `no_grad` made is a leaf too, and requires grad where its base does.
     """
+    if isinstance(t, Parameter):
+        return True
     inherits = t._is_view() and t._base is not None and t._base.requires_grad
-    return isinstance(t, Parameter) or (t.is_leaf and t.requires_grad and not inherits)
+    return (
+        not inherits and t.is_leaf and t.requires_grad
+    )  # of a view that `no_grad` made, and wrote, torch tells nothing
 
 
 def _shown(leaf: torch.Tensor) -> str:
