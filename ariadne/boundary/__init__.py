@@ -13,7 +13,7 @@ nothing in them runs, and what is not well formed is a `PayloadError`. The files
 
 from ariadne.boundary.autocast import autocast_in, autocast_now
 from ariadne.boundary.nodes import TensorRef, register_boundary_serializer, shown
-from ariadne.boundary.payload import BoundaryPayload, ReplayBoundary
+from ariadne.boundary.payload import BoundaryPayload, ReplayBoundary, no_boundary
 from ariadne.boundary.ragged import sizes_of
 from ariadne.boundary.sections import Memo, header_section, values_section
 from ariadne.boundary.wire import decode, encode, joined
@@ -29,6 +29,7 @@ __all__ = [
     "encode",
     "header_section",
     "joined",
+    "no_boundary",
     "register_boundary_serializer",
     "shown",
     "sizes_of",

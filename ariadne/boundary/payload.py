@@ -404,6 +404,14 @@ def _take(tensors: Mapping[str, torch.Tensor], value: Any) -> Any:
     return value
 
 
+def no_boundary(found: object) -> BoundaryError:
+    """The error for what a suffix is given in place of a boundary; of bytes it says how to read them."""
+    words = f"a boundary is what run_prefix or run_training_prefix returns; found {type(found).__name__}"
+    if isinstance(found, (bytes, bytearray, memoryview)):
+        words += ". Read bytes by BoundaryPayload.from_bytes(...) first"
+    return BoundaryError(words)
+
+
 def gradients_to_bytes(gradients: Mapping[str, torch.Tensor | None]) -> bytes:
     """Boundary gradients, by label, as bytes that `gradients_from_bytes` reads without pickle.
 

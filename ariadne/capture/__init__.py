@@ -17,6 +17,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     copied        the objects of a plan for a deep copy of its model
     scripted      functions under `torch.jit.script`, each call kept whole as an op
     reach         the containers that forward can put something into
+    written       the data of what a forward writes, kept before it does
     history       what forward keeps from one call to the next
     recorder      the pre-dispatch ATen ops that a forward runs
     measured      what forward's Python asks of the sizes of tensors
@@ -25,6 +26,8 @@ against and a baseline of the model flow out. The model is left as found. The fi
     repeated      what a checkpointed part does, which the backward pass runs once more
     threads       what forward has other threads do
     listed        where forward looks through the names of attributes
+    taken         where forward takes all of a tensor's data
+    outsiders     modules outside of the model that forward comes upon
     wanted        tensors that forward tells that they require a gradient
     recorded      a block in which all that forward does is noted
     settled       flags of a first call, and the batch of the last one

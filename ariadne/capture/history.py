@@ -19,6 +19,7 @@ from ariadne import tree
 from ariadne.capture.example import Example
 from ariadne.capture.reach import Reach
 from ariadne.capture.state import Snapshot
+from ariadne.capture.written import Undone
 from ariadne.compare import difference
 from ariadne.errors import UnsupportedError
 from ariadne.guards import MISSING, Change, Place, Slots, attributes_of, is_a, refusal, simple
@@ -47,14 +48,17 @@ def another(batch: int, batches: range) -> int:
     return next((b for b in (batch + 1, batch - 1) if b in batches and b > 0), batch)
 
 
-def gives(model: nn.Module, example: Example, batch: int, grad: bool, reseeded: bool) -> Any:
-    """What forward gives in the state that Python is in; or how it raises. `reseeded`: with random numbers of its own."""
+def gives(model: nn.Module, example: Example, batch: int, grad: bool, reseeded: bool, snapshot: Snapshot) -> Any:
+    """What forward gives in the state that Python is in; or how it raises. `reseeded`: with random numbers of its own.
+
+    The snapshot keeps what it writes.
+    """
     if reseeded:
         torch.manual_seed(_OTHER_SEED)
     args, kwargs = tree.unflatten(example.resized(batch), example.spec)
     drawn, alone = torch.get_rng_state(), threading.active_count() == 1
     try:
-        with torch.set_grad_enabled(grad):
+        with torch.set_grad_enabled(grad), Undone(snapshot):
             output = model(*args, **kwargs)
         return tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, output)
     except Exception as error:  # of inputs that nobody asked it to take
@@ -75,14 +79,14 @@ def lived(
     """
     snapshot.again(drew)
     one = _Look(reach, snapshot)
-    later = {other: gives(model, example.turned(), other, grad, drew)}
+    later = {other: gives(model, example.turned(), other, grad, drew, snapshot)}
     left(other)
     puts, assigned = one.changes()
     if not (moved or puts or assigned or snapshot.memories.grew()):
         return History()
     snapshot.again(drew)
     two = _Look(reach, snapshot)
-    differs = difference(output, gives(model, example, batch, grad, False))
+    differs = difference(output, gives(model, example, batch, grad, False, snapshot))
     left(batch)
     puts_again, assigned_again = two.changes()
     if differs:
@@ -105,7 +109,7 @@ def lived(
     }
     if batch not in later:
         snapshot.again(drew)
-        later[batch] = gives(model, example.turned(), batch, grad, drew)
+        later[batch] = gives(model, example.turned(), batch, grad, drew, snapshot)
     return History(later, True, renewed, assigned & assigned_again)
 
 

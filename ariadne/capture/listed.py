@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
+from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -48,3 +49,10 @@ def note(found: Recording, path: str, name: str, held: Mapping[str, Any], read: 
     found.listed.add(path)
     for key in [k for k in held if k not in BOOKKEEPING]:
         read(key)
+
+
+@cache
+def asks_object(cls: Any) -> bool:
+    """Whether a method of a module's class asks `object.__getattribute__` for attributes, of which torch's own does not hear."""
+    methods = (f for c in cls.__mro__ if c.__module__.partition(".")[0] != "torch" for f in vars(c).values())
+    return any("__getattribute__" in f.__code__.co_names for f in methods if isinstance(f, FunctionType))

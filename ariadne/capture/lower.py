@@ -122,6 +122,7 @@ class Lowering:
             return self._python_op(event)
         target, args = event.target, event.args
         if target is torch.ops.aten.lift_fresh.default:
+            self.values.constant("constant", args[0])  # made anew in each call, so that no one else writes into it
             target, args = torch.ops.aten.clone.default, (args[0], None)
         if _is_of_all(event):
             target, args = torch.ops.aten.alias.default, (args[0],)

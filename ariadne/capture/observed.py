@@ -31,6 +31,7 @@ from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
 from ariadne.capture.threads import refuse_elsewhere
 from ariadne.capture.values import state_tensors
+from ariadne.capture.written import Undone
 from ariadne.compare import difference
 from ariadne.errors import UnsupportedError, named
 from ariadne.guards import (
@@ -163,7 +164,7 @@ def observe(
             args, kwargs = tree.unflatten(example.resized(batch, perturbed), example.spec)
             containers = reach.containers(args, kwargs)
             attributes = attributes_of(snapshot.modules)
-            with torch.set_grad_enabled(grad), watching(found.codes if first else ()) as compared:
+            with torch.set_grad_enabled(grad), watching(found.codes if first else ()) as compared, Undone(snapshot):
                 now = model(*args, **kwargs)
             found.compared = found.compared or next(iter(compared), "")
             for name, kept in found.moving:

@@ -6,21 +6,22 @@ import builtins
 import copy
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
-from types import FunctionType
+from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ariadne.capture import applied, listed, packed, repeated, threads, wanted
+from ariadne.capture import applied, listed, packed, repeated, taken, threads, wanted
 from ariadne.capture.disguise import disguised
 from ariadne.capture.followed import plain
 from ariadne.capture.measured import patch_sizes
+from ariadne.capture.outsiders import Outsiders
 from ariadne.capture.parts import Parts
 from ariadne.capture.recorder import Recorder
 from ariadne.capture.refusals import PATCHING, Patches, Run, called_by_torch, minds_its_own, refusing
@@ -29,7 +30,7 @@ from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
 from ariadne.errors import UnsupportedError
 from ariadne.guards import BOOKKEEPING, Recording, Taken, is_a, is_whole, simple, surroundings, switches
-from ariadne.plan import WHOLE, storage_of, tensors_in
+from ariadne.plan import storage_of, tensors_in
 
 ATOMS = frozenset({int, float, bool, str, type(None)})
 CONTAINERS = frozenset({tuple, list, dict, set, frozenset, str, bytes, range})
@@ -37,9 +38,10 @@ HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks")
 HISTORY = ("is_leaf", "grad", "_version", "_base", "_is_view", "is_inference", "is_conj", "is_neg", "is_shared")
 
 
-def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str], patches: Patches) -> None:
+def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], patches: Patches) -> None:
     recording, mine = recorder.recording, recorder.is_mine
     counts: dict[str, int] = {}
+    outsiders = Outsiders(recorder, paths)
 
     original_call: Any = nn.Module.__call__
     parts = Parts(recorder, original_call)
@@ -77,17 +79,24 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     def read(self: nn.Module, name: str) -> Any:
         value = original_read(self, name)
         watched = name not in BOOKKEEPING or name in listed.TABLES
-        if not watched or recorder.depth or id(self) not in paths or not mine():
+        # As `mine` has it: each call from here is an event for the profile that looks on, and no function is called as often.
+        if not watched or recorder.depth or get_ident() != recorder.thread:
+            return value
+        if (me := id(self)) not in paths and not outsiders.knows(self):
             return value
         if name in listed.TABLES and not minds_its_own():
-            listed.note(recording, paths[id(self)], name, value, partial(read, self))
+            listed.note(recording, paths[me], name, value, partial(read, self))
+        if name in listed.TABLES and paths[me] in strays:  # a list of parts may be gone through and not called
+            recording.used.add(paths[me])
         if name not in BOOKKEEPING:
-            key = (paths[id(self)], name)
+            key = (paths[me], name)
             recording.used.add(key[0])
             if recorder.stack and recorder.stack[-1][0] != key[0]:
                 recording.foreign.add(key[0])
             if key not in recording.written and key not in recording.read_attributes:
-                holds = plain_type(value) not in ATOMS and is_a(value, (list, dict, set, tuple)) and simple(value)
+                kind = plain_type(value)
+                fixed = kind in ATOMS or (kind is tuple and ATOMS.issuperset(map(plain_type, value)))
+                holds = not fixed and is_a(value, (list, dict, set, tuple)) and simple(value)
                 kept = copy.deepcopy(value) if holds else value
                 recording.read_attributes[key] = self, kept, id(value)
         return value
@@ -96,7 +105,7 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     original_write = nn.Module.__setattr__
 
     def write(self: nn.Module, name: str, value: Any) -> None:
-        if id(self) in paths and mine():
+        if outsiders.knows(self):
             key = (paths[id(self)], name)
             if key not in recording.read_attributes:
                 recording.written.add(key)
@@ -105,18 +114,20 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     original_find = nn.Module.__getattr__
 
     def find(self: nn.Module, name: str) -> Any:
-        here = id(self) in paths and mine()
-        if here:
-            recording.used.add(paths[id(self)])
+        if not outsiders.knows(self):
+            return original_find(self, name)
+        me = id(self)
+        recording.used.add(paths[me])
+        recorder.depth += 1  # it reads the module's tables, and none of that is forward's own
         try:
             found = original_find(self, name)
-            if here:
-                recording.registered.add((type(self), name))
-            return found
         except AttributeError:
-            if here:
-                recording.missing.add((paths[id(self)], name))
+            recording.missing.add((paths[me], name))
             raise
+        finally:
+            recorder.depth -= 1
+        recording.registered.add((type(self), name))
+        return found
 
     members: Any = nn.Module._named_members
 
@@ -275,38 +286,6 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
 
         return method
 
-    def taken_out(name: str) -> Callable[..., Any]:
-        base = getattr(torch.Tensor, name)
-
-        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not mine():
-                return base(self, *args, **kwargs)
-            recorder.depth += 1
-            try:
-                out = base(self, *args, **kwargs)
-                seen = self.detach().clone()
-            finally:
-                recorder.depth -= 1
-            recorder.add(WHOLE, (self, seen), None)
-            return out
-
-        return method
-
-    def told(name: str) -> Callable[..., Any]:
-        by_data = taken_out(name)
-        base = getattr(torch.Tensor, name)
-
-        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not mine() or called_by_torch():
-                return base(self, *args, **kwargs)
-            if isinstance(self, FakeTensor):
-                raise UnsupportedError(
-                    f"forward makes text of a tensor's data in {recorder.where()}, and here it has none"
-                )
-            return by_data(self, *args, **kwargs)
-
-        return method
-
     def unseen(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not mine():
@@ -370,10 +349,6 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
         patches.set(torch.Tensor, name, sized(name))
     for name in ("__getitem__", "__setitem__"):
         patches.set(torch.Tensor, name, indexed(name))
-    for name in ("tolist", "numpy", "__array__"):
-        patches.set(torch.Tensor, name, taken_out(name))
-    for name in ("__repr__", "__format__"):
-        patches.set(torch.Tensor, name, told(name))
     patches.set(builtins, "print", unseen(builtins.print))
     patches.set(logging.Logger, "handle", unseen(logging.Logger.handle))
     for name in ("element_size", "type", "new", "new_tensor", "storage", "untyped_storage", "storage_type"):
@@ -402,17 +377,10 @@ def _patch(recorder: Recorder, paths: Mapping[int, str], strays: Collection[str]
     patches.set(torch.Tensor, "is_contiguous", noted("layout", "is_contiguous"))
     for name in ("stride", "dim_order"):
         patches.set(torch.Tensor, name, noted("layout", name))
-    for part in (applied, repeated, threads):
+    for part in (applied, repeated, taken, threads):
         part.patch(recorder, patches)
     patches.set(torch, "is_autocast_enabled", watched_call("dtype", torch.is_autocast_enabled))
     patches.set(torch, "get_autocast_dtype", watched_call("dtype", torch.get_autocast_dtype))
-
-
-@cache
-def _asks_object(cls: Any) -> bool:
-    """Whether a method of a module's class asks `object.__getattribute__` for attributes, of which torch's own does not hear."""
-    methods = (f for c in cls.__mro__ if c.__module__.partition(".")[0] != "torch" for f in vars(c).values())
-    return any("__getattribute__" in f.__code__.co_names for f in methods if isinstance(f, FunctionType))
 
 
 def _is_made_here(t: torch.Tensor, recording: Recording) -> bool:
@@ -487,7 +455,7 @@ def recording(
     for path in found.used & snapshot.modules.keys():
         module = snapshot.modules[path]
         kind: Any = type(module)
-        if _asks_object(kind) or "static" in found.looked:
+        if listed.asks_object(kind) or "static" in found.looked:
             found.listed.update((path,) if "static" in found.looked else ())
             for name, value in module.__dict__.items():
                 if name not in BOOKKEEPING and (path, name) not in found.written:

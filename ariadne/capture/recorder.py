@@ -28,6 +28,7 @@ from ariadne.capture.refusals import Patches, refuse_transforms
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
+from ariadne.capture.written import Writes
 from ariadne.errors import AriadneError, UnsupportedError
 from ariadne.guards import Effect, Event, Recording, switches
 from ariadne.plan import PLAIN, Region, bind, storage_of, tensors_in, written_arguments
@@ -65,6 +66,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.depth = 0
         self.running: tuple[OpOverload, tuple[Any, ...]] | None = None  # the op that fake tensors go through
         self.own: set[int] = set()
+        self.writes = Writes(snapshot)
         self.within: Within | None = None  # what the ops of a function that is kept whole read
         self.ambient, self.settings = modes(), switches.settings()
         self.state = snapshot.storages()  # those of the model's tensors
@@ -260,6 +262,7 @@ class Recorder(ProxyTorchDispatchMode):
                 "tensor and a mask"
             )
         self.own.update(map(id, made))
+        self.writes.made(args, out)
         if self.watch is not None:
             self.watch.learn(len(self.recording.events) - 1, made)
 
@@ -369,9 +372,8 @@ class Recorder(ProxyTorchDispatchMode):
             for t in written:
                 if isinstance(t, FakeTensor):
                     continue
-                self.snapshot.save_owners(t)
+                self.writes.keep(t)
                 if id(t) not in self.own:
-                    self.snapshot.save(t)
                     strangers.append((t, sizes_in(t)))
         return strangers
 

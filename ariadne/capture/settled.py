@@ -136,7 +136,7 @@ def _asks_equality(model: nn.Module, example: Example, grad: bool, key: Key, bat
     snapshot.save_buffers()
     try:
         if held == batch:  # as a call left it that had this batch, with whatever belongs to that
-            gives(model, example, batch, grad, drew)
+            gives(model, example, batch, grad, drew, snapshot)
             snapshot.again(drew)
         snapshot.modules[key[0]].__dict__[key[1]] = followed(Node(held, "held", watch))
         with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
@@ -175,14 +175,14 @@ def _follows_the_first(model: nn.Module, example: Example, grad: bool, batch: in
     snapshot = Reach(model).snapshot(args, kwargs)
     snapshot.save_buffers()
     try:
-        alone = gives(model, example, batch, grad, drew)
+        alone = gives(model, example, batch, grad, drew, snapshot)
     finally:
         snapshot.restore(drew)
     snapshot = Reach(model).snapshot(args, kwargs)
     snapshot.save_buffers()
     try:
-        gives(model, example, example.batch, grad, drew)
+        gives(model, example, example.batch, grad, drew, snapshot)
         snapshot.again(drew)
-        return difference(alone, gives(model, example, batch, grad, drew))
+        return difference(alone, gives(model, example, batch, grad, drew, snapshot))
     finally:
         snapshot.restore(drew)

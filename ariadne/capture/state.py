@@ -20,6 +20,7 @@ from ariadne.guards import (
     Memories,
     Reached,
     Slots,
+    contents_of,
     follow,
     held,
     is_a,
@@ -28,6 +29,7 @@ from ariadne.guards import (
     lasts,
     outside_of,
     own_of,
+    refill,
     slot_of,
     slots_of,
     strays,
@@ -35,11 +37,6 @@ from ariadne.guards import (
     variables,
 )
 from ariadne.plan import Groups, TracePlan
-
-
-def _items(values: Any) -> list[Any]:
-    """What a list or a deque holds, whatever its class makes of iteration."""
-    return [*(list if is_a(values, list) else deque).__iter__(values)]
 
 
 def _changed(now: list[Any], was: list[Any]) -> bool:
@@ -100,7 +97,7 @@ class Snapshot:
         self._attributes = {id(m.__dict__) for m in (*self.modules.values(), *self.strays.values())}
         for module in (*self.modules.values(), *self.strays.values()):
             self._note(module.__dict__)
-        tables = [d for d, _ in self._dicts] + [dict(enumerate(was)) for _, was in self._lists]
+        tables = [old for _, old in self._dicts] + [dict(enumerate(was)) for _, was in self._lists]
         for t in {id(v): v for table in tables for v in table.values() if is_a(v, torch.Tensor)}.values():
             if t.layout is torch.strided and not t.is_meta:
                 self._owners.setdefault(t.untyped_storage()._cdata, []).append(t)
@@ -128,7 +125,7 @@ class Snapshot:
             if _moved(d, old):
                 keys = {k for k in (*old, *dict.keys(d)) if old.get(k, MISSING) is not dict.get(d, k, MISSING)}
                 found |= {(id(d), k) for k in keys} if id(d) in self._attributes else {(id(d), None)}
-        found |= {(id(values), None) for values, was in self._lists if _changed(_items(values), was)}
+        found |= {(id(values), None) for values, was in self._lists if _changed(contents_of(values), was)}
         found |= {(id(s), None) for s, before in self._sets if set.__ne__(s, before)}
         found |= {(id(array), None) for array, kept in self._arrays if array.tobytes() != kept.tobytes()}
         for slots, names in self._slots:
@@ -138,6 +135,13 @@ class Snapshot:
             found |= {(id(thing), n) for n in {**then, **now} if then.get(n, MISSING) is not now.get(n, MISSING)}
         found |= {(id(one), None) for one, get, _, was in self._own_rng if repr(get()) != repr(was)}
         return found
+
+    def note_stray(self, path: str, module: nn.Module) -> None:
+        """Note a module that stands in no registry, and that forward comes upon as it runs."""
+        self.strays[path] = module
+        self._seen.add(id(module))
+        self._attributes.add(id(module.__dict__))
+        self._note(module.__dict__)
 
     def note(self, others: Iterable[Any]) -> None:
         """Note what others hold, which are not the model's."""
@@ -165,7 +169,7 @@ class Snapshot:
             if issubclass(kind, dict):
                 self._dicts.append((value, dict(dict.items(value))))
             elif issubclass(kind, (list, deque)):
-                self._lists.append((value, _items(value)))
+                self._lists.append((value, contents_of(value)))
             elif issubclass(kind, set):
                 self._sets.append((value, {*set.__iter__(value)}))
             elif is_array(value):
@@ -204,7 +208,7 @@ class Snapshot:
         for table, _ in self._dicts:
             todo += dict.values(table)
         for values, _ in self._lists:
-            todo += _items(values)
+            todo += contents_of(values)
         for slots, names in self._slots:
             todo += [slot_of(slots.thing, n) for n in names]
         for thing, known, _ in self._variables:
@@ -316,7 +320,7 @@ class Snapshot:
                 if lost or new:
                     yield id(d), lost, new
         for values, was in self._lists:
-            if _changed(now := _items(values), was) and not self.is_inside(values):
+            if _changed(now := contents_of(values), was) and not self.is_inside(values):
                 yield id(values), list(was), now
         for s, before in self._sets:
             if set.__ne__(s, before) and not self.is_inside(s):
@@ -340,18 +344,18 @@ class Snapshot:
     def filled_by_default(self) -> Iterator[tuple[int, dict[Any, Any]]]:
         """What plain values stand for keys that a dict was asked for in vain and then put there itself, by its id."""
         for d, old in self._dicts:
-            if hasattr(type(d), "__missing__") and len(d) != len(old):
+            if hasattr(type(d), "__missing__") and dict.__len__(d) != len(old):
                 yield id(d), {k: v for k, v in dict.items(d) if k not in old and lasts(v)}
 
     def lengths(self) -> tuple[list[int], list[list[Any]]]:
         """How many entries the dicts have, and what is in the lists, for `grown`."""
-        return [dict.__len__(d) for d, _ in self._dicts], [_items(values) for values, _ in self._lists]
+        return [dict.__len__(d) for d, _ in self._dicts], [contents_of(values) for values, _ in self._lists]
 
     def grown(self, before: tuple[list[int], list[list[Any]]]) -> set[Spot]:
         """The dicts that have another number of entries than before, and the lists that hold other things."""
         found = {(id(d), None) for n, (d, _) in zip(before[0], self._dicts, strict=False) if dict.__len__(d) != n}
         lists = zip(before[1], self._lists, strict=False)
-        return found | {(id(values), None) for was, (values, _) in lists if _changed(_items(values), was)}
+        return found | {(id(values), None) for was, (values, _) in lists if _changed(contents_of(values), was)}
 
     def changes(self) -> Iterator[tuple[str, str, Any, Any]]:
         """The plain attributes of modules that differ now: (module path, name, before, now)."""
@@ -417,22 +421,21 @@ class Snapshot:
             if not _moved(d, old):
                 continue
             if only is None or only(d):
-                d.clear()
-                d.update(old)
+                refill(d, old)
                 continue
-            for key in [k for k in {**old, **d} if only(d, k) and old.get(k, MISSING) is not d.get(k, MISSING)]:
+            for key in [
+                k for k in old | contents_of(d) if only(d, k) and old.get(k, MISSING) is not dict.get(d, k, MISSING)
+            ]:
                 if key in old:
                     d[key] = old[key]
                 else:
                     del d[key]
         for values, was in self._lists:
-            if (only is None or only(values)) and _changed(_items(values), was):
-                values.clear()
-                values.extend(was)
+            if (only is None or only(values)) and _changed(contents_of(values), was):
+                refill(values, was)
         for s, before in self._sets:
             if (only is None or only(s)) and set.__ne__(s, before):
-                s.clear()
-                s.update(before)
+                refill(s, before)
         for array, kept in self._arrays:
             if (only is None or only(array)) and array.tobytes() != kept.tobytes():
                 array[...] = kept
@@ -455,7 +458,7 @@ class Snapshot:
                 put(state)
 
     def _restore_tensors(self) -> None:
-        for tensor, data in self._saved.values():
+        for tensor, data in reversed(self._saved.values()):  # of two that share memory, the first was kept first
             if not data.is_nested and _once(tensor.detach()).shape != data.shape:  # by an `out=`, or by `resize_`
                 with torch.no_grad():
                     tensor.resize_(data.shape)

@@ -206,13 +206,14 @@ class Values:
                 f"forward makes a tensor of shape {list(t.shape)} that shares memory with {shares!r}, but by no op that "
                 "can be recorded (such as `.data` followed by a view); use detach() and torch's own views"
             )
-        return self.constant("constant", t)
+        return self.constant("constant", t, outside=True)
 
-    def constant(self, wanted: str, t: torch.Tensor) -> Ref:
-        """A tensor that the plan keeps."""
+    def constant(self, wanted: str, t: torch.Tensor, outside: bool = False) -> Ref:
+        """A tensor that the plan keeps: a copy of its own, or one that stands outside of the model."""
         name = self.names.new(wanted)
         self.constants[name] = t
         self.define(name, "constant", t)
+        self.by_name[name] = replace(self.by_name[name], is_outside=outside)
         return Ref(name)
 
     def _sharing(self, t: torch.Tensor) -> Iterator[torch.Tensor]:

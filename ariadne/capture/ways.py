@@ -147,7 +147,7 @@ def _sets_up(model: nn.Module, example: Example, real: Observation, grad: bool) 
         snapshot.save_written(real.plan)
         snapshot.save_buffers()
         try:
-            differs = difference(gives(model, example.turned(), batch, grad, real.recorded.drew), later)
+            differs = difference(gives(model, example.turned(), batch, grad, real.recorded.drew, snapshot), later)
         finally:
             snapshot.restore(real.recorded.drew)
         if differs:
@@ -159,14 +159,10 @@ def _still_gives(
     model: nn.Module, example: Example, batch: int, grad: bool, real: Observation, holds: Callable[[], bool]
 ) -> bool:
     """Whether a run of the model as it is now gives what that run gave, and something holds then; the model is put back after."""
-    args, kwargs = tree.unflatten(example.resized(batch), example.spec)
-    snapshot = Reach(model).snapshot(args, kwargs)
+    snapshot = Reach(model).snapshot(*tree.unflatten(example.leaves, example.spec))
     snapshot.save_buffers()
-    try:
-        with torch.set_grad_enabled(grad):
-            return difference(real.evidence.output, model(*args, **kwargs)) is None and holds()
-    except Exception:  # it needs what was taken away
-        return False
+    try:  # a run that needs what was taken away gives what it raises
+        return difference(real.evidence.output, gives(model, example, batch, grad, False, snapshot)) is None and holds()
     finally:
         snapshot.restore(real.recorded.drew)
 

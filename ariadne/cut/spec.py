@@ -222,6 +222,7 @@ class Boundary:
 
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
+_MODULE = re.compile(r"[^\W\d]\w*(?:\.\w+)*(?:#\d+)?")
 _PERCENT = re.compile(r"(?:(?:percent:|at:)\s*)?(?P<number>[-+]?\d+(?:\.\d*)?)\s*(?P<sign>%?)")
 
 
@@ -249,7 +250,8 @@ def parse_boundary(text: str) -> Boundary:
         if not 0 < percent < 100:
             raise SpecError(f"a percentage must lie between 0 and 100, both excluded; found {asked!r}")
         return Boundary("percent", percent=percent)
+    named = f"; after the module of that name: 'after:{asked}'" if _MODULE.fullmatch(asked) else ""
     raise SpecError(
         f"no boundary reads {text!r}; write 'after:<module>', 'after:<module>#<call>', 'percent:50', '50%', 'at:50%', "
-        "'auto' or 'cut:<k>'"
+        f"'auto' or 'cut:<k>'{named}"
     )

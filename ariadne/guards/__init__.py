@@ -3,6 +3,7 @@
 Recordings and the model flow in; checks that run at each call, in microseconds, flow out. The files, in import
 order::
 
+    contents      what a container holds, by the methods of Python's own class
     attributes    what Python keeps behind a module's attribute
     whole         parts of a model that are taken as they are
     versions      numbers that change when a dict is written
@@ -10,15 +11,17 @@ order::
     functions     which Python functions are reached from what forward reads
     kept          what a guard holds of things that can change by themselves
     remembered    what functions had kept that forward asked again
+    steps         what a function reads, by the instructions in its code
     opened        what things hold that are no plain containers
     facts         dtypes, devices and shapes of tensors, compared in one call
     marks         what stands on tensors beside their values: attributes, strides
     first_calls   what a first call makes and keeps
     told          what stands in a thing, as plain values
     outside       one thing outside of the model, as it was
+    ties          which tensors in containers are which
     switches      settings of torch that forward asks for
-    steps         what a function reads, by the instructions in its code
     readers       what classes tell of each read of their objects
+    kinds         what abstract classes say is derived from them
     links         what one step of such a read leads to
     codes         the code that a function may run, as far as names lead
     around        what forward's own functions read outside of the model
@@ -29,6 +32,7 @@ order::
     given         inputs that are no tensors, and what they held
     recording     what was seen of one forward
     counted       what counts of an attribute that forward read
+    referred      further references to the model's tensors by which forward reached them
     baseline      the model's structure, flags, hooks and Python state at capture
     tensors       which of them a plan rests on; which are tied
     watched       what stands in dicts, compared again only after one was written
@@ -66,6 +70,7 @@ from ariadne.guards.baseline import GLOBAL_HOOKS, Baseline, copied_model, global
 from ariadne.guards.bound import binding
 from ariadne.guards.calls import ModuleGuard, entrance, explain
 from ariadne.guards.codes import codes_of
+from ariadne.guards.contents import contents_of, refill
 from ariadne.guards.counted import owner_of
 from ariadne.guards.effects import (
     Change,

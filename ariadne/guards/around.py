@@ -43,10 +43,11 @@ from ariadne.guards.attributes import (
     is_pythons_own,
     lasts,
 )
-from ariadne.guards.classes import Below
+from ariadne.guards.classes import Below, home_of
 from ariadne.guards.codes import around
 from ariadne.guards.functions import behind, made_inside, reached
 from ariadne.guards.kept import Defaults
+from ariadne.guards.kinds import ASKING, asked_kind
 from ariadne.guards.links import (
     absolute,
     counts_as_torchs,
@@ -60,7 +61,7 @@ from ariadne.guards.links import (
     link_of,
     method_of,
 )
-from ariadne.guards.opened import State, asks_by_name, counts_by_which, home_of, is_closed, shows_nothing
+from ariadne.guards.opened import State, asked_of, asks_by_name, counts_by_which, is_closed, only_answers, shows_nothing
 from ariadne.guards.outside import (
     Itself,
     Opened,
@@ -79,12 +80,7 @@ _CONTAINERS = (dict, list, set, frozenset, deque, tuple)
 _LARGE = 4096  # so many entries of a container are looked into
 _IDENTITY = (operator.is_, operator.is_not)
 _BY_NAME = (getattr, hasattr)
-_BETWEEN = (
-    "os",
-    "collections.abc",
-    "_collections_abc",
-    "ariadne.capture.recorded",
-)  # which stand between who asks and what tells
+_BETWEEN = ("os", "collections.abc", "_collections_abc", "ariadne.capture.recorded")  # between who asks and what tells
 _LOGGERS = (logging.Logger.getEffectiveLevel.__code__, logging.Logger.isEnabledFor.__code__)
 _ENVIRONMENT: CodeType | None = getattr(getattr(type(os.environ), "__getitem__", None), "__code__", None)
 
@@ -137,6 +133,7 @@ class Surroundings:
         if id(code) not in self._reads:
             if str(table.get("__name__")).partition(".")[0] not in ("ariadne", "torch"):
                 self.names.update(code.co_names, texts(code.co_consts))
+                self.switches |= switches.named(code.co_names)
             self._reads[id(code)] = Code.of(code, others, str(table.get("__name__")))
             if not others:
                 self.codes.add(code)
@@ -220,11 +217,13 @@ class Surroundings:
         if frame.f_code in _LOGGERS:
             asker, logger = frame.f_back, frame.f_locals.get("self")
             if asker is not None and not is_known(asker.f_globals):
-                found = Outside(
-                    Itself(logger), "", logger, f"the logger {getattr(logger, 'name', '')!r}", kept=State(logger)
-                )
-                self.found.setdefault(found.place, found)
+                found = Outside(Itself(logger), "", logger, f"the logger {getattr(logger, 'name', '')!r}")
+                known = self.found.get(found.place, found).kept
+                self.found[found.place] = replace(found, kept=asked_of(logger, frame.f_locals.get("level"), known))
             return False
+        if frame.f_code in ASKING:
+            self.found.update({one.place: one for one in asked_kind(frame)})
+            return True
         if switch is None and frame.f_code is not _ENVIRONMENT:
             return False
         caller = frame.f_back
@@ -399,7 +398,7 @@ class Surroundings:
     def _opened_outside(self, moved: Collection[int], defaults: Mapping[int, dict[Any, Any]]) -> Iterator[Outside]:
         """What is in the things at which chains ended, as far as code that ran has names for it."""
         for one in self._opened.values():
-            if one.outside is None or one.idle:
+            if one.outside is None or one.idle or only_answers(one.thing, self.codes, self.by_name):
                 continue
             names = None if one.whole else self.names
             if id(one.thing) in defaults:

@@ -16,6 +16,7 @@ from torch import nn
 
 from ariadne.errors import ModuleError
 from ariadne.guards.attributes import (
+    BOOKKEEPING,
     MISSING,
     follow,
     is_a,
@@ -35,6 +36,8 @@ from ariadne.guards.marks import ASKING_FOR_CLASSES, Asked, Listed, Marks, Regis
 from ariadne.guards.opened import State, counts_by_which
 from ariadne.guards.outside import Outside, in_class, of_kind, with_contents
 from ariadne.guards.recording import Recording
+from ariadne.guards.referred import Read, references
+from ariadne.guards.ties import Tied
 from ariadne.guards.whole import looked_into
 from ariadne.plan import storage_of
 
@@ -81,13 +84,20 @@ class Baseline:
     The keys after the first are steps into what the attribute holds. `training` has the flags of the whole and of all modules
     but those of torch whose code names none: there it decides nothing, and a look at a module's dict costs a few cache misses.
     `followed` are modules of opaque parts, run as they are then, `foreign` those that another one's code looked at, `strays` those
-    that ran and stand in no registry. Nothing here belongs to one cut.
+    that ran and stand in no registry, `outsiders` those of them that the model does not hold at all. Nothing here belongs to one
+    cut.
     """
 
-    def __init__(self, model: nn.Module, recordings: Sequence[Recording] = (), leaves: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, model: nn.Module, recordings: Sequence[Recording] = (), leaves: Sequence[Any] = (),
+        outsiders: Mapping[str, nn.Module] = types.MappingProxyType({}),
+    ) -> None:  # fmt: skip
         self.modules = dict(model.named_modules())
         ran = set[str]().union(*(recorded.used for recorded in recordings)) - self.modules.keys()
-        self.strays = {p: m for p, m in strays(self.modules).items() if p in ran} if ran else {}
+        met = {p: m for recorded in recordings for p, m in recorded.outsiders.items()}
+        self.outsiders = {**outsiders, **{p: m for p, m in met.items() if p in ran}}
+        held = strays(self.modules) if ran - self.outsiders.keys() else {}
+        self.strays = {**{p: m for p, m in held.items() if p in ran}, **self.outsiders}
         self.ties = self._ties()
         self.modules |= self.strays
         self.training = {p: m.training for p, m in self.modules.items() if not p or looks_at_its_flag(m)}
@@ -120,7 +130,7 @@ class Baseline:
         used = set[str]().union(*(recorded.used for recorded in recordings))
         self.followed = {p for p, m in self.modules.items() if p not in self.strays and id(m) not in looked} - used
         seen: set[tuple[Any, ...]] = set()
-        names = Names(recordings)
+        names, read_tensors = Names(recordings), list[Read]()
         self._asked: Collection[int | None] = set[int | None]().union(*(recorded.asked for recorded in recordings))
         self.facts = self._facts()
         for recorded in recordings:
@@ -158,6 +168,8 @@ class Baseline:
                     self.facts |= {
                         ("attribute", path, keys): facts_of(t) for keys, t in tensors.items() if self._was_asked(t)
                     }
+                    kept_ones = ((keys, k.thing if isinstance(k, Same) else k) for keys, k in found)
+                    read_tensors += [(path, keys, t) for keys, t in kept_ones if is_a(t, torch.Tensor)]
                     if path in self.strays:  # which no plan follows
                         found = [(keys, Same(kept) if keys in tensors else kept) for keys, kept in found]
                         tensors = {}
@@ -172,6 +184,7 @@ class Baseline:
             ignored = {name for recorded in recordings for at, name, _, _ in recorded.changed if at == path}
             names_in = Listed(self.modules[path], ignored)
             self.attributes.append((path, ("the names of its attributes",), names_in))
+        self.references = references(self.modules, read_tensors, self.outside)
         called = any(recorded.called_before for recorded in recordings)
         filled = {what: made for recorded in recordings for what, made in recorded.made_of.items()}
         self.attributes += [("", (what,), AsFilled(model, filled[what], called)) for what in sorted(filled)]
@@ -227,8 +240,23 @@ class Baseline:
         which = frozenset({"none", "class", "ties"} & ({*looked, "ties"} if "members" in looked else looked))
         if self.tabled or which:
             self.attributes.append(("", ("which tensors stand where",), Asked(model, which)))
+        tied = Tied(model, self._roots_of_ties(model, recordings)) if recordings else None
+        if tied is not None and tied.held and ("ties" in which or tied.always):
+            self.attributes.append(("", ("which tensors are one",), tied))
         if any("layout" in recorded.looked for recorded in recordings):
             self.attributes.append(("", ("the strides of its tensors",), Strides(model)))
+
+    def _roots_of_ties(self, model: nn.Module, recordings: Sequence[Recording]) -> Iterable[tuple[str, str] | Outside]:
+        """What forward read that may hold tensors, and that it does not change itself."""
+        named = dict(model.named_modules())
+        moved = set[int | None]().union(*(recorded.moved for recorded in recordings))
+        changed = {(path, name) for recorded in recordings for path, name, _, _ in recorded.changed}
+        read = {place: value for recorded in recordings for place, (_, value, _) in recorded.read_attributes.items()}
+        for (path, name), value in read.items():
+            own = named[path].__dict__ if path in named and name not in BOOKKEEPING else {}
+            if name in own and (path, name) not in changed and id(value) not in moved and not is_a(value, nn.Module):
+                yield path, name
+        yield from (o for o in self.outside if id(o.value) not in moved and not is_a(o.table, Lookup))
 
     def keeps_its_tables(self, path: str) -> bool:
         """Whether a module's parameters and buffers stand in the dicts in which they stood, which is where a plan looks."""
@@ -270,12 +298,14 @@ class Baseline:
 
         `memo` is that of `copy.deepcopy`: copies by the ids of what they were made of.
         """
-        if self.strays:
+        mine = [path for path, m in self.strays.items() if path not in self.outsiders or id(m) in memo]
+        if mine:
             raise ModuleError(
-                f"{next(iter(self.strays))!r} is a module in no registry of the model, whose tensors are part of the plan: a "
+                f"{mine[0]!r} is a module in no registry of the model, whose tensors are part of the plan: a "
                 "deep copy would compute with the original's; register it as a submodule, or prepare the copy of the model"
             )
-        new = Baseline(copied)
+        new = Baseline(copied, outsiders=self.outsiders)
+        new.tensors = self.tensors
         old = self.modules
         new.training, new.classes, new.types = dict(self.training), {**new.classes, **self.classes}, self.types
         new.asks_sizes, new.facts = self.asks_sizes, self.facts
@@ -286,6 +316,7 @@ class Baseline:
         new.ties, new.missing, new.installed = self.ties, self.missing, self.installed
         new.outside, new.foreign, new.inherited = [o.of_copy(memo) for o in self.outside], self.foreign, self.inherited
         new.followed, new.tabled = self.followed, self.tabled
+        new.references = [one.of_copy(memo) for one in self.references]
         for path, module in old.items():
             if list(module._modules.items()) != self.children[path]:
                 new.children[path] = self.children[path]

@@ -28,7 +28,7 @@ from ariadne.guards.marks import marks_on, same_marks
 from ariadne.guards.outside import Outside
 from ariadne.guards.remembered import all_hold
 from ariadne.guards.sizes import fits
-from ariadne.guards.tensors import facts_of_state, tied
+from ariadne.guards.tensors import facts_of_state, referred, tied
 from ariadne.guards.versions import stamp
 from ariadne.guards.watched import Named, Surrounded, Watched, is_known, same_dicts, same_hooks
 from ariadne.plan import Expr, TracePlan, layout, short_dtype, sizes_in
@@ -178,6 +178,9 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
     if pairs:
         slots = [(one.table, one.key, other.table, other.key) for one, other in pairs]
         found.append(("tied", "if any(t[k] is not u[l] for t, k, u, l in tied): return None", slots))
+    others = [one.holds for one in referred(plan, model, baseline)]
+    if others:
+        found.append(("others", "if not all([holds() for holds in others]): return None", others))
     return found
 
 
@@ -194,9 +197,17 @@ def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
 
 
 def explain(
-    plan: TracePlan, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], batches: range
+    plan: TracePlan,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    batches: range,
+    plain: bool = True,
 ) -> None:
-    """Raise the error that says which condition on the inputs does not hold; return where none is at fault."""
+    """Raise the error that says which condition on the inputs does not hold; return where none is at fault.
+
+    Without `plain`, numbers and strings may be others: for them a plan can be captured.
+    """
     try:
         ordered = {k: kwargs[k] for k in plan.input_spec.children[1].keys} if len(kwargs) else {}
     except KeyError:
@@ -215,7 +226,7 @@ def explain(
     for i, leaf in enumerate(leaves):
         name = where[i].removeprefix("[0]") if where[i].startswith("[0]") else where[i].removeprefix("[1]")
         if i in literals:
-            if not tree.identical(leaf, literals[i]):
+            if not tree.identical(leaf, literals[i]) and (plain or not lasts(leaf)):
                 raise InputError(
                     f"input {name} was {literals[i]!r} at capture, now it is {leaf!r}; a value that is no tensor is part of "
                     "the plan. Prepare again for another one"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Collection, Iterator
+from functools import lru_cache
 from itertools import takewhile
+from types import MemberDescriptorType
 from typing import Any
 from weakref import ref
 
@@ -13,7 +15,7 @@ from torch import nn
 
 from ariadne.guards.attributes import MISSING
 
-_HEAP = 1 << 9  # CPython's flag of classes that Python can change
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # CPython's flags of classes that are made at run time, and that can't be written
 # Recording puts functions of its own into these, in whichever thread it runs; none of them counts as a change.
 _RECORDED = (nn.Module, torch.Tensor, torch._C.TensorBase)
 
@@ -27,6 +29,26 @@ def own_dict(cls: type) -> dict[str, Any]:
 def changeable(cls: type) -> Iterator[type]:
     """The classes in which a name may be found that another can come to stand for, nearest first."""
     return (c for c in cls.__mro__ if c.__flags__ & _HEAP and c not in _RECORDED)
+
+
+def home_of(value: Any) -> type:
+    """The class of C's that lies under a thing's class: `object` for what Python's `class` makes alone."""
+    kind: Any = type(value)
+    return _home_of(kind)
+
+
+@lru_cache(maxsize=4096)
+def _home_of(kind: Any) -> type:
+    found: type = next(c for c in kind.__mro__ if not _is_pythons_make(c))
+    return found
+
+
+def _is_pythons_make(cls: Any) -> bool:
+    """Whether a class adds nothing to its base but what Python's `class` does: attributes, slots, weak references."""
+    if not cls.__flags__ & _HEAP or cls.__flags__ & _IMMUTABLE or cls.__base__ is None:
+        return False
+    slots = sum(type(v) is MemberDescriptorType for v in vars(cls).values())
+    return bool(cls.__basicsize__ <= cls.__base__.__basicsize__ + 8 * (2 + slots))
 
 
 class Lookup:

@@ -25,7 +25,7 @@ from ariadne.guards.attributes import (
     simple,
 )
 from ariadne.guards.kept import Bytes, Contents, Length, Own, Same
-from ariadne.guards.opened import State, asks_itself, counts_by_which
+from ariadne.guards.opened import State, asks_itself, counts_by_which, only_answers
 from ariadne.guards.readers import Reads
 from ariadne.guards.recording import Recording
 
@@ -47,6 +47,7 @@ class Names:
         self.assigned = set[str]().union(*(recorded.assigned for recorded in recordings))
         self.whole = {key: thing for recorded in recordings for key, thing in recorded.whole.items()}
         self.moved = set[int | None]().union(*(recorded.moved for recorded in recordings))
+        self.codes = set[types.CodeType]().union(*(recorded.codes for recorded in recordings))
         self.by_name = set[str]().union(*(recorded.by_name for recorded in recordings))
         past = any("static" in recorded.looked for recorded in recordings)  # it may have read past `__getattribute__`
         seen = [recorded.reads for recorded in recordings if recorded.reads is not None]
@@ -126,6 +127,8 @@ def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> 
     if id(value) in seen or lasts(value) or len(keys) >= FAR:
         return
     if is_opaque(value) or (is_array(value) and value.dtype.hasobject):
+        if only_answers(value, names.codes, names.by_name):
+            return
         if not counts_by_which(value) and type(value) is not types.MethodType:
             whole = names.any or id(value) in names.whole
             yield keys, State(value, None if whole else names.names, names.assigned, names.moved)

@@ -68,8 +68,11 @@ def enter_alike(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
     if asks is None or asks != getattr(other, "asks", None):
         return False
     names, theirs = one.__globals__, other.__globals__
-    # `again` calls the entrance itself, in the form of `spec`.
-    return all(_is_one(names[n], theirs.get(n)) for n in names if n not in ("again", "enter", "__builtins__"))
+    # `again` calls the entrance itself, in the form of `spec`. Where inputs carry none of many marks, they carry none of fewer.
+    besides = {"again", "enter", "__builtins__", "mark_names"}
+    return theirs["mark_names"] <= names["mark_names"] and all(
+        _is_one(names[n], theirs.get(n)) for n in names if n not in besides
+    )
 
 
 def _is_one(a: Any, b: Any) -> bool:

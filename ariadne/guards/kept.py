@@ -6,12 +6,13 @@ import reprlib
 import zlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from operator import is_
 from typing import Any
 
 from ariadne import tree
 from ariadne.guards.attributes import is_a, lasts, own_of
+from ariadne.guards.classes import home_of
 from ariadne.guards.versions import VERSION, stamp
 
 _SIZED = (list, dict, set, deque)
@@ -96,6 +97,16 @@ class Bytes(Kept):
         return f"an array {dtype}{list(shape)}, checksum {zlib.crc32(data):08x}"
 
 
+def told_apart(names: Sequence[str], others: Sequence[str]) -> str:
+    """What names have that others have not, and the other way round; where that is nothing, where their order begins to differ."""
+    more, less = [n for n in names if n not in others], [n for n in others if n not in names]
+    found = [f"with {', '.join(more[:8])}" if more else "", f"without {', '.join(less[:8])}" if less else ""]
+    if not any(found):
+        at = next((i for i, (a, b) in enumerate(zip(names, others, strict=False)) if a != b), 0)
+        found = [f"with {', '.join(names[at : at + 2]) or 'no attributes'}" + (" in this order" if names else "")]
+    return " and ".join(filter(None, found))
+
+
 class OfTables(Kept):
     """What rests on tables, and is looked through again only after one of these was written."""
 
@@ -146,8 +157,9 @@ class Own(OfTables):
         return () if own is None else (own,)
 
     def words(self, held: list[str]) -> str:
-        """All of them."""
-        return f"a {type(self.thing).__name__} with {', '.join(map(str, held)) or 'no attributes'}"
+        """Those that are not alike in the two."""
+        other = self.look(self.thing) if held is self.held else self.held
+        return f"a {type(self.thing).__name__} {told_apart(held, other)}"
 
     def anew(self, thing: Any) -> Kept:
         """The same of another object."""
@@ -260,7 +272,8 @@ class Defaults(Kept):
     def look(self, thing: Any) -> list[tuple[Any, Any]]:
         """The keys that hold something else than was put there."""
         return [
-            (k, dict.get(thing, k)) for k, v in self.put.items() if k in thing and not tree.identical(dict.get(thing, k), v)
+            (k, dict.get(thing, k)) for k, v in self.put.items()
+            if dict.__contains__(thing, k) and not tree.identical(dict.get(thing, k), v)
         ]  # fmt: skip
 
     def words(self, held: Any) -> str:
@@ -269,4 +282,7 @@ class Defaults(Kept):
 
 
 def _version(thing: Any) -> int | None:
-    return VERSION(thing) if VERSION is not None and type(thing) is dict else None
+    told = (
+        VERSION is not None and is_a(thing, dict) and home_of(thing) is dict
+    )  # an `OrderedDict` keeps its order elsewhere
+    return VERSION(thing) if told and VERSION is not None else None

@@ -13,7 +13,7 @@ from ariadne import tree
 from ariadne.guards.attributes import BOOKKEEPING, MISSING, is_a, lasts, own_of
 from ariadne.guards.facts import alike as tensors_alike
 from ariadne.guards.facts import never
-from ariadne.guards.kept import Kept, OfTables
+from ariadne.guards.kept import Kept, OfTables, told_apart
 from ariadne.guards.opened import alike, unfolded
 
 ASKING_FOR_CLASSES = frozenset({"Buffer", "Parameter", "__class__", "type"})  # names in the code of who asks
@@ -226,12 +226,13 @@ class Listed(OfTables):
 
     def asks_as(self, other: Kept) -> bool:
         """Whether that looks through the same module's names."""
-        same = type(other) is Listed and other.thing is self.thing and other.ignored == self.ignored
-        return same and bool(other.held == self.held)
+        if not isinstance(other, Listed) or other.thing is not self.thing or other.ignored != self.ignored:
+            return False
+        return bool(other.held == self.held)
 
     def words(self, held: list[str]) -> str:
-        """All of them."""
-        return ", ".join(held) or "none"
+        """Those that are not alike in the two."""
+        return told_apart(held, self.look(self.thing) if held is self.held else self.held)
 
     def anew(self, thing: Any) -> Kept:
         """The same of another module."""

@@ -19,14 +19,12 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
 from contextvars import ContextVar
-from functools import lru_cache
 from types import (
     BuiltinFunctionType,
     CellType,
     CodeType,
     FunctionType,
     MappingProxyType,
-    MemberDescriptorType,
     MethodType,
     MethodWrapperType,
     ModuleType,
@@ -52,11 +50,11 @@ from ariadne.guards.attributes import (
     slot_of,
     slots_of,
 )
-from ariadne.guards.classes import changeable, own_dict
+from ariadne.guards.classes import changeable, home_of, own_dict
 from ariadne.guards.kept import Kept
+from ariadne.guards.steps import WHOLESALE, texts
 from ariadne.guards.versions import VERSION, stamp
 
-_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # CPython's flags of classes that are made at run time, and that can't be written
 _MOST = 4096  # so many things are looked at
 _WHICH = (
     torch.Tensor, nn.Module, type, FunctionType, BuiltinFunctionType, MethodWrapperType, ModuleType, CodeType, CellType,
@@ -73,6 +71,10 @@ _BY_METHODS = (
 )  # of which torch's own methods read what no code of forward's names
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _ASKING_BY_NAME = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
+
+
+# attributes of a logger that tell of its level, and ways to have all of its attributes
+_OF_LEVELS = WHOLESALE | {"dir", "disable", "disabled", "getattr_static", "level", "manager", "parent", "root"}
 
 
 class ClosedError(Exception):
@@ -100,26 +102,6 @@ def counts_by_which(value: Any) -> bool:
 def asks_itself(value: Any) -> bool:
     """Whether methods of torch's own read attributes of an object, under names that stand in no code of forward's."""
     return str(type(value).__module__).startswith(_BY_METHODS)
-
-
-def home_of(value: Any) -> type:
-    """The class of C's that lies under a thing's class: `object` for what Python's `class` makes alone."""
-    kind: Any = type(value)
-    return _home_of(kind)
-
-
-@lru_cache(maxsize=4096)
-def _home_of(kind: Any) -> type:
-    found: type = next(c for c in kind.__mro__ if not _is_pythons_make(c))
-    return found
-
-
-def _is_pythons_make(cls: Any) -> bool:
-    """Whether a class adds nothing to its base but what Python's `class` does: attributes, slots, weak references."""
-    if not cls.__flags__ & _HEAP or cls.__flags__ & _IMMUTABLE or cls.__base__ is None:
-        return False
-    slots = sum(type(v) is MemberDescriptorType for v in vars(cls).values())
-    return bool(cls.__basicsize__ <= cls.__base__.__basicsize__ + 8 * (2 + slots))
 
 
 def is_closed(value: Any) -> bool:
@@ -355,6 +337,48 @@ def alike(now: list[Any], then: list[Any]) -> bool:
         or (type(a) is type(b) is MethodWrapperType and a == b)
         for a, b in zip(now, then, strict=True)
     )
+
+
+class Levels(Kept):
+    """Whether a logger would write at these levels, which is all that it was asked for."""
+
+    __slots__ = ("levels",)
+
+    def __init__(self, thing: logging.Logger, levels: Collection[int]) -> None:
+        self.levels = frozenset(levels)
+        super().__init__(thing)
+
+    def anew(self, thing: Any) -> Levels:
+        """The same of another logger."""
+        return Levels(thing, self.levels)
+
+    def look(self, thing: Any) -> list[int]:
+        """Those at which it would, by its own answer."""
+        return sorted(level for level in self.levels if thing.isEnabledFor(level))
+
+    def words(self, held: list[int]) -> str:
+        """Those among those that were asked for."""
+        asked = ", ".join(map(str, sorted(self.levels)))
+        return f"a logger that of the levels {asked} writes {', '.join(map(str, held)) or 'none'}"
+
+
+def asked_of(logger: Any, level: Any, known: Kept | None) -> Kept:
+    """What is kept of a logger that was asked whether it writes at a level, or for its own: `level` is no number then.
+
+    `known`: what is kept already.
+    """
+    if isinstance(known, State) or type(level) is not int:
+        return known if isinstance(known, State) else State(logger)
+    return Levels(logger, {level, *(known.levels if isinstance(known, Levels) else ())})
+
+
+def only_answers(logger: Any, codes: Collection[CodeType], names: Collection[str]) -> bool:
+    """Whether a thing is a logger of which these codes, and those that ask by `names`, read nothing that decides whether it writes.
+
+    That `isEnabledFor` is called, and what it is asked, is seen.
+    """
+    named = {*names}.union(*((*c.co_names, *texts(c.co_consts)) for c in codes))
+    return type(logger) is logging.Logger and _OF_LEVELS.isdisjoint(named)
 
 
 class State(Kept):

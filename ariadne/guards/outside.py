@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from types import CellType, CodeType, FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from ariadne import tree
@@ -46,6 +46,18 @@ class Itself:
 
     def __getitem__(self, key: Any) -> Any:
         return self.thing
+
+
+class Kinds:
+    """A class that tells by itself which others count as derived from it, to be asked by these."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, cls: type) -> None:
+        self.thing = cls
+
+    def __getitem__(self, kind: type) -> bool:
+        return issubclass(kind, self.thing)
 
 
 class _OfDecimal:
@@ -89,7 +101,7 @@ class Outside:
     @property
     def place(self) -> tuple[int, Any, Any]:
         """The same for two that stand in one place: an attribute and an item of one object are two."""
-        proxy = is_a(self.table, (Slots, Lookup, Variable, Itself))
+        proxy = is_a(self.table, (Slots, Lookup, Variable, Itself, Kinds))
         return id(self.table.thing if proxy else self.table), type(self.table) if proxy else None, self.key
 
     @property
@@ -254,11 +266,6 @@ def _defaults(function: FunctionType, code: CodeType) -> Iterator[Outside]:
             yield from with_contents(
                 Outside(table, key, thing, f"the default of {argument!r} of {function.__qualname__}")
             )
-
-
-def is_cell(table: Any) -> bool:
-    """Whether a table stands for a closed-over variable."""
-    return is_a(table, Slots) and type(table.thing) is CellType
 
 
 def is_itself(table: Any) -> bool:

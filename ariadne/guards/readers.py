@@ -38,7 +38,8 @@ def _asked_at(steps: Sequence[Step], i: int) -> _Asked | None:
 
     A variable may hold something else by the time the function returns, unless that is what comes next.
     """
-    (kind, name), *rest = [*steps[i + 1 : i + 7], ("", "")]
+    nothing: Step = ("", None)
+    (kind, name), *rest = [*steps[i + 1 : i + 7], nothing]
     if [k for k, _ in rest[:2]] == ["CALL", "RETURN_VALUE"] and kind == "LOAD VARIABLE":
         return _Asked(variables=frozenset({name}))
     if kind != "CONSTANT" or rest[0][0] != "CALL":

@@ -95,6 +95,7 @@ class Recording:
     moving: list[tuple[str, State]] = field(
         default_factory=list
     )  # things of Python's own that it changed, by their names
+    outsiders: dict[str, nn.Module] = field(default_factory=dict)  # outside of the model, by what messages call them
     foreign: set[str] = field(default_factory=set)  # modules that another module's code looked at
     used: set[str] = field(default_factory=set)  # modules of which anything was read
     names: set[str] = field(default_factory=set)  # of a real run: those in the code that ran

@@ -7,7 +7,8 @@ dtype and the default device decide what torch makes of Python's numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import CodeType
 from typing import Any
 
@@ -29,6 +30,16 @@ def default_device() -> torch.device:
 def caches_parametrizations() -> bool:
     """Whether `torch.nn.utils.parametrize.cached()` is at work, which keeps parametrized weights from one read to the next."""
     return bool(parametrize._cache_enabled)
+
+
+def raising_filters() -> str:
+    """The filters that make errors of warnings: most often none."""
+    return "; ".join([repr(one) for one in warnings.filters if one[0] == "error"])
+
+
+def all_filters() -> str:
+    """All filters for warnings, in order."""
+    return repr(warnings.filters)
 
 
 # By C's own functions, since all that Python offers asks these in the end; whichever of them this torch has.
@@ -69,6 +80,7 @@ _OF_PYTHON: dict[str, Callable[[], Any] | None] = {
     "torch.backends.opt_einsum.enabled": getattr(torch.backends.opt_einsum, "_get_enabled", None),
     "torch.backends.opt_einsum.strategy": getattr(torch.backends.opt_einsum, "_get_strategy", None),
 }
+_RAISING, _FILTERS = "which warnings are errors", "warnings.filters"
 ALWAYS: dict[str, Callable[[], Any]] = {
     "torch.get_default_dtype()": torch.get_default_dtype,
     "torch.get_default_device()": default_device,
@@ -76,6 +88,8 @@ ALWAYS: dict[str, Callable[[], Any]] = {
 SWITCHES: dict[str, Callable[[], Any]] = {
     **{name: getattr(torch._C, own) for name, own in _OF_C.items() if hasattr(torch._C, own)},
     **{name: ask for name, ask in _OF_PYTHON.items() if ask is not None},
+    _RAISING: raising_filters,
+    _FILTERS: all_filters,
     **ALWAYS,
 }
 _SET_OTHERWISE = {
@@ -110,6 +124,12 @@ _BY_CODE |= {
     for code in parametrize._inject_property.__code__.co_consts
     if isinstance(code, CodeType) and code.co_name == "get_parametrized"
 }
+for _ask in (warnings.warn, warnings.warn_explicit):  # of C's, or Python's own
+    if hasattr(_ask, "__code__"):
+        _BY_CODE[_ask.__code__] = _RAISING
+    else:
+        _BY_FUNCTION[id(_ask)] = _RAISING
+_BY_CODE[warnings.catch_warnings.__enter__.__code__] = _FILTERS
 
 State = tuple[tuple[str, Any], ...]
 
@@ -117,6 +137,11 @@ State = tuple[tuple[str, Any], ...]
 def asked(function: Any) -> str | None:
     """The name of the switch that a function of C's tells."""
     return _BY_FUNCTION.get(id(function))
+
+
+def named(names: Collection[str]) -> set[str]:
+    """The switches that code with these names reads from variables of Python's own."""
+    return {_FILTERS} if "warnings" in names and "filters" in names else set()
 
 
 def asked_by(code: CodeType) -> str | None:

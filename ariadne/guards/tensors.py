@@ -12,7 +12,8 @@ from ariadne.errors import ModuleError, named
 from ariadne.guards.attributes import Attribute
 from ariadne.guards.baseline import Baseline, shown, table_of
 from ariadne.guards.facts import Facts
-from ariadne.plan import TraceNode, TracePlan, Value
+from ariadne.guards.referred import Reference
+from ariadne.plan import TraceNode, TracePlan, Value, storage_of
 
 
 class Slot(NamedTuple):
@@ -36,8 +37,28 @@ class Slot(NamedTuple):
         """What stands there; None where nothing does."""
         try:
             return self.table[self.key]
-        except (LookupError, AttributeError, TypeError):
+        except (LookupError, AttributeError, TypeError, ValueError):
             return None
+
+    def words(self) -> str:
+        """What it is called."""
+        return repr(".".join(filter(None, (self.path, shown(self.steps)))))
+
+
+class Referred(NamedTuple):
+    """A slot that the plan reads, and another reference by which forward reached the tensor in it; see `referred`."""
+
+    home: Slot
+    place: Slot
+    called: str
+    views: bool
+
+    def holds(self) -> bool:
+        """Whether it is one tensor still, or shows the memory of it."""
+        one, other = self.home.now(), self.place.now()
+        if not self.views:
+            return one is other
+        return one is not None and other is not None and storage_of(one) == storage_of(other)
 
 
 def asks_sizes(plan: TracePlan, baseline: Baseline) -> bool:
@@ -84,6 +105,29 @@ def tied(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tuple[Sl
     return pairs
 
 
+def referred(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[Referred]:
+    """The slots that the plan reads of which forward reached the tensors by other references, too, or by these alone."""
+    read = {(v.origin[0], _steps(v)) for v in plan.values.values() if v.is_state}
+    found = []
+    for one in baseline.references:
+        home = next((h for h in one.homes if (h[0], h[2]) in read), None)
+        if home is None or (one.outside is None and (one.path, one.steps) == (home[0], home[2])):
+            continue
+        path, table, steps = home
+        slot = Slot(_table(model, baseline, table.strip("_").removesuffix("s"), path, steps), path, steps)
+        found.append(Referred(slot, _place(model, baseline, one), one.name(), one.views))
+    return found
+
+
+def _place(model: nn.Module, baseline: Baseline, one: Reference) -> Slot:
+    try:
+        if one.outside is not None:
+            return Slot(one.table(), "", one.steps or (one.outside.key,))
+        return Slot(_table(model, baseline, "", one.path, one.steps), one.path, one.steps)
+    except (LookupError, AttributeError, TypeError, ValueError):  # it leads nowhere by now
+        return Slot({}, one.path, one.steps)
+
+
 class StateGuard:
     """That the tensors which a suffix reads are tied as they were, and of the sizes that forward asked for.
 
@@ -116,13 +160,20 @@ class StateGuard:
             if (origins[one.path, one.steps] or other.path in paths) and not before & {one.place, other.place}
         ]
         self._facts = Facts(("shape",), [(slot.table, slot.key, (shape,)) for slot, shape in self._sizes])
-        self.asks = bool(self._pairs or self._sizes or self._own)
+        self._referred = [
+            one
+            for one in referred(plan, model, baseline)
+            if origins[one.home.path, one.home.steps] and not before & {one.home.place, one.place.place}
+        ]
+        self.asks = bool(self._pairs or self._sizes or self._own or self._referred)
 
     def __call__(self, here: bool) -> bool:
         """Whether all of it holds, for a boundary whose prefix ran `here`, or elsewhere."""
         for one, other in self._pairs:
             if one.now() is not other.now():
                 return False
+        if not all(one.holds() for one in self._referred):
+            return False
         if not here and any(getattr(slot.now(), "shape", None) != shape for slot, shape in self._own):
             return False
         return not self._sizes or self._facts.hold()
@@ -134,6 +185,12 @@ class StateGuard:
             if one.now() is not other.now():
                 first, second = (repr(".".join(filter(None, (s.path, s.key)))) for s in (one, other))
                 raise ModuleError(f"{first} and {second} were one tensor at capture, and are two now{again}")
+        for known in self._referred:
+            if not known.holds():
+                raise ModuleError(
+                    f"{known.home.words()} was what forward reached by {known.called or known.place.words()}, too, and is another "
+                    f"tensor now: there forward goes on with the one of capture{again}"
+                )
         for slot, shape in self._sizes if here else (*self._sizes, *self._own):
             now = getattr(slot.now(), "shape", None)
             if now != shape:

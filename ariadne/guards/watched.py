@@ -8,21 +8,24 @@ is one number to remember.
 
 from __future__ import annotations
 
+import gc
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from operator import getitem, is_not
 from typing import Any
 
 from torch import nn
 
 from ariadne import tree
-from ariadne.guards.attributes import lasts, own_of
+from ariadne.guards.attributes import MISSING, Slots, is_a, lasts
 from ariadne.guards.kept import Contents, Kept, OfTables
 from ariadne.guards.opened import State
-from ariadne.guards.outside import NAMES, PARTS, Outside, is_cell, is_class, is_function, is_itself
+from ariadne.guards.outside import NAMES, PARTS, Outside, is_class, is_function, is_itself
 from ariadne.guards.versions import VERSION, stamp
 
+_AUDITED = sys.version_info >= (3, 12)
 Slot = tuple[Any, Any, Any]  # a table, a key, and what stands there
 
 
@@ -177,13 +180,43 @@ class Named(Part):
         return True
 
 
+class Functions:
+    """The code and defaults of functions, which are asked for all at once.
+
+    Python tells tools of each such question, and `filelock`, which comes with transformers, listens on Python 3.12 and later.
+    """
+
+    def __init__(self, parts: Sequence[Outside]) -> None:
+        self.parts = parts
+        self._functions = [*{id(o.table.thing): o.table.thing for o in parts}.values()]
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        self._held = gc.get_referents(*self._functions)
+        given = {id(o.value) for o in self.parts if o.key != "__code__"}
+        self._at = [i for i, thing in enumerate(self._held) if id(thing) in given]
+
+    def hold(self) -> bool:
+        """Whether the functions have them still: codes that equal each other do the same, defaults that do may not."""
+        now, held = gc.get_referents(*self._functions), self._held
+        try:
+            if now == held and all(now[i] is held[i] for i in self._at):
+                return True
+        except Exception:  # of what stands in other defaults now, which have their own ways to compare
+            return False
+        if not all(o.is_same() for o in self.parts):
+            return False
+        self._lay_out()
+        return True
+
+
 class Surrounded(Part):
     """What stands outside of a model: for each of some dicts, what rests on it."""
 
     def __init__(self, outside: Iterable[Outside]) -> None:
         self._on: list[tuple[dict[Any, Any], Outside]] = []
         self._states: list[State] = []  # things that rest on dicts, which are others once something else stands there
-        cells: list[Outside] = []
+        slots: list[Outside] = []  # attributes, and closed-over variables
         parts: dict[str, list[Outside]] = {part: [] for part in (*PARTS, *NAMES)}
         rest: list[Callable[[], bool]] = []
         for one in {o.place: o for o in outside}.values():
@@ -198,21 +231,25 @@ class Surrounded(Part):
             if not dicts:
                 if one.key in parts and (is_function(one.table) if one.key in PARTS else is_class(one.table)):
                     parts[one.key].append(one)
-                elif is_cell(one.table):
-                    cells.append(one)
+                elif is_a(one.table, Slots) and one.value is not MISSING:
+                    slots.append(one)
                 elif not is_itself(one.table):
                     rest.append(one.is_same if apart else one.stands)
                     continue
             if apart and one.kept is not None:
                 rest.append(one.kept.is_same)
         self._lay_out()
-        found = [(o, part) for part, group in [*parts.items(), ("cell_contents", cells)] for o in group]
+        at_once = Functions([o for part in PARTS for o in parts.pop(part)]) if _AUDITED else None
+        found = [(o, part) for part, group in [*parts.items(), ("", slots)] for o in group]
         self._parts = [o for o, _ in found]
-        self._things, self._names = [o.table.thing for o, _ in found], [part for _, part in found]
+        self._things, self._names = [o.table.thing for o, _ in found], [part or o.key for o, part in found]
         self._values = [o.value for o, _ in found]
-        self.asked = [*([self._keeps_its_parts] if found else []), *rest]
-        if self._states:
-            self.asked.append(self._keep_their_dicts)
+        self.asked = [
+            *([at_once.hold] if at_once is not None and at_once.parts else []),
+            *([self._keeps_its_parts] if found else []),
+            *rest,
+            *([self._keep_their_dicts] if self._states else []),
+        ]
 
     def _lay_out(self) -> None:
         """Group what rests on dicts by these, for which a look at a `State` tells."""
@@ -232,13 +269,13 @@ class Surrounded(Part):
         return same_dicts(self._owners, self._owned)
 
     def _keeps_its_parts(self) -> bool:
-        """Whether functions and cells hold what they held."""
+        """Whether functions, cells and objects hold what they held."""
         try:
             if not any(map(is_not, map(getattr, self._things, self._names), self._values)):
                 return True
-        except ValueError:  # an empty cell
-            return False
-        return all(o.is_same() for o in self._parts)
+        except (AttributeError, ValueError):  # one that forward looked for in vain; an empty cell
+            pass
+        return all(o.stands() for o in self._parts)
 
     def compare(self) -> bool:
         """Whether what rests on the dicts that were written is as it was."""
@@ -257,7 +294,10 @@ class Surrounded(Part):
 
 def same_dicts(things: Sequence[Any], dicts: Sequence[Any]) -> bool:
     """Whether objects keep their attributes where they did: what is written into another dict is not told."""
-    return not any(map(is_not, map(own_of, things), dicts))
+    try:
+        return not any(map(is_not, map(object.__getattribute__, things, repeat("__dict__")), dicts))
+    except AttributeError:
+        return False
 
 
 def same_hooks(hooks: dict[int, Any], expected: list[Any] | None) -> bool:

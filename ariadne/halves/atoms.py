@@ -277,14 +277,16 @@ def _depth(node: ast.AST) -> int:
 def place(thing: Any) -> str:
     """A class or a function as `module:qualname`; `HalfError` where it can't be found by that."""
     where = f"{getattr(thing, '__module__', None)}:{getattr(thing, '__qualname__', None)}"
+    if isinstance(thing, torch.jit.ScriptFunction):  # which has the module and the name of its class
+        where = ":".join(thing.qualified_name.removeprefix("__torch__.").rsplit(".", 1))
+    name = where.partition(":")[2]
     try:
         if fetch(where) is thing:
             return where
     except (ImportError, AttributeError, ValueError):
         pass  # told below
     raise HalfError(
-        f"{getattr(thing, '__qualname__', thing)!r} can't be named in a file: no module has it under its own name. Define it "
-        "at the top of a module"
+        f"{name!r} can't be named in a file: no module has it under its own name. Define it at the top of a module"
     )
 
 

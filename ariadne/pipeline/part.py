@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from ariadne.boundary import BoundaryPayload
-from ariadne.errors import SpecError
+from ariadne.capture import Example
+from ariadne.errors import GuardError, SpecError
 from ariadne.pipeline.flight import Flight, Onward, first, later
 from ariadne.plan import TracePlan, uses
 from ariadne.runtime import SplitRuntime
@@ -111,6 +112,19 @@ class Part(nn.Module):
         return []
 
 
+class Unserved(GuardError):
+    """A call that no plan of a pipeline serves yet: where the pipeline itself is asked, it captures one for all parts."""
+
+    def __init__(self, example: Example, trains: bool) -> None:
+        given = ", ".join(f"{t.dtype} {list(t.shape)}" for t in example.leaves if isinstance(t, torch.Tensor))
+        super().__init__(
+            f"one part was asked for {'a training step' if trains else 'a call'} on {given}, and no plan that the pipeline has "
+            "serves that as the model, its inputs and torch's settings are now; a plan is cut for all parts at once. Call "
+            "pipeline(...) or pipeline.parts[0](...) on these inputs, which captures one"
+        )
+        self.example, self.trains = example, trains
+
+
 class ModelPart(Part):
     """A part of a model that is here: it reads the model's own tensors, and follows them."""
 
@@ -118,12 +132,14 @@ class ModelPart(Part):
     _runtime: Callable[[int], SplitRuntime]
     _onward: Callable[[int], Mapping[str, Onward]]
     _places: tuple[tuple[str, str, str], ...]
+    _extend: Callable[[Example, bool], None]
 
     def __init__(self, index: int, count: int, model: nn.Module, tied: Mapping[str, tuple[int, ...]],
                  places: Iterable[tuple[str, str, str]], runtime: Callable[[int], SplitRuntime],
-                 onward: Callable[[int], Mapping[str, Onward]]) -> None:  # fmt: skip
+                 onward: Callable[[int], Mapping[str, Onward]],
+                 extend: Callable[[Example, bool], None]) -> None:  # fmt: skip
         super().__init__(index, count, view_of(model, places), tied)
-        self.__dict__.update(_model=model, _runtime=runtime, _onward=onward, _places=tuple(places))
+        self.__dict__.update(_model=model, _runtime=runtime, _onward=onward, _places=tuple(places), _extend=extend)
 
     @property
     def runtime(self) -> SplitRuntime:
@@ -134,6 +150,16 @@ class ModelPart(Part):
     def onward(self) -> Mapping[str, Onward]:
         """What goes on to the next part, by the signature of the plan; empty for the last part."""
         return self._onward(self.index)
+
+    def fly(self, args: tuple[Any, ...], kwargs: dict[str, Any], trains: bool) -> Flight:
+        """As `Part.fly`; on inputs that no plan serves yet, the first part has one captured for all of them."""
+        try:
+            return super().fly(args, kwargs, trains)
+        except Unserved as call:
+            if self.index:
+                raise
+            self._extend(call.example, call.trains)
+        return super().fly(args, kwargs, trains)
 
     def foreign(self) -> list[torch.Tensor]:
         """Parameters of the model that this part does not use."""

@@ -25,7 +25,7 @@ from ariadne.pipeline.balance import Balance, Costs, balanced, even, op_times
 from ariadne.pipeline.draws import Generators, behind_first, digest, drawing, foresee, microbatch
 from ariadne.pipeline.flight import Flight, Onward, back
 from ariadne.pipeline.micro import parted
-from ariadne.pipeline.part import ModelPart
+from ariadne.pipeline.part import ModelPart, Unserved
 from ariadne.plan import TraceNode, TracePlan
 from ariadne.prepare import Recapture, captured_for, example_of
 from ariadne.runtime import Settings, SplitRuntime, prove, told_apart
@@ -34,15 +34,8 @@ if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
 
 
-class _Unserved(Exception):
-    """A call that no plan serves yet."""
-
-    def __init__(self, example: Example, trains: bool) -> None:
-        self.example, self.trains = example, trains
-
-
 def _unserved(example: Example, trains: bool, like: TracePlan | None) -> Captured:
-    raise _Unserved(example, trains)
+    raise Unserved(example, trains)
 
 
 @dataclass(frozen=True)
@@ -155,10 +148,6 @@ class Pipeline:
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any], trains: bool) -> Flight:
         """The first part on a call's inputs; a plan is captured for it if none serves it yet."""
-        try:
-            return self.parts[0].fly(args, kwargs, trains)
-        except _Unserved as call:
-            self.extend(call.example, call.trains)
         return self.parts[0].fly(args, kwargs, trains)
 
     # --- across processes ---------------------------------------------------------------------------------------------
@@ -362,7 +351,7 @@ class Pipeline:
             for name, t in tensors
             if id(t) in used
         ]
-        return ModelPart(index, len(self), self.model, self.tied, places, self.runtime, self.onward)
+        return ModelPart(index, len(self), self.model, self.tied, places, self.runtime, self.onward, self.extend)
 
     def onward(self, index: int) -> dict[str, Onward]:
         """What goes on from a part to the next, by the signature of the plan."""

@@ -9,9 +9,8 @@ import unicodedata
 
 from ariadne.plan.expr import FUNCTIONS
 
-HELPERS = frozenset(
-    "broken_witness Halted identical same_data own set_grad_enabled autocast".split()
-)  # of generated code
+# Of generated code.
+HELPERS = frozenset("broken_witness Halted identical same_data own set_grad_enabled autocast".split())
 
 
 def one_line(text: str) -> str:

@@ -56,9 +56,9 @@ def _lasting(value: Value) -> bool:
 def prune(plan: TracePlan) -> TracePlan:
     """The plan without ops whose results reach no output, write nothing that lasts, draw no random numbers and guard nothing.
 
-    A number that Python read out of constants alone guards nothing: it can't change. What reads memory that was written into
-    stays, if it was made before and has gradients: the first use of a view after a write gives it its place in the graph, whatever
-    becomes of the result. Without gradients, too, so that one plan serves both.
+    A number that Python read out of what forward makes anew in each call guards nothing: it can't change. What reads memory that
+    was written into stays, if it was made before and has gradients: the first use of a view after a write gives it its place in
+    the graph, whatever becomes of the result. Without gradients, too, so that one plan serves both.
     """
     groups = Groups(plan)
     written: dict[str, list[int]] = {}
@@ -77,7 +77,7 @@ def prune(plan: TracePlan) -> TracePlan:
         )
 
     lasting = {groups.find(n) for n, v in plan.values.items() if _lasting(v)}
-    given = (n for n, v in plan.values.items() if v.is_state or v.kind == "input")
+    given = (n for n, v in plan.values.items() if v.is_state or v.kind == "input" or v.is_outside)
     varies = reached(plan, groups, given, lambda node: node.seeded)
     needed = {*uses(plan.output), *(n for store in plan.stores for n in uses(store.atoms))}
     needed_groups = {groups.find(n) for n in needed if n in groups.parent}

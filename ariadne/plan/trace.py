@@ -26,11 +26,11 @@ Dim = int | Expr
 class Value:
     """What is known of one value.
 
-    `kind`: input, parameter, buffer, attribute (a tensor in a plain attribute), constant (made in forward from no
-    tensor), tensor, sequence (a list whose length may depend on the batch), scalar (a Python number) or object.
+    `kind`: input, parameter, buffer, attribute (a tensor in a plain attribute), constant (outside of the model, or made in forward
+    from no tensor), tensor, sequence (a list whose length may depend on the batch), scalar (a Python number) or object.
     `origin`: the position among the input leaves; or the module's path, then the keys that lead to the tensor; or empty.
-    `storage`: values with the same number shared memory when the forward ran. `is_view`: to autograd it was a view at
-    capture, of a value of the plan or of a tensor that a composite op, such as einsum, keeps to itself.
+    `storage`: values with the same number shared memory when the forward ran. `is_view`: to autograd it was a view at capture, of a
+    value of the plan or of a tensor that a composite op, such as einsum, keeps to itself. `is_outside`: others may write into it.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Value:
     storage: int = -1
     origin: tuple[Any, ...] = ()
     is_view: bool = False
+    is_outside: bool = False
 
     @property
     def is_state(self) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ariadne.boundary import BoundaryPayload, autocast_now
-from ariadne.errors import AriadneError, BoundaryError, DeadlineError, RemoteError, SpecError, StepError
+from ariadne.boundary import BoundaryPayload, autocast_now, no_boundary
+from ariadne.errors import AriadneError, DeadlineError, RemoteError, SpecError, StepError
 from ariadne.half import Half, load
 from ariadne.remote.calls import MOST_REPLY, Path_, Pending
 from ariadne.remote.facts import Facts, facts_of, named_shared, split_of
@@ -399,9 +399,7 @@ class Remote(Steps):
 
     def _fits(self, boundary: BoundaryPayload) -> Facts:
         if not isinstance(boundary, BoundaryPayload):
-            raise BoundaryError(
-                f"a boundary is what run_prefix or run_training_prefix returns; found {type(boundary).__name__}"
-            )
+            raise no_boundary(boundary)
         return split_of(boundary, self.facts, self.address)
 
     def close(self) -> None:

@@ -92,7 +92,7 @@ class Paths(Plans):
         return variant, entered, raw, self._ran_from(variant, kept, call, entered)
 
     def _begin(self, variant: Variant, entered: tuple[Any, ...], call: Any, training: bool) -> tuple[Kept, Any]:
-        """What stood before a prefix that asks, and what it gives: its values, or the question in which it leaves its path."""
+        """What stood before a prefix that asks, and what it gives: its values, or the question where its call leaves its path."""
         assert variant.prefix_moves is not None
         kept = variant.prefix_moves.keep(entered[1:], call)
         stays = training or variant.plan.apart is not None  # then it begins anew on another path

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.boundary import BoundaryPayload
+from ariadne.boundary import BoundaryPayload, no_boundary
 from ariadne.capture import Captured, Example
 from ariadne.compiled import SegmentReport
 from ariadne.cut import SIDES, Boundary, SplitCandidate, frontiers, select
@@ -263,13 +263,16 @@ class Plans:
             args, kwargs = binding(self.model, base.plan.input_spec)(args, kwargs) or (args, kwargs)
             lo, hi = self.settings.spec.batch_range
             if state_types(self.model) == base.moved:
-                explain(base.plan, self.model, args, kwargs, range(lo, hi + 1))
+                explain(base.plan, self.model, args, kwargs, range(lo, hi + 1), plain=base.plan.apart is not None)
             example = self._example(args, kwargs, base.plan, range(lo, hi + 1))
             sizes = sizes_in(example.sizes, example.leaves)
             mine = (
                 v.plan
                 for v in self._variants
-                if v.serves(training) and v.plan.captured_by == "observed" and sizes == dict(v.plan.traced_sizes)
+                if v.serves(training)
+                and v.plan.captured_by == "observed"
+                and sizes == dict(v.plan.traced_sizes)
+                and all(tree.identical(example.leaves[i], value) for i, value in v.plan.literals)
             )
             captured = self._recapture(example, training, next(mine, None))
             plan, candidates = captured.plan, frontiers(captured.plan)
@@ -306,9 +309,7 @@ class Plans:
         `runs`: the suffix is about to run, so the autocast of the prefix counts, too.
         """
         if not isinstance(boundary, BoundaryPayload):
-            raise BoundaryError(
-                f"a boundary is what run_prefix or run_training_prefix returns; found {type(boundary).__name__}"
-            )
+            raise no_boundary(boundary)
         key = (boundary.plan_signature, boundary.split_id)
         variants = self._by_key.get(key)
         if not variants and key in self._dropped:

@@ -165,8 +165,7 @@ class Variant:
     def rest(self, at: int, other: Variant, side: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
         """How this side goes on on the path of another plan after op `at`, and the values that it takes; None where it can't.
 
-        It is called with the batch and a dict, and takes its values out of that, so that each is let go after its last use. Where
-        it asks, it may return `Halted`.
+        It takes the batch and a dict, and its values out of that, so that each is let go after its last use; may return `Halted`.
         """
         (a, b), (c, d) = ((v.parts["prefix"], v.parts["suffix"]) for v in (self, other))
         found = rest(self.plan, (a, b), at, other.plan, (c, d), SIDES.index(side))

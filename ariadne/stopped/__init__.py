@@ -7,6 +7,7 @@ files, in import order::
     gate        where the end of one call of a module is noticed
     absent      tensors without data, for what was made before the cut
     laid        what stands in the tables of modules, laid out once
+    plain       modules that run torch's own code alone
     python      what Python keeps, at one moment, and how it is put back
     noted       what forward did before the cut
     skipped     forward with that part skipped, from what crossed alone

@@ -209,6 +209,6 @@ def filled(value: Any, fill: Callable[[Any], Any], seen: dict[int, Any] | None =
 
 
 def _fill(table: dict[Any, Any], fill: Callable[[Any], Any], seen: dict[int, Any]) -> None:
-    for key, v in [*table.items()]:
+    for key, v in [*dict.items(table)]:
         if (now := filled(v, fill, seen)) is not v:
-            table[key] = now
+            dict.__setitem__(table, key, now)  # the key is there: its class may have a way of its own to put things

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -224,7 +225,8 @@ def _worked(
 
     def run() -> Any:
         with ambient.entered():
-            awaited = Awaited(module, number, waits)
+            begins = partial(noting.begins, module) if noting is not None else None
+            awaited = Awaited(module, number, waits, begins)
             if looking is not None:
                 _push_mode(looking)
             try:

@@ -21,6 +21,7 @@ class _Gate:
         self.module, self.slot = module, slot
         self.had = slot in module.__dict__
         self.before = module.__dict__.get(slot)
+        self.plain = slot == _SLOT and not self.had  # whether nothing else stands there
         self.waiting = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -29,7 +30,9 @@ class _Gate:
             return self.inner(*args, **kwargs)
         awaited.begun += 1
         mine = awaited.begun == awaited.number
-        output = self.inner(*args, **kwargs)
+        output = awaited.begins() if mine and awaited.begins is not None and self.plain else None
+        if output is None:
+            output = self.inner(*args, **kwargs)
         if mine:
             awaited.close()
             return awaited.reached(output)
@@ -44,13 +47,20 @@ class _Gate:
 
 class Awaited:
     """A call of a module that this thread waits for: when the call of that `number` ends, `reached` gets its output,
-    and what it gives is the output then.
+    and what it gives is the output then. `begins` is asked when it begins, unless something else stands there: what that gives is
+    the module's output, which runs where it is None.
 
     Each thread waits for one at most. The module has an attribute more until `close`.
     """
 
-    def __init__(self, module: nn.Module, number: int, reached: Callable[[Any], Any]) -> None:
-        self.module, self.number, self.reached = module, number, reached
+    def __init__(
+        self,
+        module: nn.Module,
+        number: int,
+        reached: Callable[[Any], Any],
+        begins: Callable[[], Any] | None = None,
+    ) -> None:
+        self.module, self.number, self.reached, self.begins = module, number, reached, begins
         self.begun = 0
         self.slot = _COMPILED if module._compiled_call_impl is not None else _SLOT
         with _lock:

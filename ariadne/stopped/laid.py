@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import chain, compress, count
 from operator import attrgetter, is_not, ne
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -14,10 +15,10 @@ from torch import nn
 from ariadne.guards import VERSION
 
 TABLES = ("_parameters", "_buffers")
-_CALLS = frozenset({"_call_impl", "_compiled_call_impl"})
-SKIPPED = frozenset({"_modules", *_CALLS, *TABLES})
+CALLS = frozenset({"_call_impl", "_compiled_call_impl"})
+SKIPPED = frozenset({"_modules", *CALLS, *TABLES})
 PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size})
-_REGISTRIES = frozenset(n for n, value in nn.Module().__dict__.items() if isinstance(value, (dict, set))) - SKIPPED
+REGISTRIES = frozenset(n for n, value in nn.Module().__dict__.items() if isinstance(value, (dict, set))) - SKIPPED
 _own_of, _tensors_of = attrgetter("__dict__"), attrgetter("tensors")
 _HOLDS_NOTHING = PLAIN | {FunctionType, BuiltinFunctionType, MethodType, ModuleType}
 
@@ -32,6 +33,7 @@ class Tables:
     names: list[str]  # of these
     holders: list[tuple[str, Any]]
     tensors: list[tuple[str, torch.Tensor]]
+    parts: dict[str, Any]  # a copy of its modules
 
     @classmethod
     def of(cls, path: str, module: nn.Module) -> Tables:
@@ -39,12 +41,12 @@ class Tables:
         own = module.__dict__
         copies = [(path, "__dict__", own, dict(own))]
         copies += [(path, table, own[table], dict(own[table])) for table in TABLES if own[table]]
-        names = [name for name in own if name in _REGISTRIES]
+        names = [name for name in own if name in REGISTRIES]
         registries = [own[name] for name in names]
         holders = [
             (f"{path}.{name}".lstrip("."), value)
             for name, value in own.items()
-            if name not in _REGISTRIES and name not in SKIPPED and not _holds_nothing(value)
+            if name not in REGISTRIES and name not in SKIPPED and not _holds_nothing(value)
         ]
         tensors = [
             (f"{path}.{name}".lstrip("."), t)
@@ -52,7 +54,21 @@ class Tables:
             for name, t in table.items()
             if isinstance(t, torch.Tensor)
         ]
-        return cls(own, copies, registries, [f"{path}.{name}" for name in names], holders, tensors)
+        names = [f"{path}.{name}" for name in names]
+        return cls(own, copies, registries, names, holders, tensors, dict(own["_modules"]))
+
+    def registered(self) -> Iterator[tuple[dict[str, Any], str]]:
+        """What came to stand in a registry or is gone from there, and modules in the place of others: in which table, the name."""
+        then = {table: was for _, table, _, was in self.copies}
+        for table in TABLES:
+            was, now = then.get(table, {}), self.own[table]
+            if was.keys() != now.keys():
+                yield from ((now, name) for name in (*was, *now) if (name in was) is not (name in now))
+        parts = self.own["_modules"]
+        if not _same_but_calls(parts, self.parts):
+            for name in dict.fromkeys((*self.parts, *parts)):
+                if self.parts.get(name) is not parts.get(name):
+                    yield parts, name
 
     def stands(self) -> bool:
         """Whether nothing stands otherwise now but what takes note of a call, which counts for nothing."""
@@ -60,21 +76,20 @@ class Tables:
         return filled == len(self.copies) and all(_same_but_calls(table, was) for _, _, table, was in self.copies)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Last:
-    """How all stood: modules, their paths and tables; the dict of each, and its four; of all those that hold anything the versions,
-    the numbers of their modules, and whether they hold modules; and those that are empty."""
+    """How all stood: modules and their paths; the dict of each, and its four; all of these that hold anything, with the numbers of
+    their modules and whether they hold modules; those that are empty; and `stood`, the tables and the versions of those dicts."""
 
     modules: list[nn.Module]
     paths: list[str]
-    found: list[Tables]
     own: list[dict[str, Any]]
     fours: list[tuple[dict[str, Any], ...]]
     dicts: list[dict[str, Any]]
-    versions: list[int]
     of: list[int]
     parts: list[bool]
     empty: list[dict[str, Any]]
+    stood: tuple[list[Tables], list[int]]
 
 
 class Laid:
@@ -84,6 +99,9 @@ class Laid:
         self._last: _Last | None = None
         # What each module's tables told of tensors, and all of these.
         self._state: tuple[list[Any], list[tuple[str, torch.Tensor]]] = [], []
+        # A module, where those in it stand among all, and what was made of it.
+        self._at: tuple[nn.Module | None, list[nn.Module], list[int]] = None, [], []
+        self._made: tuple[list[Tables], Any] = [], None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Laid:
         return Laid()
@@ -95,21 +113,22 @@ class Laid:
             return self._anew(model)
         if any(map(is_not, map(_own_of, last.modules), last.own)) or any(last.empty):
             return self._anew(model)
+        known, versions = last.stood
         now = [*map(VERSION, last.dicts)]
-        if now == last.versions:
-            return last.found
-        found = last.found
-        for i in {last.of[at] for at in compress(count(), map(ne, now, last.versions))}:
+        if now == versions:
+            return known
+        found = known
+        for i in {last.of[at] for at in compress(count(), map(ne, now, versions))}:
             if any(map(is_not, _dicts(last.own[i]), last.fours[i])):
                 return self._anew(model)
             if found[i].stands():
                 continue
-            if found is last.found:
+            if found is known:
                 found = [*found]
             found[i] = Tables.of(last.paths[i], last.modules[i])
-        if any(map(ne, compress(now, last.parts), compress(last.versions, last.parts))):
+        if any(map(ne, compress(now, last.parts), compress(versions, last.parts))):
             return self._anew(model)  # there may be other modules
-        self._last = replace(last, found=found, versions=now)
+        last.stood = found, now
         return found
 
     def state(self, model: nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -126,6 +145,21 @@ class Laid:
             known = self._state = [*map(_tensors_of, found)], [*first.values()]
         return known[1]
 
+    def once(self, model: nn.Module, module: nn.Module, make: Callable[[nn.Module], Any]) -> Any:
+        """What `make` gives of a module of the model, made anew where that, or one in it, stood otherwise when last looked at."""
+        last = self._last
+        if last is None or last.modules[0] is not model:
+            return make(module)
+        if self._at[0] is not module or self._at[1] is not last.modules:
+            inside = set(map(id, module.modules()))
+            self._at = module, last.modules, [i for i, one in enumerate(last.modules) if id(one) in inside]
+            self._made = [], None
+        found = last.stood[0]
+        now = [found[i] for i in self._at[2]]
+        if not self._made[0] or any(map(is_not, now, self._made[0])):
+            self._made = now, make(module)
+        return self._made[1]
+
     def _anew(self, model: nn.Module) -> list[Tables]:
         places = [*model.named_modules()]
         modules, own = [module for _, module in places], [module.__dict__ for _, module in places]
@@ -135,9 +169,8 @@ class Laid:
         parts = {id(one["_modules"]) for one in own}
         found = [Tables.of(path, module) for path, module in places]
         self._last = _Last(
-            modules, [path for path, _ in places], found, own, [*map(_dicts, own)], dicts, versions,
-            [i for i, table in every if table], [id(table) in parts for table in dicts],
-            [table for _, table in every if not table],
+            modules, [path for path, _ in places], own, [*map(_dicts, own)], dicts, [i for i, table in every if table],
+            [id(table) in parts for table in dicts], [table for _, table in every if not table], (found, versions),
         )  # fmt: skip
         return found
 
@@ -146,7 +179,7 @@ def _same_but_calls(table: dict[str, Any], was: dict[str, Any]) -> bool:
     """Whether a table holds what it held, in the same order, but for how a call of the module is noticed."""
     if len(table) == len(was) and not any(map(is_not, table.values(), was.values())):
         return [*table] == [*was]
-    now, then = ([(k, v) for k, v in one.items() if k not in _CALLS] for one in (table, was))
+    now, then = ([(k, v) for k, v in one.items() if k not in CALLS] for one in (table, was))
     return len(now) == len(then) and all(k == j and v is w for (k, v), (j, w) in zip(now, then, strict=True))
 
 

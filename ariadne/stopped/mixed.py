@@ -314,7 +314,7 @@ class MixedSplit:
         with torch.set_grad_enabled(grad):
             module, number, known = self.python.module, self.candidate.call, frozenset[Any]()
             return unmoved_since(self.model, before, self._laid).within(
-                lambda: run_rest(self.model, module, number, before, tensors, known=known)[0]
+                lambda: run_rest(self.model, module, number, before, tensors, known=known, laid=self._laid)[0]
             )
 
     def _refuse_other_answers(self, plan: TracePlan, batch: int) -> None:

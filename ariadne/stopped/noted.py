@@ -22,6 +22,7 @@ from ariadne.errors import BoundaryError, PayloadError
 from ariadne.guards import simple
 from ariadne.stopped.absent import ANSWERED, Absent
 from ariadne.stopped.laid import Laid
+from ariadne.stopped.plain import Told, told_of
 from ariadne.stopped.python import MISSING, Place, PythonState, generators, plainly
 
 _LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parent.parent))
@@ -72,6 +73,8 @@ class Before:
     ("plain", value), ("many", class, such entries), ("lost", what it was). `names`: a checksum of the functions' names.
     `attributes`: (place, value at the beginning, value at the cut). `crossing`: which tensors follow those of the module's output.
     `used`: how the state stood that it only reads, by name, as `Stood.told` has it, and `origin` the model where it did.
+    `entry`: calls of torch and their checksum before the call of the cut's module, and what `told_of` tells of that; only where
+    that call gives one new tensor and leaves nothing else behind, so that what crossed may stand for it unrun.
     `refusal` says why it can't be skipped elsewhere, and is empty where it can.
     """
 
@@ -86,6 +89,7 @@ class Before:
     written: tuple[str, ...] = ()
     used: dict[str, str] = field(default_factory=dict)
     origin: str = ""
+    entry: tuple[Any, ...] = ()
     refusal: str = ""
 
     def told(self) -> tuple[Any, ...]:
@@ -98,7 +102,7 @@ class Before:
     @classmethod
     def read(cls, told: Any) -> Before:
         """From what `told` gave, which a stranger may have written; raises `PayloadError` for anything else."""
-        shape = (tuple, tuple, int, tuple, tuple, dict, tuple, tuple, tuple, dict, str)
+        shape = (tuple, tuple, int, tuple, tuple, dict, tuple, tuple, tuple, dict, str, tuple)
         if type(told) is not tuple or tuple(map(type, told)) != shape:
             raise PayloadError("the payload does not tell what the part before the cut did; refuse the sender")
         found = cls(*told)
@@ -114,6 +118,7 @@ class Before:
             and all(type(i) is int for i in found.shared)
             and found.generators.keys() <= {"random", "numpy"}
             and all(_is_entry(entry, len(found.kinds)) for entry in found.calls)
+            and (not found.entry or [*map(type, found.entry)] == [int, int, tuple])
         )
         if not sound:
             raise PayloadError("what the payload tells of the part before the cut is malformed; refuse the sender")
@@ -156,10 +161,24 @@ class Noting(TorchFunctionMode):
         self.ids = {id(t): name for name, t in self.state.items()}
         self.marks = marks_of(model, self.state)
         self.used: set[str] = set()  # which state a call took
+        self.entered: tuple[int, int, Told] | None = None  # as in `Before.entry`, where the module is plain
         self.python = PythonState(model)
         for at, (path, t) in enumerate(tree.paths(inputs)):
             if isinstance(t, torch.Tensor):
                 self.made.setdefault(id(t), (weakref.ref(t), ("input", at), _INDEX.sub("[]", path)))
+
+    def begins(self, module: nn.Module) -> None:
+        """Note that the call of the cut's module begins."""
+        told = told_of(module)
+        self.entered = None if told is None else (len(self.calls), self.names, told)
+
+    def _entry_of(self, output: Any) -> tuple[Any, ...]:
+        """`Before.entry`, of a call that gave this: where nothing else moved before the cut, and all in it made one new tensor."""
+        known = self.made.get(id(output)) if type(output) is torch.Tensor else None
+        if self.entered is None or known is None or known[0]() is not output:
+            return ()
+        kind, at, *_ = known[1]
+        return self.entered if kind == "call" and at >= self.entered[0] else ()
 
     def _knows(self, t: torch.Tensor) -> bool:
         """Whether a call of torch made it here, or it came in."""
@@ -249,9 +268,10 @@ class Noting(TorchFunctionMode):
             attributes.append((place, _told(before), _told(after)))
         began, now = plainly(self.python.generators), plainly(generators())
         moved = {name: state for name, state in began.items() if state != now[name]}
+        entry = () if attributes or moved or written or refusal else self._entry_of(output)
         return Before(
             tuple(self.kinds), tuple(self.calls), self.names, self.told_inputs, tuple(attributes), moved, tuple(crossing),
-            _sharing([*of_output, *tensors]), tuple(written), refusal=refusal,
+            _sharing([*of_output, *tensors]), tuple(written), entry=entry, refusal=refusal,
         ), tensors  # fmt: skip
 
     def _refusal(self, output: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> str:

@@ -8,10 +8,11 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, compress, repeat
-from operator import is_not
+from operator import attrgetter, is_, is_not
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,10 +20,11 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.guards import VERSION, Reached, codes_of, outside_of, variables
+from ariadne.guards import VERSION, Reached, codes_of, contents_of, outside_of, refill, variables
 from ariadne.stopped.absent import Ghost, filled
 from ariadne.stopped.laid import PLAIN, SKIPPED, Laid, Tables
 
+_registries_of, _names_of, _holders_of = attrgetter("registries"), attrgetter("names"), attrgetter("holders")
 MISSING = object()
 Place = tuple[str, str, str]  # path of a module, "__dict__" or "_buffers", name
 
@@ -75,11 +77,12 @@ class _Held:
                 self.crossed.append((where, value.here, value.here._version))
             return
         if isinstance(value, (list, deque)):
-            self.things.append((where, value, list(value)))
-            children = list(value)
+            children = contents_of(value)
+            self.things.append((where, value, children))
         elif isinstance(value, dict):
-            self.things.append((where, value, dict(value)))
-            children = list(value.values())
+            was = contents_of(value)
+            self.things.append((where, value, was))
+            children = [*was.values()]
         elif kind is set:
             self.things.append((where, value, set(value)))
             return
@@ -124,19 +127,18 @@ class PythonState:
         """`draws`: note how the generators stand, too, which takes as long as all else of a small model."""
         self._model, self._laid = weakref.ref(model), laid or Laid()  # what is known of a model must not keep it alive
         self.held = _Held()
-        self.empty: list[Any] = []  # registries of hooks in which nothing is: most of all that a model holds
         self.generators = generators() if draws else {}
         self._tables = self._laid.tables(model)
-        for tables in self._tables:
-            if not any(tables.registries):
-                self.empty += tables.registries
-            else:
-                self.empty += [registry for registry in tables.registries if not registry]
-                for where, registry in zip(tables.names, tables.registries, strict=True):
-                    if registry:
-                        self.held.note(where, registry)
-            for where, value in tables.holders:
-                self.held.note(where, value)
+        # Registries of hooks in which nothing is: most of all that a model holds.
+        self.empty: list[Any] = [*chain.from_iterable(map(_registries_of, self._tables))]
+        self.hookless = not any(self.empty)
+        if not self.hookless:
+            for where, registry in zip(chain.from_iterable(map(_names_of, self._tables)), self.empty, strict=True):
+                if registry:
+                    self.held.note(where, registry)
+            self.empty = [registry for registry in self.empty if not registry]
+        for where, value in chain.from_iterable(map(_holders_of, self._tables)):
+            self.held.note(where, value)
         self.variables: list[
             tuple[str, Any, dict[str, Any]]
         ] = []  # where, a table of them, what stood under which name
@@ -161,6 +163,10 @@ class PythonState:
                 if before is not after and name not in SKIPPED:
                     yield (path, table, name), now, before, after
 
+    def registered(self) -> Iterator[tuple[dict[str, Any], str]]:
+        """What came into a registry or is gone, and modules that others stand for: in which table, the name."""
+        return chain.from_iterable(tables.registered() for tables in self._written())
+
     def _written(self) -> list[Tables]:
         """The tables of the modules whose tables were written since, or may have been: others are still laid out as they were."""
         model = self._model()
@@ -173,7 +179,7 @@ class PythonState:
         """Those that stand otherwise: where, in what table, under which name, what stood there and what does."""
         for where, thing, was in self.variables:
             table = thing if type(thing) is dict else vars(thing) if isinstance(thing, type) else None
-            if table is not None and _names_stand(table, was):
+            if table is not None and _names_stand(table.get, was):
                 continue
             now = variables(thing, was)
             for name, before in was.items():
@@ -212,12 +218,12 @@ class PythonState:
         attributes += [moved[1:] for moved in self._changed_variables()]
         held = [(where, thing, was, _copy(thing)) for where, thing, was in self.held.moved()]
         full = (thing for thing in self.empty if thing) if any(self.empty) else ()
-        hooks = [("a hook", thing, type(thing)(), _copy(thing)) for thing in full]
+        hooks: list[tuple[str, Any, Any, Any]] = [("a hook", thing, {}, _copy(thing)) for thing in full]
         made = []
         for _, name, _, after in attributes:
             made.append(_Held())
             made[-1].note(name, after)
-        return Undoing(attributes, held + hooks, made, self)
+        return Undoing(attributes, held + hooks, made, self, {(id(table), name) for table, name in self.registered()})
 
     def moved_beside(self, done: Undoing, again: list[tuple[dict[str, Any], str, Any]]) -> Iterator[tuple[str, str]]:
         """What stands otherwise now than at this moment, beside what was `done` until then: in words, and by name.
@@ -235,6 +241,9 @@ class PythonState:
                 again.append((table, name, was))
             else:
                 yield repr(name), name
+        for table, name in self.registered():  # which forward may ask for without a name, as `len(self._buffers)` does
+            if (id(table), name) not in done.registered:
+                yield repr(name), ""
         filled = {id(thing) for _, thing, _, _ in done.held}
         yield from ((where, "") for where, thing, _ in self.held.moved() if id(thing) not in filled)
 
@@ -247,6 +256,7 @@ class Undoing:
     held: list[tuple[str, Any, Any, Any]]
     made: list[_Held]  # what each of these attributes and variables holds
     since: PythonState  # the moment since which they were made
+    registered: set[tuple[int, str]] = field(default_factory=set)  # tables of modules, and what came there or is gone
 
     def meanwhile(self, model: nn.Module) -> str | None:
         """What else Python keeps was changed after this was made, if the model's code may read such a name; in words."""
@@ -254,9 +264,15 @@ class Undoing:
         found = self.since.moved_beside(self, again)
         what = next((where for where, name in found if not name or name in loaded_by(model)), None)
         if what is None:
-            # A list that each call of a detector makes anew: forward may hold the one that stood here.
-            for table, name, was in again:
-                table[name] = was
+            _put_again(again)
+        return what
+
+    def moved_meanwhile(self) -> str | None:
+        """The first of these changes that stands otherwise by now, in words; a container that holds the same makes way."""
+        again: list[tuple[dict[str, Any], str, Any]] = []
+        what = next(self.moved(again), None)
+        if what is None:
+            _put_again(again)
         return what
 
     def changed_since(self) -> str | None:
@@ -264,11 +280,16 @@ class Undoing:
         made = (held.changed() for one, held in zip(self.attributes, self.made, strict=True) if _stands(*one))
         return next(chain(filter(None, made), self._refilled()), None)
 
-    def moved(self) -> Iterator[str]:
-        """What was changed and stands otherwise by now, in words."""
+    def moved(self, again: list[tuple[dict[str, Any], str, Any]] | None = None) -> Iterator[str]:
+        """What was changed and stands otherwise by now, in words.
+
+        With `again`, a container that another one took the place of, which holds the same, goes there, with where it stood.
+        """
         for at, (table, name, _, after) in enumerate(self.attributes):
             now = variables(table, (name,)).get(name, MISSING)
-            if (now is not after and not _alike(after, now)) or (at < len(self.made) and self.made[at].changed()):
+            if now is not after and again is not None and type(table) is dict and _hold_the_same(after, now):
+                again.append((table, name, after))
+            elif (now is not after and not _alike(after, now)) or (at < len(self.made) and self.made[at].changed()):
                 yield f"the attribute {name!r}"
         if any(True for _ in self._refilled()):
             yield "a list, a dict or an object"
@@ -295,11 +316,13 @@ class Undoing:
             if isinstance(thing, random.Random):
                 thing.setstate(was)
                 continue
-            thing.clear()
-            if isinstance(thing, (list, deque)):
-                thing.extend(was)
-            else:
-                thing.update(was)
+            refill(thing, was)
+
+
+def _put_again(again: list[tuple[dict[str, Any], str, Any]]) -> None:
+    """Have containers stand where they stood: lists that each call of a detector makes anew; forward may hold the first."""
+    for table, name, was in again:
+        table[name] = was
 
 
 def _stands(table: Any, name: str, before: Any, after: Any) -> bool:
@@ -371,20 +394,21 @@ def _same(thing: Any, was: Any) -> bool:
         return bool(thing.getstate() == was)
     if isinstance(thing, dict):
         return _same_items(thing, was)
-    if isinstance(thing, set):
-        return (
-            len(thing) == len(was) and all(any(a is b for b in thing) for a in was) if len(was) < 65 else thing == was
-        )
-    return len(thing) == len(was) and all(a is b for a, b in zip(thing, was, strict=True))
+    now = contents_of(thing)
+    if type(now) is set:
+        return len(now) == len(was) and all(any(a is b for b in now) for a in was) if len(was) < 65 else now == was
+    return len(now) == len(was) and all(map(is_, now, was))
 
 
-def _names_stand(thing: Mapping[Any, Any], was: dict[Any, Any]) -> bool:
-    """Whether what stands under these names of a dict is what stood there."""
-    return not any(map(is_not, map(thing.get, was, repeat(MISSING)), was.values()))
+def _names_stand(get: Callable[[Any, Any], Any], was: dict[Any, Any]) -> bool:
+    """Whether what a dict's `get` finds under these names is what stood there."""
+    return not any(map(is_not, map(get, was, repeat(MISSING)), was.values()))
 
 
 def _same_items(thing: dict[Any, Any], was: dict[Any, Any]) -> bool:
-    return len(thing) == len(was) and _names_stand(thing, was)
+    if type(thing) is dict:
+        return len(thing) == len(was) and _names_stand(thing.get, was)
+    return dict.__len__(thing) == len(was) and _names_stand(partial(dict.get, thing), was)  # its class may have another
 
 
 def _alike(was: Any, now: Any) -> bool:
@@ -408,7 +432,7 @@ def _hold_the_same(was: Any, now: Any, deep: int = 8) -> bool:
 def _copy(thing: Any) -> Any:
     if isinstance(thing, random.Random):
         return thing.getstate()
-    return dict(thing) if isinstance(thing, dict) else type(thing)(thing)
+    return contents_of(thing)
 
 
 def _opaque(value: Any) -> Any:

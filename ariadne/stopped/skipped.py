@@ -19,10 +19,12 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from ariadne import tree
 from ariadne.errors import BoundaryError, named
+from ariadne.guards import global_hooks
 from ariadne.stopped.absent import ANSWERED, Absent, Ghost, Standing, filled, present, settled
 from ariadne.stopped.gate import Awaited
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import CONTAINERS, Before, Lost
+from ariadne.stopped.plain import Told, told_of
 from ariadne.stopped.python import MISSING, Place, PythonState, Undoing, fill_kept, set_generators
 
 _ASTRAY = (
@@ -130,6 +132,17 @@ class Skipping(TorchFunctionMode):
             )
         return found
 
+    def instead(self, told: Callable[[], Told | None]) -> torch.Tensor | None:
+        """What crossed in place of the call of the cut's module, which begins; None where that is to run.
+
+        `told` gives what there is to tell of that here. What has gone astray until now is left for `pass_cut` to say.
+        """
+        before = self.before
+        if not before.entry or self.outputs != 1 or before.entry != (self.at, self.names, told()):
+            return None
+        self.at, self.names = len(before.calls), before.names
+        return self.crossed[0]
+
     def pass_cut(self, output: Any) -> Any:
         """From here on forward runs as it is; gives the output of the module's call, with what crossed in it."""
         standing = self.standing
@@ -195,7 +208,14 @@ def run_rest(
         return output
 
     set_generators({name: state for name, state in before.generators.items() if name in start.generators})
-    awaited = Awaited(module, number, reached)
+
+    def told() -> Told | None:
+        if laid is None or not start.hookless or global_hooks():
+            return told_of(module)
+        found: Told | None = laid.once(model, module, told_of)
+        return found
+
+    awaited = Awaited(module, number, reached, lambda: skipping.instead(told))
     args, kwargs = skipping.inputs
     result = None
     depth = torch._C._len_torch_function_stack()

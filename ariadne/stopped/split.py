@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.boundary import BoundaryPayload
+from ariadne.boundary import BoundaryPayload, no_boundary
 from ariadne.capture import Example, Snapshot
 from ariadne.compiled import CompileReport
 from ariadne.cut import ExecutionMode, parse_boundary
@@ -450,9 +450,7 @@ class PythonSplit:
 
     def _accept(self, boundary: Any) -> BoundaryPayload:
         if not isinstance(boundary, BoundaryPayload):
-            raise BoundaryError(
-                f"a boundary is what run_prefix or run_training_prefix returns; found {type(boundary).__name__}"
-            )
+            raise no_boundary(boundary)
         sent = boundary.plan_signature == self._signature
         mine = boundary.owner is self if isinstance(boundary, StoppedBoundary) else sent
         if not mine or boundary.split_id != self.split_id:

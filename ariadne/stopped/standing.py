@@ -60,7 +60,7 @@ class Since:
         if self.later is None:
             what = self.left.meanwhile(model)
         else:
-            what = self.later.meanwhile(model) or next(self.later.beside(self.left).moved(), None)
+            what = self.later.meanwhile(model) or self.later.beside(self.left).moved_meanwhile()
         if what is not None:
             raise BoundaryError(
                 f"another call, or you, changed {what} after this boundary's prefix had run; forward may read that before the "

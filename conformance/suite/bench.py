@@ -19,7 +19,7 @@ import model_zoo
 from ariadne import PythonSplit, SplitRuntime, SplitSpec
 from conformance.suite import device
 from conformance.suite.cases import Case
-from conformance.suite.compare import ABSENT, difference, leaves, mapped, moved_attributes
+from conformance.suite.compare import ABSENT, difference, leaves, mapped, model_difference, moved_attributes
 from conformance.suite.cuts import cut_facts, resolve, usable
 from conformance.suite.oracle import deterministic, hold_informative, is_out_of_memory, live_gradients
 from conformance.suite.state import Snapshot, seed_all, undisturbed
@@ -99,6 +99,7 @@ class Bench:
         self._sides: dict[bool, _Side] = {}
         self._takes_gradients: dict[bool, bool] = {}
         self._order: dict[bool, bool] = {}
+        self._last_counts: dict[bool, bool] = {}
         self._caches: dict[bool, dict[tuple[str, str], Any]] = {}
         self._rates: dict[bool, float] = {}
         self._verdicts: dict[tuple[bool, bool, int], Stop | None] = {}
@@ -291,6 +292,20 @@ class Bench:
                     results.append(output)
             self._order[training] = difference(*results) is not None
         return self._order[training]
+
+    def left_by_the_last(self, training: bool) -> bool:
+        """Whether what two calls of the whole model leave in it depends on which came last, as a record of the last call does."""
+        if training not in self._last_counts:
+            models = []
+            with undisturbed(), torch.no_grad():
+                for seeds in ((1, 2), (2, 1)):
+                    models.append(self.whole(training))
+                    for seed in seeds:
+                        args, kwargs = self.inputs(REFERENCE, seed)
+                        seed_all(seed)
+                        models[-1](*args, **kwargs)
+            self._last_counts[training] = model_difference(*models) is not None
+        return self._last_counts[training]
 
     def begin(self, check: str) -> None:
         """Forget the facts of the case before, and what `once` kept if it was for another check."""

@@ -47,5 +47,12 @@ def functions_called(plans: Iterable[TracePlan]) -> list[str]:
         if callable(owner) and not isinstance(
             owner, nn.Module
         ):  # not a container that a plan stores in, nor what is handed over
-            found.add(f"{owner.__module__}:{owner.__qualname__}")
+            found.add(_name(owner))
     return sorted(found)
+
+
+def _name(function: Any) -> str:
+    if isinstance(function, torch.jit.ScriptFunction):  # "__torch__.package.module.name"
+        module, _, name = function.qualified_name.removeprefix("__torch__.").rpartition(".")
+        return f"{module}:{name}"
+    return f"{function.__module__}:{function.__qualname__}"

@@ -22,6 +22,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -379,6 +380,31 @@ def test_what_decides_nothing_is_neither_refused_nor_guarded(case: Callable[[], 
             same(model(x := numbers(3, 4)), runtime.run_suffix(runtime.run_prefix(x)))
     finally:
         logging.getLogger("ariadne.test_opened").setLevel(logging.NOTSET)
+
+
+def asked_by_its_own(logger: logging.Logger) -> Callable[..., float]:
+    return lambda x: 3.0 if logger.isEnabledFor(20) else 1.0
+
+
+def asked_by_attribute(logger: logging.Logger) -> Callable[..., float]:
+    return lambda x: 3.0 if logger.level == 20 or logger.isEnabledFor(20) else 1.0
+
+
+@pytest.mark.parametrize(("asked", "level", "taken"), [(asked_by_its_own, 40, True), (asked_by_its_own, 20, False),
+                                                       (asked_by_attribute, 40, False)])  # fmt: skip
+def test_a_loggers_level_may_change_while_its_answers_stay(asked: Any, level: int, taken: bool) -> None:
+    logger = logging.getLogger("ariadne.test_opened.answers")
+    logger.setLevel(30)
+    model, runtime = split_of(asked(logger))
+    try:
+        logger.setLevel(level)
+        with (
+            torch.no_grad(),
+            nullcontext() if taken else pytest.raises(ModuleError, match=r"a logger that of|level was 30"),
+        ):
+            same(model(x := numbers(3, 4)), runtime.run_suffix(runtime.run_prefix(x)))
+    finally:
+        logger.setLevel(logging.NOTSET)
 
 
 def test_decimal_numbers_follow_their_context() -> None:

@@ -50,6 +50,18 @@ class Plain:
         self.n_embd, self.scale, self.bias = 2.0, 3.0, 0.5
 
 
+class Bare:
+    """One whose own way alone tells which name stands for another."""
+
+    def __init__(self) -> None:
+        self.n_embd, self.scale, self.bias = 2.0, 3.0, 0.5
+
+    def __getattribute__(self, key: str) -> Any:
+        if key == "hidden":
+            key = "n_embd"
+        return super().__getattribute__(key)
+
+
 class Past(Config):
     """One that reads past its own way."""
 
@@ -166,6 +178,7 @@ def test_what_forward_did_not_read_may_change(
     [
         (Config, mapped, rescaled),
         (Config, mapped, remapped),
+        (Bare, mapped, remapped),
         (Config, mapped, renewed),
         (Config, mapped, strict),
         (Config, by_variables, rescaled),
@@ -202,3 +215,34 @@ def test_the_variables_that_hold_names_are_found() -> None:
     assert names_of(lambda c, n: getattr(c(), n)) is None
     assert names_of(lambda c, n, d: getattr(c, n, d())) is None
     assert names_of(lambda c, n: map(getattr, c, n)) is None
+
+
+def by_all(c: Any) -> Any:
+    return c.scale * len([n for n in vars(c) if n != "note"])
+
+
+def test_a_refusal_names_the_attributes_that_came_and_went() -> None:
+    config = Plain()
+    runtime = prepare_split(Net(config, by_all), (X,), split="after:a")
+    config.gain = 1.0  # type: ignore[attr-defined]
+    del config.bias
+    with pytest.raises(
+        ModuleError, match="was a Plain with bias and without gain when forward read it, now it is a Plain with"
+    ):
+        runtime.run_prefix(X)
+
+
+def test_a_refusal_names_the_attributes_that_changed_places() -> None:
+    config = Plain()
+    runtime = prepare_split(Net(config, by_all), (X,), split="after:a")
+    bias = config.bias
+    del config.bias
+    config.scale, config.bias = config.scale, bias
+    runtime.run_prefix(X)
+    scale = config.scale
+    del config.scale
+    config.scale = scale
+    with pytest.raises(
+        ModuleError, match=r"was a Plain with scale, bias in this order when .* a Plain with bias, scale in"
+    ):
+        runtime.run_prefix(X)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +185,42 @@ def test_a_generator_of_both_sides_is_refused(tmp_path: Path) -> None:
     for side in ("prefix", "suffix"):
         with pytest.raises(HalfError, match=r"one torch.Generator of the model's own on both sides"):
             runtime.save(tmp_path / side, side=side)
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch says that scripting is deprecated; packages go on using it
+    scripted: Any = torch.jit.script(doubled)
+    doubled = torch.jit.script(doubled)  # as a decorator does
+
+
+class Scripted(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.enter, self.leave, self.function = nn.Linear(4, 8), nn.Linear(8, 2), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.function(self.enter(x).tanh()))
+
+
+def test_a_scripted_function_is_named_by_where_it_stands(tmp_path: Path) -> None:
+    model = Scripted(doubled)
+    runtime = prepare_split(model, (X,), split="after:enter")
+    runtime.save(tmp_path / "prefix", side="prefix")
+    runtime.save(tmp_path / "suffix", side="suffix")
+    first = ariadne.load(tmp_path / "prefix")
+    with pytest.raises(HalfError, match=rf"allow=\['{__name__}:doubled'\]"):
+        ariadne.load(tmp_path / "suffix")
+    second = ariadne.load(tmp_path / "suffix", allow=[f"{__name__}:doubled"])
+    with torch.no_grad():
+        assert torch.equal(second.run_suffix(first.run_prefix(X)), model(X))
+
+
+def test_one_that_stands_nowhere_by_its_name_is_refused(tmp_path: Path) -> None:
+    runtime = prepare_split(Scripted(scripted), (X,), split="after:enter")
+    with pytest.raises(HalfError, match="'doubled' can't be named in a file: no module has it under its own name"):
+        runtime.save(tmp_path / "suffix", side="suffix")

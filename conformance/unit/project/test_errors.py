@@ -151,12 +151,12 @@ def test_inputs_that_do_not_share_one_batch_are_refused_with_both() -> None:
 
 def test_an_input_that_is_no_tensor_is_part_of_the_plan() -> None:
     class Scaled(nn.Module):
-        def forward(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        def forward(self, x: torch.Tensor, factor: Any) -> torch.Tensor:
             return (x * factor).relu()
 
     runtime = prepare_split(Scaled(), (X, 2.0), split="cut:1")
-    with pytest.raises(InputError, match=r"input \[1\] was 2.0 at capture, now it is 3.0; .*Prepare again"):
-        runtime.run_prefix(X, 3.0)
+    with pytest.raises(InputError, match=r"input \[1\] was 2.0 at capture, now it is tensor\(3.\); .*Prepare again"):
+        runtime.run_prefix(X, torch.tensor(3.0))
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -224,6 +224,8 @@ def test_a_boundary_of_another_model_is_refused_though_its_cut_has_the_same_name
 def test_what_is_no_boundary_is_refused(runtime: SplitRuntime) -> None:
     with pytest.raises(BoundaryError, match="what run_prefix or run_training_prefix returns; found Tensor"):
         runtime.run_suffix(X)
+    with pytest.raises(BoundaryError, match=r"found bytes. Read bytes by BoundaryPayload.from_bytes\(...\) first"):
+        runtime.run_suffix(runtime.run_prefix(X).to_bytes())
 
 
 def test_a_boundary_is_trained_once(runtime: SplitRuntime) -> None:

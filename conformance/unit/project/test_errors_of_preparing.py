@@ -74,6 +74,12 @@ def test_a_boundary_that_means_nothing_is_refused_with_every_form_there_is(asked
         prepared(asked)
 
 
+@pytest.mark.parametrize("asked", ["layer3", "layer1.0.relu#2", "model.0"])
+def test_a_modules_name_alone_is_refused_with_what_to_write(asked: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(f"or 'cut:<k>'; after the module of that name: 'after:{asked}'")):
+        prepared(asked)
+
+
 @pytest.mark.parametrize("asked", [None, 3, 0.5])
 def test_a_boundary_that_is_no_string_is_refused_with_examples(asked: Any) -> None:
     with pytest.raises(

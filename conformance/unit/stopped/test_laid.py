@@ -78,6 +78,6 @@ def test_tables_that_are_not_looked_at_again_are_noticed(monkeypatch: pytest.Mon
     laid.tables(net)
     last = laid._last
     assert last is not None
-    monkeypatch.setattr(Laid, "tables", lambda self, model: last.found)
+    monkeypatch.setattr(Laid, "tables", lambda self, model: last.stood[0])
     net.count = 1
     assert shown(laid.tables(net)) != shown(laid._anew(net))

@@ -157,4 +157,4 @@ def test_what_a_stranger_tells_of_the_state_is_read_with_care() -> None:
     told = split.run_prefix(calls[0]).crossing().raw[-1]
     assert Before.read(told).used.keys() == {"mean", PYTHONS}
     with pytest.raises(PayloadError, match="malformed; refuse the sender"):
-        Before.read((*told[:-2], {"mean": 1}, told[-1]))
+        Before.read((*told[:-3], {"mean": 1}, *told[-2:]))

@@ -278,9 +278,11 @@ def test_keywords_alone_with_none_and_scalars_among_them() -> None:
 
     twins = Twins(two(forward), ids=X, mask=None, flag=True, scale=0.5, kind="b")
     twins.train(ids=numbers(3, 6), mask=None, flag=True, scale=0.5, kind="b")
-    for change in ({"mask": X}, {"flag": False}, {"scale": 2.0}, {"kind": "a"}, {"flag": 1}):
-        with pytest.raises(InputError, match=r"was .* at capture|tensor|structure"):
-            twins.runtime.run_prefix(**({"ids": X, "mask": None, "flag": True, "scale": 0.5, "kind": "b"} | change))
+    given = {"ids": X, "mask": None, "flag": True, "scale": 0.5, "kind": "b"}
+    with pytest.raises(InputError, match=r"was .* at capture|tensor|structure"):
+        twins.runtime.run_prefix(**(given | {"mask": X}))
+    for change in ({"flag": False}, {"scale": 2.0}, {"kind": "a"}, {"flag": 1}):
+        twins.train(**(given | change))
 
 
 def test_keywords_that_are_missing_extra_or_positional_are_refused() -> None:

@@ -1,0 +1,56 @@
+"""Taken: where Python takes all of a tensor's data, as a list, an array or text, so that a plan holds while they are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+from ariadne.capture.recorder import Recorder
+from ariadne.capture.refusals import Patches, called_by_torch
+from ariadne.errors import UnsupportedError
+from ariadne.plan import WHOLE
+
+
+def patch(recorder: Recorder, patches: Patches) -> None:
+    """Note each tensor of which forward takes all data, with what these were."""
+    mine = recorder.is_mine
+
+    def taken_out(name: str) -> Callable[..., Any]:
+        base = getattr(torch.Tensor, name)
+
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not mine():
+                return base(self, *args, **kwargs)
+            with recorder.aside():
+                out = base(self, *args, **kwargs)
+                # A tensor from outside has data, though the run be on fake ones.
+                with nullcontext() if isinstance(self, FakeTensor) else unset_fake_temporarily():
+                    seen = self.detach().clone()
+            recorder.add(WHOLE, (self, seen), None)
+            return out
+
+        return method
+
+    def told(name: str) -> Callable[..., Any]:
+        by_data = taken_out(name)
+        base = getattr(torch.Tensor, name)
+
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not mine() or called_by_torch():
+                return base(self, *args, **kwargs)
+            if isinstance(self, FakeTensor):
+                raise UnsupportedError(
+                    f"forward makes text of a tensor's data in {recorder.where()}, and here it has none"
+                )
+            return by_data(self, *args, **kwargs)
+
+        return method
+
+    for name in ("tolist", "numpy", "__array__"):
+        patches.set(torch.Tensor, name, taken_out(name))
+    for name in ("__repr__", "__format__"):
+        patches.set(torch.Tensor, name, told(name))

@@ -1,0 +1,71 @@
+"""Written: the data of each tensor that an op is about to write is kept, so that it can be put back.
+
+In runs that nobody records, too: in another state of Python, forward may write what the recorded run did not, and break off after.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ariadne.capture.state import Snapshot
+from ariadne.plan import bind, storage_of, tensors_in, written_arguments
+
+
+class Writes:
+    """What the ops of one run write: a snapshot keeps the data of it, unless an op of this run made the memory.
+
+    It is kept op by op: a copy of all that a model holds would take as much memory again.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self._made = set[int]()
+        self._kept = set[tuple[Any, ...]]()
+
+    def made(self, args: Any, out: Any) -> None:
+        """An op was called with these, and gave that."""
+        theirs = {storage_of(t) for t in tensors_in(args)}
+        self._made |= {key for t in tensors_in(out) if (key := storage_of(t)) is not None and key not in theirs}
+
+    def keep(self, t: torch.Tensor) -> None:
+        """A tensor is about to be written."""
+        memory = storage_of(t)
+        if memory in self._made:
+            return
+        self.snapshot.save_owners(t)
+        # No two views of a variable's tensor are one object: they are told apart by what they show.
+        shows = memory is not None and not t.is_nested
+        view = (memory, t.storage_offset(), tuple(t.shape), t.stride()) if shows else (id(t),)
+        if view not in self._kept:
+            self._kept.add(view)
+            self.snapshot.save(t)
+
+
+class Undone(TorchDispatchMode):
+    """While it is on, a snapshot keeps the data of what the ops write."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._writes = Writes(snapshot)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if isinstance(func, OpOverload) and _may_write(func):
+            bound = bind(func, args, given)
+            for i in written_arguments(func, bound):
+                for t in tensors_in(bound[i]):
+                    self._writes.keep(t)
+        out = func(*args, **given)
+        self._writes.made((*args, *given.values()), out)
+        return out
+
+
+@cache
+def _may_write(func: OpOverload) -> bool:
+    """Whether an op writes any argument, as far as its schema tells; of running statistics it keeps silent."""
+    return func._schema.is_mutable or any(a.name.startswith("running_") for a in func._schema.arguments)
