@@ -68,6 +68,7 @@ from ariadne.guards.outside import (
     Outside,
     Variable,
     in_class,
+    kinds_in,
     of_decimal,
     of_function,
     of_wrapper,
@@ -412,7 +413,6 @@ class Surroundings:
                 yield from in_class(one.thing, self.names, self.assigned, moved)
             elif not is_a(one.thing, _CONTAINERS) and not (is_array(one.thing) and not one.thing.dtype.hasobject):
                 yield replace(one.outside, kept=State(one.thing, names, self.assigned, moved))
-                yield from in_class(type(one.thing), self.names, self.assigned, moved)
             else:
                 for inner in with_contents(one.outside):
                     yield from self._inside(inner, names, moved)
@@ -466,4 +466,7 @@ class Surroundings:
                     found.setdefault(outside.place, outside)
         for outside in self._opened_outside(moved, defaults):
             found[outside.place] = outside
+        for cls in {kind: None for outside in found.values() for kind in kinds_in(outside)}:
+            for outside in in_class(cls, self.names, self.assigned, moved):
+                found.setdefault(outside.place, outside)
         return [outside for outside in found.values() if outside.is_same()]

@@ -200,9 +200,10 @@ class Baseline:
         """Take note of what stands in the classes of objects that the modules hold, as far as forward has names for it."""
         found: dict[type, set[str]] = {}
         for _, _, value in self.attributes:
-            if isinstance(value, Same) and not is_opaque(value.thing):
+            if isinstance(value, Same) and (is_a(value.thing, type) or not is_opaque(value.thing)):
                 read = names.read_of(value.thing)
-                found.setdefault(type(value.thing), set()).update(names.names if read is None else read)
+                kind = value.thing if is_a(value.thing, type) else type(value.thing)
+                found.setdefault(kind, set()).update(names.names if read is None else read)
         known = {o.place for o in self.outside}
         for cls, asked in found.items():
             within = in_class(cls, asked, names.assigned, names.moved)

@@ -56,8 +56,8 @@ def refuse_changes(
             what = repr(f"{path}.{changed[0]}".removeprefix(".")) if changed else f"the order of the parts of {where}"
             raise ModuleError(f"{what} was replaced, added or removed{again}")
         for h in HOOKS:
-            if (now_there := base.hooks_now(module, h)) != (there := base.hooks[path, h]):
-                how = _difference(there, now_there)
+            if (hooks := base.hooks_now(module, h)) != base.hooks[path, h]:
+                how = _difference(base.hooks[path, h], hooks)
                 raise ModuleError(f"the hooks of {named(path)} ({h.strip('_')}) changed: {how}{again}")
         if isinstance(module, nn.RNNBase) and not keeps_its_weights(module):
             raise ModuleError(f"the weights that {where} lists (_flat_weights) are not its parameters{again}")

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from types import CodeType, FunctionType
 from typing import Any
 
+from torch import nn
+
 from ariadne import tree
 from ariadne.guards.attributes import MISSING, Attribute, Slots, held, is_a, is_array, is_pythons_own, lasts
 from ariadne.guards.classes import Having, Lookup, Owned, changeable, own_dict
@@ -190,9 +192,25 @@ def in_class(
         if not (is_pythons_own(base) or base.__module__.partition(".")[0] in ("torch", "numpy")):
             own = own_dict(base)
             for name in [n for n in own if n in names and n not in assigned and n[:2] != "__"]:
-                if id(own[name]) not in moved:
+                guarded = issubclass(cls, nn.Module) and hasattr(type(own[name]), "__get__")  # by the objects that ran
+                if id(own[name]) not in moved and not guarded:
                     table = found if found[name] is own[name] else own  # there `super()` finds it, and its own name
                     yield from with_contents(Outside(table, name, own[name], f"{base.__qualname__}.{name}"))
+
+
+def kinds_in(outside: Outside) -> Iterator[type]:
+    """The classes that stand in a container or an object, and those of which objects do."""
+    value, things = outside.value, list[Any]()
+    if isinstance(outside.kept, State):
+        things = outside.kept.held
+    elif is_a(value, dict):
+        things = [*dict.values(value)]
+    elif is_a(value, (set, frozenset)):
+        things = [*(set if is_a(value, set) else frozenset).__iter__(value)]
+    elif is_a(value, (list, tuple, deque)):
+        things = [thing for _, thing in held(value)]
+    for thing in things[:_LARGE]:
+        yield thing if is_a(thing, type) else type(thing)
 
 
 def with_contents(outside: Outside) -> Iterator[Outside]:

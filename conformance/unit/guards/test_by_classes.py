@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import types
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -143,12 +144,44 @@ def getattr_of_the_class_of_the_class() -> Case:
     return lambda tool: tool.q, Tool, lambda: setattr(Tool, "q", 9.0)
 
 
+def static_methods_in_a_list() -> Case:
+    _, tool, change = static_method()
+    return lambda tools: sum(t.z() for t in tools), [tool(), tool()], change
+
+
+def classes_in_a_dict() -> Case:
+    class Tool:
+        k = 1.0
+
+    return lambda tools: sum(t.k for t in tools.values()), {"a": Tool}, lambda: setattr(Tool, "k", 2.0)
+
+
+def bases_of_a_class() -> Case:
+    class Base:
+        k = 1.0
+
+    tool = type("Tool", (Base,), {})
+    return lambda tool: sum(vars(c).get("k", 0.0) for c in tool.__mro__), tool, lambda: setattr(tool, "k", 2.0)
+
+
+def table_of_a_class_further_in() -> Case:
+    class Inner:
+        table: ClassVar = {"k": 2.0}
+
+        def get(self) -> float:
+            return self.table["k"]
+
+    space = types.SimpleNamespace(inner=Inner())
+    return lambda s: sum(v.get() for v in vars(s).values()), space, lambda: Inner.table.update(k=3.0)
+
+
 ASKED: dict[str, Callable[[], Case]] = {
     f.__name__: f
     for f in (
         renamed, default_by_getattribute, default_past_getattribute, table_of_the_class, attribute_before_getattr,
         static_method, static_method_of_an_object, partial_method, property_by_name, subclasses, number_of_a_subclass,
-        class_of_the_class, getattr_of_the_class_of_the_class,
+        class_of_the_class, getattr_of_the_class_of_the_class, static_methods_in_a_list, classes_in_a_dict,
+        bases_of_a_class, table_of_a_class_further_in,
     )
 }  # fmt: skip
 
