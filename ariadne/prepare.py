@@ -349,10 +349,15 @@ def captured(
 
 
 def refuse_wrapper(model: nn.Module) -> None:
-    """Raise `SpecError` for a module that only wraps another, and whose `train` is a training run and no switch.
+    """Raise `SpecError` for a module that only wraps another: what `torch.compile` made, or one whose `train` is no switch.
 
-    ultralytics' `YOLO(...)` is one: calling its `eval()` starts a training. Nothing of the object is called here.
+    ultralytics' `YOLO(...)` is one of these: calling its `eval()` starts a training. Nothing of the object is called here.
     """
+    if "_orig_mod" in model._modules and type(model).__name__ == "OptimizedModule":
+        raise SpecError(
+            "a compiled model was given, as torch.compile(model) makes it, and what the compiler does can't be recorded; pass the "
+            "model inside of it, model._orig_mod, and compile the two sides: prepare_split(..., mode='compiled')"
+        )
     if type(model).train is nn.Module.train:
         return
     _, *parameters = inspect.signature(type(model).train).parameters.values()

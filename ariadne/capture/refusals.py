@@ -137,6 +137,22 @@ def refusing(run: Run, found: Recording) -> Iterator[None]:
         raise told[0]
 
 
+def _compiled(model: nn.Module) -> str:
+    """What to do where a part of a model is under `torch.compile`, whose own calls are refused; nothing where none is."""
+    for path, module in model.named_modules():
+        if module._compiled_call_impl is not None:
+            return (
+                f"{named(path)} was compiled in place (Module.compile), and what the compiler does can't be recorded; prepare "
+                "before that, or undo it: module._compiled_call_impl = None"
+            )
+        if type(module).__name__ == "OptimizedModule":
+            return (
+                f"{named(path)} is what torch.compile made of a module, and what the compiler does can't be recorded; put the "
+                "module inside of it in its place, ._orig_mod"
+            )
+    return ""
+
+
 def _refuse(run: Run) -> None:
 
     def refused(
@@ -149,7 +165,8 @@ def _refuse(run: Run) -> None:
             if asked and not (
                 by_torch and sys._getframe(1).f_globals.get("__name__", "").startswith(("torch.", "ariadne."))
             ):
-                raise UnsupportedError(f"forward calls {shown} in {run.where()}, {why}")
+                compiled = _compiled(run.model) if by_torch else ""
+                raise UnsupportedError(compiled or f"forward calls {shown} in {run.where()}, {why}")
             return original(*args, **kwargs)
 
         run.patches.set(owner, name, call)

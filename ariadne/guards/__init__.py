@@ -25,6 +25,7 @@ order::
     links         what one step of such a read leads to
     codes         the code that a function may run, as far as names lead
     around        what forward's own functions read outside of the model
+    profiled      the block in which these functions are looked at as they start
     roots         the variables and objects outside of a model that forward reaches
     effects       what forward puts into containers
     left          what a first call leaves, and what another one would have left
@@ -42,7 +43,6 @@ order::
     further       what one of these checks asks beyond another
 """
 
-from ariadne.guards.around import surroundings
 from ariadne.guards.attributes import (
     BOOKKEEPING,
     DEPTH,
@@ -91,6 +91,7 @@ from ariadne.guards.first_calls import MadeOf, Spot, calls_of, not_called
 from ariadne.guards.further import Further, enter_alike
 from ariadne.guards.given import Given
 from ariadne.guards.left import Elsewhere, Left, Site, told_entries
+from ariadne.guards.profiled import surroundings
 from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.remembered import Memories
 from ariadne.guards.roots import Reached, outside_of

@@ -16,13 +16,11 @@ import io
 import logging
 import operator
 import os
-import random
 import sys
 import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import singledispatchmethod
@@ -45,7 +43,8 @@ from ariadne.guards.attributes import (
     is_pythons_own,
     lasts,
 )
-from ariadne.guards.classes import Lookup, home_of
+from ariadne.guards.classes import Below, home_of
+from ariadne.guards.codes import around
 from ariadne.guards.functions import behind, made_inside, reached
 from ariadne.guards.kept import Defaults
 from ariadne.guards.kinds import ASKING, asked_kind
@@ -53,45 +52,38 @@ from ariadne.guards.links import (
     absolute,
     counts_as_torchs,
     descriptor_of,
+    found_by_class,
     has_itself,
+    hiding,
     is_known,
     is_torchs,
-    is_torchs_import,
     kind_for,
     link_of,
     method_of,
 )
 from ariadne.guards.opened import State, asked_of, asks_by_name, counts_by_which, is_closed, only_answers, shows_nothing
-from ariadne.guards.outside import Itself, Outside, Variable, of_decimal, of_function, of_wrapper, with_contents
-from ariadne.guards.readers import READS, Reads
+from ariadne.guards.outside import (
+    Itself,
+    Opened,
+    Outside,
+    Variable,
+    in_class,
+    kinds_in,
+    of_decimal,
+    of_function,
+    of_wrapper,
+    with_contents,
+)
+from ariadne.guards.readers import Reads
 from ariadne.guards.steps import IMPORT_MODULE, NO_CODE, Chain, Code, Dropped, starts_with, texts
 
 _CONTAINERS = (dict, list, set, frozenset, deque, tuple)
-_HERE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
-_OURS: dict[int, CodeType] = {}  # functions of this package that were called while forward ran, by their ids
 _LARGE = 4096  # so many entries of a container are looked into
 _IDENTITY = (operator.is_, operator.is_not)
 _BY_NAME = (getattr, hasattr)
 _BETWEEN = ("os", "collections.abc", "_collections_abc", "ariadne.capture.recorded")  # between who asks and what tells
 _LOGGERS = (logging.Logger.getEffectiveLevel.__code__, logging.Logger.isEnabledFor.__code__)
 _ENVIRONMENT: CodeType | None = getattr(getattr(type(os.environ), "__getitem__", None), "__code__", None)
-
-
-@dataclass(slots=True)
-class Opened:
-    """A thing at which a chain ended, that may hold more: where it stands outside of the model, if it does, and what it is called.
-
-    `whole`: the code may have read any attribute of it. `idle`: nothing that it holds was asked for. `state`: of a thing of
-    Python's own, all that it held.
-    """
-
-    thing: Any
-    name: str
-    outside: Outside | None
-    whole: bool
-    idle: bool
-    state: State | None
-    unseen: str = ""  # what was asked of a thing that no protocol shows
 
 
 @dataclass
@@ -293,10 +285,14 @@ class Surroundings:
             link = link_of(value, kind, key, name)
             if link is None:
                 self._enter(descriptor_of(value, kind, key), f"{type(value).__qualname__}.{key}")
+                if not others:
+                    yield from self._through_class(value, kind, key, name)
                 if kind != "item" and is_a(there := inspect.getattr_static(value, key, None), singledispatchmethod):
                     self._roots.append(there)
                 break
             rest.popleft()
+            if not others and is_a(value, type):
+                yield from hiding(value, link)
             # What an object of the model has itself, or a module from its class, is held already as the attribute that was read.
             if foreign:
                 way.append(link)
@@ -327,8 +323,31 @@ class Surroundings:
             yield from [outside] if chain.start in read.owned else with_contents(outside)
             self._enter(value, name)
         idle = chain.entered if not rest else len(rest) == 1 and is_a(rest[0][1], Dropped)
-        guarded = is_a(value, nn.Module) and self.belongs(value)  # what is read of it is noted, whatever led to it
-        self._open(value, name, None if guarded else outside, read.wholesale, idle, rest)
+        # What is read of a module of the model is noted, whatever led to it.
+        self._open(value, name, None if self._is_own_module(value) else outside, read.wholesale, idle, rest)
+
+    def _is_own_module(self, value: Any) -> bool:
+        return is_a(value, nn.Module) and self.belongs(value)
+
+    def _through_class(self, value: Any, kind: str, key: Any, name: str) -> Iterator[Outside]:
+        """What in a class decides how an attribute is found: a method, a property, or that there is none."""
+        if kind == "item" or is_torchs(value) or self._is_own_module(value):
+            return
+        for outside in found_by_class(value, key, name):
+            yield outside
+            for part in around(outside.value):
+                self._take_names(part)
+        if key == "__subclasses__" and is_a(value, type):
+            below = Below(value)
+            outside = Outside(below, key, below[key], f"the subclasses of {value.__qualname__}")
+            yield outside
+            for kind_below in value.__subclasses__():
+                self._open(kind_below, kind_below.__qualname__, outside, False, False, ())
+
+    def _take_names(self, thing: Any) -> None:
+        """Take note of the names in a thing that reads attributes by them: an `operator.attrgetter`."""
+        if asks_by_name(thing):
+            self.names.update(part for text in texts(thing.__reduce__()[1]) for part in text.split("."))
 
     def _enter_defaults(self, function: FunctionType) -> None:
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
@@ -351,8 +370,7 @@ class Surroundings:
             return
         if type(value).__module__ == "decimal":
             self.names.add("Decimal")
-        if asks_by_name(value):
-            self.names.update(part for text in texts(value.__reduce__()[1]) for part in text.split("."))
+        self._take_names(value)
         known = self._opened.get(id(value))
         if known is None:
             home = home_of(value)
@@ -392,10 +410,7 @@ class Surroundings:
                     if lasts(own[name]) and name[:2] != "__":
                         yield Outside(own, name, own[name], f"{one.name}.{name}")
             elif is_a(one.thing, type):
-                kind = Lookup(one.thing)
-                for name in self.names.intersection(*[{n for d in kind.dicts for n in d}]) - self.assigned:
-                    if lasts(value := kind[name]):
-                        yield Outside(kind, name, value, f"{one.thing.__qualname__}.{name}")
+                yield from in_class(one.thing, self.names, self.assigned, moved)
             elif not is_a(one.thing, _CONTAINERS) and not (is_array(one.thing) and not one.thing.dtype.hasobject):
                 yield replace(one.outside, kept=State(one.thing, names, self.assigned, moved))
             else:
@@ -451,50 +466,7 @@ class Surroundings:
                     found.setdefault(outside.place, outside)
         for outside in self._opened_outside(moved, defaults):
             found[outside.place] = outside
+        for cls in {kind: None for outside in found.values() for kind in kinds_in(outside)}:
+            for outside in in_class(cls, self.names, self.assigned, moved):
+                found.setdefault(outside.place, outside)
         return [outside for outside in found.values() if outside.is_same()]
-
-
-@contextmanager
-def surroundings(
-    mine: Callable[[], bool], belongs: Callable[[Any], bool], aside: Callable[[], AbstractContextManager[None]]
-) -> Iterator[Surroundings]:
-    """Look at every Python function that starts in the block, in this thread, while what runs is `mine`.
-
-    To look is done `aside`. A profiler that is at work meanwhile sees nothing of the block.
-    """
-    found, before = Surroundings(belongs), sys.getprofile()
-    quiet, shared = found.quiet, random.seed.__self__  # type: ignore[attr-defined]
-
-    def profile(frame: FrameType, event: str, argument: Any) -> None:
-        code = frame.f_code
-        if id(code) in _OURS:
-            return
-        if code.co_name == READS and event in ("call", "return"):
-            found.reads.note(frame)
-        if event == "call" and code.co_filename.startswith(_HERE):  # most calls are: they note what forward reads
-            _OURS[id(code)] = code
-        elif found.importing is not None:
-            if event == "return" and frame is found.importing:
-                found.importing = None
-        elif event == "call":
-            if frame.f_code.co_name == "<module>" and is_torchs_import(frame):
-                found.importing = frame
-            elif id(code) not in quiet and mine():
-                with aside():
-                    found.note(frame)
-        elif event == "c_call":
-            if getattr(argument, "__self__", None) is shared:
-                found.drew = True
-            if mine():
-                with aside():
-                    found.ask(argument, frame)
-
-    sys.setprofile(profile)
-    try:
-        yield found
-    finally:
-        if before is None or callable(before):
-            sys.setprofile(before)
-        else:  # one in C, such as cProfile's: only it can put itself back
-            sys.setprofile(None)
-            getattr(before, "enable", lambda: None)()

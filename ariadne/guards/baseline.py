@@ -34,7 +34,7 @@ from ariadne.guards.kept import Defaults, Kept, Same
 from ariadne.guards.left import AsLeft, merged
 from ariadne.guards.marks import ASKING_FOR_CLASSES, Asked, Listed, Marks, Registered, Strides, marks_on, state_of
 from ariadne.guards.opened import State, counts_by_which
-from ariadne.guards.outside import Outside, of_kind, with_contents
+from ariadne.guards.outside import Outside, in_class, of_kind, with_contents
 from ariadne.guards.recording import Recording
 from ariadne.guards.referred import Read, references
 from ariadne.guards.ties import Tied
@@ -192,8 +192,22 @@ class Baseline:
         reads = frozenset[tuple[str, str]]().union(*(recorded.decided for recorded in recordings))
         if not called and (left or reads):
             self.attributes.append(("", ("what a first call leaves",), AsLeft(model, left, reads)))
+        self._note_classes(recordings, names)
         self._note_kinds(recordings, names)
         self._note_marks(model, recordings, names, leaves)
+
+    def _note_classes(self, recordings: Sequence[Recording], names: Names) -> None:
+        """Take note of what stands in the classes of objects that the modules hold, as far as forward has names for it."""
+        found: dict[type, set[str]] = {}
+        for _, _, value in self.attributes:
+            if isinstance(value, Same) and (is_a(value.thing, type) or not is_opaque(value.thing)):
+                read = names.read_of(value.thing)
+                kind = value.thing if is_a(value.thing, type) else type(value.thing)
+                found.setdefault(kind, set()).update(names.names if read is None else read)
+        known = {o.place for o in self.outside}
+        for cls, asked in found.items():
+            within = in_class(cls, asked, names.assigned, names.moved)
+            self.outside += [o for o in within if o.place not in known and o.is_same()]
 
     def _note_kinds(self, recordings: Sequence[Recording], names: Names) -> None:
         """Take note of what forward may ask of classes themselves: those of the modules, and of objects that these hold."""

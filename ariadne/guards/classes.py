@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import takewhile
 from types import MemberDescriptorType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -85,6 +86,21 @@ class Having(Lookup):
         names, ignored = self.names
         there = {n for d in self.dicts for n in d if (n[:2] != "__" if names is None else n in names)}
         return tuple(sorted(there.difference(ignored)))
+
+
+class Below(Lookup):
+    """A class, to be asked by any key for its direct subclasses, weakly: the same tuple as long as these are the same."""
+
+    __slots__ = ("_classes",)
+
+    def __init__(self, cls: type) -> None:
+        self.thing, self.dicts = cls, []  # no dict is written when a class comes
+        self._classes: tuple[ref[type], ...] = tuple(map(ref, cls.__subclasses__()))
+
+    def __getitem__(self, key: str) -> tuple[ref[type], ...]:
+        now: list[type] = self.thing.__subclasses__()
+        same = [r() for r in self._classes] == now
+        return self._classes if same else tuple(map(ref, now))
 
 
 class Nearer(Lookup):

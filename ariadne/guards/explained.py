@@ -56,8 +56,9 @@ def refuse_changes(
             what = repr(f"{path}.{changed[0]}".removeprefix(".")) if changed else f"the order of the parts of {where}"
             raise ModuleError(f"{what} was replaced, added or removed{again}")
         for h in HOOKS:
-            if base.hooks_now(module, h) != base.hooks[path, h]:
-                raise ModuleError(f"the hooks of {named(path)} ({h.strip('_')}) changed{again}")
+            if (hooks := base.hooks_now(module, h)) != base.hooks[path, h]:
+                how = _difference(base.hooks[path, h], hooks)
+                raise ModuleError(f"the hooks of {named(path)} ({h.strip('_')}) changed: {how}{again}")
         if isinstance(module, nn.RNNBase) and not keeps_its_weights(module):
             raise ModuleError(f"the weights that {where} lists (_flat_weights) are not its parameters{again}")
         for table, name, tensor in base.tensors.get(path, ()):
@@ -128,6 +129,26 @@ def refuse_changes(
         raise ModuleError(
             f"a global module hook was added ({global_hooks()[0]!r}), which a captured plan does not run; remove it"
         )
+
+
+def _difference(was: Sequence[Any], now: Sequence[Any]) -> str:
+    """Which hooks came and went, in words."""
+    came, gone = [f for f in now if f not in was], [f for f in was if f not in now]
+    told = [
+        f"{verb} {', '.join(map(_called, some))}" for verb, some in (("there came", came), ("there went", gone)) if some
+    ]
+    late = any(str(getattr(f, "__module__", "")).startswith("transformers.") for f in came)
+    left = (
+        " (transformers leaves such hooks at the first call that asks for hidden states or attentions, and they stay: prepare "
+        "again)"
+    )
+    return (" and ".join(told) or "they run in another order") + (left if late else "")
+
+
+def _called(hook: Any) -> str:
+    """What a hook is called, and where it is from."""
+    name = getattr(hook, "__qualname__", None) or type(hook).__qualname__
+    return f"{str(name).replace('<locals>.', '')} of {getattr(hook, '__module__', None) or type(hook).__module__}"
 
 
 def _listed(names: tuple[list[str], list[str]]) -> str:

@@ -16,6 +16,7 @@ from ariadne.guards.attributes import MISSING, Slots, is_a, is_pythons, is_pytho
 from ariadne.guards.classes import Lookup, Owned, changeable, own_dict
 from ariadne.guards.functions import reached
 from ariadne.guards.outside import Outside
+from ariadne.guards.readers import READS, tells
 
 _PACKAGES = {"torch", "ariadne", "sympy", "numpy", "builtins"}
 
@@ -87,6 +88,9 @@ def link_of(value: Any, kind: str, key: Any, name: str) -> Outside | None:
         )
         return Outside(vars(value), key, there, f"{name}.{key}") if callable(there) or is_a(there, ModuleType) else None
     there = inspect.getattr_static(value, key, MISSING)
+    answers = not is_a(value, (type, torch.nn.Module)) and any(READS in vars(c) for c in changeable(type(value)))
+    if answers and there is not MISSING and not tells(type(value)):
+        return None  # it may give anything
     if there is MISSING and is_a(value, dict) and key in value and getattr(value, key, MISSING) is value[key]:
         return Outside(value, key, value[key], f"{name}.{key}")  # a dict whose keys can be read as attributes
     if is_a(there, MemberDescriptorType):
@@ -95,7 +99,7 @@ def link_of(value: Any, kind: str, key: Any, name: str) -> Outside | None:
     if is_a(value, type) and there is not MISSING and Lookup(value)[key] is MISSING:
         table = Lookup(type(value))  # a class has it from its own class
     if there is MISSING:
-        finds_more = hasattr(type(value), "__getattr__")
+        finds_more = hasattr(type(value), "__getattr__") or answers
         own = own_of(value)
         if is_a(value, type) and type(value) is type:
             return Outside(Lookup(value), key, MISSING, f"{name}.{key}")
@@ -114,6 +118,30 @@ def descriptor_of(value: Any, kind: str, key: Any) -> Any:
     if there is MISSING or is_pythons_own(type(there)) or not hasattr(type(there), "__get__"):
         return MISSING
     return there
+
+
+def found_by_class(value: Any, key: str, name: str) -> Iterator[Outside]:
+    """What in a class decides how an attribute of a thing is found, where its class has a say: what stands there for it, unbound;
+    or, where a `__getattr__` answers, that it stands nowhere."""
+    if is_a(value, ModuleType):
+        return
+    own = own_of(value)
+    found = Lookup(value if is_a(value, type) else type(value))
+    told = f"{found.thing.__qualname__}.{key}"
+    if (there := found[key]) is not MISSING:
+        yield Outside(found, key, there, told)
+    elif is_a(value, type):
+        yield Outside(found, key, MISSING, told)
+        if (there := (above := Lookup(type(value)))[key]) is not MISSING:
+            yield Outside(above, key, there, f"{type(value).__qualname__}.{key}")
+    elif own is not None and key not in own and inspect.getattr_static(value, key, MISSING) is MISSING:
+        yield Outside(Owned(value, own), key, MISSING, f"{name}.{key}")
+
+
+def hiding(cls: type, link: Outside) -> Iterator[Outside]:
+    """That nothing in a class hides what it has from its own class."""
+    if is_a(link.table, Lookup) and link.table.thing is not cls:
+        yield Outside(Lookup(cls), link.key, MISSING, f"{cls.__qualname__}.{link.key}")
 
 
 def has_itself(value: Any, key: Any) -> bool:

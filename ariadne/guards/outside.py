@@ -12,11 +12,14 @@ from dataclasses import dataclass, replace
 from types import CodeType, FunctionType
 from typing import Any
 
+from torch import nn
+
 from ariadne import tree
-from ariadne.guards.attributes import MISSING, Attribute, Slots, held, is_a, is_array, lasts
-from ariadne.guards.classes import Having, Lookup, Owned
+from ariadne.guards.attributes import MISSING, Attribute, Slots, held, is_a, is_array, is_pythons_own, lasts
+from ariadne.guards.classes import Having, Lookup, Owned, changeable, own_dict
 from ariadne.guards.functions import contents
 from ariadne.guards.kept import Bytes, Contents, Kept, Length, Members
+from ariadne.guards.opened import State
 
 _LARGE, _DEEP = 4096, 4  # so many entries, so deep, are looked at in a container
 PARTS = ("__code__", "__defaults__", "__kwdefaults__")
@@ -151,6 +154,23 @@ class Outside:
         return f"{self.name} was {then} when a function that forward calls read it, now it is {now_it_is}"
 
 
+@dataclass(slots=True)
+class Opened:
+    """A thing at which a chain ended, that may hold more: where it stands outside of the model, if it does, and what it is called.
+
+    `whole`: the code may have read any attribute of it. `idle`: nothing that it holds was asked for. `state`: of a thing of
+    Python's own, all that it held.
+    """
+
+    thing: Any
+    name: str
+    outside: Outside | None
+    whole: bool
+    idle: bool
+    state: State | None
+    unseen: str = ""  # what was asked of a thing that no protocol shows
+
+
 def of_kind(
     cls: type, names: Collection[str] | None, ignored: Collection[str], which: Collection[str]
 ) -> Iterator[Outside]:
@@ -161,6 +181,36 @@ def of_kind(
     if "names" in which:
         for name in NAMES:
             yield Outside(Slots(cls), name, getattr(cls, name), f"{name} of {cls.__qualname__}")
+
+
+def in_class(
+    cls: type, names: Collection[str], assigned: Collection[str], moved: Collection[int | None]
+) -> Iterator[Outside]:
+    """What stands in a user's class under these names, its methods too: not what forward assigns, nor what it puts things into."""
+    found = Lookup(cls)
+    for base in changeable(cls):
+        if not (is_pythons_own(base) or base.__module__.partition(".")[0] in ("torch", "numpy")):
+            own = own_dict(base)
+            for name in [n for n in own if n in names and n not in assigned and n[:2] != "__"]:
+                guarded = issubclass(cls, nn.Module) and hasattr(type(own[name]), "__get__")  # by the objects that ran
+                if id(own[name]) not in moved and not guarded:
+                    table = found if found[name] is own[name] else own  # there `super()` finds it, and its own name
+                    yield from with_contents(Outside(table, name, own[name], f"{base.__qualname__}.{name}"))
+
+
+def kinds_in(outside: Outside) -> Iterator[type]:
+    """The classes that stand in a container or an object, and those of which objects do."""
+    value, things = outside.value, list[Any]()
+    if isinstance(outside.kept, State):
+        things = outside.kept.held
+    elif is_a(value, dict):
+        things = [*dict.values(value)]
+    elif is_a(value, (set, frozenset)):
+        things = [*(set if is_a(value, set) else frozenset).__iter__(value)]
+    elif is_a(value, (list, tuple, deque)):
+        things = [thing for _, thing in held(value)]
+    for thing in things[:_LARGE]:
+        yield thing if is_a(thing, type) else type(thing)
 
 
 def with_contents(outside: Outside) -> Iterator[Outside]:

@@ -56,5 +56,21 @@ def test_an_equal_table_in_place_of_another_changes_nothing() -> None:
     with torch.no_grad():
         assert torch.equal(runtime.run_suffix(runtime.run_prefix(X)), model(X))
     model[0]._forward_hooks[1] = doubled
-    with pytest.raises(ModuleError, match="the hooks of '0'"):
+    with pytest.raises(ModuleError, match=r"the hooks of '0' \(forward_hooks\) changed: there came doubled of "):
         runtime.run_prefix(X)
+
+
+def test_hooks_that_transformers_leaves_are_named_with_the_way_on() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    runtime = prepare_split(model, (X,), split="50%")
+
+    def output_capturing_hook(*args: Any) -> None:
+        pass
+
+    output_capturing_hook.__module__ = "transformers.utils.output_capturing"
+    handle = model[0].register_forward_hook(output_capturing_hook)
+    with pytest.raises(ModuleError, match=r"output_capturing_hook of transformers.*they stay: prepare again"):
+        runtime.run_prefix(X)
+    handle.remove()
+    with torch.no_grad():
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(X)), model(X))

@@ -88,6 +88,26 @@ def test_an_input_that_only_kwargs_take_and_no_op_reads_is_named() -> None:
         prepare_split(Named(), (X, torch.ones(2, 4)), split="50%", example_kwargs={"bias": torch.zeros(2, 4)})
 
 
+def test_a_compiled_model_is_named_with_what_to_pass_in_its_place() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    for fallback in ("refuse", "python"):
+        with pytest.raises(
+            SpecError, match=r"a compiled model was given.*pass the model inside of it, model\._orig_mod"
+        ):
+            prepare_split(torch.compile(model), (X,), split="50%", fallback=fallback)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("how", ["in place", "a part"])
+def test_a_compiled_part_is_named_with_the_way_out(how: str) -> None:
+    inner: Any = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    if how == "in place":
+        inner.compile(backend="eager")
+    model = nn.Sequential(nn.Linear(4, 4), inner if how == "in place" else torch.compile(inner, backend="eager"))
+    with pytest.raises(UnsupportedError, match=r"'1' (was compiled in place|is what torch.compile made)"):
+        prepare_split(model, (X,), split="50%")
+
+
 def test_a_wrapper_whose_train_is_a_training_run_is_refused_before_anything_of_it_is_called(
     capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
