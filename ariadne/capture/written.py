@@ -49,6 +49,8 @@ class Writes:
 class Undone(TorchDispatchMode):
     """While it is on, a snapshot keeps the data of what the ops write."""
 
+    supports_higher_order_operators = True  # such as `torch.cond`, whose functions may write nothing
+
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._writes = Writes(snapshot)
