@@ -55,6 +55,11 @@ class Undone(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._writes = Writes(snapshot)
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """`torch.cond` compiles what it is called with, and is to do so under this mode as it does without."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         if isinstance(func, OpOverload) and _may_write(func):
