@@ -40,6 +40,7 @@ from ariadne.guards import (
     Given,
     Recording,
     follow,
+    in_order,
     refusal,
     switches,
 )
@@ -242,7 +243,8 @@ def _captured(
         if size in plan.batches and differs_from(plan, other):
             plan = replace(plan, assumption=replace(plan.assumption, grad=True))
     asked = set[str]().union(*(recorded.switches for recorded in recordings))
-    plan = replace(plan, assumption=replace(plan.assumption, switches=switches.state_of(asked)))
+    order = in_order(model, example.spec)
+    plan = replace(plan, assumption=replace(plan.assumption, switches=switches.state_of(asked), order=order))
     if any(
         recorded.names & TYPED_CLASSES for recorded in recordings
     ):  # `isinstance` asks them, and nothing hears of it

@@ -44,6 +44,24 @@ def binding(model: nn.Module, spec: tree.Spec) -> Callable[[tuple[Any, ...], dic
     return bound
 
 
+def in_order(model: nn.Module, spec: tree.Spec) -> tuple[str, ...]:
+    """The keyword inputs of a call in this form that forward meets in the order in which they came, where there are several.
+
+    Those are what `**kwargs` takes; where a hook on the model is given them, all. What `functools.wraps` puts around forward hands
+    them on as they are.
+    """
+    named: tuple[str, ...] = spec.children[1].keys
+    if not (model._forward_pre_hooks_with_kwargs or model._forward_hooks_with_kwargs):
+        try:
+            asked = inspect.signature(model.forward).parameters
+        except (TypeError, ValueError):  # no function of Python's
+            return ()
+        if all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in asked.values()):
+            return ()
+        named = tuple(name for name in named if name not in asked)
+    return named if len(named) > 1 else ()
+
+
 def once_more(model: nn.Module, spec: tree.Spec, names: dict[str, Any]) -> Callable[..., tuple[Any, ...] | None]:
     """A function that calls `names["enter"]` with a call in the form of `spec`; it gives None where there is none."""
     bound = binding(model, spec)

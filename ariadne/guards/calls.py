@@ -62,6 +62,9 @@ def entrance(
     flat = all(c.kind == tree.LEAF for c in (*positional.children, *keyword.children))
     n = len(positional.children)
     lines.append(f"    if len(args) != {n} or len(kwargs) != {len(keyword.keys)}: return again(args, kwargs)")
+    if order := plan.assumption.order:
+        env["order"] = [*order]
+        lines.append("    if [k for k in kwargs if k in order] != order: return None")
     if flat:
         if n:
             lines.append(f"    {', '.join(leaf[:n])}, = args")
@@ -219,6 +222,11 @@ def explain(
         raise InputError(
             f"the inputs have another structure than at capture: expected {call}; found args {spec.children[0]}, kwargs "
             f"{spec.children[1]}. Pass them as example_inputs and example_kwargs had them, or prepare again"
+        )
+    if (came := tuple(k for k in kwargs if k in plan.assumption.order)) != plan.assumption.order:
+        raise InputError(
+            "forward takes keyword inputs in the order in which they come (**kwargs): expected "
+            f"{', '.join(plan.assumption.order)}; found {', '.join(came)}. Pass them as example_kwargs had them, or prepare again"
         )
     where = [p for p, _ in tree.paths((args, ordered))]
     literals = dict(plan.literals)

@@ -419,7 +419,13 @@ class SideReader:
             flag(d["shapes"], "shapes"),
             given,
             switches=_switches(reader.atom(d["switches"])),
+            order=_names(reader.atom(d["order"])),
         )
+
+
+def _names(found: Any) -> tuple[str, ...]:
+    need(isinstance(found, tuple) and all(type(name) is str for name in found), "what it assumes is malformed")
+    return found  # type: ignore[no-any-return]
 
 
 def _switches(found: Any) -> tuple[tuple[str, Any], ...]:

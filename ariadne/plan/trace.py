@@ -205,6 +205,7 @@ class Assumption:
     `model.to(...)`, or another tensor there, calls for a new capture.
     `classes`: those of the tensor inputs, where any was of a subclass of torch's; inputs of another call for a new capture.
     `switches`: settings of torch that it asked for, and how they stood; with the default dtype and device, which always count.
+    `order`: the names of inputs that go into forward's `**kwargs`, where there are several: it may walk through them.
     """
 
     grad: bool | None = None
@@ -217,6 +218,7 @@ class Assumption:
     inputs_require_grad: tuple[bool, ...] | None = None
     classes: tuple[type | None, ...] | None = None
     switches: tuple[tuple[str, Any], ...] = ()
+    order: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
