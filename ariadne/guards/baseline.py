@@ -27,7 +27,7 @@ from ariadne.guards.attributes import (
     strays,
 )
 from ariadne.guards.attributes import shown as shown_step
-from ariadne.guards.classes import Hiding, Lookup, Nearer, changeable, own_dict
+from ariadne.guards.classes import Hiding, Lookup, Nearer, changeable, own_dict, stands_in
 from ariadne.guards.counted import Names, kept_of_attribute, owner_of
 from ariadne.guards.first_calls import AsFilled
 from ariadne.guards.kept import Defaults, Kept, Same
@@ -120,6 +120,9 @@ class Baseline:
         # The names of a module's parameters and buffers, where forward looked through these.
         looked_through = {path for recorded in recordings for path in recorded.tabled}
         self.tabled = {p: tabled(m) for p, m in sorted(self.modules.items()) if p in looked_through}
+        self.handed_on: set[tuple[str, str]] = (
+            set()
+        )  # looked for in vain, and found by a `__getattr__` of the module's own
         self.inherited: set[tuple[str, str]] = set()  # methods and the like, found in the module's class
         self.outside: list[Outside] = []
         self.flags = [flag for recorded in recordings for flag in recorded.flags]
@@ -149,11 +152,12 @@ class Baseline:
                     self.outside.append(o)
             self.foreign |= recorded.foreign
             # What forward sets up itself may be there or not; a `__getattr__` of its own may find what torch's misses.
-            self.missing |= {
-                (path, name)
-                for path, name in recorded.missing - changed
-                if path in self.modules and not hasattr(self.modules[path], name)
-            }
+            for path, name in recorded.missing - changed:
+                module = self.modules.get(path)
+                if module is not None and not hasattr(module, name):
+                    self.missing.add((path, name))
+                elif module is not None and not stands_in(module, name):
+                    self.handed_on.add((path, name))
             hooks = (f for _, now in recorded.containers for f in now if callable(f))
             self.installed |= {f.__code__ for f in hooks if hasattr(f, "__code__")}
             for (path, name), (module, value, at) in recorded.read_attributes.items():
@@ -315,6 +319,7 @@ class Baseline:
         new.remembered = [one.of_copy() for one in self.remembered]
         new.mark_names, new.marks, new.exact = self.mark_names, self.marks, self.exact
         new.ties, new.missing, new.installed = self.ties, self.missing, self.installed
+        new.handed_on = self.handed_on
         new.outside, new.foreign, new.inherited = [o.of_copy(memo) for o in self.outside], self.foreign, self.inherited
         new.followed, new.tabled = self.followed, self.tabled
         new.references = [one.of_copy(memo) for one in self.references]

@@ -373,7 +373,8 @@ class ModuleGuard:
                         table if isinstance(table, dict) else owner_of(m, keys[0])
                     )  # a class makes a new view each time
                     slots.setdefault((id(home), keys[-1]), (table, keys[-1], value))
-        for path, name in sorted(base.missing):  # nor come to stand in its class
+        nowhere = base.missing | base.handed_on
+        for path, name in sorted(nowhere):  # nor come to stand in its class
             if path in modules:
                 found = Lookup(type(modules[path]))
                 of_classes.append(Outside(found, name, found[name], name))
@@ -392,13 +393,13 @@ class ModuleGuard:
         self._handles = RemovableHandle.next_id
         own = {id(t) for m in modules.values() for t in (m.__dict__, m._modules, m._parameters)} | inner
         own |= {id(m._buffers) for m in modules.values() if not m._buffers}
-        looked_in_vain = {path for path, _ in base.missing} | base.tabled.keys()
+        looked_in_vain = {path for path, _ in nowhere} | base.tabled.keys()
         sized = [m.__dict__ for m in modules.values()] + [m._modules for m, _ in parents]
         sized += [t for p, m in modules.items() if p in looked_in_vain for t in (m._parameters, m._buffers)]
         # What was looked for in vain, or found in the class, must not come to stand in a module's own dicts.
         absent = [
             (t, n)
-            for p, n in base.missing
+            for p, n in nowhere
             if p in modules
             for t in (modules[p].__dict__, modules[p]._parameters, modules[p]._buffers, modules[p]._modules)
         ]

@@ -63,6 +63,13 @@ class Lookup:
         return next((d[name] for d in self.dicts if name in d), MISSING)
 
 
+def stands_in(module: Any, name: str) -> bool:
+    """Whether an attribute stands in a module itself, or in its class, so that no `__getattr__` of its own is asked."""
+    own = module.__dict__
+    tables = (own, own["_parameters"], own["_buffers"], own["_modules"])
+    return any(name in table for table in tables) or Lookup(type(module))[name] is not MISSING
+
+
 class Owned(Lookup):
     """An object, to be asked for what stands in its own dict, or else in its class, unbound."""
 

@@ -12,6 +12,7 @@ from ariadne import tree
 from ariadne.errors import ModuleError, named
 from ariadne.guards.attributes import simple
 from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, reach, shown, tabled
+from ariadne.guards.classes import stands_in
 from ariadne.guards.first_calls import AsFilled
 from ariadne.guards.kept import Kept, Same
 from ariadne.guards.left import AsLeft
@@ -118,6 +119,11 @@ def refuse_changes(
         if path in modules and name in modules[path].__dict__:
             raise ModuleError(
                 f"{name!r} of {named(path)} came from its class, now the module has one of its own{again}"
+            )
+    for path, name in sorted(base.handed_on):
+        if path in modules and stands_in(modules[path], name):
+            raise ModuleError(
+                f"forward found {name!r} of {named(path)} by the module's own __getattr__, now it has one itself{again}"
             )
     for path, name in sorted(base.missing):
         if path in modules and hasattr(modules[path], name):
