@@ -62,6 +62,18 @@ class Kinds:
         return issubclass(kind, self.thing)
 
 
+class Member:
+    """A thing, to be asked by classes whether it is of them: of a protocol, which looks at what the thing holds."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __getitem__(self, cls: type) -> bool:
+        return isinstance(self.thing, cls)
+
+
 class _OfDecimal:
     """The settings of this thread's decimal numbers, to be asked by any key."""
 
@@ -103,7 +115,7 @@ class Outside:
     @property
     def place(self) -> tuple[int, Any, Any]:
         """The same for two that stand in one place: an attribute and an item of one object are two."""
-        proxy = is_a(self.table, (Slots, Lookup, Variable, Itself, Kinds))
+        proxy = is_a(self.table, (Slots, Lookup, Variable, Itself, Kinds, Member))
         return id(self.table.thing if proxy else self.table), type(self.table) if proxy else None, self.key
 
     @property
@@ -123,6 +135,8 @@ class Outside:
         if isinstance(self.table, Itself):
             kept = None if self.kept is None else self.kept.anew(owner)
             return replace(self, table=Itself(owner), value=owner, owner=owner, kept=kept)
+        if isinstance(self.table, Member):
+            return replace(self, table=Member(owner), owner=owner)
         if isinstance(self.table, Owned):
             return replace(self, table=Owned(owner, vars(owner)), owner=owner)
         return replace(self, table=Slots(owner) if isinstance(self.table, Slots) else vars(owner), owner=owner)

@@ -164,7 +164,7 @@ def _prove_where_deterministic(
     warnings.warn(
         f"the model's own gradients differ from run to run at batch {batch} ({again}), and no setting of torch's could make "
         f"them repeat themselves here; element by element the split's lie no further from them than {_TIMES:g} times what they do "
-        "from each other, and are equal where both repeat",
+        "from each other, or the split's own runs do, and are equal where both repeat",
         stacklevel=2,
     )
 
@@ -174,7 +174,8 @@ def beyond_spread(runs: Sequence[Found], splits: Sequence[Found]) -> str | None:
     where nowhere.
 
     For each element: from the least to the largest that the runs of one gave to those of the other may be no more than `_TIMES`
-    the wider of these two ranges. So what repeats itself in both must be equal. Few runs may show an element as steady, or as
+    the wider of these two ranges. So what repeats itself in both must be equal. And the split's range of an element may be no more
+    than `_TIMES` the widest of the model's in that tensor. Few runs may show an element as steady, or as
     almost so, by chance: before it counts as wrong, more are to be had. Of 16 each that differ as chance has it, all of one lie
     beyond all of the other once in 300 million elements.
     """  # fmt: skip
@@ -188,12 +189,18 @@ def beyond_spread(runs: Sequence[Found], splits: Sequence[Found]) -> str | None:
         (low, high), (least, most) = _range(own_values), _range(values)
         spread = torch.maximum(_between(low, high), _between(least, most))
         apart = torch.where(least > high, _between(high, least), _between(most, low).clamp(min=0))
-        unlike = (low.isnan() != least.isnan()) | (apart > _TIMES * spread)
+        own = _between(low, high)
+        widest = own.amax() if own.numel() else own.sum()
+        loose = _between(least, most) > _TIMES * widest
+        unlike = (low.isnan() != least.isnan()) | (apart > _TIMES * spread) | loose
         if bool(unlike.any()):
+            if bool(loose.any()):
+                by, own_by = float(_between(least, most)[loose].max()), float(widest)
+                return f"[{at}]: the split's own runs differ by {by:.3g}, and the model's by {own_by:.3g} at most"
             worst = int((apart / spread.clamp(min=1e-300)).nan_to_num(nan=float("inf")).mul(unlike).argmax())
-            by, own = (float(t.flatten()[worst]) for t in (apart, spread))
+            by, own_by = (float(t.flatten()[worst]) for t in (apart, spread))
             repeats = "" if bool(spread.any()) else ", which repeats itself"
-            return f"[{at}]{repeats}: by {by:.3g}, and its own runs by {own:.3g}"
+            return f"[{at}]{repeats}: by {by:.3g}, and its own runs by {own_by:.3g}"
     return None
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import abc
 import collections.abc
+import copy
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import pytest
 import torch
@@ -106,6 +107,48 @@ def asked_of(asks: Callable[[Any], int]) -> None:
 @pytest.mark.parametrize("asks", [of_kind, below_kind, a_sequence])
 def test_a_class_that_was_registered_with_an_abstract_one_is_noticed(asks: Callable[[Any], int]) -> None:
     asked_of(asks)
+
+
+@runtime_checkable
+class Runs(Protocol):
+    """What a thing has to hold."""
+
+    def run(self) -> int: ...
+
+
+@runtime_checkable
+class HasScale(Protocol):
+    """An attribute that a thing has to hold; such a protocol can't be asked of a class."""
+
+    scale: float
+
+
+class Thing:
+    """What may hold it."""
+
+
+CAME_AND_WENT: dict[str, tuple[type, str]] = {"a method": (Runs, "run"), "a number": (HasScale, "scale")}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("what", sorted(CAME_AND_WENT))
+def test_what_a_thing_comes_to_hold_or_loses_counts_for_a_protocol(what: str, there: bool, copied: bool) -> None:
+    protocol, name = CAME_AND_WENT[what]
+    model = Net(lambda m: 2 if isinstance(m.kept, protocol) else 1)
+    model.kept = Thing()
+    if there:
+        setattr(model.kept, name, int)
+    split = prepare_split(model, (X,), split="after:first")
+    split = copy.deepcopy(split) if copied else split
+    assert torch.equal(call(split), split.model(X))
+    if there:
+        delattr(split.model.kept, name)
+    else:
+        setattr(split.model.kept, name, int)
+    with pytest.raises(ModuleError):
+        call(split)
 
 
 @torch.no_grad()

@@ -68,7 +68,16 @@ PLAIN: dict[str, Callable[[], nn.Module]] = {
     ),
     "in place": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4), nn.ReLU(inplace=True)),
 }
+
+
+def of_the_user(x: Tensor) -> Tensor:
+    return x.relu()
+
+
 OTHERS: dict[str, Callable[[], nn.Module]] = {
+    "a function of the user's": lambda: nn.TransformerEncoderLayer(
+        4, 2, 8, activation=of_the_user, dropout=0.0
+    ).train(),
     "a class of the user's": lambda: nn.Sequential(Own(4, 4)),
     "a hook": hooked,
     "a forward of its own": overridden,
