@@ -8,7 +8,8 @@ dtype and the default device decide what torch makes of Python's numbers.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
@@ -30,6 +31,21 @@ def default_device() -> torch.device:
 def caches_parametrizations() -> bool:
     """Whether `torch.nn.utils.parametrize.cached()` is at work, which keeps parametrized weights from one read to the next."""
     return bool(parametrize._cache_enabled)
+
+
+@contextmanager
+def no_weights_cached() -> Iterator[None]:
+    """Within the block `torch.nn.utils.parametrize.cached()` begins with nothing kept; after it, what was kept before is back.
+
+    A weight that a run without gradients kept would have none in the next, and a graph can be walked back through once.
+    """
+    kept = dict(parametrize._cache)
+    parametrize._cache.clear()  # in place: forwards that stop follow the dict
+    try:
+        yield
+    finally:
+        parametrize._cache.clear()
+        parametrize._cache.update(kept)
 
 
 def raising_filters() -> str:

@@ -272,8 +272,8 @@ class Variant:
 
     def refuse_failed(self, error: Exception) -> None:
         """Raise what a side that raised `error` should raise instead: a tensor is gone, or forward may catch what an op raised."""
-        if isinstance(error, (KeyError, TypeError, AttributeError)):
-            self._refuse_if_gone(error)
+        if isinstance(error, (KeyError, TypeError, AttributeError)) or type(error) is RuntimeError:
+            self._refuse_if_gone(error)  # an op that takes a tensor or none, as batch norm does, raises a RuntimeError
         refuse_caught(error, self.modules)
 
     def _refuse_if_gone(self, error: Exception) -> None:

@@ -14,7 +14,7 @@ from ariadne import tree
 from ariadne.capture import Example, Snapshot
 from ariadne.compare import difference
 from ariadne.errors import UnsupportedError, VerificationError
-from ariadne.guards import simple
+from ariadne.guards import no_weights_cached, simple
 
 
 def isolated(model: nn.Module, example: Example, grad: bool, run: Callable[..., Any], batch: int | None = None) -> Any:
@@ -23,7 +23,7 @@ def isolated(model: nn.Module, example: Example, grad: bool, run: Callable[..., 
     snapshot.save_all()
     args, kwargs = tree.unflatten(example.resized(batch or example.batch), example.spec)
     try:
-        with torch.set_grad_enabled(grad):
+        with no_weights_cached(), torch.set_grad_enabled(grad):
             return run(*args, **kwargs)
     finally:
         snapshot.restore()

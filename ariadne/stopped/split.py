@@ -17,7 +17,7 @@ from ariadne.capture import Example, Snapshot
 from ariadne.compiled import CompileReport
 from ariadne.cut import ExecutionMode, parse_boundary
 from ariadne.errors import BoundaryError, SpecError, TrainingError
-from ariadne.guards import copied_model
+from ariadne.guards import copied_model, no_weights_cached
 from ariadne.runtime import (
     Gradients,
     Owned,
@@ -189,7 +189,8 @@ class PythonSplit:
         snapshot = Snapshot(self.model)
         snapshot.save_all()
         try:
-            self.run_suffix(self.run_prefix(*args, **kwargs))
+            with no_weights_cached():
+                self.run_suffix(self.run_prefix(*args, **kwargs))
         finally:
             snapshot.restore()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import SplitSpec, prepare_split
+from ariadne import MixedSplit, PythonSplit, SplitRuntime, SplitSpec, prepare_split
 from ariadne.capture import foreseen, symbolic
 from conformance.unit.trap_kit import Fn, numbers, same
 
@@ -104,3 +105,57 @@ def test_what_requires_grad_is_written_where_none_is_taken(forward: Any, given: 
         values = lambda out: [t.detach().clone() for t in (out if isinstance(out, tuple) else (out,))]  # noqa: E731
         same(values(expected), values(found), "the results")
         same(theirs.detach(), mine.detach(), "what was given")
+
+
+class Tied(nn.Module):
+    """An embedding that is also the head's weight."""
+
+    def __init__(self, branches: bool) -> None:
+        super().__init__()
+        self.branches = branches
+        self.embed, self.mid, self.head = nn.Embedding(10, 8), nn.Linear(8, 8), nn.Linear(8, 10, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, i: torch.Tensor) -> torch.Tensor:
+        h = self.mid(self.embed(i))
+        if self.branches and h.sum() > 1e9:  # which no graph holds
+            h = h.sin()
+        return self.head(h.relu())
+
+
+def grown(m: Any) -> None:
+    m.zero_grad()
+    m.embed.weight.data = torch.cat([m.embed.weight.data, torch.ones(2, 8)])
+
+
+def trained(runtime: Any, i: torch.Tensor) -> None:
+    boundary = runtime.run_training_prefix(i)
+    _, found = runtime.train_suffix(boundary, loss_fn=lambda out, _: out.square().mean())
+    runtime.backward_prefix(boundary, found)
+
+
+KINDS = [
+    pytest.param("refuse", SplitRuntime, id="graph"),
+    pytest.param("python", PythonSplit, id="python", marks=pytest.mark.variants),
+    pytest.param("python-suffix", MixedSplit, id="python-suffix", marks=pytest.mark.variants),
+]
+
+
+@pytest.mark.parametrize(("fallback", "kind"), KINDS)
+@pytest.mark.usefixtures("uncollected")
+def test_a_weight_that_grows_after_preparing_is_trained(fallback: Any, kind: type) -> None:
+    """What accumulates a weight's gradient remembers its shape for as long as anything holds it."""
+    i = torch.arange(6).reshape(2, 3)
+    model = Tied(branches=fallback != "refuse")
+    twin = copy.deepcopy(model)
+    runtime = prepare_split(model, (i,), split=SplitSpec("after:mid", trainable=True, max_paths=1), fallback=fallback)
+    assert type(runtime) is kind
+    trained(runtime, i)
+    grown(model)
+    grown(twin)
+    trained(runtime, i)
+    model(i).square().mean().backward()
+    for _ in range(2):
+        twin(i).square().mean().backward()
+    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        same(theirs.grad, mine.grad, "the gradients")
