@@ -156,6 +156,7 @@ def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
     with PATCHING:
         patches.set(nn.Module, "__call__", call)
+        torch.clear_autocast_cache()  # a weight that it has cast already would not be seen to be read
         try:
             with counting:
                 found.output = model(*args, **kwargs)
