@@ -3,10 +3,12 @@
 import copy
 import random
 
+import pytest
 import torch
 from torch import nn
 
 from ariadne import PythonSplit, SplitSpec, prepare_split
+from ariadne.errors import UnsupportedError
 
 X = torch.linspace(-1, 1, 8).view(2, 4)
 
@@ -21,7 +23,8 @@ def trained(runtime: PythonSplit, x: torch.Tensor) -> None:
 def assert_trained_alike(model: nn.Module, whole: nn.Module) -> None:
     """The two have equal gradients, on all parameters."""
     for (name, p), q in zip(model.named_parameters(), whole.parameters(), strict=True):
-        assert p.grad is not None and q.grad is not None, name
+        assert p.grad is not None, name
+        assert q.grad is not None, name
         assert torch.equal(p.grad, q.grad), name
 
 
@@ -51,3 +54,48 @@ def test_weights_that_autocast_keeps_cast_are_seen_to_be_used_after_the_cut() ->
         with torch.autocast("cpu", torch.bfloat16):
             run()
     assert_trained_alike(model, whole)
+
+
+class Penalized(nn.Module):
+    """A critic whose loss has a penalty of its gradient in it, as WGAN-GP's: forward can't run without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        between = (x * 0.5).requires_grad_(True)
+        (slope,) = torch.autograd.grad(self.critic(between).sum(), between, create_graph=True)
+        loss: torch.Tensor = self.critic(x).mean() + ((slope.norm(2, 1) - 1) ** 2).mean()
+        return loss
+
+
+def test_a_forward_that_needs_gradients_is_proven_in_training_alone() -> None:
+    model = Penalized()
+    whole = copy.deepcopy(model)
+    spec = SplitSpec("after:critic.0#2", trainable=True)
+    runtime = prepare_split(model, (X,), split=spec, fallback="python")
+    assert isinstance(runtime, PythonSplit)
+    runtime.learn((X + 1,))
+    assert runtime.stays == ""
+    trained(runtime, X)
+    whole(X).square().mean().backward()
+    assert_trained_alike(model, whole)
+
+
+@pytest.mark.parametrize(
+    ("spec", "fallback", "told"),
+    [
+        (SplitSpec("after:critic.0#2"), "python", "runs with gradients alone.*ask for training"),
+        (
+            SplitSpec("after:critic.0#2", trainable=True),
+            "python-suffix",
+            "runs with gradients alone.*fallback='python'",
+        ),
+    ],
+)
+def test_where_a_forward_that_needs_gradients_would_run_without_the_error_says_so(
+    spec: SplitSpec, fallback: str, told: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=told):
+        prepare_split(Penalized(), (X,), split=spec, fallback=fallback)  # type: ignore[call-overload]
