@@ -57,7 +57,8 @@ def _forget_graph(t: torch.Tensor) -> None:
         return
     if not base.is_leaf:
         base.detach_()
-    anew = base.as_strided(t.size(), t.stride(), t.storage_offset())
+    with torch.enable_grad():  # into a view that `no_grad` makes no such value could be written again
+        anew = base.as_strided(t.size(), t.stride(), t.storage_offset())
     try:
         torch.utils.swap_tensors(t, anew)
     except RuntimeError as error:  # there are weak references to it
