@@ -16,7 +16,7 @@ from ariadne import tree
 from ariadne.capture import Captured, Example, batch_dims, capture, declared, left_as_found, swallowed
 from ariadne.compare import difference
 from ariadne.cut import ExecutionMode, Objective, SplitSpec, frontiers, parse_boundary
-from ariadne.errors import BatchError, CaptureError, InputError, SpecError, VerificationError, named
+from ariadne.errors import BatchError, CaptureError, InputError, SpecError, UnsupportedError, VerificationError, named
 from ariadne.guards import is_a, not_called
 from ariadne.plan import TracePlan, uses
 from ariadne.runtime import AT_FAULT, Settings, SplitRuntime, prove
@@ -214,6 +214,11 @@ def _with_fallback(
         stopped.learn(inputs)
     if fallback == "python":
         return stopped
+    if stopped.needs_gradients:
+        raise UnsupportedError(
+            "forward runs with gradients alone, and fallback='python-suffix' gives a prefix for inference; pass "
+            "fallback='python', which trains"
+        )
     if settings.spec.dynamic:
         raise SpecError(
             "fallback='python-suffix' takes images and inputs of the example's sizes alone; leave dynamic out"

@@ -5,6 +5,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
 
     refusals      what a forward may not do while it is recorded
     generators    where the process's random generators stand
+    copies        what a tensor holds, kept before it is written and put back after
     state         what a forward may move, noted before it runs and put back after
     example       the inputs that a model is captured with, and what a capture gives
     disguise      symbols that pose as numbers to forward's Python

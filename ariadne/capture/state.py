@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ariadne.capture import generators
+from ariadne.capture.copies import Copy
 from ariadne.guards import (
     LEAVES,
     MISSING,
@@ -48,15 +49,6 @@ def _moved(d: dict[Any, Any], old: dict[Any, Any]) -> bool:
     return dict.__len__(d) != len(old) or any(dict.get(d, k, d) is not v for k, v in old.items())
 
 
-def _once(t: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor that holds each of its numbers once: `expand` shows one many times, and such can't be written."""
-    if t.layout is torch.strided and not t.is_meta and not t.is_nested:
-        for dim, (size, stride) in enumerate(zip(t.shape, t.stride(), strict=True)):
-            if stride == 0 and size > 1:
-                t = t.narrow(dim, 0, 1)
-    return t
-
-
 def _holds_tensors(module: nn.Module | None) -> bool:
     return module is not None and any(m._parameters or m._buffers for m in module.modules())
 
@@ -69,8 +61,8 @@ class Snapshot:
 
     Covers each module's attributes, the lists, deques, dicts, sets, numpy arrays and objects that these hold, and the
     registries of parameters, buffers, submodules and hooks; and what forward's functions reach outside: variables, attributes of
-    classes and functions, caches. `restore` puts all of it back, tensors' data included. So it does with what `others` hold,
-    which are not the model's.
+    classes and functions, caches. `restore` puts all of it back: of tensors their data, and that no graph led to them. So it does
+    with what `others` hold, which are not the model's.
     """
 
     def __init__(self, model: nn.Module, others: Iterable[Any] = (), outside: Reached | None = None) -> None:
@@ -88,7 +80,7 @@ class Snapshot:
         self._arrays: list[tuple[Any, Any]] = []
         self._slots: list[tuple[Slots, dict[str, Any]]] = []
         self._sets: list[tuple[set[Any], set[Any]]] = []
-        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._saved: dict[int, Copy] = {}
         self._parameters = [(p, p.data, p.grad, p.requires_grad) for p in model.parameters()]
         self._owners: dict[int, list[torch.Tensor]] = {}
         self._generators: list[tuple[Callable[[Any], Any], Any]] = []
@@ -236,9 +228,9 @@ class Snapshot:
         return id(thing) in self._held
 
     def save(self, tensor: torch.Tensor) -> None:
-        """Keep a copy of a tensor's data, the first time it is about to be written."""
+        """Keep a copy of a tensor, the first time it is about to be written."""
         if id(tensor) not in self._saved:
-            self._saved[id(tensor)] = (tensor, _once(tensor.detach()).clone())
+            self._saved[id(tensor)] = Copy.of(tensor)
 
     def save_owners(self, written: torch.Tensor) -> None:
         """Keep copies of all state that shares memory with a tensor about to be written."""
@@ -458,15 +450,8 @@ class Snapshot:
                 put(state)
 
     def _restore_tensors(self) -> None:
-        for tensor, data in reversed(self._saved.values()):  # of two that share memory, the first was kept first
-            if not data.is_nested and _once(tensor.detach()).shape != data.shape:  # by an `out=`, or by `resize_`
-                with torch.no_grad():
-                    tensor.resize_(data.shape)
-            if tensor.is_inference():
-                with torch.inference_mode():
-                    _once(tensor).copy_(data)
-            else:
-                _once(tensor.data).copy_(data)
+        for copy in reversed(self._saved.values()):  # of two that share memory, the first was kept first
+            copy.put_back()
 
     def restore_rng(self) -> None:
         """Put every RNG back."""

@@ -60,6 +60,7 @@ class Measured:
     counts: Counter[str] = field(default_factory=Counter)
     uses: dict[int, list[int]] = field(default_factory=dict)  # parameter, by id: ops that read it
     spans: list[tuple[int, int, int]] = field(default_factory=list)  # of other memory: made, last read, bytes
+    needs_gradients: bool = False  # forward raises without, as where it calls torch.autograd.grad
 
     def sides(self, parameters: Sequence[nn.Parameter], cut: int) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """The parameters that were used before a cut, and those after."""
@@ -156,6 +157,7 @@ def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
     with PATCHING:
         patches.set(nn.Module, "__call__", call)
+        torch.clear_autocast_cache()  # a weight that it has cast already would not be seen to be read
         try:
             with counting:
                 found.output = model(*args, **kwargs)

@@ -15,6 +15,7 @@ from ariadne.capture import Example, Snapshot
 from ariadne.compare import difference
 from ariadne.errors import UnsupportedError, VerificationError
 from ariadne.guards import no_weights_cached, simple
+from ariadne.stopped.calls import Measured, measure
 
 
 def isolated(model: nn.Module, example: Example, grad: bool, run: Callable[..., Any], batch: int | None = None) -> Any:
@@ -27,6 +28,35 @@ def isolated(model: nn.Module, example: Example, grad: bool, run: Callable[..., 
             return run(*args, **kwargs)
     finally:
         snapshot.restore()
+
+
+def measured_on(model: nn.Module, example: Example, trains: bool) -> Measured:
+    """What a run of the example shows of forward: one without gradients, or, where it raises then and the split `trains`, with.
+
+    Raises `UnsupportedError` where forward runs with gradients alone and the split does not train.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Measured:
+        found = measure(model, args, kwargs)
+        found.output = None
+        return found
+
+    try:
+        return isolated(model, example, False, run)  # type: ignore[no-any-return]
+    except Exception as error:  # whatever forward raises
+        without = error
+    try:
+        found: Measured = isolated(model, example, True, run)
+    except Exception:  # so it is not for want of gradients
+        raise without from None
+    if not trains:
+        raise UnsupportedError(
+            f"forward runs with gradients alone: without, it raises {type(without).__name__}: {without}. So there is no inference "
+            "to split; ask for training, by SplitSpec(..., trainable=True), or have forward leave out what needs gradients where "
+            "torch.is_grad_enabled() is False"
+        ) from without
+    found.needs_gradients = True
+    return found
 
 
 def traces(model: nn.Module) -> dict[str, Any]:
@@ -148,8 +178,8 @@ def prove_step(model: nn.Module, example: Example, split: Trained, at: str) -> N
 
     def halves(*args: Any, **kwargs: Any) -> Any:
         clear()
-        boundary = split.run_training_prefix(*args, **kwargs)
         loss_fn: Any = lambda out, _: weighed(out)  # noqa: E731 - what gives no loss is refused there
+        boundary = split.run_training_prefix(*args, **kwargs)
         loss, found = split.train_suffix(boundary, loss_fn=loss_fn)
         split.backward_prefix(boundary, found)
         return gradients((args, kwargs)), loss

@@ -34,13 +34,13 @@ from ariadne.runtime import (
     watched_walk,
 )
 from ariadne.stopped.boundary import StoppedBoundary
-from ariadne.stopped.calls import CallCandidate, Measured, choose, measure, nearby, signature_of
+from ariadne.stopped.calls import CallCandidate, Measured, choose, nearby, signature_of
 from ariadne.stopped.crossing import Crossing, foreign_of, handed_on, refuse_rejoined, refuse_strays
 from ariadne.stopped.ending import refuse_changing_end
 from ariadne.stopped.forward import Forward
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import Before, Noting, Wanted
-from ariadne.stopped.proof import hold, isolated, prove_step
+from ariadne.stopped.proof import hold, isolated, measured_on, prove_step
 from ariadne.stopped.skipped import run_rest
 from ariadne.stopped.standing import Stood, unmoved_since
 from ariadne.units import size
@@ -85,6 +85,7 @@ class PythonSplit:
         self._modules = [*model.modules()]
         self._signature = signature_of(model, self.candidate, measured)
         self.wanted, self._laid = Wanted(), Laid()
+        self.needs_gradients = measured.needs_gradients  # so there is no inference
         self.stays = ""  # why a boundary can be run in this process alone, once; empty where it can be sent
 
     # --- what it is -----------------------------------------------------------------------------------------------
@@ -354,7 +355,7 @@ class PythonSplit:
         """
         args, kwargs = example if len(example) == 2 and isinstance(example[1], dict) else (example, {})
         with self._lock:
-            for grad in (False, True) if self._proved else (False,):
+            for grad in [g for g in (False, True) if (self._proved if g else not self.needs_gradients)]:
                 self._look_for_kept(Example.of(args, kwargs), grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PythonSplit:
@@ -367,10 +368,11 @@ class PythonSplit:
 
     def prove(self) -> None:
         """Hold the split against the model on the example; raises `VerificationError`."""
-        with self._lock:
-            self._refuse_changing_end(self._example, False)
-            self._look_for_kept(self._example, False)
-        hold(self.model, self._example, False, self.model, self._joined, self.split_id)
+        if not self.needs_gradients:
+            with self._lock:
+                self._refuse_changing_end(self._example, False)
+                self._look_for_kept(self._example, False)
+            hold(self.model, self._example, False, self.model, self._joined, self.split_id)
         if self.settings.spec.trainable:
             self.prove_training(self._example)
 
@@ -482,10 +484,9 @@ class PythonSplit:
 
 def prepared(model: nn.Module, settings: Settings, example: Example, why: str, *, training: bool) -> PythonSplit:
     """Measure one run of the example, choose a cut, and hold the split against the model there."""
-    measured = isolated(model, example, False, lambda *args, **kwargs: measure(model, args, kwargs))
-    measured.output = None
     if not training:
         settings = replace(settings, spec=replace(settings.spec, trainable=False))
+    measured = measured_on(model, example, settings.spec.trainable)
     made = PythonSplit(model, settings, example, measured, why)
     made.prove()
     return made

@@ -1,0 +1,101 @@
+"""A Python split is measured and proven under the modes that it is prepared in, and that its forward can run in."""
+
+import copy
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from ariadne import PythonSplit, SplitSpec, prepare_split
+from ariadne.errors import UnsupportedError
+
+X = torch.linspace(-1, 1, 8).view(2, 4)
+
+
+def trained(runtime: PythonSplit, x: torch.Tensor) -> None:
+    """One step, whose loss is the output's mean square."""
+    boundary = runtime.run_training_prefix(x)
+    _, gradients = runtime.train_suffix(boundary, None, loss_fn=lambda out, _: out.float().square().mean())
+    runtime.backward_prefix(boundary, gradients)
+
+
+def assert_trained_alike(model: nn.Module, whole: nn.Module) -> None:
+    """The two have equal gradients, on all parameters."""
+    for (name, p), q in zip(model.named_parameters(), whole.parameters(), strict=True):
+        assert p.grad is not None, name
+        assert q.grad is not None, name
+        assert torch.equal(p.grad, q.grad), name
+
+
+class Scaled(nn.Module):
+    """Two layers, on an input that Python's own random numbers scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.b(self.a(x * (1 + random.random())).relu())
+        return y
+
+
+def test_weights_that_autocast_keeps_cast_are_seen_to_be_used_after_the_cut() -> None:
+    model = Scaled()
+    whole = copy.deepcopy(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(X)  # casts are kept while the block lasts
+        spec = SplitSpec("after:a", trainable=True)
+        runtime = prepare_split(model, (X,), split=spec, fallback="python")
+    assert isinstance(runtime, PythonSplit)
+    assert [len(runtime.prefix_parameters()), len(runtime.suffix_parameters())] == [2, 2]
+    for run in (lambda: trained(runtime, X), lambda: whole(X).float().square().mean().backward()):
+        random.seed(3)
+        with torch.autocast("cpu", torch.bfloat16):
+            run()
+    assert_trained_alike(model, whole)
+
+
+class Penalized(nn.Module):
+    """A critic whose loss has a penalty of its gradient in it, as WGAN-GP's: forward can't run without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        between = (x * 0.5).requires_grad_(True)
+        (slope,) = torch.autograd.grad(self.critic(between).sum(), between, create_graph=True)
+        loss: torch.Tensor = self.critic(x).mean() + ((slope.norm(2, 1) - 1) ** 2).mean()
+        return loss
+
+
+def test_a_forward_that_needs_gradients_is_proven_in_training_alone() -> None:
+    model = Penalized()
+    whole = copy.deepcopy(model)
+    spec = SplitSpec("after:critic.0#2", trainable=True)
+    runtime = prepare_split(model, (X,), split=spec, fallback="python")
+    assert isinstance(runtime, PythonSplit)
+    runtime.learn((X + 1,))
+    assert runtime.stays == ""
+    trained(runtime, X)
+    whole(X).square().mean().backward()
+    assert_trained_alike(model, whole)
+
+
+@pytest.mark.parametrize(
+    ("spec", "fallback", "told"),
+    [
+        (SplitSpec("after:critic.0#2"), "python", "runs with gradients alone.*ask for training"),
+        (
+            SplitSpec("after:critic.0#2", trainable=True),
+            "python-suffix",
+            "runs with gradients alone.*fallback='python'",
+        ),
+    ],
+)
+def test_where_a_forward_that_needs_gradients_would_run_without_the_error_says_so(
+    spec: SplitSpec, fallback: str, told: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=told):
+        prepare_split(Penalized(), (X,), split=spec, fallback=fallback)  # type: ignore[call-overload]
