@@ -110,6 +110,7 @@ def link_of(value: Any, kind: str, key: Any, name: str) -> Outside | None:
             has_slot = not finds_more and key in slots_of(value)
             return Outside(Slots(value), key, MISSING, f"{name}.{key}") if has_slot else None
         return Outside(own if is_a(value, ModuleType) else Owned(value, own), key, MISSING, f"{name}.{key}")
+    # What stands in an object's or a module's own dict is given as it is, functions too.
     binds = hasattr(type(there), "__get__") and (
         is_a(value, type) or (own_of(value) or {}).get(key, MISSING) is not there
     )
