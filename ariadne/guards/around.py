@@ -407,7 +407,7 @@ class Surroundings:
             elif is_a(one.thing, (ModuleType, nn.Module)):
                 own = vars(one.thing)
                 for name in self.names.intersection(own) - BOOKKEEPING - self.assigned:
-                    if lasts(own[name]) and name[:2] != "__":
+                    if (lasts(own[name]) or is_a(own[name], FunctionType)) and name[:2] != "__":
                         yield Outside(own, name, own[name], f"{one.name}.{name}")
             elif is_a(one.thing, type):
                 yield from in_class(one.thing, self.names, self.assigned, moved)

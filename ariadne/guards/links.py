@@ -19,6 +19,7 @@ from ariadne.guards.outside import Outside
 from ariadne.guards.readers import READS, tells
 
 _PACKAGES = {"torch", "ariadne", "sympy", "numpy", "builtins"}
+_CLASS = vars(object)["__class__"]
 
 
 def is_known(table: Mapping[str, Any]) -> bool:
@@ -91,6 +92,8 @@ def link_of(value: Any, kind: str, key: Any, name: str) -> Outside | None:
     answers = not is_a(value, (type, torch.nn.Module)) and any(READS in vars(c) for c in changeable(type(value)))
     if answers and there is not MISSING and not tells(type(value)):
         return None  # it may give anything
+    if there is _CLASS:
+        return Outside(Slots(value), key, type(value), f"the class of {name}")
     if there is MISSING and is_a(value, dict) and key in value and getattr(value, key, MISSING) is value[key]:
         return Outside(value, key, value[key], f"{name}.{key}")  # a dict whose keys can be read as attributes
     if is_a(there, MemberDescriptorType):
@@ -107,7 +110,11 @@ def link_of(value: Any, kind: str, key: Any, name: str) -> Outside | None:
             has_slot = not finds_more and key in slots_of(value)
             return Outside(Slots(value), key, MISSING, f"{name}.{key}") if has_slot else None
         return Outside(own if is_a(value, ModuleType) else Owned(value, own), key, MISSING, f"{name}.{key}")
-    return None if hasattr(type(there), "__get__") else Outside(table, key, there, f"{name}.{key}")
+    # What stands in an object's or a module's own dict is given as it is, functions too.
+    binds = hasattr(type(there), "__get__") and (
+        is_a(value, type) or (own_of(value) or {}).get(key, MISSING) is not there
+    )
+    return None if binds else Outside(table, key, there, f"{name}.{key}")
 
 
 def descriptor_of(value: Any, kind: str, key: Any) -> Any:
@@ -130,12 +137,15 @@ def found_by_class(value: Any, key: str, name: str) -> Iterator[Outside]:
     told = f"{found.thing.__qualname__}.{key}"
     if (there := found[key]) is not MISSING:
         yield Outside(found, key, there, told)
+        is_method = callable(there) or is_a(there, classmethod)  # a cached property comes to stand in the object
+        if is_method and not is_a(value, type) and own is not None and key not in own:
+            yield Outside(Owned(value, own), key, there, f"{name}.{key}", value)
     elif is_a(value, type):
         yield Outside(found, key, MISSING, told)
         if (there := (above := Lookup(type(value)))[key]) is not MISSING:
             yield Outside(above, key, there, f"{type(value).__qualname__}.{key}")
     elif own is not None and key not in own and inspect.getattr_static(value, key, MISSING) is MISSING:
-        yield Outside(Owned(value, own), key, MISSING, f"{name}.{key}")
+        yield Outside(Owned(value, own), key, MISSING, f"{name}.{key}", value)
 
 
 def hiding(cls: type, link: Outside) -> Iterator[Outside]:

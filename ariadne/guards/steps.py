@@ -282,6 +282,7 @@ def plain_steps(steps: Iterable[dis.Instruction]) -> Iterator[Step]:
 
 def chains(arguments: Sequence[str], steps: Sequence[Step]) -> Iterator[Chain]:
     """The reads in a function's code, each from where it starts to where something else happens to the value."""
+    steps = through_type(steps)
     counted = {name for kind, name in steps if kind == "STORE_GLOBAL"}  # its own, such as a counter or "was told once"
     stored = Counter(name for kind, name in steps if kind in ("STORE VARIABLE", "DELETE VARIABLE"))
     variables = {name: Chain(name, (), True) for name in arguments if not stored[name]}
@@ -305,6 +306,20 @@ def chains(arguments: Sequence[str], steps: Sequence[Step]) -> Iterator[Chain]:
             variables[steps[at][1]] = chain
         if not chain.imported or chain.links:
             yield chain
+
+
+def through_type(steps: Sequence[Step]) -> list[Step]:
+    """The steps with `type(x).name` as `x.__class__.name`, which reads the same."""
+    found = list(steps)
+    for i in (i for i, step in enumerate(steps) if step == ("LOAD_GLOBAL", "type")):
+        start = steps[i + 1 : i + 2]
+        if start and start[0][0] in ("LOAD VARIABLE", "LOAD_GLOBAL"):
+            at = i + 2 + len(list(takewhile(lambda s: s[0] == "ATTRIBUTE", steps[i + 2 :])))
+            called, (then, name) = steps[at : at + 2] if len(steps) > at + 1 else (("", None), ("", None))
+            named = then == "ATTRIBUTE" and str(name)[:2] != "__"
+            if called == ("CALL", 1) and (named or then == "STORE VARIABLE"):
+                found[at] = "ATTRIBUTE", "__class__"
+    return found
 
 
 def _imported(steps: Sequence[Step], at: int) -> Iterator[tuple[str, Chain]]:
