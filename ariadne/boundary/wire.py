@@ -397,7 +397,8 @@ def _packed(group: list[_Item], size: int) -> Tensor | None:
     parts = []
     for once, i in zip(shapes, group, strict=True):
         t = i.tensor.view(_BITS[i.tensor.itemsize])
-        parts.append(t.as_strided(once, t.stride()).contiguous().view(-1).view(torch.uint8).cpu())
+        close = t.as_strided(once, t.stride()).contiguous()  # of a single number the stride may be any
+        parts.append(close.as_strided((close.numel(),), (1,)).view(torch.uint8).cpu())
     return torch.cat(parts)
 
 

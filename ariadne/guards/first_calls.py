@@ -17,7 +17,7 @@ from torch import nn
 from ariadne.guards.attributes import MISSING, follow
 from ariadne.guards.kept import Kept
 from ariadne.guards.versions import VERSION
-from ariadne.plan import storage_of
+from ariadne.plan import as_bytes, storage_of
 
 Origin = tuple[str, str, bool]  # the path of a module, the name of a tensor there, and whether memory is shared with it
 
@@ -137,7 +137,7 @@ class AsFilled(Kept):
             told = (t.dtype, tuple(t.shape)) if plain else (storage_of(t), shares or t._version)
             found.update(repr(told).encode())
             if plain:
-                found.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+                found.update(as_bytes(t).numpy())
         return found.digest()
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from ariadne import tree
 from ariadne.guards.attributes import SIMPLE, held, is_a, is_array
 from ariadne.guards.functions import contents
+from ariadne.plan import as_bytes
 
 _MOST, _DEEP = 4096, 8  # so many things, so deep, are told
 _MASKED, _DIGITS = "…", re.compile(r"\d+")
@@ -78,7 +79,7 @@ def _of_tensor(t: torch.Tensor) -> tuple[Any, ...]:
     if t.is_meta or t.layout is not torch.strided or t.is_nested or t.is_quantized or type(t) not in _PLAIN_TENSORS:
         return str(t.layout), ""
     with torch.no_grad():
-        data = t.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8)
+        data = as_bytes(t)
     return tuple(t.shape), hashlib.blake2b(data.numpy()).hexdigest()
 
 

@@ -11,6 +11,7 @@ from torch.autograd.graph import increment_version
 
 from ariadne.errors import HalfError, SpecError, nearest
 from ariadne.halves.weights import File
+from ariadne.plan import as_bytes
 
 Weights = str | os.PathLike[str] | Mapping[str, torch.Tensor]
 
@@ -65,11 +66,7 @@ def _odd(t: torch.Tensor) -> str:
 
 def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors have the same numbers, bit for bit."""
-    return torch.equal(_bits(a), _bits(b))
-
-
-def _bits(t: torch.Tensor) -> torch.Tensor:
-    return t.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return torch.equal(as_bytes(a), as_bytes(b))
 
 
 def replace(mine: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> None:

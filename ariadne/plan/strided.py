@@ -6,6 +6,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 
+def as_bytes(t: torch.Tensor) -> torch.Tensor:
+    """The bytes of a dense tensor's numbers, one after the other, on the CPU.
+
+    >>> as_bytes(torch.zeros(3, 6).diagonal()[:1]).shape
+    torch.Size([4])
+    """
+    close = t.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return close.as_strided((close.numel(),), (1,)).view(torch.uint8)  # the stride of a single number may be any
+
+
 def own(t: torch.Tensor) -> torch.Tensor:
     """A differentiable copy of `t` with memory of its own and the same strides.
 

@@ -38,7 +38,7 @@ from ariadne.errors import (
     named,
 )
 from ariadne.guards import Baseline, ModuleGuard, StateGuard, entrance, switches
-from ariadne.plan import Apart, Expr, Groups, TraceNode, TracePlan, Value, own, short_dtype, uses
+from ariadne.plan import Apart, Expr, Groups, TraceNode, TracePlan, Value, as_bytes, short_dtype, uses
 from ariadne.runtime.caught import refuse_caught
 from ariadne.runtime.moved import Getter, Moves, getter
 from ariadne.runtime.shared import rest
@@ -507,5 +507,5 @@ def _check_value(
 
 def _bytes(t: torch.Tensor) -> bytes:
     """What a tensor holds."""
-    found: bytes = own(t.detach()).cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    found: bytes = as_bytes(t).numpy().tobytes()
     return found

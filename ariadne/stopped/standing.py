@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from ariadne import tree
 from ariadne.errors import BoundaryError
+from ariadne.plan import as_bytes
 from ariadne.stopped.absent import ANSWERED
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import Before, Noting, bound_in, marks_of, memory_of, stands, state_of, version_of
@@ -165,7 +166,7 @@ class _Known:
         version, was = mark
         if was is None:
             return f"{known[1]}.{version}."
-        data = was.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        data = as_bytes(was).numpy().tobytes()
         return f"{known[1]}.{version}.{hashlib.blake2b(data, digest_size=16).hexdigest()}"
 
 

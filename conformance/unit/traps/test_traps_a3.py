@@ -264,7 +264,15 @@ def test_batches_whose_inputs_disagree_are_refused() -> None:
 
 
 def test_keywords_are_taken_in_any_order() -> None:
-    twins = Twins(two(lambda s, x, *, scale, shift=None: s.b(s.a(x) * scale + shift)), X, scale=X, shift=X)
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Any, *, scale: Any, shift: Any = None) -> Any:
+            return self.b(self.a(x) * scale + shift)
+
+    twins = Twins(Named, X, scale=X, shift=X)
     twins.replay(numbers(3, 6), shift=numbers(3, 6, seed=1), scale=numbers(3, 6, seed=2))
     twins.train(numbers(3, 6), shift=numbers(3, 6, seed=1), scale=numbers(3, 6, seed=2))
 
