@@ -10,6 +10,8 @@ from collections.abc import Collection, Sequence
 from operator import is_
 from typing import Any
 
+from torch import nn
+
 from ariadne import tree
 from ariadne.guards.attributes import is_a, lasts, own_of
 from ariadne.guards.classes import home_of
@@ -105,6 +107,11 @@ def told_apart(names: Sequence[str], others: Sequence[str]) -> str:
         at = next((i for i, (a, b) in enumerate(zip(names, others, strict=False)) if a != b), 0)
         found = [f"with {', '.join(names[at : at + 2]) or 'no attributes'}" + (" in this order" if names else "")]
     return " and ".join(filter(None, found))
+
+
+def registries_of(model: nn.Module) -> list[tuple[str, dict[str, Any]]]:
+    """The dicts of parameters and of buffers of each module of a model, with the module's path."""
+    return [(path, m.__dict__[kind]) for path, m in model.named_modules() for kind in ("_parameters", "_buffers")]
 
 
 class OfTables(Kept):

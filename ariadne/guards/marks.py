@@ -13,7 +13,7 @@ from ariadne import tree
 from ariadne.guards.attributes import BOOKKEEPING, MISSING, is_a, lasts, own_of
 from ariadne.guards.facts import alike as tensors_alike
 from ariadne.guards.facts import never
-from ariadne.guards.kept import Kept, OfTables, told_apart
+from ariadne.guards.kept import Kept, OfTables, registries_of, told_apart
 from ariadne.guards.opened import alike, unfolded
 
 ASKING_FOR_CLASSES = frozenset({"Buffer", "Parameter", "__class__", "type"})  # names in the code of who asks
@@ -125,8 +125,7 @@ class Registered(Kept):
     __slots__ = ("tables",)
 
     def __init__(self, thing: nn.Module) -> None:
-        own = [(path, m.__dict__) for path, m in thing.named_modules()]
-        self.tables = [(path, table[kind]) for path, table in own for kind in ("_parameters", "_buffers")]
+        self.tables = registries_of(thing)
         super().__init__(thing)
 
     def look(self, thing: Any) -> list[list[tuple[str, bool]]]:
@@ -152,8 +151,7 @@ class Asked(OfTables):
 
     def __init__(self, thing: nn.Module, asked: frozenset[str]) -> None:
         self.asks = asked
-        modules = [(path, m.__dict__) for path, m in thing.named_modules()]
-        self.tables = [(path, own[kind]) for path, own in modules for kind in ("_parameters", "_buffers")]
+        self.tables = registries_of(thing)
         self.filled = [table for _, table in self.tables if table]
         super().__init__(thing)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ariadne.guards.attributes import DEPTH, LEAVES, MISSING, held, is_a, shown
-from ariadne.guards.kept import Kept
+from ariadne.guards.kept import Kept, registries_of
 from ariadne.guards.outside import Outside
 from ariadne.guards.versions import VERSION, stamp
 
@@ -31,8 +31,7 @@ class Tied(Kept):
     def __init__(self, thing: nn.Module, roots: Iterable[Root]) -> None:
         self.roots, self.always, self.total = list(roots), False, -1
         self.things: list[Any] = []
-        modules = [(path, m.__dict__) for path, m in thing.named_modules()]
-        self.tables = [(path, own[kind]) for path, own in modules for kind in ("_parameters", "_buffers")]
+        self.tables = registries_of(thing)
         self.filled = [table for _, table in self.tables if table]
         super().__init__(thing)
         self.roots = [

@@ -16,7 +16,7 @@ import ariadne.capture.values
 from ariadne import BoundaryPayload, SplitRuntime, SplitSpec, prepare_split, tree
 from ariadne.boundary.payload import gradients_from_bytes, gradients_to_bytes
 from ariadne.compare import difference
-from ariadne.errors import GuardError
+from ariadne.errors import GuardError, ModuleError
 from ariadne.runtime.variant import Variant
 from conformance.suite.state import seed_torch
 
@@ -238,3 +238,14 @@ def without_what_is_a_view(patch: pytest.MonkeyPatch) -> None:
 
 
 __all__ = ["Fn", "Modes", "Twins", "copies", "loss_of", "numbers", "over_the_wire", "same", "without_what_is_a_view"]
+
+
+def refuses_after(model: nn.Module, inputs: torch.Tensor, change: Callable[[], Any]) -> None:
+    """See a split of a model go on with what is as it was, and refuse what changed."""
+    split = prepare_split(model, (inputs,), split="after:first")
+    whole = model(inputs)
+    assert torch.equal(split.run_suffix(split.run_prefix(inputs)), whole)
+    change()
+    assert not torch.equal(model(inputs), whole), "the change counts"
+    with pytest.raises(ModuleError, match="undo that, or call prepare_split again"):
+        split.run_suffix(split.run_prefix(inputs))

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ariadne import prepare_split
-from ariadne.errors import ModuleError
 from ariadne.guards.around import Surroundings
 from ariadne.guards.baseline import Baseline
-from conformance.unit.trap_kit import numbers
+from conformance.unit.trap_kit import numbers, refuses_after
 
 X = numbers(2, 4)
 Case = tuple[
@@ -203,13 +202,7 @@ def refused(name: str, held: bool) -> None:
     model = Net(asks if held else lambda _: asks(thing))
     if held:
         model.thing = thing
-    split = prepare_split(model, (X,), split="after:first")
-    whole = model(X)
-    assert torch.equal(split.run_suffix(split.run_prefix(X)), whole)
-    change()
-    assert not torch.equal(model(X), whole), "the change counts"
-    with pytest.raises(ModuleError, match="undo that, or call prepare_split again"):
-        split.run_suffix(split.run_prefix(X))
+    refuses_after(model, X, change)
 
 
 @torch.no_grad()
