@@ -23,10 +23,12 @@ from ariadne.halves import (
     Weights,
     copy_kept,
     count,
+    empty,
     export,
     flag,
     given,
     items,
+    left,
     need,
     read,
     read_flags,
@@ -36,7 +38,7 @@ from ariadne.halves import (
     tensors_of,
 )
 from ariadne.halves import weights as files
-from ariadne.plan import TracePlan, sizes_in
+from ariadne.plan import Store, TracePlan, sizes_in
 from ariadne.runtime import Settings, SplitRuntime, Variant, taps
 
 
@@ -122,6 +124,25 @@ class Half(nn.Module):
     ) -> None:  # fmt: skip
         """As `SplitRuntime.backward_prefix`."""
         self.runtime.backward_prefix(boundary, boundary_grads, optimizer=optimizer, scaler=scaler)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """What this side's forward has left in plain attributes, by the names that the model has for them.
+
+        A list or a dict that forward fills is one of the half's own: it is empty when the half is loaded, and has what this side
+        puts into it. Clear it as you would the model's; a server does so before each call, since nobody else would.
+
+        >>> half.attributes["losses"]
+        [tensor(0.2871)]
+        """
+        return left(self._root, self._stores())
+
+    def _stores(self) -> list[Store]:
+        return [store for plan in self.runtime._plans for store in plan.stores]
+
+    def _empty(self) -> None:
+        """Empty the lists to which forward appends."""
+        empty(self._root, self._stores())
 
     def shared_parameters(self) -> list[nn.Parameter]:
         """The parameters that the other side reads too, as tied embeddings: each half has a copy, and a share of the gradient."""

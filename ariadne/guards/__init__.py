@@ -95,7 +95,7 @@ from ariadne.guards.profiled import surroundings
 from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.remembered import Memories
 from ariadne.guards.roots import Reached, outside_of
-from ariadne.guards.switches import SWITCHES, TORCH, Switched, caches_parametrizations, no_weights_cached
+from ariadne.guards.switches import SETTERS, SWITCHES, TORCH, Switched, caches_parametrizations, no_weights_cached
 from ariadne.guards.tensors import StateGuard, asks_sizes
 from ariadne.guards.told import told_of, without_content
 from ariadne.guards.versions import VERSION, stamp

@@ -8,6 +8,7 @@ A plan and its cut flow in, or a file; out flow a file, or plans of one side and
     given       weights from elsewhere, held against a half's
     skeleton    the modules of a half
     called      Python that a half calls
+    containers  what forward puts into containers
     sized       the sizes beside the batch that a half serves
     together    whether the parts of a side go together
     form        a plan of one side as data, and back
@@ -20,6 +21,7 @@ A plan and its cut flow in, or a file; out flow a file, or plans of one side and
 
 from ariadne.halves.atoms import count, flag, items, mapped, need, text
 from ariadne.halves.called import copy_kept, state_of
+from ariadne.halves.containers import empty, left
 from ariadne.halves.export import Schema
 from ariadne.halves.export import write as export
 from ariadne.halves.form import Side

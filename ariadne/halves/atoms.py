@@ -23,6 +23,7 @@ from ariadne.plan import FUNCTIONS, HELPERS, Expr, Namespace, Ref
 MOST_DEEP = 64  # levels of nested arguments and structures
 MOST_TEXT = 4096  # characters of a name, of an expression, of a text
 _WORD = 2**63
+_OF_RESULTS = ("a container of its inputs or outputs", "the class of a result")
 _RESERVED = Namespace(set(HELPERS)).taken
 _MATH = frozenset(n for n in dir(math) if not n.startswith("_")) - {"factorial", "comb", "perm"}
 _TORCH: dict[str, tuple[type, Callable[[str], Any]]] = {
@@ -33,7 +34,13 @@ DEVICES = frozenset(("cpu", "cuda", "mps", "xpu", "hpu", "mtia", "meta"))
 # Containers and questions that need no leave to be loaded: they do nothing but hold, or look.
 KNOWN = {
     f"{cls.__module__}:{cls.__qualname__}": cls
-    for cls in (OrderedDict, torch.Size, torch.nn.utils.rnn.PackedSequence, *vars(torch.return_types).values())
+    for cls in (
+        OrderedDict,
+        torch.Size,
+        nn.Parameter,
+        torch.nn.utils.rnn.PackedSequence,
+        *vars(torch.return_types).values(),
+    )
     if isinstance(cls, type)
 } | {f"{ask.__module__}:{ask.__qualname__}": ask for ask in QUESTIONS}
 
@@ -303,18 +310,13 @@ def told_spec(spec: tree.Spec) -> Any:
     """A structure as JSON-able data."""
     if spec.kind == tree.LEAF:
         return "*"
-    if spec.kind == "subclass":
-        raise HalfError(
-            f"a result is a tensor of class {'' if spec.cls is None else spec.cls.__name__}, which a file can't name; return it as "
-            "torch's own, t.as_subclass(torch.Tensor), and make the class around it after the call"
-        )
     found: dict[str, Any] = {"kind": spec.kind, "children": [told_spec(c) for c in spec.children]}
     if spec.kind in ("dict", "fields", "namedtuple", "mapping"):
         found["keys"] = [told(k) for k in spec.keys]
     if spec.kind not in ("list", "tuple", "dict", "size"):
         assert spec.cls is not None
         found["class"] = place(spec.cls)
-    if spec.kind == "registered":
+    if spec.kind in ("registered", "subclass"):
         found["context"] = told(spec.context)
     return found
 
@@ -371,7 +373,11 @@ class Classes:
             raise HalfError(
                 f"this half uses {found!r} ({what}), and would import and call it. If you trust who made the file, load it with "
                 f"allow=[{found!r}]"
-                + ("; or with plain=True, which gives dicts and tuples" if "container" in what else "")
+                + (
+                    "; or with plain=True, which gives dicts, tuples and torch's own tensors"
+                    if what in _OF_RESULTS
+                    else ""
+                )
             )
         try:
             return fetch(found)
@@ -379,6 +385,14 @@ class Classes:
             raise HalfError(
                 f"this half uses {found!r}, which can't be found here: {error}. Install what has it"
             ) from error
+
+    def refuse_setting(self, setting: str) -> None:
+        """Raise `HalfError` for a setting of torch that a half changes while it runs, unless that is allowed."""
+        if setting not in self.allow and not self.trusting:
+            raise HalfError(
+                f"this half sets {setting} around some of its ops, for the whole process, and back after them. If no other thread "
+                f"minds that, load it with allow=[{setting!r}]"
+            )
 
     def spec(self, value: Any, depth: int = 0) -> tree.Spec:
         """The structure that `told_spec` wrote."""
@@ -398,7 +412,7 @@ class Classes:
             need(len(keys) == len(children), "a structure has not as many keys as parts")
         if kind in plain:
             return tree.Spec(kind, plain[kind], keys, children)
-        need(kind in ("fields", "namedtuple", "mapping", "registered"), f"a structure is a {_show(kind)}")
+        need(kind in ("fields", "namedtuple", "mapping", "registered", "subclass"), f"a structure is a {_show(kind)}")
         if kind in ("fields", "namedtuple"):
             need(
                 all(type(k) is str and k.isidentifier() and not keyword.iskeyword(k) for k in keys),
@@ -406,9 +420,12 @@ class Classes:
             )
         where = value.get("class")
         if self.plain and where not in KNOWN and where not in self.allow:
+            if kind == "subclass":
+                need(len(children) == 1, "a structure is malformed")
+                return children[0]
             flat = kind in ("registered", "namedtuple")
             return tree.Spec("tuple", tuple, (), children) if flat else tree.Spec("dict", dict, keys, children)
-        cls = self.find(where, "a container of its inputs or outputs")
+        cls = self.find(where, _OF_RESULTS[kind == "subclass"])
         need(isinstance(cls, type), f"{_show(where)} is no class")
         context = Reader().atom(value["context"]) if "context" in value else None
         found = tree.Spec(kind, cls, keys, children, context)
@@ -424,6 +441,9 @@ def _fits(spec: tree.Spec) -> bool:
         "namedtuple": issubclass(cls, tuple) and getattr(cls, "_fields", None) == spec.keys,
         "fields": hasattr(cls, "__dataclass_fields__"),
         "registered": cls in torch_pytree.SUPPORTED_NODES,
+        "subclass": issubclass(cls, torch.Tensor)
+        and [c.kind for c in spec.children] == [tree.LEAF]
+        and (spec.context is None or type(spec.context) is bool),
     }[spec.kind]
 
 

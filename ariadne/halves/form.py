@@ -7,11 +7,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from torch import nn
 
 from ariadne import tree
 from ariadne.cut import SplitCandidate
 from ariadne.errors import HalfError
-from ariadne.guards import SWITCHES
+from ariadne.guards import SETTERS, SWITCHES
 from ariadne.halves import ops
 from ariadne.halves.atoms import (
     Classes,
@@ -30,12 +31,15 @@ from ariadne.halves.atoms import (
     told_spec,
 )
 from ariadne.halves.called import Named, read_object, told_object
+from ariadne.halves.containers import Container, is_free, read_containers, told_containers
 from ariadne.halves.sized import NO_SIZES, told_sizes, with_sizes
 from ariadne.halves.together import held_together
 from ariadne.halves.weights import Row, row
 from ariadne.plan import WHOLE, Apart, Assumption, Batches, Ref, Region, Store, TraceNode, TracePlan, Value
 
 KINDS = ("input", "parameter", "buffer", "constant", "tensor", "sequence", "scalar", "object")
+_DEFAULTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # what torch takes as its default dtype
+_LISTED = ("append", "grow", "contents")  # how several things at once are put into a list
 _SIZES = frozenset(("aten.sym_size.int", WHOLE))  # targets that stand for no op of their own
 
 
@@ -47,10 +51,10 @@ class Side:
     candidate: SplitCandidate
 
 
-def told_side(side: Side, constants: Mapping[str, Row], named: Named) -> dict[str, Any]:
+def told_side(side: Side, constants: Mapping[str, Row], named: Named, model: nn.Module) -> dict[str, Any]:
     """The plan and the cut as JSON-able data; `constants` says where in the file each constant of the plan is.
 
-    `named` gives the names of the model's modules, and of their methods.
+    `named` gives the names of the model's modules, and of their methods; `model` has the containers that forward fills.
     """
     plan, cut = side.plan, side.candidate
     assert plan.apart is not None
@@ -83,7 +87,17 @@ def told_side(side: Side, constants: Mapping[str, Row], named: Named) -> dict[st
             for v in plan.values.values()
         ],
         "nodes": [_told_node(n, handed) for n in plan.nodes],
-        "stores": [[s.path, s.table, s.name, told_spec(s.spec), told(s.atoms)] for s in plan.stores],
+        "stores": [
+            [
+                s.path,
+                s.table,
+                s.name,
+                told_spec(s.spec),
+                told(s.atoms),
+                *(told_containers(s, model) if s.inside else ()),
+            ]
+            for s in plan.stores
+        ],
         "output_spec": told_spec(plan.output_spec),
         "output": told(plan.output),
         "constants": {n: [*constants[n].told(), str(t.device)] for n, t in plan.constants.items()},
@@ -108,12 +122,10 @@ def _told_node(node: TraceNode, handed: set[str]) -> dict[str, Any]:
         found["kwargs"] = [[k, told(v)] for k, v in node.kwargs]
     if node.module:
         found["module"], found["call"] = node.module, node.call
-    if region.switches:
-        raise HalfError(
-            f"forward sets {region.switches[0][0]} by itself, which a file can't hold; set it outside of the model"
-        )
     if region != Region():
         found["region"] = [region.grad, [[d, on, str(t), c] for d, on, t, c in region.autocast], region.scope]
+    if region.switches:
+        found["region"].append(_told_set(region.switches))
     if node.writes:
         found["writes"] = list(node.writes)
     if node.may_alias:
@@ -140,6 +152,7 @@ class SideReader:
         spaces: frozenset[str],
     ) -> None:  # fmt: skip
         self.part, self.state, self.classes, self.spaces = part, state, classes, spaces
+        self.containers: list[Container] = []  # of all the sides that it has read
         self.ops = {target: self._op(target, schema) for target, schema in schemas.items()}
 
     def _op(self, target: str, schema: Any) -> Any:
@@ -283,8 +296,8 @@ class SideReader:
         region = Region()
         if "region" in d:
             parts = items(d["region"], "a region")
-            need(len(parts) == 3, "a region is malformed")
-            grad, casts, scope = parts
+            need(len(parts) in (3, 4), "a region is malformed")
+            grad, casts, scope, *set_here = parts
             need(grad is None or type(grad) is bool, "a region is malformed")
             entries = [items(c, "autocast") for c in items(casts, "autocast")]
             need(all(len(c) == 4 for c in entries), "autocast is malformed")
@@ -292,7 +305,8 @@ class SideReader:
                 (device(e[0]).type, flag(e[1], "autocast"), constant("dtype", e[2]), flag(e[3], "autocast"))
                 for e in entries
             )
-            region = Region(grad, autocast, count(scope, "a scope"))
+            switches = self._read_set(reader.atom(set_here[0])) if set_here else ()
+            region = Region(grad, autocast, count(scope, "a scope"), switches)
         args = reader.atom(items(d["args"], "arguments"))
         kwargs = tuple((text(k, "a keyword"), reader.atom(v)) for k, v in self._two(d.get("kwargs", []), "keywords"))
         node = TraceNode(
@@ -325,6 +339,14 @@ class SideReader:
         self._check(node, values)
         return node
 
+    def _read_set(self, found: Any) -> tuple[tuple[str, Any], ...]:
+        """The settings of torch that forward sets around an op, where the caller allows it: they are the process's."""
+        switches = _switches(found)
+        for setting, value in switches:
+            need(_may_set(setting, value), f"an op is to run where {setting} is {value!r}")
+            self.classes.refuse_setting(setting)
+        return switches
+
     def _check(self, node: TraceNode, values: dict[str, Value]) -> None:
         if node.target == WHOLE:
             need(
@@ -349,19 +371,27 @@ class SideReader:
 
     def _store(self, data: Any, reader: Reader) -> Store:
         parts = items(data, "what is stored")
-        need(len(parts) == 5 and parts[1] in ("_buffers", "__dict__"), "what is stored is malformed")
-        path, where, key = text(parts[0], "a module"), parts[1], text(parts[2], "an attribute")
-        steps = path.split(".") if path else []
-        need(all(steps) and len(steps) <= 64, "what is stored is of no module")
+        inside = len(parts) > 1 and parts[1] == "held"
         need(
-            any(path == p for _, p, _ in self.state) or where == "__dict__" or path == "",
+            len(parts) == (8 if inside else 5) and parts[1] in ("_buffers", "__dict__", "held"),
+            "what is stored is malformed",
+        )
+        path, where, key = text(parts[0], "a module"), parts[1], text(parts[2], "an attribute")
+        above = path.split(".") if path else []
+        need(all(above) and len(above) <= 64, "what is stored is of no module")
+        need(
+            any(path == p for _, p, _ in self.state) or where != "_buffers" or path == "",
             f"there is no module {path!r}",
         )
-        free = not key.startswith("__") and not hasattr(torch.nn.Module, key) and key not in torch.nn.Module().__dict__
-        need(free and key.isidentifier(), f"nothing is stored at {key[:80]!r}")
+        need(inside or is_free(key), f"nothing is stored at {key[:80]!r}")
         spec, atoms = self.classes.spec(parts[3]), reader.atom(parts[4])
         need(isinstance(atoms, tuple) and len(atoms) == spec.size, "what is stored is malformed")
-        return Store(path, where, key, spec, atoms)
+        if not inside:
+            return Store(path, where, key, spec, atoms)
+        how, steps, containers = read_containers(parts[5:], path)
+        need(how not in _LISTED or spec.kind in ("list", "tuple"), "what is stored is malformed")
+        self.containers += containers
+        return Store(path, where, key, spec, atoms, steps, how)
 
     def _candidate(self, data: Any) -> SplitCandidate:
         d = table(data, "a cut", [f.name for f in fields(SplitCandidate)])
@@ -438,6 +468,22 @@ def _switches(found: Any) -> tuple[tuple[str, Any], ...]:
         if text(name, "a setting of torch") not in SWITCHES:
             raise HalfError(f"this half relies on {name}, a setting that torch {torch.__version__} does not have")
     return tuple((str(name), was) for name, was in found)
+
+
+def _told_set(switches: tuple[tuple[str, Any], ...]) -> Any:
+    """The settings of torch that forward sets around an op; `HalfError` for one that a file may not set."""
+    for setting, value in switches:
+        if not _may_set(setting, value):
+            raise HalfError(f"forward sets {setting} by itself, which a file can't hold; set it outside of the model")
+    return told(switches)
+
+
+def _may_set(setting: str, value: Any) -> bool:
+    """Whether a file may set this: what a switch that can be set takes, and can't fail over."""
+    now = SWITCHES[setting]() if setting in SETTERS else None
+    if isinstance(now, torch.dtype):
+        return isinstance(value, torch.dtype) and value in _DEFAULTS
+    return type(now) is bool and type(value) is bool
 
 
 def _refs(atoms: Any) -> list[Ref]:

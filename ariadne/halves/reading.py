@@ -14,6 +14,7 @@ from torch import nn
 from ariadne.errors import HalfError
 from ariadne.halves.atoms import Classes, need
 from ariadne.halves.called import tie
+from ariadne.halves.containers import make
 from ariadne.halves.form import Side
 from ariadne.halves.given import Weights, given, refuse_unfit
 from ariadne.halves.given import replace as replace_by
@@ -46,6 +47,7 @@ def read(
         )
     tensors = dict(_tensors(told.state, file if told.weights else None, weights))
     root = skeleton(told.state, tensors, told.sides[0].plan.training, told.flags, told.stored)
+    make(root, told.containers)
     for i, side in enumerate(told.sides):
         mine = {n.partition(" ")[2]: at for n, at in told.constants.items() if n.partition(" ")[0] == str(i)}
         _fill(side.plan, mine, file)

@@ -9,6 +9,7 @@ from typing import Any
 from ariadne.cut import SIDES
 from ariadne.errors import HalfError
 from ariadne.halves.atoms import Classes, count, flag, items, mapped, need, text
+from ariadne.halves.containers import Container
 from ariadne.halves.form import Side, SideReader
 from ariadne.halves.skeleton import Held, known_places, read_flags, read_state
 from ariadne.halves.weights import Row
@@ -23,13 +24,14 @@ _KEYS = frozenset("format ariadne torch part model weights digest ops state flag
 
 @dataclass(frozen=True)
 class Said:
-    """What a file says: its tensors, the training flags of modules, its plans, and where their constants lie."""
+    """What a file says: tensors, training flags of modules, plans, where their constants lie, containers that forward fills."""
 
     state: list[Held]
     flags: dict[str, bool]
     sides: list[Side]
     constants: dict[str, tuple[Row, str]]
     weights: bool
+    containers: list[Container]
 
     @property
     def stored(self) -> set[str]:
@@ -61,4 +63,4 @@ def said(data: Mapping[str, Any], classes: Classes, spaces: frozenset[str]) -> S
     sides = [reader.read(plan, constants, i) for i, plan in enumerate(items(data["plans"], "the plans"))]
     need(0 < len(sides) <= 64, "it has no plans, or too many")
     need(len({s.plan.training for s in sides}) == 1, "its plans are of two modes")
-    return Said(state, flags, sides, constants, flag(data["weights"], "weights"))
+    return Said(state, flags, sides, constants, flag(data["weights"], "weights"), reader.containers)

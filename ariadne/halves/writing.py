@@ -20,6 +20,7 @@ from ariadne.guards import Baseline, asks_sizes, shown
 from ariadne.halves import ops, weights
 from ariadne.halves.atoms import Classes
 from ariadne.halves.called import named_in, refuse_kept_by_both
+from ariadne.halves.containers import make
 from ariadne.halves.form import NOTHING, Side, told_side
 from ariadne.halves.skeleton import Held, Place, skeleton
 from ariadne.halves.whole import FORMATS, VERSION, said
@@ -141,12 +142,15 @@ def side_of(cut: Cut, name: str, model: nn.Module) -> Side:
 
 
 def _refuse_values(plan: TracePlan, part: Part) -> None:
-    """Raise `HalfError` for what a file has no form for: containers that forward fills, nested tensors, classes of a user's own."""
-    inside = next((s for s in _left(plan, part) if s.inside), None)
-    if inside is not None:
-        raise HalfError(
-            f"forward puts something into a container ({inside.where}), which a file can't hold; return it, or use a buffer"
-        )
+    """Raise `HalfError` for what no file can hold: containers of others that forward fills, nested tensors, classes of inputs."""
+    read = {v.origin[:2] for v in plan.values.values() if v.kind == "attribute"}
+    for store in _left(plan, part):
+        if store.inside and (store.table != "held" or (store.path, store.steps[0]) in read):
+            raise HalfError(
+                f"forward puts something into a container ({store.where}), and "
+                + ("reads it, too" if store.table == "held" else "the model doesn't hold that in an attribute")
+                + ", which a file can't hold; return it, or use a buffer"
+            )
     names = {*part.takes, *(part.gives or ()), *(n for node in part.nodes(plan) for n in (*node.reads, *node.outputs))}
     nested = next((n for n in sorted(names) if n in plan.values and plan.values[n].is_nested), None)
     if nested is not None:
@@ -195,8 +199,8 @@ def _refuse_op(node: TraceNode) -> None:
 
 def _stores(plan: TracePlan, store: Store) -> Iterator[Store]:
     """What forward stores in an attribute: to the buffers that hold it here, where a plan reads it, or to the attribute itself."""
-    if store.table == "_buffers":
-        yield store
+    if store.table == "_buffers" or store.inside:
+        yield replace(store, needs=())
         return
     read = {
         v.origin: v for v in plan.values.values() if v.kind == "attribute" and v.origin[:2] == (store.path, store.name)
@@ -353,7 +357,7 @@ def save(
         "state": [slot.held(rows[_key(slot)]).told() for slot in kept],
         "flags": [[path, on] for path, on in _flags(name, sides).items()],
         "plans": [
-            told_side(s, {n: rows[f"constant {i} {n}"] for n in s.plan.constants}, names)
+            told_side(s, {n: rows[f"constant {i} {n}"] for n in s.plan.constants}, names, model)
             for i, (s, _) in enumerate(sides)
         ],
     }
@@ -374,7 +378,8 @@ def _read_back(told: str) -> None:
         spaces = frozenset(target.partition(".")[0] for target in half["ops"])
         found = said(half, Classes(trusting=True), spaces)
         empty = {str(i): torch.empty(0, dtype=h.row.dtype, device="meta") for i, h in enumerate(found.state)}
-        skeleton(found.state, empty, found.sides[0].plan.training, found.flags, found.stored)
+        root = skeleton(found.state, empty, found.sides[0].plan.training, found.flags, found.stored)
+        make(root, found.containers)
     except HalfError as error:
         why = (
             str(error)

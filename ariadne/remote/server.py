@@ -291,6 +291,8 @@ class Server:
     def _answer(self, request: Request) -> Answer:
         header, bodies = request.header, request.bodies
         op = header["op"]
+        if op in ("run", "train", "forward"):
+            self.half._empty()  # of what forward appended in the call before
         self._run.touch(header.get("session"), request.came)
         if op == "hello":
             return self._hello(), []

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -113,7 +115,8 @@ def _hold_forward(bench: Bench, case: Case, split: Split, halves: list[Any], bat
     seed_all(batch)
     expected = no_grad(twin, bench.inputs(batch))
     after = rng_state()
-    if case.training or any(plan.objects for half in halves for plan in half.runtime._plans):
+    plans = [plan for half in halves for plan in half.runtime._plans]
+    if case.training or any(plan.objects or plan.stores for plan in plans):
         halves = [_fresh(half) for half in halves]
     args, kwargs = bench.inputs(batch)
     seed_all(batch)
@@ -123,9 +126,40 @@ def _hold_forward(bench: Bench, case: Case, split: Split, halves: list[Any], bat
     where = f"batch {batch}, {at(split)}"
     hold("output of the halves", expected, _as(expected, found), where)
     _hold_state(twin, halves, where)
+    _hold_records(split, twin, halves, where)
     moved = rng_moved(after, rng_state())
     if moved:
         raise Stop(Status.FAIL_RNG, f"{where}: {moved}")
+
+
+def _hold_records(split: Split, twin: nn.Module, halves: list[Any], where: str) -> None:
+    """Stop where the containers that the halves filled are not, together, what one call of the model put into its own."""
+    filled = {(s.path, s.steps[0]) for plan in split.runtime.plans for s in plan.stores if s.inside}
+    for path, key in sorted(filled):
+        name = f"{path}.{key}".removeprefix(".")
+        mine = [half.attributes[name] for half in halves if name in half.attributes]
+        if not mine:
+            raise Stop(Status.FAIL_STRUCTURE, f"no half has the {name!r} that forward fills; {where}")
+        theirs = twin.get_submodule(path).__dict__[key]
+        hold(f"what forward left in {name!r}", _plainly(theirs), _together([_plainly(m) for m in mine]), where)
+
+
+def _plainly(thing: Any) -> Any:
+    """Deques as lists, plain objects as dicts."""
+    if isinstance(thing, SimpleNamespace):
+        thing = vars(thing)
+    if isinstance(thing, dict):
+        return {k: _plainly(v) for k, v in thing.items()}
+    return [*thing] if isinstance(thing, deque) else thing
+
+
+def _together(parts: list[Any]) -> Any:
+    """What the halves have put into one container: lists one after the other, dicts as one."""
+    if all(isinstance(p, list) for p in parts):
+        return [thing for p in parts for thing in p]
+    if all(isinstance(p, dict) for p in parts):
+        return {k: _together([p[k] for p in parts if k in p]) for k in {k: None for p in parts for k in p}}
+    return parts[-1]
 
 
 def _hold_double(bench: Bench, split: Split, folder: Path, batch: int) -> None:

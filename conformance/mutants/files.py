@@ -119,3 +119,25 @@ class UnheardPath(_InFile):
                 plan["values"], plan["output"] = first["values"], first["output"]
                 plan["constants"], plan["cut"] = first["constants"], first["cut"]
                 plan["first"] = first["first"]
+
+
+class LostRecord(_InFile):
+    """What forward puts into the second of two containers, or the second time into one, is not in the file."""
+
+    piece = "halves"
+
+    def in_half(self, half: dict[str, Any]) -> None:
+        for plan in half["plans"]:
+            held = [store for store in plan["stores"] if store[1] == "held"]
+            plan["stores"] = [store for store in plan["stores"] if store not in held[1:]]
+
+
+class SettingOutside(_InFile):
+    """A setting of torch that forward sets around an op is not set in the half."""
+
+    piece = "halves"
+
+    def in_half(self, half: dict[str, Any]) -> None:
+        for plan in half["plans"]:
+            for node in plan["nodes"]:
+                node["region"] = node.get("region", [None, [], 0])[:3]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ariadne import tree
 from ariadne.plan import TracePlan
 
 
@@ -40,8 +41,10 @@ def modules_called(plans: Iterable[TracePlan], model: nn.Module, other: nn.Modul
 
 
 def functions_called(plans: Iterable[TracePlan]) -> list[str]:
-    """The Python functions that the plans call, as a file names them."""
-    found = set()
+    """What a file needs leave for: functions that the plans call, settings that they change, classes of tensors."""
+    plans = [*plans]
+    found = {setting for plan in plans for node in plan.nodes for setting, _ in node.region.switches}
+    found |= {_name(cls) for plan in plans for cls in _classes(plan.output_spec)}
     for called in _called(plans):
         owner = getattr(called, "__self__", called)
         if callable(owner) and not isinstance(
@@ -49,6 +52,14 @@ def functions_called(plans: Iterable[TracePlan]) -> list[str]:
         ):  # not a container that a plan stores in, nor what is handed over
             found.add(_name(owner))
     return sorted(found)
+
+
+def _classes(spec: tree.Spec) -> Iterator[Any]:
+    """The classes of tensors that a structure has."""
+    if spec.kind == "subclass":
+        yield spec.cls
+    for child in spec.children:
+        yield from _classes(child)
 
 
 def _name(function: Any) -> str:
