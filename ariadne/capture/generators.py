@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 import torch
+
+_OF_PYTHON = ("random", "numpy.random")
 
 
 def states() -> dict[str, Any]:
@@ -25,11 +27,11 @@ def moved_of_python(then: Mapping[str, Any]) -> list[str]:
     """Which of `random` and `numpy.random` moved since."""
     now, names = states(), []
     if now["python"] != then["python"]:
-        names.append("random")
+        names.append(_OF_PYTHON[0])
     if "numpy" in now and "numpy" in then:
         old, new = then["numpy"], now["numpy"]
         if any((a != b).any() if hasattr(a, "any") else a != b for a, b in zip(old, new, strict=True)):
-            names.append("numpy.random")
+            names.append(_OF_PYTHON[1])
     return names
 
 
@@ -43,8 +45,14 @@ def put_back_of_torch(then: Mapping[str, Any]) -> None:
 def put_back(then: Mapping[str, Any]) -> None:
     """Put all back."""
     put_back_of_torch(then)
-    random.setstate(then["python"])
-    if "numpy" in then:
+    put_back_of_python(then, _OF_PYTHON)
+
+
+def put_back_of_python(then: Mapping[str, Any], names: Collection[str]) -> None:
+    """Put back those of `random` and `numpy.random` that are named."""
+    if _OF_PYTHON[0] in names:
+        random.setstate(then["python"])
+    if _OF_PYTHON[1] in names and "numpy" in then:
         sys.modules["numpy"].random.set_state(then["numpy"])
 
 

@@ -218,7 +218,21 @@ def observe(
             plan, unpruned, Evidence(batch, output), shapes, found, unforeseen, effects, history, settled, primed
         )
     finally:
-        snapshot.restore(found is None or (found.drew and not found.disturbed))
+        put_back(snapshot, found)
+
+
+def put_back(snapshot: Snapshot, found: Recording | None) -> None:
+    """Let all be as it was before a run, as far as that came: of random generators those that it drew from, and no other thread."""
+    if found is None:
+        snapshot.restore()
+    else:
+        snapshot.restore(found.drew and not found.disturbed, drawn_from(found, snapshot))
+
+
+def drawn_from(found: Recording, snapshot: Snapshot) -> list[str]:
+    """Which of Python's own generators forward drew from, and no other thread."""
+    mine = found.drew_python or threading.active_count() == 1
+    return [name for name in snapshot.moved_rng(found.numbers) if mine or name != "random"]
 
 
 def _refuse_renewed(found: Recording, effects: Effects) -> None:
@@ -265,8 +279,7 @@ def _refuse_python_state(
             f"forward reads {found.unseen}, whose state no guard can see: a plan would go on with what it was at capture. Ask it "
             "before the call, and pass the answer as an argument; or keep such state in a buffer"
         )
-    mine = found.drew_python or threading.active_count() == 1  # else it was another thread that drew
-    moved = [name for name in snapshot.moved_rng(found.numbers) if mine or name != "random"]
+    moved = drawn_from(found, snapshot)
     if moved:
         found.drew = True
         raise UnsupportedError(

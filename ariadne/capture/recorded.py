@@ -407,6 +407,7 @@ def recording(
         paths.setdefault(id(module), path)
     found, patches = Recording(), Patches()
     recorder = Recorder(found, fake, snapshot, patches, watch)
+    read = None
     with PATCHING, ExitStack() as stack:
         stack.callback(recorder.forget)
         try:
@@ -419,7 +420,6 @@ def recording(
                 stack.enter_context(fake)
             stack.enter_context(enable_python_dispatcher())
             stack.enter_context(recorder)
-            read = None
             if fake is None and watch is None:
                 read = stack.enter_context(surroundings(recorder.is_mine, snapshot.holds, recorder.aside))
                 recorder.profile = sys.getprofile()
@@ -432,6 +432,8 @@ def recording(
                     "outside"
                 )
         finally:
+            if read is not None:
+                found.drew_python, found.drew = read.drew, found.drew or read.drew
             switches.put_back(recorder.settings)
             patches.restore()
             if watch is not None:
@@ -448,8 +450,7 @@ def recording(
         found.unseen, found.moving = read.unseen, read.moving()
         found.names, found.whole, found.switches = read.names, read.whole, read.switches
         found.by_name, found.reads = read.by_name, read.reads
-        found.drew_python, found.codes, found.compared = read.drew, read.codes, read.compared
-        found.drew = found.drew or read.drew
+        found.codes, found.compared = read.codes, read.compared
         found.assigned, found.filled = read.assigned, read.filled
         found.looked |= read.which
     for path in found.used & snapshot.modules.keys():

@@ -81,7 +81,10 @@ class Snapshot:
         self._slots: list[tuple[Slots, dict[str, Any]]] = []
         self._sets: list[tuple[set[Any], set[Any]]] = []
         self._saved: dict[int, Copy] = {}
-        self._parameters = [(p, p.data, p.grad, p.requires_grad) for p in model.parameters()]
+        self._parameters = [
+            (p, p.data, p.grad, p.requires_grad)
+            for p in (*model.parameters(), *(t for t in outside.tensors if t.is_leaf and t.requires_grad))
+        ]
         self._owners: dict[int, list[torch.Tensor]] = {}
         self._generators: list[tuple[Callable[[Any], Any], Any]] = []
         self._own_rng: list[tuple[Any, Callable[[], Any], Callable[[Any], Any], Any]] = []
@@ -196,7 +199,11 @@ class Snapshot:
 
     def kept_memory(self) -> set[int]:
         """The memory of all tensors that Python holds, those in tuples, slots and variables too."""
-        found, todo = set[int](), list[Any]()
+        return {t.untyped_storage()._cdata for t in self._kept()}
+
+    def _kept(self) -> Iterator[torch.Tensor]:
+        """The tensors that Python holds."""
+        todo = list[Any]()
         for table, _ in self._dicts:
             todo += dict.values(table)
         for values, _ in self._lists:
@@ -209,10 +216,9 @@ class Snapshot:
             one = todo.pop()
             if is_a(one, torch.Tensor):
                 if one.layout is torch.strided and not one.is_meta:
-                    found.add(one.untyped_storage()._cdata)
+                    yield one
             elif is_a(one, (tuple, frozenset)):
                 todo += one
-        return found
 
     def all_tensors(self) -> list[torch.Tensor]:
         """All of the model's tensors that it knows."""
@@ -246,10 +252,12 @@ class Snapshot:
                     self.save(buffer)
 
     def save_all(self) -> None:
-        """Keep a copy of every tensor that the model holds: for a forward of which nobody knows what it writes."""
+        """Keep a copy of every tensor that Python holds: for a forward of which nobody knows what it writes."""
         for owners in self._owners.values():
             for tensor in owners:
                 self.save(tensor)
+        for tensor in (*self._kept(), *self._taken[2].tensors):
+            self.save(tensor)
 
     def moved_rng(self, then: Mapping[str, Any] | None = None) -> list[str]:
         """Which of Python's own generators moved since, or since they stood as they did `then`: `random`, `numpy.random`."""
@@ -384,11 +392,11 @@ class Snapshot:
                     ):
                         yield path, name, what
 
-    def restore(self, drew: bool = True) -> None:
+    def restore(self, drew: bool = True, python: Collection[str] = ()) -> None:
         """Put everything back.
 
         The random generators of the process are left where they are unless the model `drew` from them: they are every thread's,
-        and to rewind them would give another thread its numbers twice.
+        and to rewind them would give another thread its numbers twice. Of Python's own, `python` names those that it drew from.
         """
         self._put_back(None)
         self.memories.forget()
@@ -406,6 +414,8 @@ class Snapshot:
             put(state)
         if drew:
             self.restore_rng()
+        else:
+            generators.put_back_of_python(self.rng, python)
 
     def _put_back(self, only: Callable[..., bool] | None) -> None:
         """Put back what Python keeps: all of it, or `only` what this says of a container and a key of it."""

@@ -13,7 +13,7 @@ from ariadne import tree
 from ariadne.capture.example import Example, called
 from ariadne.capture.foreseen import forget_real
 from ariadne.capture.lower import Lowering
-from ariadne.capture.observed import with_stores
+from ariadne.capture.observed import drawn_from, with_stores
 from ariadne.capture.reach import Reach
 from ariadne.capture.recorded import recording
 from ariadne.capture.shapes import (
@@ -72,6 +72,7 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
     snapshot = reach.snapshot(args, kwargs)
     state = state_tensors(snapshot)
     containers = reach.containers(args, kwargs)
+    found = Recording()
     try:
         with torch.set_grad_enabled(grad), recording(model, fake, snapshot) as (found, recorder):
             shapes.recorder = recorder
@@ -91,7 +92,7 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
             found.read_attributes = {k: read for k, read in found.read_attributes.items() if simple(read[1])}
             recordings.append(found)
     finally:
-        snapshot.restore(False)  # no fake tensor draws
+        snapshot.restore(False, drawn_from(found, snapshot))  # no fake tensor draws; Python does
         forget_real(fake)
     of_ops, of_forward = shapes.asked("op", symbols), shapes.asked("forward", symbols)
     if over:  # no batch is tried at other sizes: where an op asks, its answer counts as well

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from ariadne.guards.attributes import (
@@ -63,10 +64,14 @@ class Root:
 
 @dataclass(frozen=True)
 class Reached:
-    """What forward can reach outside of a model: `roots`, and the results that `functools.lru_cache` keeps for its functions."""
+    """What forward can reach outside of a model: `roots`, and the results that `functools.lru_cache` keeps for its functions.
+
+    `tensors`: those that a variable, a class or a default holds, and those of modules that stand there.
+    """
 
     roots: tuple[Root, ...] = ()
     memories: tuple[Any, ...] = ()
+    tensors: tuple[torch.Tensor, ...] = ()
 
 
 def outside_of(modules: Mapping[str, nn.Module]) -> Reached:
@@ -98,6 +103,7 @@ class _Search:
         ] = {}  # names in the model's own classes, which functions out of sight may assign
         self.functions: dict[int, FunctionType] = {}
         self.memories: dict[int, Any] = {}
+        self.tensors: dict[int, torch.Tensor] = {}
         self.written: set[str] = (
             set()
         )  # names of attributes that functions assign which may mean a class's or a function's
@@ -121,7 +127,7 @@ class _Search:
         for f in self.functions.values():
             if f.__name__ in self.named and self.written:
                 self.keep(Root(f"the attributes of {_called(f)}", f.__dict__))
-        return Reached(tuple(self.found.values()), tuple(self.memories.values()))
+        return Reached(tuple(self.found.values()), tuple(self.memories.values()), tuple(self.tensors.values()))
 
     def of_class(self, cls: type) -> None:
         if (id(cls),) in self.seen:
@@ -218,6 +224,14 @@ class _Search:
 
     def consider(self, value: Any, root: Root, names: Iterable[str] = (), deep: int = 0) -> None:
         """Keep a root, if something can be put into what it holds; go on from there if it can be called."""
+        held = (
+            (*value.parameters(), *value.buffers())
+            if is_a(value, nn.Module)
+            else value
+            if is_a(value, tuple)
+            else (value,)
+        )
+        self.tensors.update((id(t), t) for t in held if is_a(t, torch.Tensor))
         if is_a(value, type) and not is_known(getattr(sys.modules.get(value.__module__), "__dict__", {})):
             self.classes[value] = None
         if is_a(value, _CALLED) or is_memory(value):

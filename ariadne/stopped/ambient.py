@@ -16,7 +16,7 @@ from ariadne.errors import UnsupportedError
 from ariadne.guards import SWITCHES
 
 _DEVICES = ("cpu", "cuda")
-_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 _WORDS = {
     "inference": "torch.inference_mode()",
@@ -70,7 +70,7 @@ class Ambient:
             torch.is_inference_mode_enabled(),
             autocast,
             modes,
-            _top_hooks(False),
+            top_hooks(False),
             torch._C._is_view_replay_enabled(),
             torch._C._is_multithreading_enabled(),
             (torch.cuda.current_device(), torch.cuda.current_stream()) if torch.cuda.is_initialized() else None,

@@ -210,7 +210,21 @@ class MixedSplit:
         """Run the prefix with gradients; as `SplitRuntime.run_training_prefix`."""
         if not self._proved:
             self.prove_training()
+        self._look_first((args, kwargs))
         return self.graph.run_training_prefix(*args, **kwargs)
+
+    def _look_first(self, inputs: Any) -> None:
+        """See what forward does before the cut at the batch of these inputs: later that may write what the prefix's graph saved."""
+        leaves = [*tree.leaves(inputs)]
+        for i, dim in self._example.batched.items():
+            if (
+                i < len(leaves)
+                and isinstance(leaves[i], torch.Tensor)
+                and leaves[i].dim() > dim
+                and leaves[i].shape[dim]
+            ):
+                self._before(leaves[i].shape[dim], True)
+                return
 
     def train_suffix(
         self,
@@ -314,7 +328,9 @@ class MixedSplit:
         with torch.set_grad_enabled(grad):
             module, number, known = self.python.module, self.candidate.call, frozenset[Any]()
             return unmoved_since(self.model, before, self._laid).within(
-                lambda: run_rest(self.model, module, number, before, tensors, known=known, laid=self._laid)[0]
+                lambda: run_rest(
+                    self.model, module, number, before, tensors, known=known, laid=self._laid, trains=grad
+                )[0]
             )
 
     def _refuse_other_answers(self, plan: TracePlan, batch: int) -> None:

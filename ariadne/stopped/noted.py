@@ -161,6 +161,11 @@ class Noting(TorchFunctionMode):
         self.ids = {id(t): name for name, t in self.state.items()}
         self.marks = marks_of(model, self.state)
         self.used: set[str] = set()  # which state a call took
+        self.memories: dict[int, str] | None = None  # of that state, by name
+        self.views: dict[
+            int, tuple[Any, str]
+        ] = {}  # by id: a weak reference to what shows state, as `.data` does; its name
+        self.behind: set[str] = set()  # state that was written by such, of which its version does not tell
         self.entered: tuple[int, int, Told] | None = None  # as in `Before.entry`, where the module is plain
         self.python = PythonState(model)
         for at, (path, t) in enumerate(tree.paths(inputs)):
@@ -200,13 +205,25 @@ class Noting(TorchFunctionMode):
         given = [t for t in tree.leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         self.used.update([self.ids[id(t)] for t in given if id(t) in self.ids])
         strangers = [(t, version_of(t)) for t in given if id(t) not in self.ids and not self._knows(t)]
+        shown = [(t, version_of(t)) for t in given if id(t) in self.views and self.views[id(t)][0]() is t]
         found = func(*args, **kwargs)
+        self.behind.update([self.views[id(t)][1] for t, was in shown if version_of(t) != was])
+        if isinstance(found, torch.Tensor) and (shown or any(id(t) in self.ids for t in given)):
+            self._note_view(found)
         if any(version_of(t) != was for t, was in strangers):
             self.strange = (
                 self.strange or f"before the cut {_name(func)} writes into a tensor that no call of torch made there"
             )
         self.calls[at] = self._entry(found, func, args, kwargs, at, [0])
         return found
+
+    def _note_view(self, found: torch.Tensor) -> None:
+        """Note what shows memory of the model's state, and counts its writes by itself."""
+        if self.memories is None:
+            self.memories = {memory_of(t): name for name, t in self.state.items()}
+        name = self.memories.get(memory_of(found))
+        if name is not None and id(found) not in self.ids:
+            self.views[id(found)] = weakref.ref(found), name
 
     def _entry(self, found: Any, func: Any, args: Any, kwargs: Any, at: int, leaf: list[int]) -> Any:
         if isinstance(found, torch.Tensor):
@@ -253,7 +270,7 @@ class Noting(TorchFunctionMode):
         crossing: list[Name] = [name for name, _ in used]
         tensors = [t for _, t in used]
         self.site_of = {name: site for _, name, site in self.made.values()}
-        written = [name for name, t in self.state.items() if not stands(t, self.marks[name])]
+        written = [n for n, t in self.state.items() if n in self.behind or not stands(t, self.marks[n])]
         for of_model in written:
             if wanted.everything or of_model in wanted.state:
                 crossing.append(("state", of_model))

@@ -21,6 +21,7 @@ from ariadne import tree
 from ariadne.errors import BoundaryError, named
 from ariadne.guards import global_hooks
 from ariadne.stopped.absent import ANSWERED, Absent, Ghost, Standing, filled, present, settled
+from ariadne.stopped.ambient import top_hooks
 from ariadne.stopped.gate import Awaited
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import CONTAINERS, Before, Lost
@@ -36,8 +37,11 @@ _ASTRAY = (
 class Skipping(TorchFunctionMode):
     """Gives for each call of torch what was noted for it, until the cut is passed; after it, has the state that crossed taken."""
 
-    def __init__(self, state: dict[str, torch.Tensor], before: Before, crossed: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, state: dict[str, torch.Tensor], before: Before, crossed: Sequence[torch.Tensor], trains: bool
+    ) -> None:
         super().__init__()
+        self.trains = trains
         self.before, self.standing = before, Standing()
         self.at, self.names, self.outputs = 0, 0, len(crossed) - len(before.crossing)
         self.crossed, self.tensors = crossed, {}
@@ -123,6 +127,12 @@ class Skipping(TorchFunctionMode):
         name = self.stale.get(id(t))
         if name is None or self.state[name] is not t:
             return t
+        if self.trains and t.requires_grad:
+            raise self.standing.fail(
+                f"the part before the cut writes into {name!r}, a parameter that the part after it uses: what crossed of it would "
+                "get the gradient in its place. Train with the suffix in the process of the prefix, on the boundary itself; or cut "
+                "elsewhere"
+            )
         self.standing.used.append(("state", name))
         found = self.tensors.get(("state", name))
         if found is None:
@@ -183,11 +193,12 @@ def run_rest(
     *,
     known: frozenset[Place],
     laid: Laid | None = None,
+    trains: bool = False,
 ) -> tuple[Any, list[Any]]:
     """The model's output, from what crossed; and the names of what the suffix used.
 
     `crossed`: the tensors of the module's output, then those of `before.crossing`. `known`: attributes that may be set.
-    `laid`: what was laid out of the model before.
+    `laid`: what was laid out of the model before. `trains`: whether gradients go back from there.
     """
     if before.refusal:
         raise BoundaryError(f"this boundary can't be run from what crossed alone: {before.refusal}")
@@ -195,10 +206,18 @@ def run_rest(
         crossed = _copies(crossed)  # forward may write into them, and the boundary may be run again
     start = PythonState(model, laid, draws=bool(before.generators))  # else nothing is drawn before the cut
     _set_attributes(model, before, known)
-    skipping = Skipping(start.tensors(), before, crossed)
+    skipping = Skipping(start.tensors(), before, crossed, trains)
     undoing: list[Any] = []
 
+    saving = top_hooks(True)
+
     def reached(output: Any) -> Any:
+        if trains and top_hooks(True) != saving:
+            raise skipping.standing.fail(
+                "the cut lies within torch.utils.checkpoint, or within other hooks on the tensors that are saved for the "
+                "backward pass. That pass runs the part again from its beginning, which lies before the cut. Train with the suffix in the process "
+                "of the prefix, on the boundary itself; or cut at the end of that part"
+            )
         set_generators({name: start.generators[name] for name in before.generators if name in start.generators})
         _refuse_other(model, before)
         output = skipping.pass_cut(output)

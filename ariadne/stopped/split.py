@@ -173,7 +173,14 @@ class PythonSplit:
         with torch.set_grad_enabled(grad):
             return unmoved_since(model, before, self._laid).within(
                 lambda: run_rest(
-                    model, self.module, number, before, crossed, known=self.wanted.attributes, laid=self._laid
+                    model,
+                    self.module,
+                    number,
+                    before,
+                    crossed,
+                    known=self.wanted.attributes,
+                    laid=self._laid,
+                    trains=values is not None,
                 )[0]
             )
 
