@@ -215,8 +215,8 @@ def run_rest(
         if trains and top_hooks(True) != saving:
             raise skipping.standing.fail(
                 "the cut lies within torch.utils.checkpoint, or within other hooks on the tensors that are saved for the "
-                "backward pass. That pass runs the part again from its beginning, which lies before the cut. Train with the suffix in the process "
-                "of the prefix, on the boundary itself; or cut at the end of that part"
+                "backward pass. That pass runs the part again from its beginning, which lies before the cut. Train with the suffix in "
+                "the process of the prefix, on the boundary itself; or cut at the end of that part"
             )
         set_generators({name: start.generators[name] for name in before.generators if name in start.generators})
         _refuse_other(model, before)
