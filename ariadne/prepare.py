@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, overload
 
 import torch
@@ -89,9 +91,8 @@ def prepare_split(
     >>> output = runtime.run_suffix(runtime.run_prefix(torch.randn(7, 3, 224, 224)))
     """
     settings = _settings(split, mode, objective, compile_options)
-    return _with_fallback(
-        model, example_of(model, example_inputs, example_kwargs, settings.spec), settings, True, fallback, more_examples
-    )
+    example = example_of(model, example_inputs, example_kwargs, settings.spec)
+    return copy_context().run(_with_fallback, model, example, settings, True, fallback, more_examples)
 
 
 @overload
@@ -141,14 +142,8 @@ def prepare_split_replay(
     torch.Size([7, 1000])
     """
     settings = _settings(split, mode, objective, compile_options)
-    return _with_fallback(
-        model,
-        example_of(model, example_inputs, example_kwargs, settings.spec),
-        settings,
-        False,
-        fallback,
-        more_examples,
-    )
+    example = example_of(model, example_inputs, example_kwargs, settings.spec)
+    return copy_context().run(_with_fallback, model, example, settings, False, fallback, more_examples)
 
 
 def _settings(
@@ -168,10 +163,13 @@ class Recapture:
 
     def __call__(self, example: Example, training: bool, like: TracePlan | None = None) -> Captured:
         symbol, batches = self.batch_symbol, self.batches
+        captured = partial(
+            capture, self.model, example, batch_symbol=symbol, batches=batches, grad=training, needed=True, like=like
+        )
         try:
-            return capture(
-                self.model, example, batch_symbol=symbol, batches=batches, grad=training, needed=True, like=like
-            )
+            return copy_context().run(
+                captured
+            )  # what forward sets in context variables, it sets in none of the caller's
         except CaptureError as error:
             raise type(error)(f"{error}. {_WAY_OUT}") from error
 

@@ -347,13 +347,14 @@ class Recorder(ProxyTorchDispatchMode):
         for i in written_arguments(func, bound := bind(func, args, kwargs)):
             written = list(tensors_in(bound[i]))
             self.refuse_kept(written)
-            if not self.depth and any(storage_of(t) in self.state for t in written) and runs_again():
+            mine = any(storage_of(t) in self.state for t in written)
+            strangers += (others := self._keep(written))
+            if not self.depth and (mine or others) and runs_again():
                 raise UnsupportedError(
-                    f"forward writes into a tensor of the model within torch.utils.checkpoint in {self.where()}: the backward pass "
-                    "runs that part again, and writes again, which a plan does not. Pass use_reentrant=True, which keeps the part "
-                    "whole; or leave what writes out of it"
+                    f"forward writes into a tensor {'of the model' if mine else 'that it did not make'} within torch.utils.checkpoint "
+                    f"in {self.where()}: the backward pass runs that part again, and writes again, which a plan does not. Pass "
+                    "use_reentrant=True, which keeps the part whole; or leave what writes out of it"
                 )
-            strangers += self._keep(written)
         return strangers
 
     def refuse_kept(self, written: Iterable[torch.Tensor]) -> None:

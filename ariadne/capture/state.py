@@ -83,7 +83,10 @@ class Snapshot:
         self._saved: dict[int, Copy] = {}
         self._parameters = [
             (p, p.data, p.grad, p.requires_grad)
-            for p in (*model.parameters(), *(t for t in outside.tensors if t.is_leaf and t.requires_grad))
+            for p in (
+                *model.parameters(),
+                *(t for t in (*outside.tensors, *outside.parts) if t.is_leaf and t.requires_grad),
+            )
         ]
         self._owners: dict[int, list[torch.Tensor]] = {}
         self._generators: list[tuple[Callable[[Any], Any], Any]] = []
@@ -96,6 +99,9 @@ class Snapshot:
         for t in {id(v): v for table in tables for v in table.values() if is_a(v, torch.Tensor)}.values():
             if t.layout is torch.strided and not t.is_meta:
                 self._owners.setdefault(t.untyped_storage()._cdata, []).append(t)
+        for owners in self._owners.values():
+            for t in owners:
+                self._note(own_of(t))  # what forward has put on a tensor
         self._held = {*self._seen}
         self._variables: list[tuple[Any, tuple[str, ...], dict[str, Any]]] = []
         self.note(others)
@@ -256,7 +262,13 @@ class Snapshot:
         for owners in self._owners.values():
             for tensor in owners:
                 self.save(tensor)
-        for tensor in (*self._kept(), *self._taken[2].tensors):
+        for tensor in (*self._kept(), *self._taken[2].parts):
+            self.save(tensor)
+        self.save_outside()
+
+    def save_outside(self) -> None:
+        """Keep a copy of every tensor that a variable outside of the model holds, but for those of modules."""
+        for tensor in self._taken[2].tensors:
             self.save(tensor)
 
     def moved_rng(self, then: Mapping[str, Any] | None = None) -> list[str]:
@@ -477,6 +489,7 @@ def left_as_found(
     With `buffers` the data of all buffers too, whatever moves them. The random generators stay where they are unless it `drew`.
     """
     snapshot = Snapshot(model)
+    snapshot.save_outside()  # where a backward pass counts, for one
     if buffers:
         snapshot.save_buffers()
     for plan in plans:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -35,7 +35,8 @@ from ariadne.guards.links import absolute, is_known
 
 _SHORT = 256  # tables of functions that are longer are not looked through
 _DEEP = 4  # containers in containers, and modules in modules, are looked through so far
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_TENSORS_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _CALLED = (FunctionType, MethodType, partial)
 _ATTRIBUTED = (type, FunctionType)  # global things that a function may assign attributes of
 _BY_NAME = frozenset({"modules", "import_module", "__import__"})
@@ -66,25 +67,35 @@ class Root:
 class Reached:
     """What forward can reach outside of a model: `roots`, and the results that `functools.lru_cache` keeps for its functions.
 
-    `tensors`: those that a variable, a class or a default holds, and those of modules that stand there.
+    `tensors`: those that a variable, a class or a default holds; `parts`: those of modules that stand there.
     """
 
     roots: tuple[Root, ...] = ()
     memories: tuple[Any, ...] = ()
     tensors: tuple[torch.Tensor, ...] = ()
+    parts: tuple[torch.Tensor, ...] = ()
 
 
 def outside_of(modules: Mapping[str, nn.Module]) -> Reached:
-    """The variables and objects outside of a model that its hooks, its classes' own functions and those it holds can reach."""
+    """The variables and objects outside of a model that its hooks, its classes' own functions and those it holds can reach.
+
+    Its backward pass runs hooks of parameters, and functions of `autograd.Function`: theirs as well.
+    """
     search = _Search()
     for module in modules.values():
         for table in _HOOKS:
             for hook in module.__dict__[table].values():
                 search.enter(hook)
+        for tensor in module._parameters.values():
+            for table in _TENSORS_HOOKS if tensor is not None else ():
+                for hook in (getattr(tensor, table, None) or {}).values():
+                    search.enter(hook)
         kind: Any = type(module)
         for key, value in module.__dict__.items():
             if is_a(value, _CALLED) or is_memory(value):
                 search.enter(value)
+            elif (function := _applied(value)) is not None:
+                search.consider(function, Root(function.__name__, function))
             elif key not in BOOKKEEPING and type(value) not in LEAVES:
                 search.methods(value, _names_of(kind))
         search.of_class(kind)
@@ -104,6 +115,7 @@ class _Search:
         self.functions: dict[int, FunctionType] = {}
         self.memories: dict[int, Any] = {}
         self.tensors: dict[int, torch.Tensor] = {}
+        self.parts: dict[int, torch.Tensor] = {}
         self.written: set[str] = (
             set()
         )  # names of attributes that functions assign which may mean a class's or a function's
@@ -127,7 +139,12 @@ class _Search:
         for f in self.functions.values():
             if f.__name__ in self.named and self.written:
                 self.keep(Root(f"the attributes of {_called(f)}", f.__dict__))
-        return Reached(tuple(self.found.values()), tuple(self.memories.values()), tuple(self.tensors.values()))
+        return Reached(
+            tuple(self.found.values()),
+            tuple(self.memories.values()),
+            tuple(self.tensors.values()),
+            tuple(self.parts.values()),
+        )
 
     def of_class(self, cls: type) -> None:
         if (id(cls),) in self.seen:
@@ -224,14 +241,16 @@ class _Search:
 
     def consider(self, value: Any, root: Root, names: Iterable[str] = (), deep: int = 0) -> None:
         """Keep a root, if something can be put into what it holds; go on from there if it can be called."""
-        held = (
-            (*value.parameters(), *value.buffers())
-            if is_a(value, nn.Module)
-            else value
-            if is_a(value, tuple)
-            else (value,)
-        )
+        value = _applied(value) or value
+        held = value if is_a(value, tuple) else (value,)
         self.tensors.update((id(t), t) for t in held if is_a(t, torch.Tensor))
+        if is_a(value, nn.Module):
+            self.parts.update((id(t), t) for t in (*value.parameters(), *value.buffers()))
+        if is_a(value, type) and issubclass(value, torch.autograd.Function) and value not in self.classes:
+            self.declared[value] = {n for n in vars(value) if not n.startswith("__")}
+            for inner in vars(value).values():
+                self.enter_all(inner)
+            names = {*names, *_names_of(value)}
         if is_a(value, type) and not is_known(getattr(sys.modules.get(value.__module__), "__dict__", {})):
             self.classes[value] = None
         if is_a(value, _CALLED) or is_memory(value):
@@ -285,6 +304,12 @@ class _Search:
             name = f"{root.name} ({i})"
         self.names.add(name)
         self.found[key] = replace(root, name=name)
+
+
+def _applied(value: Any) -> type | None:
+    """The `autograd.Function` whose `apply` a value is."""
+    owner = getattr(value, "__self__", None) if is_a(value, BuiltinFunctionType) else None
+    return owner if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) else None
 
 
 @lru_cache(maxsize=1024)

@@ -236,6 +236,7 @@ class SplitRuntime(Told):
         """Run the prefix with gradients; the boundary keeps the prefix's graph for `backward_prefix`.
 
         Raises what `run_prefix` raises, and `TrainingError` under `torch.inference_mode()` or where the cut is `inexact`;
+        where an input was computed from a parameter of the suffix;
         and, after the prefix has run, where at this batch or layout a value that the suffix writes into is a view, but was none.
         """
         if torch.is_inference_mode_enabled():
@@ -246,6 +247,9 @@ class SplitRuntime(Told):
         _set_grad_enabled(True)
         try:
             variant, entered = self.enter(args, kwargs, True)
+            for given in entered:
+                if isinstance(given, torch.Tensor) and given.requires_grad:
+                    self._owned_by(variant).refuse_input_of_suffix(given)
             if variant.prefix_moves is not None or variant.state.before or variant.candidate.inexact:
                 return self._asking_prefix(variant, entered, (args, kwargs), True)
             return self._boundary(variant, entered, variant.run(variant.prefix, *entered), True)

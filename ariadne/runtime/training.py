@@ -59,6 +59,20 @@ class Owned:
         both = [p for i, p in after.items() if i in before]
         return cls([*before.values()], [*after.values()], both, frozenset(before), frozenset(after))
 
+    def refuse_input_of_suffix(self, given: torch.Tensor) -> None:
+        """Raise `TrainingError` where an input was computed from a parameter that the suffix alone reads, or is one.
+
+        That would get its gradient in two shares: the suffix's optimizer would step by one of them.
+        """
+        found = led_to([given], [p for p in self.suffix if id(p) not in self.of_prefix])
+        if found:
+            shape = next(tuple(p.shape) for p in self.suffix if id(p) in found)
+            raise TrainingError(
+                f"an input was computed, with gradients, from a parameter that the part after the cut uses (shape {shape}): its "
+                "gradient would come in two shares, one of them after the suffix's optimizer has stepped. Compute the input inside "
+                "of forward, detach it, or cut where the part before uses that parameter, too"
+            )
+
     def refuse_common_source(self) -> None:
         """Raise `TrainingError` where what one side reads is computed from a leaf to which the other side leads as well.
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
+from types import FrameType
 from typing import Any
 
 import torch
+from torch.autograd.function import FunctionCtx
 from torch.overrides import _get_current_function_mode_stack, _push_mode
+from torch.utils import checkpoint
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _len_torch_dispatch_stack  # type: ignore[attr-defined]
 
@@ -27,6 +31,50 @@ _WORDS = {
     "threads": "multithreaded backward passes",
     "cuda": "the current CUDA device or stream",
 }
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What a part under `torch.utils.checkpoint` has saved so far for the backward pass, which runs it again from its beginning.
+
+    `holders` stand for the tensors that it saves, `before` is how many there were at the cut.
+    """
+
+    holders: list[Any]
+    before: int
+
+    @classmethod
+    def now(cls) -> Saving | None:
+        """That of this thread, as far as forward has come; None where it is in no such part."""
+        hooks = top_hooks(True)
+        pack = hooks[0] if hooks is not None else None
+        if getattr(pack, "__module__", "") != checkpoint.__name__:
+            return None
+        held = dict(zip(pack.__code__.co_freevars, pack.__closure__ or (), strict=True))
+        holders = held["frame"].cell_contents.weak_holders
+        return cls(holders, len(holders))
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it has saved more since: for the suffix."""
+        return len(self.holders) > self.before
+
+    @property
+    def is_split(self) -> bool:
+        """Whether both sides of the cut will have it run again, which the whole model does once."""
+        return self.before > 0 and self.goes_on
+
+
+def within_function() -> str:
+    """The name of the `autograd.Function` whose forward this thread is in; empty where it is in none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        given = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if isinstance(given, FunctionCtx):
+            return code.co_qualname.removesuffix(".forward")
+        frame = frame.f_back
+    return ""
 
 
 @dataclass(frozen=True)

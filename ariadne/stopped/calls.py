@@ -16,7 +16,12 @@ from ariadne import tree
 from ariadne.capture import PATCHING, Patches
 from ariadne.cut import Boundary, Objective, around, best
 from ariadne.errors import FrontierError, named, nearest
-from ariadne.stopped.ambient import switched, switches
+from ariadne.stopped.ambient import Saving, switched, switches
+
+WITHIN = (
+    "it lies within torch.utils.checkpoint, whose part the backward pass runs again from its beginning: once in the whole model, "
+    "and once for each half"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,7 @@ class CallCandidate:
     `cut`: the ops that ran before, as counted for the example. `after`, `call`: the module's path and which of its calls;
     `calls`: how many there were. `boundary_bytes`: of all tensors that were made before and used after. `trainable`: a parameter
     that requires grad was used after, `trainable_prefix`: before. `reason` says why it is not `safe`, and is empty where it is.
+    `untrained`: why it does for inference alone.
     """
 
     cut: int
@@ -38,6 +44,7 @@ class CallCandidate:
     trainable: bool
     trainable_prefix: bool
     reason: str
+    untrained: str = ""
 
     @property
     def split_id(self) -> str:
@@ -61,6 +68,14 @@ class Measured:
     uses: dict[int, list[int]] = field(default_factory=dict)  # parameter, by id: ops that read it
     spans: list[tuple[int, int, int]] = field(default_factory=list)  # of other memory: made, last read, bytes
     needs_gradients: bool = False  # forward raises without, as where it calls torch.autograd.grad
+    saving: dict[tuple[str, int], Saving] = field(
+        default_factory=dict
+    )  # the calls that end within torch.utils.checkpoint
+
+    def splits(self, path: str, call: int) -> bool:
+        """Whether a cut there would have a part under `torch.utils.checkpoint` run again for each side."""
+        saving = self.saving.get((path, call))
+        return saving is not None and saving.is_split
 
     def sides(self, parameters: Sequence[nn.Parameter], cut: int) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """The parameters that were used before a cut, and those after."""
@@ -77,8 +92,19 @@ class Measured:
             rest = self.ops - cut
             if not reason and not (cut and rest):
                 reason = f"no op runs {'after' if cut else 'before'} that point, so one side would be empty"
+            untrained = WITHIN if self.splits(path, call) else "" if after else "no parameter after it requires grad"
             made = CallCandidate(
-                cut, path, call, self.counts[path], float(weight), cut, rest, bool(after), bool(before), reason
+                cut,
+                path,
+                call,
+                self.counts[path],
+                float(weight),
+                cut,
+                rest,
+                bool(after),
+                bool(before),
+                reason,
+                untrained,
             )
             found.append(made)
         return tuple(found)
@@ -152,6 +178,8 @@ def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             reason = "it lies within a transform of torch.func, which can't be left and entered again"
         elif moved := switched(began, switches()):
             reason = f"forward has changed a switch of the whole process there, and puts it back later: {moved}"
+        if (saving := Saving.now()) is not None:
+            found.saving[path, number] = saving
         found.ends.append((found.ops, path, number, reason))
         return output
 
@@ -176,13 +204,13 @@ def choose(
             f"'cut:{boundary.cut}' counts ops of a plan, and this split has none: its forward runs as Python. Take "
             f"'after:<module>', a percentage, or one of runtime.candidates"
         )
-    pool = [c for c in found if c.safe and (c.trainable or not trainable)]
+    pool = [c for c in found if c.safe and not (trainable and c.untrained)]
     if boundary.kind == "after":
         return _named(found, pool, boundary, trainable)
     if not pool:
         raise FrontierError(
             f"none of the {len(found)} calls of modules that forward makes will do"
-            + (f"; the first: {found[0].reason or 'no parameter after it requires grad'}" if found else "")
+            + (f"; the first: {found[0].reason or found[0].untrained}" if found else "")
             + ". Split a larger model, or pass trainable=False"
         )
     if boundary.kind == "percent":
@@ -212,7 +240,7 @@ def _named(
         )
     if chosen not in pool:
         names = nearby(pool, chosen)
-        why = chosen.reason or "no parameter after it requires grad, and trainable=True"
+        why = chosen.reason or f"{chosen.untrained}, and trainable=True"
         raise FrontierError(f"{asked}: {why}. " + (f"Nearest: {names}" if names else "No call will do"))
     return chosen
 

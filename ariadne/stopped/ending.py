@@ -23,7 +23,7 @@ def refuse_changing_end(
     """Raise `FrontierError` where a forward that waits after the module `after` would change the model by being let go.
 
     `start` starts one; `others` names cuts that may do instead. What only puts back what forward has changed before the cut
-    changes nothing. The model is left as found.
+    changes nothing, but for random generators. The model is left as found.
     """
 
     def changed(*args: Any, **kwargs: Any) -> str | None:
@@ -56,9 +56,11 @@ def _changes(
     for (at, name), where in halted.otherwise().items():
         if (at, name) in otherwise or not (name or at in known):
             yield where
-    now: dict[str, Any] = {**tensors_of(model), **drawn()}
+    numbers = drawn()
+    now: dict[str, Any] = {**tensors_of(model), **numbers}
     for name, value in now.items():
-        if _differs(then.get(name), value) and _differs(first.get(name), value):
+        # A generator is the process's: to put it back would undo what was drawn or seeded since.
+        if _differs(then.get(name), value) and (name in numbers or _differs(first.get(name), value)):
             yield name
 
 

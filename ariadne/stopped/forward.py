@@ -25,7 +25,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from ariadne.errors import BoundaryError, ConsumedError
-from ariadne.stopped.ambient import Ambient, switches
+from ariadne.stopped.ambient import Ambient, Saving, switches
 from ariadne.stopped.gate import Awaited
 from ariadne.stopped.noted import Before, Noting
 from ariadne.stopped.python import PythonState, Undoing
@@ -45,7 +45,8 @@ class Halt:
 
     `made`: how many autograd nodes its thread had made. `autocast`: whether weights may have been cast for both halves. `switches`:
     how those of the process stood. `before`: what was done so far, and `kept`
-    what crosses besides the output, for a suffix elsewhere. `left`: the changes that Python has made so far.
+    what crosses besides the output, for a suffix elsewhere. `left`: the changes that Python has made so far. `saving`: the
+    part under `torch.utils.checkpoint` in which it waits.
     """
 
     output: Any
@@ -56,6 +57,7 @@ class Halt:
     before: Before
     kept: list[torch.Tensor]
     left: Undoing
+    saving: Saving | None
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,10 @@ class Forward:
         stood: Stood | None = None,
     ) -> None:
         self.ambient = Ambient.now(grad)
-        context = contextvars.copy_context()
+        self._context = context = contextvars.copy_context()
+        self._variables = dict(
+            context
+        )  # the context's, as they were when forward began, or when its caller took them last
         python = PythonState(model) if noting is None else noting.python
         looking = noting or (stood.looking if stood is not None else None)
         self._worker = _Worker((context, self.ambient, model, args, kwargs, module, number, noting, looking, python))
@@ -131,6 +136,10 @@ class Forward:
             self._worker.taken.acquire(blocking=False)
             self._worker.order(None)
             raise
+        for variable, now in self._context.items():  # what forward has set there, its caller has as well
+            if self._variables.get(variable, self) is not now:
+                variable.set(now)
+        self._variables = dict(self._context)
         if kind == "raised":
             try:
                 raise value
@@ -215,7 +224,9 @@ def _worked(
         autocast = any(torch.is_autocast_enabled(d) for d in ("cpu", "cuda")) and torch.is_autocast_cache_enabled()
         held = [output]
         del output
-        order = worker.halt(Halt(held[0], ended, count(), autocast, switches(), before, kept, python.undoing()))
+        order = worker.halt(
+            Halt(held[0], ended, count(), autocast, switches(), before, kept, python.undoing(), Saving.now())
+        )
         if order is None:
             raise _Dropped
         given.append(order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import random
 import sys
 from collections.abc import Callable
@@ -25,7 +26,7 @@ def isolated(model: nn.Module, example: Example, grad: bool, run: Callable[..., 
     args, kwargs = tree.unflatten(example.resized(batch or example.batch), example.spec)
     try:
         with no_weights_cached(), torch.set_grad_enabled(grad):
-            return run(*args, **kwargs)
+            return contextvars.copy_context().run(run, *args, **kwargs)
     finally:
         snapshot.restore()
 
@@ -41,12 +42,17 @@ def measured_on(model: nn.Module, example: Example, trains: bool) -> Measured:
         found.output = None
         return found
 
+    found: Measured
     try:
-        return isolated(model, example, False, run)  # type: ignore[no-any-return]
+        found = isolated(model, example, False, run)
     except Exception as error:  # whatever forward raises
         without = error
+    else:
+        if trains:
+            found.saving = isolated(model, example, True, run).saving
+        return found
     try:
-        found: Measured = isolated(model, example, True, run)
+        found = isolated(model, example, True, run)
     except Exception:  # so it is not for want of gradients
         raise without from None
     if not trains:

@@ -21,7 +21,7 @@ from ariadne import tree
 from ariadne.errors import BoundaryError, named
 from ariadne.guards import global_hooks
 from ariadne.stopped.absent import ANSWERED, Absent, Ghost, Standing, filled, present, settled
-from ariadne.stopped.ambient import top_hooks
+from ariadne.stopped.ambient import Saving, within_function
 from ariadne.stopped.gate import Awaited
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import CONTAINERS, Before, Lost
@@ -209,14 +209,14 @@ def run_rest(
     skipping = Skipping(start.tensors(), before, crossed, trains)
     undoing: list[Any] = []
 
-    saving = top_hooks(True)
+    saving: list[Saving | None] = []
 
     def reached(output: Any) -> Any:
-        if trains and top_hooks(True) != saving:
+        saving.append(Saving.now() if trains else None)
+        if trains and (function := within_function()):
             raise skipping.standing.fail(
-                "the cut lies within torch.utils.checkpoint, or within other hooks on the tensors that are saved for the "
-                "backward pass. That pass runs the part again from its beginning, which lies before the cut. Train with the suffix in "
-                "the process of the prefix, on the boundary itself; or cut at the end of that part"
+                f"the cut lies within the forward of an autograd.Function ({function}), where nothing leads back to what is before "
+                "it. Train with the suffix in the process of the prefix, on the boundary itself; or cut outside of it"
             )
         set_generators({name: start.generators[name] for name in before.generators if name in start.generators})
         _refuse_other(model, before)
@@ -245,6 +245,12 @@ def run_rest(
             if not skipping.standing.passed:
                 raise skipping.standing.fail(_ASTRAY.format("it returns before the cut comes"))
             result = tree.map_leaves(lambda t: present(skipping.as_left(t)), output)
+            if any(one is not None and one.goes_on for one in saving):
+                raise skipping.standing.fail(
+                    "the cut lies within torch.utils.checkpoint, whose part the backward pass runs again from its beginning, and "
+                    "that lies before the cut. Train with the suffix in the process of the prefix, on the boundary itself; or "
+                    "cut at the end of that part"
+                )
         except Exception as error:
             if skipping.standing.error is not None and error is not skipping.standing.error:
                 raise skipping.standing.error from error

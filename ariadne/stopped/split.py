@@ -34,7 +34,7 @@ from ariadne.runtime import (
     watched_walk,
 )
 from ariadne.stopped.boundary import StoppedBoundary
-from ariadne.stopped.calls import CallCandidate, Measured, choose, nearby, signature_of
+from ariadne.stopped.calls import WITHIN, CallCandidate, Measured, choose, nearby, signature_of
 from ariadne.stopped.crossing import Crossing, foreign_of, handed_on, refuse_rejoined, refuse_strays
 from ariadne.stopped.ending import refuse_changing_end
 from ariadne.stopped.forward import Forward
@@ -266,6 +266,10 @@ class PythonSplit:
 
         with unmoved.to_the_end():
             loss, before, walked = mine.forward.go_on(crossing, lost)
+        if halt.saving is not None and halt.saving.is_split:
+            raise TrainingError(
+                f"the cut {self.split_id!r} is for inference alone: {WITHIN}. Cut at the end of that part, or outside of it"
+            )
         leaves, crossed = crossing.reached(loss)
         leaves = [leaf for leaf in leaves if leaf is not crossing.anchor]
         behind = led_to([one.tensor for one in crossed], None)

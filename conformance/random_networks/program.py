@@ -109,14 +109,16 @@ class Program:
         return replace(self, script=tuple(script))
 
     @property
+    def _takes_whole(self) -> bool:
+        steps = any(s["do"].startswith("opaque") for s in self.steps)
+        return steps or any(p.get("kind") == "opaque" for p in self.parts.values())
+
+    @property
     def refusable(self) -> str:
         """Why a capture may be refused, if any step allows it."""
         done = {s["do"] for s in self.steps}
-        opaque = any(n.startswith("opaque") for n in done) or any(
-            p.get("kind") == "opaque" for p in self.parts.values()
-        )
         keeps = bool(done & {"append", "note", "class_append", "class_bind"})
-        if opaque and keeps:
+        if self._takes_whole and keeps:
             return "what is in a container before a part that is taken as it is, that part may read"
         if "marked" in done and keeps:
             return "a plan keeps plain tensors in containers, and none of a class of the user's own"
@@ -129,8 +131,11 @@ class Program:
 
     @property
     def one_path(self) -> bool:
-        """Whether data decide how it goes on where the example has one row: a suffix over a wire knows one path."""
-        return self.batch == 1 and any(s["do"] == "packed" for s in self.steps)
+        """Whether data decide how it goes on: a suffix over a wire knows one path.
+
+        So it is where the example has one row, and where a part is taken as it is: then sizes that follow data are none of the plan's.
+        """
+        return (self.batch == 1 or self._takes_whole) and any(s["do"] == "packed" for s in self.steps)
 
     @property
     def writes(self) -> bool:

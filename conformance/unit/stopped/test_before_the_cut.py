@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import random
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ariadne import BoundaryPayload, SplitSpec, prepare_split
-from ariadne.errors import AriadneError, BoundaryError
+from ariadne.errors import AriadneError, BoundaryError, FrontierError, TrainingError, UnsupportedError
 
 X = torch.linspace(-1, 1, 12).view(3, 4)
 
@@ -151,25 +152,30 @@ class Checkpointed(nn.Module):
         self.enter, self.part = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
 
     def forward(self, x: Tensor) -> Any:
-        return checkpoint(self.part, maybe(self.enter(x)), use_reentrant=False)
+        return checkpoint(self.part, maybe(self.enter(x)), use_reentrant=False).tanh()
 
 
-@pytest.mark.parametrize(("boundary", "sendable"), [("after:part.0", False), ("after:enter", True)])
-def test_a_cut_within_a_checkpoint_does_not_train_from_bytes(boundary: str, sendable: bool) -> None:
+@pytest.mark.parametrize("boundary", ["after:part.2", "after:enter"])
+def test_a_cut_at_the_end_of_a_checkpoint_trains_from_bytes(boundary: str) -> None:
     model = Checkpointed()
     whole, runtime = copy.deepcopy(model), split(model, boundary, fallback="python")
     random.seed(0)
     made = runtime.run_training_prefix(X)
-    received = sent(made)
-    if not sendable:
-        with pytest.raises(BoundaryError, match=r"within torch\.utils\.checkpoint"):
-            runtime.train_suffix(received, loss_fn=squares)
-        received = made
-    _, gradients = runtime.train_suffix(received, loss_fn=squares)
+    _, gradients = runtime.train_suffix(sent(made), loss_fn=squares)
     runtime.backward_prefix(made, gradients)
     random.seed(0)
     whole(X).square().sum().backward()
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), whole.parameters(), strict=True))
+
+
+def test_a_cut_within_a_checkpoint_is_for_inference() -> None:
+    model = Checkpointed()
+    with pytest.raises(FrontierError, match="once in the whole model, and once for each half"):
+        split(model, "after:part.0", fallback="python")
+    runtime = split(model, "after:part.0", trainable=False, fallback="python")
+    runtime.run_suffix(sent(runtime.run_prefix(X)))
+    with pytest.raises(TrainingError, match="for inference alone"):
+        runtime.train_suffix(runtime.run_training_prefix(X), loss_fn=squares)
 
 
 class WrittenBefore(Net):
@@ -196,3 +202,107 @@ def test_a_graph_before_python_trains_though_it_writes_a_weight() -> None:
         expected.backward()
         assert torch.equal(loss, expected.detach())
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), whole.parameters(), strict=True))
+
+
+# --- what forward keeps outside, and what it is given -----------------------------------------------------------------
+
+DEPTH: contextvars.ContextVar[int] = contextvars.ContextVar("depth", default=0)
+
+
+def deeper(m: Any, h: Tensor) -> Tensor:
+    if DEPTH.get() < 5:
+        DEPTH.set(DEPTH.get() + 1)
+    return h * (1 + random.random())
+
+
+def test_a_context_variable_that_forward_sets_is_its_callers() -> None:
+    runtime = split(Net(deeper), trainable=False, fallback="python")
+    assert DEPTH.get() == 0
+    token = DEPTH.set(0)
+    for count in (1, 2):
+        runtime.run_suffix(runtime.run_prefix(X))
+        assert DEPTH.get() == count
+    DEPTH.reset(token)
+
+
+def test_what_forward_puts_on_a_weight_is_gone_after_preparing() -> None:
+    class Keeps(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            self.b.weight.ema = getattr(self.b.weight, "ema", h.detach()) * 0.5
+            return self.b(h + self.b.weight.ema.mean())
+
+    model = Keeps(lambda m, h: h)
+    whole = copy.deepcopy(model)
+    runtime = split(model, trainable=False, fallback="python")
+    assert vars(model.b.weight) == {}
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(runtime.run_suffix(runtime.run_prefix(X)), whole(X))
+
+
+def test_a_cut_in_a_block_that_puts_a_generator_back_is_refused() -> None:
+    class Forked(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.random.fork_rng():
+                torch.manual_seed(3)
+                return self.b(self.a(x) + torch.rand(4) * random.random())
+
+    with pytest.raises(FrontierError, match="torch's random generator"):
+        split(Forked(lambda m, h: h), fallback="python")
+
+
+HOOKED: dict[str, int] = {"n": 0}
+
+
+class Counted(torch.autograd.Function):
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        Counted.calls += 1
+        HOOKED["n"] += 1
+        COUNTED.add_(1)
+        return -g
+
+
+@pytest.mark.parametrize("fallback", ["refuse", "python"])
+def test_what_backward_passes_leave_outside_is_put_back(fallback: Any) -> None:
+    model = Net(lambda m, h: m.reverse(h.view_as(h)) * (1 if fallback == "refuse" else 1 + random.random()))
+    model.reverse = Counted.apply
+    model.a.weight.register_hook(lambda g: HOOKED.__setitem__("n", HOOKED["n"] + 1))
+    before = COUNTED.clone()
+    split(model, fallback=fallback)
+    assert (Counted.calls, HOOKED) == (0, {"n": 0})
+    assert torch.equal(COUNTED, before)
+
+
+def test_an_input_made_from_a_weight_of_the_suffix_is_refused_in_training() -> None:
+    model = Net(lambda m, h: h)
+    runtime = split(model)
+    with pytest.raises(TrainingError, match=r"from a parameter that the part after the cut uses \(shape \(4, 4\)\)"):
+        runtime.run_training_prefix(X @ model.b.weight)
+    boundary = runtime.run_training_prefix(X @ model.a.weight)
+    runtime.backward_prefix(boundary, runtime.train_suffix(boundary, loss_fn=squares)[1])
+
+
+def test_a_write_outside_within_a_checkpoint_is_refused() -> None:
+    def part(m: Any, h: Tensor) -> Tensor:
+        COUNTED.add_(h.detach().sum(0))
+        return h.relu()
+
+    with pytest.raises(UnsupportedError, match="that it did not make within"):
+        split(Net(lambda m, h: checkpoint(part, m, h, use_reentrant=False)))
+
+
+def test_a_cut_within_a_reentrant_checkpoint_does_not_train_from_bytes() -> None:
+    model = Net(lambda m, h: checkpoint(nn.Sequential(m.c, nn.ReLU()), maybe(h), use_reentrant=True))
+    model.c = nn.Linear(4, 4)
+    runtime = split(model, "after:c", fallback="python")
+    boundary = runtime.run_training_prefix(X)
+    with pytest.raises(BoundaryError, match=r"autograd\.Function \(CheckpointFunction\)"):
+        runtime.train_suffix(sent(boundary), loss_fn=squares)
