@@ -133,7 +133,7 @@ class Program:
     def one_path(self) -> bool:
         """Whether data decide how it goes on: a suffix over a wire knows one path.
 
-        So it is where the example has one row, and where a part is taken as it is: then sizes that follow data are none of the plan's.
+        So it is where the example has one row, and where a part is taken as it is: then no size of the plan follows data.
         """
         return (self.batch == 1 or self._takes_whole) and any(s["do"] == "packed" for s in self.steps)
 
