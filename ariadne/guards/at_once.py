@@ -78,7 +78,7 @@ def _holds(check: Callable[[Any], bool], things: list[list[Any]], kept: Any) -> 
 
 def _unwritten(table: dict[Any, Any], at: Any) -> None:
     at.add_dict_version_guard(table, [], None)
-    if versions.BY_LENGTH:
+    if versions.BY_LENGTH and not table:  # only an empty one may be filled without a word
         at.add_dict_length_check_guard(len(table), [], None)
 
 
