@@ -7,6 +7,7 @@ order::
     attributes    what Python keeps behind a module's attribute
     whole         parts of a model that are taken as they are
     versions      numbers that change when a dict is written
+    at_once       many things held against what they were in one call
     classes       what a class gives for a name
     functions     which Python functions are reached from what forward reads
     kept          what a guard holds of things that can change by themselves

@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from ariadne import tree
 from ariadne.errors import BatchError, InputError, ModuleError, named
 from ariadne.guards import switches
+from ariadne.guards.at_once import Calm, at_once, changed_since
 from ariadne.guards.attributes import Attribute, follow, lasts, own_of
 from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, table_of
 from ariadne.guards.bound import once_more
@@ -28,7 +29,7 @@ from ariadne.guards.marks import marks_on, same_marks
 from ariadne.guards.outside import Outside
 from ariadne.guards.remembered import all_hold
 from ariadne.guards.sizes import fits
-from ariadne.guards.tensors import facts_of_state, referred, tied
+from ariadne.guards.tensors import facts_of_state, flag_of, referred, tied
 from ariadne.guards.versions import stamp
 from ariadne.guards.watched import Named, Surrounded, Watched, is_known, same_dicts, same_hooks
 from ariadne.plan import Expr, TracePlan, layout, short_dtype, sizes_in
@@ -152,9 +153,10 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
     found: list[tuple[str, str, Any]] = []
     assumed = plan.assumption
     tensors = [f"leaf{i}" for i, name in plan.inputs if plan.values[name].kind == "input"]
-    if assumed.autocast is not None:
-        found.append(("autocast_now", "if autocast_now() != autocast_then: return None", autocast_state))
-        found.append(("autocast_then", "pass", assumed.autocast))
+    for device, on, dtype in assumed.autocast or ():
+        asks = f"casts({device!r}) is not {on} or cast_to({device!r}) is not {device}_dtype"
+        found += [("casts", f"if {asks}: return None", torch.is_autocast_enabled), (f"{device}_dtype", "pass", dtype)]
+        found += [("cast_to", "pass", torch.get_autocast_dtype)]
     if assumed.layouts is not None:
         now = ", ".join(f"layout({t}, {assumed.strides})" for t in tensors)
         found.append(("layout", f"if ({now},) != layouts: return None", layout))
@@ -185,18 +187,6 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
     if others:
         found.append(("others", "if not all([holds() for holds in others]): return None", others))
     return found
-
-
-def flag_of(model: nn.Module, path: str) -> tuple[dict[str, torch.Tensor | None], str]:
-    """The table in which a parameter or a buffer stands, and its key there."""
-    holder, _, name = path.rpartition(".")
-    module = model.get_submodule(holder)
-    return module._buffers if name in module._buffers else module._parameters, name  # type: ignore[return-value]
-
-
-def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
-    """Autocast as it is now, per device type: (device type, enabled, dtype)."""
-    return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
 
 
 def explain(
@@ -422,6 +412,8 @@ class ModuleGuard:
         named = Named([kept for kept in contents if isinstance(kept, OfTables)], modules.values())
         held.update((id(own_of(k.thing)), (k.thing, own_of(k.thing))) for k in contents if isinstance(k, Own))
         self._parts = watched, surrounded, named
+        self._held, self._walk, self._calm = [*held.values()], changed_since, Calm()
+        keep_their_dicts = [partial(same_dicts, *zip(*self._held, strict=True))] if held else []
         self._gather()
         self.contents = contents
         self._asked: list[Callable[[], bool]] = [
@@ -430,25 +422,44 @@ class ModuleGuard:
             *surrounded.asked,
             *(partial(same_hooks, hooks, expected) for hooks, expected in loud_now),
             *named.asked,
-            *([partial(same_dicts, *zip(*held.values(), strict=True))] if held else []),
+            *keep_their_dicts,
             *(kept.asked for kept in contents if not named.takes(kept)),
             *(partial(is_known, *flag) for flag in flags),
             *(partial(keeps_its_weights, m) for m in modules.values() if isinstance(m, nn.RNNBase)),
         ]
+        walked = {*surrounded.in_one_walk, *keep_their_dicts}
+        self._beside = [ask for ask in self._asked if ask not in walked]
 
     def __call__(self) -> bool:
-        if stamp(self._dicts) != self._total and not self._still():
+        walked = self._walk()
+        if not walked and stamp(self._dicts) != self._total and not self._still():
             return False
-        for ask in self._asked:
+        for ask in self._beside if walked else self._asked:
             if not ask():
                 return False
-        if any(map(is_not, map(_own_of, self._modules), self._own)):  # what was written into the new one is not told
-            return False
         if any(self._hookless):  # by registration, or written into the table itself
             return False
-        return (self._handles == RemovableHandle.next_id or self._no_global_hook()) and list(
-            map(type, self._modules)
-        ) == self._classes
+        if self._handles != RemovableHandle.next_id and not self._no_global_hook():
+            return False
+        return walked or self._keep_their_kind()
+
+    def _keep_their_kind(self) -> bool:
+        """Whether the modules are of their classes and keep their attributes where they did."""
+        if any(map(is_not, map(_own_of, self._modules), self._own)):  # what was written into the new one is not told
+            return False
+        if list(map(type, self._modules)) != self._classes:
+            return False
+        if self._calm.lasts(total := self._total):
+            self._lay_out_walk(total)
+        return True
+
+    def _lay_out_walk(self, total: int) -> None:
+        """Ask for most of it in one call from here on, until something is written; it held just now, with this total."""
+        surrounded = self._parts[1]
+        homes = [*zip(self._modules, self._own, strict=True), *surrounded.owners, *self._held]
+        walk = at_once(self._dicts, surrounded.attributes, homes)
+        if walk is not None and stamp(self._dicts) == total:  # no other thread has written meanwhile
+            self._walk = walk
 
     def _still(self) -> bool:
         """Whether what rests on the dicts, one of which was written, is as it was."""

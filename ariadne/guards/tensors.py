@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from itertools import compress
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from ariadne.errors import ModuleError, named
@@ -126,6 +127,13 @@ def _place(model: nn.Module, baseline: Baseline, one: Reference) -> Slot:
         return Slot(_table(model, baseline, "", one.path, one.steps), one.path, one.steps)
     except (LookupError, AttributeError, TypeError, ValueError):  # it leads nowhere by now
         return Slot({}, one.path, one.steps)
+
+
+def flag_of(model: nn.Module, path: str) -> tuple[dict[str, torch.Tensor | None], str]:
+    """The table in which a parameter or a buffer stands, and its key there."""
+    holder, _, name = path.rpartition(".")
+    module = model.get_submodule(holder)
+    return module._buffers if name in module._buffers else module._parameters, name  # type: ignore[return-value]
 
 
 class StateGuard:

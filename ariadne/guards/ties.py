@@ -49,7 +49,7 @@ class Tied(Kept):
         for label, one, by_which in self._all(thing):
             self.always |= by_which
             if is_a(one, (set, frozenset)):
-                found[label] = sorted(first.get(id(t), "") for t in one if is_a(t, torch.Tensor))
+                found[label] = sorted(first.get(id(t), "") for t in _members(one) if is_a(t, torch.Tensor))
             elif is_a(one, torch.Tensor):
                 found[label] = first.setdefault(id(one), label)
             elif one in first:
@@ -71,7 +71,7 @@ class Tied(Kept):
         """The same, for a call: looked up anew where a registry was written, or another thing stands somewhere."""
         total, things = stamp(self.filled), list[Any]()
         for _, one, _ in self._all(self.thing):
-            things += sorted(one, key=id) if is_a(one, (set, frozenset)) else (one,)
+            things += sorted(_members(one), key=id) if is_a(one, (set, frozenset)) else (one,)
         same = VERSION is not None and total == self.total and len(things) == len(self.things)
         if same and all(map(is_, things, self.things)):
             return True
@@ -97,6 +97,11 @@ class Tied(Kept):
         return _tensors_in(f"{path}.{name}".lstrip("."), thing.get_submodule(path).__dict__.get(name, MISSING))
 
 
+def _members(one: Any) -> list[Any]:
+    """What is in a set, whatever its class makes of going through it."""
+    return [*(set if is_a(one, set) else frozenset).__iter__(one)]
+
+
 def _tensors_in(label: str, value: Any) -> Iterator[tuple[str, Any, bool]]:
     """The tensors in a value, and what may be one's id: (where, it, whether it is asked for by which it is)."""
     todo, seen, left = [(label, value, 0)], set[int](), _MOST
@@ -114,9 +119,10 @@ def _tensors_in(label: str, value: Any) -> Iterator[tuple[str, Any, bool]]:
             continue
         seen.add(id(one))
         if is_a(one, (set, frozenset)):
-            if any(is_a(t, torch.Tensor) for t in one):
+            members = _members(one)
+            if any(is_a(t, torch.Tensor) for t in members):
                 yield at, one, True
-            todo += [(f"{at}{{{i}}}", t, deep + 1) for i, t in enumerate(one) if type(t) is int]
+            todo += [(f"{at}{{{i}}}", t, deep + 1) for i, t in enumerate(members) if type(t) is int]
         elif is_a(one, dict):
             for i, key in enumerate(dict.keys(one)):
                 if is_a(key, torch.Tensor) or (type(key) is int and key > _IDS):

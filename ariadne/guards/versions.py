@@ -75,7 +75,7 @@ def trusted() -> _Version | None:
 
 _ROOM = 48  # bits for lengths
 VERSION = trusted()
-_BY_LENGTH = VERSION is _with_length
+BY_LENGTH = VERSION is _with_length
 
 
 def stamp(dicts: Collection[dict[Any, Any]]) -> int:
@@ -86,4 +86,4 @@ def stamp(dicts: Collection[dict[Any, Any]]) -> int:
     if dict_version is None or VERSION is None:
         return 0
     found = sum(map(dict_version, dicts))
-    return (found << _ROOM) + sum(map(len, dicts)) if _BY_LENGTH else found
+    return (found << _ROOM) + sum(map(len, dicts)) if BY_LENGTH else found

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from operator import getitem, is_not
 from typing import Any
@@ -244,12 +244,25 @@ class Surrounded(Part):
         self._parts = [o for o, _ in found]
         self._things, self._names = [o.table.thing for o, _ in found], [part or o.key for o, part in found]
         self._values = [o.value for o, _ in found]
-        self.asked = [
+        # What a walk of C++ can ask instead; see `at_once`.
+        self.in_one_walk: list[Callable[[], bool]] = [
             *([at_once.hold] if at_once is not None and at_once.parts else []),
             *([self._keeps_its_parts] if found else []),
-            *rest,
             *([self._keep_their_dicts] if self._states else []),
         ]
+        self._functions = [(o.table.thing, o.key, o.value) for o in (at_once.parts if at_once is not None else ())]
+        self.asked = [*self.in_one_walk, *rest]
+
+    @property
+    def attributes(self) -> Iterator[tuple[Any, str, Any]]:
+        """Things, names, and what they have by these."""
+        yield from self._functions
+        yield from zip(self._things, self._names, self._values, strict=True)
+
+    @property
+    def owners(self) -> Iterator[tuple[Any, dict[Any, Any]]]:
+        """Objects, and the dicts in which they keep their attributes."""
+        return zip(self._owners, self._owned, strict=True)
 
     def _lay_out(self) -> None:
         """Group what rests on dicts by these, for which a look at a `State` tells."""

@@ -76,7 +76,7 @@ def with_lengths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     assert {watched, kept, told, laid, versions} <= {*asking}
     for module in asking:
         monkeypatch.setattr(module, "VERSION", version)
-    monkeypatch.setattr(versions, "_BY_LENGTH", request.param)
+    monkeypatch.setattr(versions, "BY_LENGTH", request.param)
     return bool(request.param)
 
 
