@@ -204,7 +204,7 @@ def autocast_is(then: tuple[tuple[str, bool, torch.dtype], ...]) -> bool:
     """
     if _is_any_autocast_enabled():
         return all(torch.is_autocast_enabled(d) is on and _autocast_dtype(d) is dtype for d, on, dtype in then)
-    return not any([on or _autocast_dtype(d) is not dtype for d, on, dtype in then])
+    return not [d for d, on, dtype in then if on or _autocast_dtype(d) is not dtype]
 
 
 def explain(
