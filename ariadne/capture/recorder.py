@@ -352,8 +352,8 @@ class Recorder(ProxyTorchDispatchMode):
             if not self.depth and (mine or others) and runs_again():
                 raise UnsupportedError(
                     f"forward writes into a tensor {'of the model' if mine else 'that it did not make'} within "
-                    f"torch.utils.checkpoint in {self.where()}: the backward pass runs that part again, and writes again, which a plan does not. Pass "
-                    "use_reentrant=True, which keeps the part whole; or leave what writes out of it"
+                    f"torch.utils.checkpoint in {self.where()}: the backward pass runs that part again, and writes again, which a "
+                    "plan does not. Pass use_reentrant=True, which keeps the part whole; or leave what writes out of it"
                 )
         return strangers
 

@@ -409,7 +409,7 @@ def ahead(
     kernel = Ahead(lifted, plan, label, options, report, batch_free_layouts, lambda why: refused(lifted, options, why), lock,
                    instead if options.chosen else None)  # fmt: skip
     call = "{results} = kernel({batch}, {given})" if lifted.batch else "{results} = kernel({given})"
-    return load(lifted.shell(call, {"kernel": kernel}), f"{label}, compiled")
+    return load(lifted.shell(call, {"kernel": kernel}, read=lifted.reader()), f"{label}, compiled")
 
 
 EAGER_TRAINING = (

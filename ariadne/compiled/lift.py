@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ariadne.guards import VERSION, stamp
 from ariadne.plan import Expr, TracePlan
 from ariadne.segment import Source
 
@@ -68,6 +69,24 @@ class Lifted:
         """The state as it is now."""
         return tuple(eval(text, dict(self.source.namespace)) for text in self.state)
 
+    def reader(self) -> Reader | None:
+        """What reads the state, and looks for it again once a dict in which it stands was written; None where that is not told."""
+        dicts: dict[int, dict[Any, Any]] = {}
+        for text in self.state:
+            node = ast.parse(text, mode="eval").body
+            place = node.value if isinstance(node, ast.Subscript) else node
+            table = self.source.namespace.get(place.id) if isinstance(place, ast.Name) else None
+            if isinstance(node, ast.Subscript):
+                if type(table) is not dict:
+                    return None
+                dicts[id(table)] = table
+            elif table is None:  # neither in a dict nor a constant, which stays
+                return None
+        if VERSION is None or not dicts:
+            return None
+        look = eval(f"lambda: ({', '.join(self.state)},)", dict(self.source.namespace))
+        return Reader(look, [*dicts.values()])
+
     def kernel(self, *, marked: bool, checked: bool) -> Source:
         """The kernel's source; `marked`: it raises `Miss` when run as Python; `checked`: it states the sizes that are known."""
         lines = [f"def {self.name}({', '.join(self._taken)}):"]
@@ -79,12 +98,14 @@ class Lifted:
         text = "\n".join(lines) + "\n"
         return Source(self.name, text, {**self.source.namespace, **given}, self._taken, self.results)
 
-    def shell(self, call: str, namespace: Mapping[str, Any], first: tuple[str, ...] = (), last: str = "{}") -> Source:
+    def shell(self, call: str, namespace: Mapping[str, Any], first: tuple[str, ...] = (), last: str = "{}",
+              read: Reader | None = None) -> Source:  # fmt: skip
         """The Python around the kernel: `call` is formatted with `given`, the arguments, `results` and `batch`.
 
-        `first` are lines to run before, `last` what is done to every tensor result.
+        `first` are lines to run before, `last` what is done to every tensor result, `read` is a `reader` of the state.
         """
-        given = ", ".join((*self.inputs, *self.state))
+        given = ", ".join((*self.inputs, *(self.state if read is None else ("*_read()",))))
+        namespace = namespace if read is None else {**namespace, "_read": read}
         if self.batch is None:
             given = f"{self.symbol}, {given}"
         results = f"({''.join(f'{r}, ' for r in self.results)})" if self.results else "nothing"
@@ -108,6 +129,24 @@ class Lifted:
         for name, tensor in zip(self.arguments[len(self.inputs) :], self.read(), strict=True):
             if not isinstance(tensor, torch.nn.Parameter):
                 yield from (f"check({name}.shape[{i}] == {n})" for i, n in enumerate(tensor.shape))
+
+
+class Reader:
+    """The tensors that `look` finds, looked for again after one of these dicts was written.
+
+    Between two calls the weights push the dicts' tables out of the caches, and a look at each takes as long as to run an op.
+    """
+
+    def __init__(self, look: Callable[[], tuple[Any, ...]], dicts: Sequence[dict[Any, Any]]) -> None:
+        self.look, self.dicts = look, dicts
+        self.last: tuple[int, tuple[Any, ...]] = -1, ()
+
+    def __call__(self) -> tuple[Any, ...]:
+        total, (known, found) = stamp(self.dicts), self.last
+        if total != known:
+            found = self.look()
+            self.last = total, found
+        return found
 
 
 def lift(source: Source, plan: TracePlan) -> Lifted:

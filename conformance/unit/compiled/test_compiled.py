@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import operator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from ariadne import SplitRuntime, SplitSpec, prepare_split
 from ariadne.compiled.lift import lift
 from ariadne.compiled.tracing import batch_free_layouts, tracing
 from ariadne.errors import VerificationError, WitnessError
+from ariadne.guards import VERSION
 from conformance.suite.oracle import beyond
 from conformance.unit.compiled_kit import BATCHES, Conv, Offset, compiler, halves, made, near, whole
 from conformance.unit.trap_kit import numbers, same
@@ -364,6 +367,46 @@ def test_a_kernel_holds_no_table_of_the_model_and_the_shell_no_op() -> None:
     assert [text for text in lifted.state if "weight" in text] == ["p_second['weight']"]
     assert lifted.batch is not None
     assert lifted.batch.endswith(".shape[0]")
+
+
+def still(model: nn.Module) -> None:
+    pass
+
+
+def rescaled(model: nn.Module) -> None:
+    model.scale = torch.full((6,), 3.0)
+
+
+def shifted(model: nn.Module) -> None:
+    model.shift = torch.full((6,), 2.0)
+
+
+def reweighted(model: nn.Module) -> None:
+    model.second._parameters["weight"] = nn.Parameter(torch.ones(4, 6))
+
+
+@pytest.mark.skipif(VERSION is None, reason="dicts of this Python don't tell when they are written")
+def test_the_state_of_a_kernel_is_looked_for_again_once_a_dict_was_written_and_not_before() -> None:
+    runtime = made(Offset, 5, boundary="after:first", backend="eager")
+    lifted = lift(runtime._main.suffix_source, runtime.plan)
+    read = lifted.reader()
+    assert read is not None
+    looks: list[int] = []
+    look = read.look
+    read.look = lambda: (looks.append(1), look())[1]
+    for change in (still, rescaled, still, shifted, reweighted):
+        change(runtime.model)
+        for _ in range(2):
+            assert all(map(operator.is_, read(), lifted.read()))
+    assert len(looks) == 4, "one for each change, and the first"
+    constants = replace(
+        lifted, source=replace(lifted.source, namespace={**lifted.source.namespace, "p_second": _Table()})
+    )
+    assert constants.reader() is None, "a table of another kind, which tells nothing"
+
+
+class _Table(dict):
+    """No plain dict."""
 
 
 @pytest.mark.compiler

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations, parametrize
 from ariadne import ReplayBoundary, SplitRuntime, prepare_split
 from ariadne.errors import BoundaryError, GuardError, UnsupportedError
 from ariadne.guards import SWITCHES
+from ariadne.guards.calls import autocast_is
 from conformance.unit.trap_kit import numbers
 
 get_num_threads = torch.get_num_threads
@@ -255,3 +256,27 @@ def test_every_switch_can_be_asked_and_none_has_a_name_twice() -> None:
     assert len({id(ask) for ask in SWITCHES.values()}) == len(SWITCHES)
     for ask in SWITCHES.values():
         ask()
+
+
+@contextmanager
+def another_dtype(kind: str) -> Iterator[None]:
+    """What autocast takes where a forward enables it, and nothing is enabled now."""
+    before = torch.get_autocast_dtype(kind)
+    torch.set_autocast_dtype(kind, torch.float16 if before is not torch.float16 else torch.bfloat16)
+    try:
+        yield
+    finally:
+        torch.set_autocast_dtype(kind, before)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_autocast_is_as_it_was_only_if_its_dtype_is_enabled_or_not(kind: str) -> None:
+    off = tuple((d, False, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
+    on = tuple((d, d == "cpu", dtype) for d, _, dtype in off)
+    assert (autocast_is(off), autocast_is(on)) == (True, False)
+    with another_dtype(kind):
+        assert not autocast_is(off)
+    with torch.autocast("cpu"):
+        assert (autocast_is(off), autocast_is(on)) == (False, True)
+        with another_dtype(kind):
+            assert not autocast_is(on)

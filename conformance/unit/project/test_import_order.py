@@ -9,7 +9,9 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -249,6 +251,38 @@ def test_the_collector_is_off_while_modules_are_imported_and_then_as_it_was(
     finally:
         (gc.enable if before else gc.disable)()
         sys.modules.pop("seen_by_gc", None)
+
+
+@pytest.fixture
+def young_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module that makes an object which the collector looks at; the collector is on."""
+    (tmp_path / "made_young.py").write_text("made = [[]]\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = gc.isenabled()
+    gc.enable()
+    yield "made_young"
+    sys.modules.pop("made_young", None)
+    (gc.enable if before else gc.disable)()
+
+
+def is_old(thing: Any) -> bool:
+    return not any(one is thing for one in gc.get_objects(generation=0))
+
+
+def test_what_was_imported_is_old_for_the_collector_and_what_comes_after_it_is_not(young_module: str) -> None:
+    assert is_old(imported(young_module).made)
+    assert gc.get_freeze_count() == 0
+    young: list[Any] = [[]]
+    imported(young_module)
+    assert not is_old(young), "nothing was imported, and what is young dies young"
+
+
+def test_what_the_user_froze_stays_frozen(young_module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    thawed: list[int] = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 1)
+    monkeypatch.setattr(gc, "unfreeze", lambda: thawed.append(1))
+    imported(young_module)
+    assert not thawed
 
 
 def test_each_public_name_and_each_module_is_found_when_it_is_asked_for() -> None:
