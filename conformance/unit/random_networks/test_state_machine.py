@@ -173,6 +173,38 @@ class Machine(RuleBasedStateMachine):
     def from_files(self, number: int) -> None:
         self.do("from_files", number)
 
+    @rule()
+    def turn_keywords(self) -> None:
+        self.do("turn_keywords")
+
+    @rule(number=NUMBERS)
+    def change_tensor(self, number: int) -> None:
+        self.do("change_tensor", number)
+
+    @rule(number=NUMBERS)
+    def change_teacher(self, number: int) -> None:
+        self.do("change_teacher", number)
+
+    @rule(number=NUMBERS)
+    def change_object(self, number: int) -> None:
+        self.do("change_object", number)
+
+    @rule(number=NUMBERS)
+    def change_kept(self, number: int) -> None:
+        self.do("change_kept", number)
+
+    @rule(number=NUMBERS)
+    def replace_held_function(self, number: int) -> None:
+        self.do("replace_held_function", number)
+
+    @rule(number=NUMBERS)
+    def assign_weights(self, number: int) -> None:
+        self.do("assign_weights", number)
+
+    @rule(number=NUMBERS)
+    def shake_referred(self, number: int) -> None:
+        self.do("shake_referred", number)
+
 
 def explore(chosen: settings, tally: Tally, keep: Path | None) -> Tally:
     """Run the state machine; the smallest failing session is saved in the folder `keep`, if there is one."""
