@@ -242,9 +242,8 @@ class _Search:
             self.methods(value, names)
 
     def methods(self, value: Any, names: Iterable[str], deep: int = 0) -> None:
-        """Look at what methods of these names, and functions held under them, reach: of an object, or of those in a short container.
-
-        A registry of functions is one.
+        """Look at what the methods of these names, and functions held under them, reach: of an object of a user's class, or of
+        those in a short container, such as a registry.
         """
         if type(value) in (list, tuple, dict):
             if len(value) <= _SHORT and deep < _DEEP:

@@ -89,12 +89,20 @@ class Machine(RuleBasedStateMachine):
     def two_in_flight(self, number: int) -> None:
         self.do("two_in_flight", number)
 
-    @rule(number=NUMBERS)  # the rules that compare most come twice as often
+    @rule(number=NUMBERS)  # the rules that compare most come thrice as often
     def run_again(self, number: int) -> None:
         self.do("run", number)
 
     @rule(number=NUMBERS)
     def step_again(self, number: int) -> None:
+        self.do("step", number)
+
+    @rule(number=NUMBERS)
+    def run_once_more(self, number: int) -> None:
+        self.do("run", number)
+
+    @rule(number=NUMBERS)
+    def step_once_more(self, number: int) -> None:
         self.do("step", number)
 
     @rule(number=NUMBERS)
