@@ -169,3 +169,6 @@ def put_back() -> None:
     replace_function(0)
     flip_switch(0)
     set_variable(0)
+
+
+replace_held_function(0)
