@@ -13,6 +13,7 @@ order::
     kept          what a guard holds of things that can change by themselves
     remembered    what functions had kept that forward asked again
     steps         what a function reads, by the instructions in its code
+    readers       what classes tell of each read of their objects
     opened        what things hold that are no plain containers
     facts         dtypes, devices and shapes of tensors, compared in one call
     marks         what stands on tensors beside their values: attributes, strides
@@ -21,7 +22,6 @@ order::
     outside       one thing outside of the model, as it was
     ties          which tensors in containers are which
     switches      settings of torch that forward asks for
-    readers       what classes tell of each read of their objects
     kinds         what abstract classes say is derived from them
     links         what one step of such a read leads to
     codes         the code that a function may run, as far as names lead
@@ -68,7 +68,7 @@ from ariadne.guards.attributes import (
     variables,
 )
 from ariadne.guards.baseline import GLOBAL_HOOKS, Baseline, copied_model, global_hooks, shown, state_types
-from ariadne.guards.bound import binding, in_order
+from ariadne.guards.bound import as_before, in_order, matched
 from ariadne.guards.calls import ModuleGuard, entrance, explain
 from ariadne.guards.codes import codes_of
 from ariadne.guards.contents import contents_of, refill

@@ -74,7 +74,7 @@ from ariadne.guards.outside import (
     of_wrapper,
     with_contents,
 )
-from ariadne.guards.readers import Reads
+from ariadne.guards.readers import TOLD, Reads
 from ariadne.guards.steps import IMPORT_MODULE, NO_CODE, Chain, Code, Dropped, starts_with, texts
 
 _CONTAINERS = (dict, list, set, frozenset, deque, tuple)
@@ -401,7 +401,7 @@ class Surroundings:
         for one in self._opened.values():
             if one.outside is None or one.idle or only_answers(one.thing, self.codes, self.by_name):
                 continue
-            names = None if one.whole else self.names
+            names = None if one.whole else self._read_by()
             if id(one.thing) in defaults:
                 yield replace(one.outside, kept=Defaults(one.thing, defaults[id(one.thing)]))
             elif is_a(one.thing, (ModuleType, nn.Module)):
@@ -416,6 +416,10 @@ class Surroundings:
             else:
                 for inner in with_contents(one.outside):
                     yield from self._inside(inner, names, moved)
+
+    def _read_by(self) -> Collection[str]:
+        """The names under which objects out there may have been read."""
+        return self.names if "static" in self.which else {*self.names, *self.reads.names, TOLD}
 
     def _inside(self, container: Outside, names: Collection[str] | None, moved: Collection[int]) -> Iterator[Outside]:
         """What is in the objects that stand in a container."""
@@ -459,7 +463,7 @@ class Surroundings:
                     if id(outside.value) in defaults:
                         outside = replace(outside, kept=Defaults(outside.value, defaults[id(outside.value)]))
                     found.setdefault(outside.place, outside)
-                    for inner in self._inside(outside, self.names, moved):
+                    for inner in self._inside(outside, self._read_by(), moved):
                         found.setdefault(inner.place, inner)
             elif function.__closure__ and function.__code__.co_filename.startswith(PYTHONS_FILES):
                 for outside in of_wrapper(function):

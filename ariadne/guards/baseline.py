@@ -386,8 +386,6 @@ def of_classes(
                 if base.__module__.partition(".")[0] != "torch":
                     for name in names.names.intersection(vars(base)) - names.assigned:
                         value = vars(base)[name]
-                        if hasattr(type(value), "__get__") or is_a(value, type):
-                            continue
                         own = own_dict(base)
                         hidden = (
                             next(d for d in found.dicts if name in d) is not own

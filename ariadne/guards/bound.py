@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 
 from ariadne import tree
+from ariadne.plan import TracePlan
 
 Form = tuple[tuple[Any, ...], dict[str, Any]]
 _OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -60,6 +61,50 @@ def in_order(model: nn.Module, spec: tree.Spec) -> tuple[str, ...]:
             return ()
         named = tuple(name for name in named if name not in asked)
     return named if len(named) > 1 else ()
+
+
+def matched(found: tree.Spec, known: tree.Spec) -> list[int | None] | None:
+    """For each leaf of a call, which of the leaves of a known one it is; None in all where they differ in more than keys of dicts.
+
+    A leaf is None that stands under a key which the known call does not have. Those of one dict may come in any order.
+
+    >>> matched(tree.flatten({"b": 1, "c": 2, "a": 3})[1], tree.flatten({"a": 3, "b": 1})[1])
+    [1, None, 0]
+    """
+    return _matched(found, known, 0)
+
+
+def _matched(found: tree.Spec, known: tree.Spec, start: int) -> list[int | None] | None:
+    if found.kind == known.kind == tree.LEAF:
+        return [start]
+    if (found.kind, found.cls, found.context) != (known.kind, known.cls, known.context):
+        return None
+    if found.kind not in ("dict", "mapping"):
+        if found.keys != known.keys or len(found.children) != len(known.children):
+            return None
+        pairs = [*zip(found.children, range(len(known.children)), strict=True)]
+    else:
+        places = {key: i for i, key in enumerate(known.keys)}
+        pairs = [(child, places.get(key, -1)) for key, child in zip(found.keys, found.children, strict=True)]
+    at: list[int | None] = []
+    for child, i in pairs:
+        begins = start + sum(c.size for c in known.children[: max(i, 0)])
+        inner = _matched(child, known.children[i], begins) if i >= 0 else [None] * child.size
+        if inner is None:
+            return None
+        at += inner
+    return at
+
+
+def as_before(
+    model: nn.Module, plan: TracePlan, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call in the example's form, with keywords in the example's order where forward can't see in which order they came."""
+    args, kwargs = binding(model, plan.input_spec)(args, dict(kwargs)) or (args, dict(kwargs))
+    keys = plan.input_spec.children[1].keys
+    if kwargs.keys() == {*keys} and not plan.assumption.order:
+        kwargs = {key: kwargs[key] for key in keys}
+    return args, kwargs
 
 
 def once_more(model: nn.Module, spec: tree.Spec, names: dict[str, Any]) -> Callable[..., tuple[Any, ...] | None]:

@@ -19,7 +19,7 @@ from ariadne.guards import switches
 from ariadne.guards.at_once import Calm, at_once, changed_since
 from ariadne.guards.attributes import Attribute, follow, lasts, own_of
 from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, table_of
-from ariadne.guards.bound import once_more
+from ariadne.guards.bound import matched, once_more
 from ariadne.guards.classes import Lookup
 from ariadne.guards.counted import owner_of
 from ariadne.guards.explained import refuse_changes
@@ -32,7 +32,7 @@ from ariadne.guards.sizes import fits
 from ariadne.guards.tensors import facts_of_state, flag_of, referred, tied
 from ariadne.guards.versions import stamp
 from ariadne.guards.watched import Named, Surrounded, Watched, is_known, same_dicts, same_hooks
-from ariadne.plan import Expr, TracePlan, layout, short_dtype, sizes_in
+from ariadne.plan import Expr, TracePlan, layout, short_dtype, sizes_at, sizes_in
 
 _is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _autocast_dtype: Callable[[str], torch.dtype] = torch.get_autocast_dtype
@@ -211,21 +211,20 @@ def explain(
 ) -> None:
     """Raise the error that says which condition on the inputs does not hold; return where none is at fault.
 
-    Without `plain`, numbers and strings may be others: for them a plan can be captured.
+    Without `plain`, numbers and strings may be others, and dicts may have other keys or have them in another order: for them a
+    plan can be captured.
     """
-    try:
-        ordered = {k: kwargs[k] for k in plan.input_spec.children[1].keys} if len(kwargs) else {}
-    except KeyError:
-        ordered = dict(kwargs)
-    extra = {k: v for k, v in kwargs.items() if k not in ordered}
-    leaves, spec = tree.flatten((args, {**ordered, **extra}))
-    if spec != plan.input_spec:
+    keys = plan.input_spec.children[1].keys
+    ordered = {k: kwargs[k] for k in keys} if kwargs.keys() == {*keys} else dict(kwargs)
+    leaves, spec = tree.flatten((args, ordered))
+    at = matched(spec, plan.input_spec) if kwargs.keys() == {*keys} else None
+    if at is None or (plain and spec != plan.input_spec):
         call = f"args {plan.input_spec.children[0]}, kwargs {plan.input_spec.children[1]}"
         raise InputError(
             f"the inputs have another structure than at capture: expected {call}; found args {spec.children[0]}, kwargs "
             f"{spec.children[1]}. Pass them as example_inputs and example_kwargs had them, or prepare again"
         )
-    if (came := tuple(k for k in kwargs if k in plan.assumption.order)) != plan.assumption.order:
+    if plain and (came := tuple(k for k in kwargs if k in plan.assumption.order)) != plan.assumption.order:
         raise InputError(
             "forward takes keyword inputs in the order in which they come (**kwargs): expected "
             f"{', '.join(plan.assumption.order)}; found {', '.join(came)}. Pass them as example_kwargs had them, or prepare again"
@@ -233,8 +232,10 @@ def explain(
     where = [p for p, _ in tree.paths((args, ordered))]
     literals = dict(plan.literals)
     batch, free = None, {(size.leaf, size.dim) for size in plan.sizes}
-    for i, leaf in enumerate(leaves):
-        name = where[i].removeprefix("[0]") if where[i].startswith("[0]") else where[i].removeprefix("[1]")
+    for i, leaf, place in zip(at, leaves, where, strict=True):
+        name = place.removeprefix("[0]") if place.startswith("[0]") else place.removeprefix("[1]")
+        if i is None:
+            continue
         if i in literals:
             if not tree.identical(leaf, literals[i]) and (plain or not lasts(leaf)):
                 raise InputError(
@@ -288,7 +289,7 @@ def explain(
             raise InputError(f"input {name} must be {value.describe()}; found {found}. Convert it, or prepare again")
         if leaf.device.type != value.device.split(":")[0]:
             raise InputError(f"input {name} was captured on {value.device}; found {found}. Move it, or prepare again")
-    sizes_in(plan.sizes, leaves)
+    sizes_in(sizes_at(plan.sizes, at), leaves)
     if batch is not None and batch not in batches:
         raise BatchError(
             f"batch {batch} lies outside dynamic_batch ({batches.start}, {batches.stop - 1}); prepare with a range that holds it"

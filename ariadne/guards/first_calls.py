@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ariadne.guards.attributes import MISSING, follow
 from ariadne.guards.kept import Kept
@@ -47,13 +48,40 @@ class MadeOf(NamedTuple):
     spot: Spot
 
 
+class _Seen:
+    """Which tensor stood in a place, and how often it was written into; of one whose memory is shared, which memory that was.
+
+    As long as this is kept, no other memory can come to lie at the same address.
+    """
+
+    __slots__ = ("_address", "_shares", "_storage", "_tensor", "_version")
+
+    def __init__(self, t: torch.Tensor | None, shares: bool) -> None:
+        self._shares, self._address = shares, None if t is None else storage_of(t)
+        self._tensor = None if t is None else ref(t)
+        self._version = 0 if t is None or t.is_inference() else t._version
+        self._storage: StorageWeakRef | None = None
+        if t is not None and self._address is not None:
+            self._storage = StorageWeakRef(torch._C.TensorBase.untyped_storage(t))
+
+    def is_still(self, t: torch.Tensor | None) -> bool:
+        """Whether it is what stands there, unwritten."""
+        if t is None or self._tensor is None:
+            return t is None and self._tensor is None
+        if storage_of(t) != self._address:
+            return False
+        if self._shares:
+            return self._address is not None or self._tensor() is t
+        return self._tensor() is t and (t.is_inference() or t._version == self._version)
+
+
 @dataclass
 class _Then:
     """How such tensors were at a first call: which they are and how often they were written into, what they hold, and how often
     the dict of the module was written in which the thing stands.
     """
 
-    at: list[tuple[int | None, int]]
+    at: list[_Seen]
     content: bytes
     own: int
 
@@ -84,7 +112,8 @@ class AsFilled(Kept):
 
     def look(self, thing: Any) -> _Then:
         """As they are now."""
-        return _Then(self._at(), self._content(), 0 if self.own is None else _writes(self.own))
+        seen = [_Seen(table.get(name), shares) for table, name, shares in self.tables]
+        return _Then(seen, self._content(), 0 if self.own is None else _writes(self.own))
 
     def words(self, held: Any) -> str:
         """Their names."""
@@ -96,14 +125,14 @@ class AsFilled(Kept):
         if then is None and (not self.empty or self.made.spot.now(self.thing) is MISSING):
             return True
         then = self.held if then is None else then
-        if self._at() == then.at or (self.own is not None and _writes(self.own) != then.own):
+        if self._stand(then) or (self.own is not None and _writes(self.own) != then.own):
             return True
         return bool(self._content() == then.content)
 
     def asked(self) -> bool:
         """The same, for a call: where it is the first, or something was made anew, the next ones are held against it."""
         then = self._then()
-        if then is not None and self._at() == then.at:
+        if then is not None and self._stand(then):
             return True
         if not self.is_same():
             return False
@@ -120,12 +149,10 @@ class AsFilled(Kept):
     def _then(self) -> _Then | None:
         return self.held if self.called else first_calls(self.thing).get(self.made)
 
-    def _at(self) -> list[tuple[int | None, int]]:
-        found = []
-        for table, name, shares in self.tables:
-            t = table.get(name)
-            found.append((None, 0) if t is None else (storage_of(t), 0 if shares or t.is_inference() else t._version))
-        return found
+    def _stand(self, then: _Then) -> bool:
+        """Whether they are the same tensors, unwritten."""
+        places = zip(then.at, self.tables, strict=True)
+        return all(seen.is_still(table.get(name)) for seen, (table, name, _) in places)
 
     def _content(self) -> bytes:
         found = hashlib.blake2b()

@@ -52,6 +52,7 @@ from ariadne.guards.attributes import (
 )
 from ariadne.guards.classes import changeable, home_of, own_dict
 from ariadne.guards.kept import Kept
+from ariadne.guards.readers import TOLD, answers_itself, tells
 from ariadne.guards.steps import WHOLESALE, texts
 from ariadne.guards.versions import VERSION, stamp
 
@@ -254,7 +255,8 @@ def _inside(thing: Any, names: Collection[str] | None, assigned: Collection[str]
         return
     else:
         yield from _of_c(thing)
-    if asks_itself(thing):
+    told = names is not None and TOLD in names and tells(type(thing))
+    if asks_itself(thing) or (answers_itself(thing) and not told):
         names = None
     for name in slots_of(thing):
         if (names is None or name in names) and name not in assigned:

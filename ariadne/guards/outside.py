@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from types import CodeType, FunctionType
 from typing import Any
 
-from torch import nn
-
 from ariadne import tree
 from ariadne.guards.attributes import MISSING, Attribute, Slots, held, is_a, is_array, is_pythons_own, lasts
 from ariadne.guards.classes import Having, Lookup, Owned, changeable, own_dict
@@ -206,8 +204,7 @@ def in_class(
         if not (is_pythons_own(base) or base.__module__.partition(".")[0] in ("torch", "numpy")):
             own = own_dict(base)
             for name in [n for n in own if n in names and n not in assigned and n[:2] != "__"]:
-                guarded = issubclass(cls, nn.Module) and hasattr(type(own[name]), "__get__")  # by the objects that ran
-                if id(own[name]) not in moved and not guarded:
+                if id(own[name]) not in moved:
                     table = found if found[name] is own[name] else own  # there `super()` finds it, and its own name
                     yield from with_contents(Outside(table, name, own[name], f"{base.__qualname__}.{name}"))
 

@@ -20,6 +20,7 @@ from ariadne.guards.attributes import is_a
 from ariadne.guards.steps import WHOLESALE, Step, marked, of_super, plain_steps
 
 READS = "__getattribute__"
+TOLD = "<told>"  # among names: what objects of classes that tell were asked for is among them, too
 _TELLING = frozenset(
     {"__class__"}
 )  # what `isinstance` asks for; other names of this kind may give all that an object holds
@@ -73,6 +74,11 @@ def tells(cls: type) -> bool:
     return bool(own) and all(type(f) is FunctionType and _asked(f.__code__) is not None for f in own)
 
 
+def answers_itself(value: Any) -> bool:
+    """Whether an object's class has a `__getattribute__` of its own, which may give what stands under another name."""
+    return type(type(value).__getattribute__) is FunctionType
+
+
 class Reads:
     """What was read of objects whose class `tells`: names, by the objects' ids."""
 
@@ -96,6 +102,11 @@ class Reads:
             return None
         _, names = self._of.get(id(thing), (thing, set[str]()))
         return names if all(n in _TELLING or not _is_special(n) for n in names) else None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All names that were read of any of them."""
+        return frozenset[str]().union(*(names for _, names in self._of.values()))
 
     def join(self, others: Iterable[Reads]) -> Reads:
         """What these have seen, too."""

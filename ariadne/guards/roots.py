@@ -275,12 +275,16 @@ class _Search:
             self.methods(value, names)
 
     def methods(self, value: Any, names: Iterable[str], deep: int = 0) -> None:
-        """Look at what the methods of these names reach, of an object of a user's class or of those in a short container."""
+        """Look at what the methods of these names, and functions held under them, reach: of an object of a user's class, or of
+        those in a short container, such as a registry.
+        """
         if type(value) in (list, tuple, dict):
             if len(value) <= _SHORT and deep < _DEEP:
                 for inner in value.values() if type(value) is dict else value:
                     self.methods(inner, names, deep + 1)
         elif not is_opaque(value):
+            own = own_of(value) or {}
+            self.todo += [own[n] for n in sorted({*names} & own.keys()) if is_a(own[n], _CALLED) or is_memory(own[n])]
             for cls in type(value).__mro__[:-1]:
                 if not is_known({"__name__": cls.__module__}):
                     for name in sorted({*names, "__call__"} & vars(cls).keys()):

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ariadne.guards.attributes import DEPTH, LEAVES, MISSING, held, is_a, shown
+from ariadne.guards.attributes import LEAVES, MISSING, held, is_a, shown
 from ariadne.guards.kept import Kept, registries_of
 from ariadne.guards.outside import Outside
 from ariadne.guards.versions import VERSION, stamp
 
-_MOST = 4096  # so many things are looked at
+_MOST = 1 << 18  # so many things are looked at, numbers and texts not counted
+_PLAIN = LEAVES - {torch.Tensor, nn.Parameter}
 _IDS = 1 << 20  # a smaller number is no id of a thing
 Root = tuple[str, str] | Outside  # a module's path and an attribute of it; or something outside of the model
 
@@ -104,27 +105,29 @@ def _members(one: Any) -> list[Any]:
 
 def _tensors_in(label: str, value: Any) -> Iterator[tuple[str, Any, bool]]:
     """The tensors in a value, and what may be one's id: (where, it, whether it is asked for by which it is)."""
-    todo, seen, left = [(label, value, 0)], set[int](), _MOST
+    todo, seen, left = [(label, value)], set[int](), _MOST
     while todo and left:
         left -= 1
-        at, one, deep = todo.pop()
-        if is_a(one, torch.Tensor):
+        at, one = todo.pop()
+        if is_a(one, torch.Tensor) or type(one) is int:
             yield at, one, False
             continue
-        if type(one) in LEAVES:
-            if type(one) is int and one > _IDS:
-                yield at, one, False
-            continue
-        if id(one) in seen or deep > DEPTH:
+        if id(one) in seen:
             continue
         seen.add(id(one))
         if is_a(one, (set, frozenset)):
             members = _members(one)
             if any(is_a(t, torch.Tensor) for t in members):
                 yield at, one, True
-            todo += [(f"{at}{{{i}}}", t, deep + 1) for i, t in enumerate(members) if type(t) is int]
+            todo += [(f"{at}{{{i}}}", t) for i, t in enumerate(members) if type(t) is int and t > _IDS]
         elif is_a(one, dict):
             for i, key in enumerate(dict.keys(one)):
                 if is_a(key, torch.Tensor) or (type(key) is int and key > _IDS):
                     yield f"the key {i} of {at}", key, True
-        todo += [(f"{at}{shown(step)}", inner, deep + 1) for step, inner in held(one)]
+        todo += [(f"{at}{shown(step)}", inner) for step, inner in held(one) if _may_hold(inner)]
+
+
+def _may_hold(value: Any) -> bool:
+    if type(value) is tuple:
+        return any(map(_may_hold, value))
+    return type(value) not in _PLAIN or (type(value) is int and value > _IDS)

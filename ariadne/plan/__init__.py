@@ -21,7 +21,7 @@ from ariadne.plan.expr import FUNCTIONS, Expr
 from ariadne.plan.names import HELPERS, Namespace, one_line
 from ariadne.plan.pruning import Groups, prune, reached, without
 from ariadne.plan.schema import WHOLE, bind, may_draw, tensors_in, writes_silently, written_arguments
-from ariadne.plan.sized import MOST, Size, sizes_in
+from ariadne.plan.sized import MOST, Size, sizes_at, sizes_in
 from ariadne.plan.solve import where
 from ariadne.plan.strided import as_bytes, layout, own, storage_of
 from ariadne.plan.trace import (

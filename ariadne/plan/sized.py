@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -63,3 +63,8 @@ def sizes_in(sizes: Iterable[Size], leaves: Sequence[Any]) -> dict[str, int]:
                 "the input, or prepare for more sizes"
             )
     return {symbol: now for symbol, (now, _) in found.items()}
+
+
+def sizes_at(sizes: Iterable[Size], at: Sequence[int | None]) -> tuple[Size, ...]:
+    """The same of a call whose leaves are these ones of the example's; without those of leaves that it does not have."""
+    return tuple(replace(size, leaf=at.index(size.leaf)) for size in sizes if size.leaf in at)

@@ -27,7 +27,7 @@ from ariadne.runtime.optimizers import step
 from ariadne.runtime.proof import AT_FAULT, prove
 from ariadne.runtime.split import SplitRuntime
 from ariadne.runtime.taps import Gradients, Tap, carried
-from ariadne.runtime.told import RuntimeCacheKey
+from ariadne.runtime.told import NotCalled, RuntimeCacheKey
 from ariadne.runtime.training import (
     Owned,
     backward_prefix,

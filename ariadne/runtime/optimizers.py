@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from ariadne.errors import TrainingError
 from ariadne.runtime.waiting import without_hooks
 
 _profiler_enabled = torch._C._autograd._profiler_enabled
@@ -16,10 +17,27 @@ _profiler_enabled = torch._C._autograd._profiler_enabled
 _NOTED = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
 
 
+def refuse_other(optimizer: Any) -> None:
+    """Raise `TrainingError` for what is no optimizer."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        lacks = [n for n in ("param_groups", "step") if not hasattr(optimizer, n)]
+        if lacks or isinstance(optimizer, type):
+            found = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else repr(type(optimizer).__name__)
+            without = f" without {', '.join(lacks)}" if lacks else ""
+            raise TrainingError(
+                f"optimizer must be one of torch.optim's, or have what these have: param_groups, zero_grad and step; found {found}"
+                f"{without}. Pass the optimizer of this side's parameters, or none"
+            )
+
+
+def _own_of(optimizer: Any) -> dict[str, Any]:
+    return getattr(optimizer, "__dict__", {})  # an object with slots has none
+
+
 def clear(optimizer: torch.optim.Optimizer) -> None:
     """`optimizer.zero_grad(set_to_none=True)`; without the profiler's note of it, where it is torch's own."""
     own = getattr(type(optimizer), "zero_grad", None) is not torch.optim.Optimizer.zero_grad
-    if own or "zero_grad" in vars(optimizer):
+    if own or "zero_grad" in _own_of(optimizer):
         return optimizer.zero_grad(set_to_none=True)
     for group in optimizer.param_groups:
         for p in group["params"]:
@@ -51,7 +69,7 @@ def step(optimizer: torch.optim.Optimizer, scaler: Any) -> None:
     if scaler is not None:
         scaler.step(optimizer)
         return
-    found, mine = getattr(type(optimizer), "step", None), vars(optimizer)
+    found, mine = getattr(type(optimizer), "step", None), _own_of(optimizer)
     watched = (
         getattr(found, "__code__", None) is not _NOTED
         or "step" in mine  # a scheduler counts the steps
@@ -64,4 +82,9 @@ def step(optimizer: torch.optim.Optimizer, scaler: Any) -> None:
     if watched:
         optimizer.step()
     else:
-        found.__wrapped__(optimizer)  # type: ignore[union-attr]
+        _stepping(found)(optimizer)
+
+
+def _stepping(noted: Any) -> Any:
+    """What torch's wrapper calls; its `__wrapped__` says something else where `functools.update_wrapper` has renamed it."""
+    return noted.__closure__[_NOTED.co_freevars.index("func")].cell_contents

@@ -15,8 +15,8 @@ from ariadne.capture import Captured, Example
 from ariadne.compiled import SegmentReport
 from ariadne.cut import SIDES, Boundary, SplitCandidate, frontiers, select
 from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError
-from ariadne.guards import Baseline, binding, explain, state_types
-from ariadne.plan import TracePlan, sizes_in
+from ariadne.guards import Baseline, as_before, explain, matched, state_types
+from ariadne.plan import TracePlan, sizes_at, sizes_in
 from ariadne.runtime.proof import prove
 from ariadne.runtime.training import NO_SLOTS, SideSlots
 from ariadne.runtime.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device
@@ -260,7 +260,7 @@ class Plans:
     ) -> tuple[Variant, tuple[Any, ...]]:
         with self._lock:
             base = self._now[training]
-            args, kwargs = binding(self.model, base.plan.input_spec)(args, kwargs) or (args, kwargs)
+            args, kwargs = as_before(self.model, base.plan, args, kwargs)
             lo, hi = self.settings.spec.batch_range
             if state_types(self.model) == base.moved:
                 explain(base.plan, self.model, args, kwargs, range(lo, hi + 1), plain=base.plan.apart is not None)
@@ -270,6 +270,7 @@ class Plans:
                 v.plan
                 for v in self._variants
                 if v.serves(training)
+                and v.plan.input_spec == example.spec
                 and v.plan.captured_by == "observed"
                 and sizes == dict(v.plan.traced_sizes)
                 and all(tree.identical(example.leaves[i], value) for i, value in v.plan.literals)
@@ -292,16 +293,24 @@ class Plans:
         prove(self.model, variant, captured, example, trains=trains)
 
     def _example(self, args: tuple[Any, ...], kwargs: dict[str, Any], plan: TracePlan, batches: range) -> Example:
-        args, kwargs = binding(self.model, plan.input_spec)(args, kwargs) or (args, kwargs)
+        args, kwargs = as_before(self.model, plan, args, kwargs)
         leaves, spec = tree.flatten((args, kwargs))
-        if spec != plan.input_spec:
+        at = matched(spec, plan.input_spec)
+        if at is None:
             explain(plan, nn.Module(), args, kwargs, batches)
-        batched = plan.batched
-        sizes_in(plan.sizes, leaves)
+            raise AriadneError("this call has another structure than the example; please report this as a bug")
+        along = plan.batched
+        batched = {i: along[k] for i, k in enumerate(at) if k in along}
+        sizes = sizes_at(plan.sizes, at)
+        sizes_in(sizes, leaves)
         batch = next((leaves[i].shape[dim] for i, dim in batched.items()), plan.traced_batch)
+        came = [i for i, k in enumerate(at) if k is None and isinstance(leaves[i], torch.Tensor) and leaves[i].dim()]
+        if came and along and not batched:
+            batch = leaves[came[0]].shape[0]
+        batched |= {i: 0 for i in came if leaves[i].shape[0] == batch}
         if batched and batch not in batches:
             raise BatchError(f"batch {batch} lies outside dynamic_batch ({batches.start}, {batches.stop - 1})")
-        return Example(tuple(leaves), spec, batched, batch, plan.sizes)
+        return Example(tuple(leaves), spec, batched, batch, sizes)
 
     def accept(self, boundary: BoundaryPayload, runs: bool = True) -> Variant:
         """The variant whose suffix takes this boundary; `BoundaryError` for one of another split, or of other types or sizes.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from ariadne import visualization
 from ariadne.cut import SIDES, ends_of
+from ariadne.errors import SpecError
 from ariadne.guards import VERSION, stamp
 from ariadne.plan import short_dtype
 from ariadne.runtime.paths import Paths
@@ -35,7 +37,18 @@ class RuntimeCacheKey:
     dtypes: tuple[str, ...]
 
 
-class Told(Paths):
+class NotCalled:
+    """What stands for a model, and is none."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise `SpecError`, which says what to call in its place."""
+        raise SpecError(
+            f"a {type(self).__name__} was called as a model is, but it is two halves: call "
+            "runtime.run_suffix(runtime.run_prefix(...)); to train, run_training_prefix, train_suffix and backward_prefix"
+        )
+
+
+class Told(NotCalled, Paths):
     """The plans of a split, and what there is to tell of them."""
 
     trace_plan = Paths.plan

@@ -24,7 +24,7 @@ from ariadne.plan import short_dtype
 from ariadne.runtime.asked import NOT_HELD, KeptWhole
 from ariadne.runtime.casts import casts_of_both, refuse_other_casts
 from ariadne.runtime.casts import kept as kept_casts
-from ariadne.runtime.optimizers import clear, clear_but, step
+from ariadne.runtime.optimizers import clear, clear_but, refuse_other, step
 from ariadne.runtime.taps import Gradients, Tap, tapped
 from ariadne.runtime.turns import TURNS
 from ariadne.runtime.waiting import Ends, caught, leaves_behind, leaves_of, led_to, rejoins
@@ -382,6 +382,8 @@ def backward_prefix(
             "this boundary has no prefix graph: it was made by run_prefix, or came over the wire. Use the one that "
             "run_training_prefix returned"
         )
+    if optimizer is not None:
+        refuse_other(optimizer)
     boundary.refuse_if_taken("backward_prefix")
     roots, given = roots_of(boundary, gradients)
     shared = [p for p in owned.shared if p.requires_grad]
@@ -458,6 +460,7 @@ def refuse_shared(
     """Raise `TrainingError` if a side's optimizer owns a parameter whose gradient the other side has yet to complete."""
     if optimizer is None:
         return
+    refuse_other(optimizer)
     ids = {id(p) for p in shared}
     owned = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"] if id(p) in ids]
     if owned and here:

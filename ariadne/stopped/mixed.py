@@ -23,7 +23,7 @@ from ariadne.capture import Example
 from ariadne.cut import parse_boundary
 from ariadne.errors import BoundaryError, FrontierError, HalfError, SpecError, UnsupportedError, named
 from ariadne.plan import TracePlan
-from ariadne.runtime import Gradients, SplitRuntime
+from ariadne.runtime import Gradients, NotCalled, SplitRuntime
 from ariadne.stopped.calls import CallCandidate
 from ariadne.stopped.forward import Forward
 from ariadne.stopped.gate import Awaited
@@ -123,7 +123,7 @@ def up_to(
     return made
 
 
-class MixedSplit:
+class MixedSplit(NotCalled):
     """A model split at the end of a module's call: a graph before it, the model's own Python after it.
 
     Made by `prepare_split(..., fallback="python-suffix")`; `why` says why the whole is no graph. The methods are those of

@@ -123,11 +123,10 @@ class PythonState:
     `changes` tells what is otherwise now; `undoing` keeps what it takes to put that back.
     """
 
-    def __init__(self, model: nn.Module, laid: Laid | None = None, draws: bool = True) -> None:
-        """`draws`: note how the generators stand, too, which takes as long as all else of a small model."""
+    def __init__(self, model: nn.Module, laid: Laid | None = None) -> None:
         self._model, self._laid = weakref.ref(model), laid or Laid()  # what is known of a model must not keep it alive
         self.held = _Held()
-        self.generators = generators() if draws else {}
+        self.generators = generators()
         self._tables = self._laid.tables(model)
         # Registries of hooks in which nothing is: most of all that a model holds.
         self.empty: list[Any] = [*chain.from_iterable(map(_registries_of, self._tables))]

@@ -204,7 +204,7 @@ def run_rest(
         raise BoundaryError(f"this boundary can't be run from what crossed alone: {before.refusal}")
     if not torch.is_grad_enabled():
         crossed = _copies(crossed)  # forward may write into them, and the boundary may be run again
-    start = PythonState(model, laid, draws=bool(before.generators))  # else nothing is drawn before the cut
+    start = PythonState(model, laid)
     _set_attributes(model, before, known)
     skipping = Skipping(start.tensors(), before, crossed, trains)
     undoing: list[Any] = []
@@ -265,7 +265,7 @@ def run_rest(
         _end(start, undoing)
         args = kwargs = output = None
         skipping.settle(model, None, absent=True)
-        if not skipping.standing.passed:
+        if not skipping.standing.passed or skipping.standing.error is not None:
             set_generators(start.generators)
         raise
     if skipping.standing.error is None:
@@ -280,6 +280,7 @@ def run_rest(
     args = kwargs = output = None
     skipping.settle(model, result, absent=skipping.standing.error is not None)
     if skipping.standing.error is not None:
+        set_generators(start.generators)
         raise skipping.standing.error
     return result, skipping.standing.used
 

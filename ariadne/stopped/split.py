@@ -20,6 +20,7 @@ from ariadne.errors import BoundaryError, SpecError, TrainingError
 from ariadne.guards import copied_model, no_weights_cached
 from ariadne.runtime import (
     Gradients,
+    NotCalled,
     Owned,
     Settings,
     backward_prefix,
@@ -50,7 +51,7 @@ _OF_A_PLAN = frozenset(
 )
 
 
-class PythonSplit:
+class PythonSplit(NotCalled):
     """A model split at the end of a module's call, where no graph holds: its own Python runs, stops there and goes on.
 
     Made by `prepare_split(..., fallback="python")`, which says in `why` what stood in the way of a graph.

@@ -6,6 +6,7 @@ In import order::
     scripted_steps   steps that call functions under `torch.jit.script`
     python_steps     steps whose Python no graph shows
     beyond_steps     steps with tensors that are not torch's own, and with data that leave torch
+    held_steps       steps that reach a network beside its attributes, and read what stands outside of it
     steps, parts     the closed vocabulary: what a program can do, and the modules that it can hold
     program          a program as data, as a module, and as inputs
     compare          equal, bit for bit
@@ -13,6 +14,7 @@ In import order::
     twins, counts    a model beside its split twin; what was compared
     tally            what a run counted, and how far it tries each program
     around           what is around a call: threads, autocast, kept weights, files
+    changes          what changes between calls: things outside, keywords, weights that are assigned
     session, trial   what a user does over time; one program held against every promise
     corpus           programs that failed once
     search           a run of hypothesis that keeps what fails

@@ -1,17 +1,57 @@
-"""Outside: what steps read beside the network, and a session changes: a function, a variable, a setting of torch."""
+"""Outside: what steps read beside the network, and a session changes: functions, a variable, a setting of torch, a tensor, a frozen
+module, an object, results that a function keeps.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.backends.mha
-from torch import Tensor
+from torch import Tensor, nn
 
 VARIABLE = "ARIADNE_SESSION_SCALE"
 ACTS: tuple[Callable[[Tensor], Tensor], ...] = (torch.tanh, torch.sin, torch.sigmoid)
 SCALES = (1.0, 2.0, 0.5)
+
+
+class Teacher(nn.Module):
+    """A weight that no one trains, and a mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x * self.weight) if self.training else x.sin() * self.weight
+
+
+class Box:
+    """Numbers by names, as attributes and by Python's protocols."""
+
+    def __init__(self, **numbers: float) -> None:
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self.numbers.values())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.numbers
+
+    def __getitem__(self, name: str) -> float:
+        return self.numbers[name]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["numbers"][name]
+        except KeyError:
+            raise AttributeError(name) from None
 
 
 def doubled(x: Tensor) -> Tensor:
@@ -27,6 +67,9 @@ def softened(x: Tensor) -> Tensor:
 FUNCTIONS = (softened, doubled)
 act: Callable[[Tensor], Tensor] = ACTS[0]
 scale = SCALES[0]
+bent = FUNCTIONS[0]
+tau, box, teacher = torch.ones(()), Box(a=1.0), Teacher()
+kept = {2: 1.0}  # what `remembered` gives of it, until it has forgotten
 
 
 def called(x: Tensor) -> Tensor:
@@ -37,6 +80,26 @@ def called(x: Tensor) -> Tensor:
 def asked(x: Tensor) -> Tensor:
     """By a setting of torch, and a variable of the environment."""
     return x * (2 if torch.backends.mha.get_fastpath_enabled() else 3) * float(os.environ.get(VARIABLE, "1"))
+
+
+def taught_by(teacher: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A function that calls a module which only it knows."""
+
+    def taught(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            found: Tensor = teacher(x)
+        return found
+
+    return taught
+
+
+taught = taught_by(teacher)
+
+
+@lru_cache(maxsize=4)
+def remembered(key: int) -> float:
+    """A number, kept from its first call on."""
+    return kept[key]
 
 
 def replace_function(number: int) -> None:
@@ -58,8 +121,54 @@ def set_variable(number: int) -> None:
         del os.environ[VARIABLE]
 
 
+def replace_held_function(number: int) -> None:
+    """Let another function stand in this module, in the object, and on a function."""
+    globals()["bent"] = FUNCTIONS[number % 2]
+    box.__dict__["bent"] = called.__dict__["bent"] = FUNCTIONS[number // 2 % 2]
+
+
+def change_tensor(number: int) -> None:
+    """Write another number into the tensor, or put another tensor in its place."""
+    value = SCALES[number // 2 % 3]
+    if number % 2:
+        globals()["tau"] = torch.tensor(value)
+    else:
+        tau.fill_(value)
+
+
+def change_teacher(number: int) -> None:
+    """Another mode, another number in its weight, or another weight."""
+    teacher.train(number % 2 == 0)
+    if number // 2 % 3 == 1:
+        teacher.weight.fill_(SCALES[number // 6 % 3])
+    elif number // 2 % 3 == 2:
+        teacher.weight = nn.Parameter(torch.tensor(SCALES[number // 6 % 3]), requires_grad=False)
+
+
+def change_object(number: int) -> None:
+    """Other numbers in the object, or other names for them."""
+    box.numbers["a"] = SCALES[number % 3]
+    box.numbers.pop("b", None)
+    if number // 3 % 2:
+        box.numbers["b"] = 0.5
+
+
+def change_kept(number: int) -> None:
+    """Another number for the function that keeps results; every second time it has forgotten, too."""
+    kept[2] = SCALES[number // 2 % 3]
+    if number % 2:
+        remembered.cache_clear()
+
+
 def put_back() -> None:
     """All of it stands as at first."""
+    for put in (replace_held_function, change_tensor, change_object):
+        put(0)
+    change_teacher(2)
+    change_kept(1)
     replace_function(0)
     flip_switch(0)
     set_variable(0)
+
+
+replace_held_function(0)

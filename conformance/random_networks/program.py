@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from conformance.random_networks import parts
+from conformance.random_networks import outside, parts
 from conformance.random_networks.python_steps import MAY_WRITE
 from conformance.random_networks.steps import DTYPES, STEPS, UNDER, Frame
 
@@ -231,6 +231,7 @@ class Network(nn.Module):
     seen: ClassVar[list[Tensor]] = []
     latest: ClassVar[Tensor | None] = None
     scale: ClassVar[float] = 1.0
+    turned = staticmethod(outside.softened)
 
     def __init__(self, program: Program) -> None:
         super().__init__()
@@ -240,6 +241,8 @@ class Network(nn.Module):
         self.parts = parts.make(program.parts)
         self.records: list[Tensor] = []  # what steps put there stays
         self.notes: dict[str, Tensor] = {}
+        first = [p for p in self.parts.parameters() if p.is_floating_point()][:1]
+        self.referred: list[Any] = [*first, *({"weight": p} for p in first)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "records": [], "notes": {}}  # torch copies no tensors that have a graph
@@ -252,7 +255,7 @@ class Network(nn.Module):
             args = tuple(args[0].values())
         given = [*args, *(kwargs[i["name"]] for i in program.inputs[len(args) :])]
         env: Env = {i["name"]: t for i, t in zip(program.inputs, given, strict=True)}
-        frame = Frame(self, given[0].shape[program.along[0] or 0])
+        frame = Frame(self, given[0].shape[program.along[0] or 0], keywords=(*kwargs,))
         for step in program.steps:
             run_step(frame, step, env)
         return output_of(program.output, env, frame.batch)
@@ -260,7 +263,8 @@ class Network(nn.Module):
 
 def apart(network: Network) -> Network:
     """The same network, of a class of its own, on which nothing was left yet."""
-    network.__class__ = type("Network", (Network,), {"seen": [], "latest": None, "scale": 1.0})
+    left = {"seen": [], "latest": None, "scale": 1.0, "turned": staticmethod(outside.softened)}
+    network.__class__ = type("Network", (Network,), left)
     return network
 
 

@@ -15,9 +15,10 @@ from torch import nn
 
 from ariadne import SplitRuntime
 from ariadne.errors import CaptureError, FrontierError, InputError
-from conformance.random_networks import around, outside
+from conformance.random_networks import around, changes, outside
 from conformance.random_networks.compare import Different
 from conformance.random_networks.counts import Counts, allowed
+from conformance.random_networks.held_steps import MADE
 from conformance.random_networks.program import Program
 from conformance.random_networks.python_steps import SCALES
 from conformance.random_networks.twins import BATCHES, Twins
@@ -59,6 +60,9 @@ class Session:
 
     def _trace(self, number: int) -> None:
         self.stale = ""
+        for model in self.models():  # a split's calls leave it to the model to have a first one
+            for name in MADE:
+                model.__dict__.pop(name, None)
         try:
             self.runtime = self.twins.trace("trace")
         except FrontierError:
@@ -114,13 +118,18 @@ class Session:
         self.batch = lo + number % (hi - lo + 1)
 
     def _load_weights(self, number: int) -> None:
+        drawn = self.drawn(number)
+        for model in self.models():
+            model.load_state_dict(copy.deepcopy(drawn))
+
+    def drawn(self, number: int) -> dict[str, torch.Tensor]:
+        """Other weights for the model."""
         drawn = copy.deepcopy(self.twins.whole.state_dict())
         generator = torch.Generator().manual_seed(number)
         for t in drawn.values():
             if t.is_floating_point():
                 t.add_(torch.rand(t.shape, generator=generator), alpha=0.25)
-        for model in self.models():
-            model.load_state_dict(copy.deepcopy(drawn))
+        return drawn
 
     def _deep_copy(self, number: int) -> None:
         twins = self.twins
@@ -141,10 +150,14 @@ class Session:
             if slots:
                 yield slots[number % len(slots)]
 
+    @property
+    def tied(self) -> bool:
+        """Whether a parameter stands in two places of the model."""
+        whole = self.twins.whole
+        return len([*whole.named_parameters(remove_duplicate=False)]) > len([*whole.parameters()])
+
     def _replace_parameter(self, number: int) -> None:
-        tied = len(list(self.twins.whole.named_parameters(remove_duplicate=False))) > len(
-            list(self.twins.whole.parameters())
-        )
+        tied = self.tied
         for module, name in self._slot(number):
             old = module._parameters[name]
             new = torch.randn(old.shape, generator=torch.Generator().manual_seed(number))
@@ -226,4 +239,12 @@ ACTIONS: dict[str, Callable[[Session, int], None]] = {
     "kept_weights": around.kept_weights,
     "draws_beside": around.draws_beside,
     "from_files": around.from_files,
+    "turn_keywords": changes.turn_keywords,
+    "change_tensor": changes.change_tensor,
+    "change_teacher": changes.change_teacher,
+    "change_object": changes.change_object,
+    "change_kept": changes.change_kept,
+    "replace_held_function": changes.replace_held_function,
+    "assign_weights": changes.assign_weights,
+    "shake_referred": changes.shake_referred,
 }

@@ -15,7 +15,7 @@ import torchvision  # noqa: F401 - has nms
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from conformance.random_networks import beyond_steps, outside, python_steps
+from conformance.random_networks import beyond_steps, held_steps, outside, python_steps
 from conformance.random_networks.scripted_steps import CALLED, both, doubled_
 
 RAMP = (*(1.0,) * 6, *(0.5 * batch for batch in range(6, 99)))  # what a batch is worth, the same for all up to 5
@@ -23,11 +23,12 @@ RAMP = (*(1.0,) * 6, *(0.5 * batch for batch in range(6, 99)))  # what a batch i
 
 @dataclass(frozen=True)
 class Frame:
-    """The call that a step runs in: the network, its batch, and whether tensors hold shapes alone."""
+    """The call that a step runs in: the network, its batch, whether tensors hold shapes alone, and keywords as they came."""
 
     net: nn.Module
     batch: int
     meta: bool = False
+    keywords: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,8 @@ SHAPES = (["B", -1], [-1], ["B", 1, -1], ["B", -1, 1], [-1, "B"], [-1, 2], ["B",
 
 _PATHS = "each path that data take has a plan: a suffix over a wire knows one, and there are so many at most"
 _LEAVE = "data leave torch by a way that no op shows, or are numbers of Python's that decide the way"
+_MADE = "what a first call made of a weight goes on with the old one when that changes"
+_OUT = "each number that Python reads out of a tensor has a plan: a suffix over a wire knows one, and there are so many at most"
 
 STEPS: dict[str, Step] = {
     "call": Step("a", _called),
@@ -251,6 +254,17 @@ STEPS: dict[str, Step] = {
     # what stands outside of the network
     "by_function": Step("f", lambda f, x: outside.called(x)),
     "by_setting": Step("f", lambda f, x: outside.asked(x)),
+    "by_number": Step("f", held_steps.by_number, {"asked": ("number", "branch")}, _OUT, lambda f, x, asked: x * 2),
+    "by_tensor": Step("f", lambda f, x: held_steps.by_number(f, x, "tensor"), shaped=lambda f, x: x * 2),
+    "by_teacher": Step("f", held_steps.by_teacher, shaped=lambda f, x: x * x.detach()),
+    "by_cache": Step("f", held_steps.by_cache, shaped=lambda f, x: x * 2),
+    "by_object": Step("f", held_steps.by_object, {"asked": ("len", "iter", "contains", "item", "attribute")}),
+    "by_held_function": Step("f", held_steps.by_held_function, {"asked": ("class", "module", "object", "function")}),
+    # how a network is reached beside its attributes
+    "by_keywords": Step("f", held_steps.by_keywords),
+    "by_reference": Step("f", held_steps.by_reference, {"asked": ("list", "dict")}, shaped=lambda f, x, asked: x * 1),
+    "by_first_call": Step("f", held_steps.by_first_call, shaped=lambda f, x: x * 1),
+    "by_first_weight": Step("f", held_steps.by_first_weight, {}, _MADE, lambda f, x: x * 1),
     # what stays in a container of the network
     "append": Step("f", _appended, shaped=lambda f, x: x * 1),
     "note": Step("f", _put, {"at": ("a", "b")}, shaped=lambda f, x, at: x * 1),

@@ -85,7 +85,7 @@ class Twins:
     """The whole network and its split twin, each with an optimizer of its own."""
 
     def __init__(self, program: Program, training: bool) -> None:
-        self.program = program
+        self.program, self.turned = program, False
         self.whole = build(program).train(training)
         self.split = apart(copy.deepcopy(self.whole))
         self.optimizers()
@@ -95,8 +95,9 @@ class Twins:
         self.whole_step, self.split_step = (_optimizer(m) for m in (self.whole, self.split))
 
     def inputs(self, batch: int, seed: int = 0) -> Inputs:
-        """Inputs of that batch; the same for the same numbers."""
-        return self.program.arguments(batch, seed)
+        """Inputs of that batch; the same for the same numbers. The keywords come the other way round where they are `turned`."""
+        args, kwargs = self.program.arguments(batch, seed)
+        return args, dict(reversed(kwargs.items())) if self.turned else kwargs
 
     def trace(self, where: str, prepare: Callable[..., SplitRuntime] = prepare_split) -> SplitRuntime:
         """Prepare a split of the second model, which must be left as found."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ariadne import SplitSpec, prepare_split
 from ariadne.errors import ModuleError
+from ariadne.plan import storage_of
 from conformance.unit.trap_kit import numbers
 
 X = numbers(2, 4)
@@ -238,3 +239,32 @@ def test_a_weight_made_like_another_tensor_is_made_of_it() -> None:
     double(split.model)
     with pytest.raises(ModuleError, match=r"of 'last.weight' at its first call"):
         call(split)
+
+
+class Scaled(nn.Module):
+    """A factor, of which the first call makes another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.factor = nn.Linear(4, 4), nn.Linear(4, 4), nn.Parameter(numbers(4))
+        self.held: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.held is None:
+            self.held = (self.factor * 2).detach()
+        return self.last(self.first(x) * self.held)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def test_a_weight_that_lies_where_the_old_one_lay_is_another() -> None:
+    net = Scaled().eval()
+    split = prepare_split(net, (X,), split="after:first")
+    split.run_suffix(split.run_prefix(X))
+    lay = storage_of(net.factor)
+    del net.factor
+    tried = [nn.Parameter(torch.ones(4))]
+    while len(tried) < 2000 and storage_of(tried[-1]) != lay:  # whose address is free again, if nothing holds it
+        tried.append(nn.Parameter(torch.ones(4)))
+    net.factor = tried[-1]
+    with pytest.raises(ModuleError, match="that was changed since"):
+        split.run_prefix(X)

@@ -246,3 +246,48 @@ def test_a_refusal_names_the_attributes_that_changed_places() -> None:
         ModuleError, match=r"was a Plain with scale, bias in this order when .* a Plain with bias, scale in"
     ):
         runtime.run_prefix(X)
+
+
+def helper(thing: Any, name: str) -> Any:
+    return object.__getattribute__(thing, {"hidden": "n_" + "embd"}.get(name, name))
+
+
+class Helped(Plain):
+    """One that leaves it to a function which name stands for another, and no code holds that name."""
+
+    def __getattribute__(self, name: str) -> Any:
+        return helper(self, name)
+
+
+class Made(Plain):
+    """The same by a function that it makes."""
+
+    def __getattribute__(self, name: str) -> Any:
+        get = lambda n: super(Made, self).__getattribute__(n)  # noqa: E731
+        return get("n_" + "EMBD".lower()) if name == "hidden" else get(name)
+
+
+OUTSIDE: dict[str, Any] = {}
+
+
+def set_past(config: Any) -> None:
+    object.__getattribute__(config, "__dict__")["n_" + "embd"] = 4.0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [Helped, Made, Config, Bare])
+@pytest.mark.parametrize("where", ["a global", "in a dict out there"])
+def test_what_stands_under_another_name_out_there_is_guarded(kind: type, where: str) -> None:
+    OUTSIDE["config"] = config = kind()
+    reads = {"a global": lambda _: config.hidden, "in a dict out there": lambda _: OUTSIDE["config"].hidden}
+    model = Net(None, reads[where])
+    runtime = prepare_split(model, (X,), split="after:a")
+    before = model(X)
+    assert torch.equal(runtime.run_suffix(runtime.run_prefix(X)), before)
+    if kind in (Config, Bare):
+        unread(config)
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(X)), before)
+    set_past(config)
+    assert not torch.equal(model(X), before)
+    with pytest.raises(ModuleError, match="prepare_split again"):
+        runtime.run_prefix(X)

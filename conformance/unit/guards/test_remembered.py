@@ -78,3 +78,21 @@ def test_a_guard_that_takes_results_for_kept_is_noticed(name: str, monkeypatch: 
     monkeypatch.setattr(Remembered, "holds", lambda self: True)
     with pytest.raises(AssertionError):
         test_what_a_function_had_kept_is_followed_until_it_is_forgotten(name)
+
+
+class Entry:
+    """One of a registry: a function under a name."""
+
+    def __init__(self, run: Callable[[Any], Any]) -> None:
+        self.run = run
+
+
+REGISTRY = {"number": [Entry(lambda m: factor("x"))]}
+
+
+@torch.no_grad()
+def test_a_function_of_a_registry_that_asks_it_is_found() -> None:
+    split = split_of(lambda m: REGISTRY["number"][0].run(m))
+    FACTOR["is"] = 3.0
+    factor.cache_clear()
+    assert torch.equal(split.model(X), call(split)), "the model runs first, and the function keeps what it gave"

@@ -119,3 +119,17 @@ def test_a_guard_that_does_not_look_into_containers_is_noticed(monkeypatch: pyte
     monkeypatch.setattr(ties, "_tensors_in", lambda label, value: iter(()))
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_another_weight_than_the_one_that_is_held_is_noticed("a list")
+
+
+def test_many_things_are_looked_at_and_far_ones() -> None:
+    net = Net(ASKS["a list"])
+    net.many, net.far = [[net.last.weight], *([i] for i in range(5000))], [net.last.weight]
+    for _ in range(30):
+        net.far = [net.far]
+    for name in ("many", "far"):
+        tied, weight = ties.Tied(net, [("", name)]), net.last.weight
+        assert tied.asked()
+        net.last.weight = nn.Parameter(weight.detach().clone())
+        assert not tied.asked()
+        net.last.weight = weight
+        assert tied.asked()

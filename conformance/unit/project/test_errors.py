@@ -382,3 +382,12 @@ def test_a_split_that_differs_from_its_model_is_never_handed_out(monkeypatch: py
         VerificationError, match=r"at batch 4 the split at cut:4 differs from the model: .*values differ"
     ):
         prepared()
+
+
+@pytest.mark.parametrize("options", [{}, {"fallback": "python"}])
+def test_a_split_that_is_called_as_a_model_says_what_to_call(options: dict[str, Any]) -> None:
+    split = prepare_split(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (torch.ones(2, 4),), split="after:0", **options)
+    with pytest.raises(
+        SpecError, match=r"is two halves: call runtime\.run_suffix\(runtime\.run_prefix\(\.\.\.\)\); to train"
+    ):
+        split(torch.ones(2, 4))

@@ -89,12 +89,20 @@ class Machine(RuleBasedStateMachine):
     def two_in_flight(self, number: int) -> None:
         self.do("two_in_flight", number)
 
-    @rule(number=NUMBERS)  # the rules that compare most come twice as often
+    @rule(number=NUMBERS)  # the rules that compare most come thrice as often
     def run_again(self, number: int) -> None:
         self.do("run", number)
 
     @rule(number=NUMBERS)
     def step_again(self, number: int) -> None:
+        self.do("step", number)
+
+    @rule(number=NUMBERS)
+    def run_once_more(self, number: int) -> None:
+        self.do("run", number)
+
+    @rule(number=NUMBERS)
+    def step_once_more(self, number: int) -> None:
         self.do("step", number)
 
     @rule(number=NUMBERS)
@@ -172,6 +180,38 @@ class Machine(RuleBasedStateMachine):
     @rule(number=NUMBERS)
     def from_files(self, number: int) -> None:
         self.do("from_files", number)
+
+    @rule()
+    def turn_keywords(self) -> None:
+        self.do("turn_keywords")
+
+    @rule(number=NUMBERS)
+    def change_tensor(self, number: int) -> None:
+        self.do("change_tensor", number)
+
+    @rule(number=NUMBERS)
+    def change_teacher(self, number: int) -> None:
+        self.do("change_teacher", number)
+
+    @rule(number=NUMBERS)
+    def change_object(self, number: int) -> None:
+        self.do("change_object", number)
+
+    @rule(number=NUMBERS)
+    def change_kept(self, number: int) -> None:
+        self.do("change_kept", number)
+
+    @rule(number=NUMBERS)
+    def replace_held_function(self, number: int) -> None:
+        self.do("replace_held_function", number)
+
+    @rule(number=NUMBERS)
+    def assign_weights(self, number: int) -> None:
+        self.do("assign_weights", number)
+
+    @rule(number=NUMBERS)
+    def shake_referred(self, number: int) -> None:
+        self.do("shake_referred", number)
 
 
 def explore(chosen: settings, tally: Tally, keep: Path | None) -> Tally:

@@ -321,6 +321,17 @@ def wrapped_again(optimizer: torch.optim.Optimizer, heard: list[str]) -> None:
     optimizer.__class__ = type("Told", (torch.optim.SGD,), {"step": told})
 
 
+def renamed(optimizer: torch.optim.Optimizer, heard: list[str]) -> None:
+    """A class whose `step` has torch's own wrapper, and was renamed after that of another."""
+
+    def told(*given: Any) -> Any:
+        heard.append("step")
+        return torch.optim.SGD.step(*given)
+
+    step = functools.update_wrapper(torch.optim.Optimizer.profile_hook_step(told), torch.optim.SGD.step)
+    optimizer.__class__ = type("Told", (torch.optim.SGD,), {"step": step})
+
+
 HEARD: dict[str, Callable[[torch.optim.Optimizer, list[str]], Any]] = {
     "before": lambda o, heard: o.register_step_pre_hook(lambda *_: heard.append("step")),
     "after": lambda o, heard: o.register_step_post_hook(lambda *_: heard.append("step")),
@@ -328,6 +339,7 @@ HEARD: dict[str, Callable[[torch.optim.Optimizer, list[str]], Any]] = {
     "after all": lambda _, heard: register_optimizer_step_post_hook(lambda *_: heard.append("step")),
     "scheduled": scheduled,
     "wrapped again": wrapped_again,
+    "renamed": renamed,
     "profiled": lambda *_: torch.autograd.profiler.profile().__enter__(),
 }
 
@@ -348,3 +360,42 @@ def test_whoever_watches_the_steps_of_an_optimizer_hears_of_each(how: str) -> No
             watching.remove()
     assert heard == ["step"]
     assert not torch.equal(before, split.d.weight)
+
+
+class Slots:
+    """An optimizer of one's own, with slots."""
+
+    __slots__ = ("cleared", "param_groups")
+
+    def __init__(self, p: Any) -> None:
+        self.param_groups, self.cleared = [{"params": [*p]}], 0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.cleared += 1
+
+    def step(self) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.data.sub_(p.grad)
+
+
+def test_an_optimizer_with_slots_steps() -> None:
+    _, split, runtime = twins(False)
+    optimizer, before = Slots(runtime.suffix_parameters()), split.d.weight.clone()
+    runtime.train_suffix(runtime.run_training_prefix(numbers(4, 6)), loss_fn=plain_of, optimizer=optimizer)
+    assert optimizer.cleared == 1
+    assert not torch.equal(before, split.d.weight)
+
+
+@pytest.mark.parametrize(
+    ("what", "told"), [(object(), "'object' without param_groups, step"), (torch.optim.SGD, "the class SGD")]
+)
+def test_what_is_no_optimizer_is_refused_before_anything_ran(what: Any, told: str) -> None:
+    _, split, runtime = twins(False)
+    boundary = runtime.run_training_prefix(numbers(4, 6))
+    with pytest.raises(TrainingError, match=told):
+        runtime.train_suffix(boundary, loss_fn=plain_of, optimizer=what)
+    assert split.d.weight.grad is None
+    _, gradients = runtime.train_suffix(boundary, loss_fn=plain_of)
+    with pytest.raises(TrainingError, match=told):
+        runtime.backward_prefix(boundary, gradients, optimizer=what)
+    runtime.backward_prefix(boundary, gradients)

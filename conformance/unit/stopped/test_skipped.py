@@ -258,6 +258,25 @@ def test_a_model_that_went_another_way_before_the_cut_is_refused() -> None:
         elsewhere.run_suffix(sent(runtime.run_prefix(X)))
 
 
+def test_what_python_and_numpy_drew_on_a_way_that_is_refused_is_put_back() -> None:
+    class Draws(Net):
+        deep = False
+
+        def before(self, x: Tensor) -> Tensor:
+            if not self.deep:
+                return super().before(x)
+            scale = random.random() + float(numpy.random.rand())
+            return super().before(x).cos() * scale
+
+    runtime = split(made(Draws))
+    elsewhere = copy.deepcopy(runtime)
+    elsewhere.model.deep = True
+    given, stood = sent(runtime.run_prefix(X)), python.plainly(python.generators())
+    with pytest.raises(BoundaryError, match="goes another way here than where the prefix ran"):
+        elsewhere.run_suffix(given)
+    assert python.plainly(python.generators()) == stood
+
+
 @pytest.mark.parametrize("what", ["appends", "views", "numpy"])
 def test_what_can_not_be_sent_is_refused_with_a_reason_and_runs_in_its_process(what: str) -> None:
     class Odd(Net):

@@ -1,0 +1,68 @@
+"""Changes between calls: of what stands outside of a network, of the order of its keywords, of weights that stand elsewhere too.
+
+Each is an action of a session: it takes the session, and a small number.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import Tensor
+
+from conformance.random_networks import outside
+
+
+def turn_keywords(session: Any, number: int) -> None:
+    """The keywords of all calls come the other way round from now on."""
+    session.twins.turned = not session.twins.turned
+
+
+def change_tensor(session: Any, number: int) -> None:
+    """Another number in a tensor out there, or another tensor."""
+    outside.change_tensor(number)
+    session.stale = "a tensor out there was changed"
+
+
+def change_teacher(session: Any, number: int) -> None:
+    """Another mode or weight of a module out there."""
+    outside.change_teacher(number)
+    session.stale = "a module out there was changed"
+
+
+def change_object(session: Any, number: int) -> None:
+    """Other things in an object out there."""
+    outside.change_object(number)
+    session.stale = "an object out there was changed"
+
+
+def change_kept(session: Any, number: int) -> None:
+    """A function has forgotten its results, or what they were made of is another."""
+    outside.change_kept(number)
+    session.stale = "what a function keeps was made of something else"
+
+
+def replace_held_function(session: Any, number: int) -> None:
+    """Other functions on the class, on an object, in a module and on a function."""
+    outside.replace_held_function(number)
+    for model in session.models():
+        type(model).turned = staticmethod(outside.FUNCTIONS[number // 4 % 2])
+    session.stale = "a function that forward finds by name was replaced"
+
+
+def assign_weights(session: Any, number: int) -> None:
+    """Other weights are put in the place of the old ones; who has another reference goes on with the old."""
+    drawn = session.drawn(number)
+    for model in session.models():
+        model.load_state_dict(copy.deepcopy(drawn), assign=True)
+    session.twins.optimizers()
+    if session.tied:
+        session.stale = "a tied parameter was replaced"
+
+
+def shake_referred(session: Any, number: int) -> None:
+    """Write into the weight that a list of the network holds, be it the network's own still or not."""
+    for model in session.models():
+        for t in model.referred:
+            if isinstance(t, Tensor):
+                t.data.mul_(1.0 + number % 3)
