@@ -15,6 +15,8 @@ from ariadne.errors import SpecError
 from ariadne.guards import Baseline
 from ariadne.plan import Size, TracePlan, own, sizes_in
 
+_INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
 
 @dataclass(frozen=True)
 class Example:
@@ -90,11 +92,16 @@ class Example:
         return replace(self, leaves=tuple(made.get(id(leaf), leaf) for leaf in self.leaves))
 
     def turned(self) -> Example:
-        """One of other numbers: floats perturbed, and of other tensors the samples in reverse."""
+        """One of other numbers: floats perturbed; of other tensors the samples or all in reverse, without the largest."""
         leaves = self.resized(self.batch, perturbed=True)
-        seen = {id(leaves[i]): (leaves[i], d) for i, d in self.batched.items() if not leaves[i].is_floating_point()}
-        for t, dim in seen.values():
-            _memory(t).copy_(_memory(t).flip(dim))
+        dims = {id(leaves[i]): dim for i, dim in self.batched.items()}
+        others = {id(t): t for t in leaves if isinstance(t, torch.Tensor) and not t.is_floating_point()}
+        for t in others.values():
+            dim = dims.get(id(t))
+            if t.dtype in _INTEGERS and t.layout is torch.strided and not t.is_nested and t.numel():
+                _memory(t).copy_(_turned(_memory(t), dim))
+            elif dim is not None:
+                _memory(t).copy_(_memory(t).flip(dim))
         return replace(self, leaves=tuple(leaves))
 
 
@@ -216,6 +223,19 @@ def _memory(t: torch.Tensor) -> torch.Tensor:
     for dim, (size, stride) in enumerate(zip(t.shape, t.stride(), strict=True)):
         t = t.narrow(dim, 0, 1) if size > 1 and not stride else t
     return t
+
+
+def _turned(t: torch.Tensor, dim: int | None) -> torch.Tensor:
+    """Other numbers of the same range, so that an index stays one; of what rises, as offsets do, the samples alone are turned."""
+    found = t.contiguous().clone() if dim is None else t.contiguous().flip(dim)
+    flat, known = t.flatten(), t.unique()
+    if known.numel() == 1:  # such as a mask of ones
+        found.view(-1)[-1] = not known.item()
+    elif bool((flat[1:] < flat[:-1]).any()):
+        found = t.flip(tuple(range(t.dim()))) if torch.equal(found, t) else found
+        if known.numel() > 2:
+            found[found == known[-1]] = known[0]
+    return found
 
 
 def _samples(t: torch.Tensor, dim: int, batch: int) -> torch.Tensor:

@@ -22,7 +22,10 @@ from ariadne.guards import (
     Recording,
     Site,
     Spot,
+    held,
+    is_a,
     is_array,
+    is_opaque,
     told_entries,
     told_of,
     without_content,
@@ -31,6 +34,7 @@ from ariadne.plan import WHOLE, Groups, TraceNode, TracePlan, uses
 
 Entries = list[tuple[Any, Any]]
 _RESULTS = "cell_contents"  # which no words name
+_MOST = 4096  # so many objects are looked into
 
 
 class Filling(NamedTuple):
@@ -100,9 +104,23 @@ def _remembered(memories: Iterable[tuple[Any, Entries]]) -> Iterator[tuple[tuple
 
 def _held(value: Any, values: Values, spot: Spot) -> Filling:
     leaves = [*tree.leaves(value)]
-    ids = (values.ids.get(id(t)) for t in leaves if isinstance(t, torch.Tensor))
+    ids = (values.ids.get(id(t)) for t in held_tensors(value))
     numbers = tuple(leaf for leaf in leaves if type(leaf) is float)
     return Filling(tuple(name for name in ids if name is not None), numbers, any(map(is_array, leaves)), spot)
+
+
+def held_tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in a value, those in objects too, as far as names lead."""
+    found: dict[int, torch.Tensor] = {}
+    todo, seen = [*tree.leaves(value)], set[int]()
+    while todo and len(seen) < _MOST:
+        one = todo.pop()
+        if is_a(one, torch.Tensor):
+            found[id(one)] = one
+        elif id(one) not in seen and not is_opaque(one):
+            seen.add(id(one))
+            todo += [inner for _, thing in held(one) for inner in tree.leaves(thing)]
+    return [*found.values()]
 
 
 def reads_of(plan: TracePlan, found: Recording, effects: Effects) -> frozenset[tuple[str, str]]:
@@ -134,21 +152,40 @@ def left_by(slots: Slots, plan: TracePlan, reads: frozenset[tuple[str, str]], ef
 
 def _following(slots: Slots, plan: TracePlan) -> set[tuple[Place, Any]]:
     """Where something stands that was made of the model's tensors or of the inputs, or of numbers that were drawn."""
-    if not any(had.tensors or had.arrays for had in slots.fillings.values()):
+    of = [v.name for v in plan.values.values() if v.is_state or v.kind == "input"]
+    return _made_of(slots, plan, of, drew=True) | {at for at, had in slots.fillings.items() if had.arrays}
+
+
+def made_of_inputs(slots: Slots, plan: TracePlan, effects: Effects, drew: bool) -> dict[tuple[Place, Any], Filling]:
+    """Where something stands that was made of what is in the inputs, or that was drawn, and that no later call puts there anew.
+
+    What was made of the sizes of inputs alone is not among it.
+    """
+    stored = {(s.path, s.name) for s in plan.stores}
+
+    def at_each_call(place: Place, key: Any) -> bool:
+        rule = effects.rules.get(place)
+        again = rule is not None and (rule.how != "items" or key in (*rule.what, *rule.grown))
+        return again or (place.path, key) in stored or (place.path, key) in effects.assigned
+
+    inputs = [v.name for v in plan.values.values() if v.kind == "input"]
+    found = _made_of(slots, plan, inputs, drew)
+    return {at: had for at, had in slots.fillings.items() if at in found and not at_each_call(*at)}
+
+
+def _made_of(slots: Slots, plan: TracePlan, sources: Iterable[str], drew: bool) -> set[tuple[Place, Any]]:
+    """Where a tensor stands that was made of what is in these values, or of numbers that were drawn."""
+    if not any(had.tensors for had in slots.fillings.values()):  # as of most models
         return set()
     groups = Groups(plan)
-    of = {
-        groups.find(v.name)
-        for v in plan.values.values()
-        if (v.is_state or v.kind == "input") and v.name in groups.parent
-    }
+    of = {groups.find(name) for name in sources if name in groups.parent}
     for node in plan.nodes:
-        if node.seeded or any(r in groups.parent and groups.find(r) in of for r in _data_of(node)):
+        if (node.seeded and drew) or any(r in groups.parent and groups.find(r) in of for r in _data_of(node)):
             of.update(groups.find(name) for name in (*node.outputs, *node.writes))
     return {
         at
         for at, had in slots.fillings.items()
-        if had.arrays or any(name in groups.parent and groups.find(name) in of for name in had.tensors)
+        if any(name in groups.parent and groups.find(name) in of for name in had.tensors)
     }
 
 
@@ -185,6 +222,7 @@ def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf
     return found
 
 
+EVERY_ARGUMENT = slice(None)
 _LIKE_SECOND = {
     "aten.type_as.default",
     "aten.view_as.default",
@@ -195,14 +233,25 @@ _LIKE_SECOND = {
 
 
 def _data_of(node: TraceNode) -> Iterable[str]:
-    """The values whose data an op reads; `zeros_like(x)`, `x.new_zeros(2)` and `y.type_as(x)` look at the form of `x` alone."""
-    space, _, op = node.target.partition(".")
+    """The values whose data an op reads."""
+    at = data_at(node.target)
+    if at == EVERY_ARGUMENT:
+        return node.reads
+    return uses((node.args[at], tuple(v for _, v in node.kwargs) if at.start else ()))
+
+
+def data_at(target: str) -> slice:
+    """At which arguments of an op, by its name in a plan, the data of tensors are read.
+
+    `zeros_like(x)`, `x.new_zeros(2)` and `y.type_as(x)` look at the form of `x` alone.
+    """
+    space, _, op = target.partition(".")
     name = op.partition(".")[0]
-    if node.target in _LIKE_SECOND:
-        return uses(node.args[:1])
+    if target in _LIKE_SECOND:
+        return slice(0, 1)
     if space == "aten" and (name.endswith("_like") or name.startswith("new_")):
-        return uses((node.args[1:], tuple(v for _, v in node.kwargs)))
-    return node.reads
+        return slice(1, None)
+    return slice(0, 0) if target == "aten.sym_size.int" else EVERY_ARGUMENT
 
 
 def _is_one_of(found: Any, numbers: tuple[float, ...]) -> bool:

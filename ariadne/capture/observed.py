@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from ariadne import tree
+from ariadne.capture.carried import carried
 from ariadne.capture.example import Evidence, Example, called
-from ariadne.capture.filled import left_by, made_of, reads_of
+from ariadne.capture.filled import left_by, made_of, made_of_inputs, reads_of
 from ariadne.capture.generalize import SIZE
 from ariadne.capture.history import History, alike, lived
 from ariadne.capture.identity import watching
@@ -68,7 +69,8 @@ class Observation:
     `unpruned`: the plan with the ops whose results nothing uses, which may be unable to run at another batch. `unforeseen`: sizes
     in it that are looked at again in each call, for nothing tells whether they follow data. `history`: what further runs showed of
     what forward keeps, where this was the first one. `settled`: attributes that it read and changed, with what stood there before
-    and after; `primed`: those that held this run's batch before, and hold that of every call.
+    and after; `primed`: those that held this run's batch before, and hold that of every call. `carried`: what it made of its inputs
+    and keeps, in words, if what later calls give follows it.
     """
 
     plan: TracePlan
@@ -81,6 +83,7 @@ class Observation:
     history: History | None = None
     settled: Mapping[Key, tuple[Any, Any]] = field(default_factory=dict)
     primed: Sequence[Key] = ()
+    carried: tuple[str, ...] = ()
 
     @cached_property
     def plans(self) -> tuple[TracePlan, ...]:
@@ -213,9 +216,21 @@ def observe(
         found.made_of = made_of(slots, unpruned, effects)
         found.decided = reads_of(unpruned, found, effects)
         found.left = left_by(slots, unpruned, found.decided, effects)
+        filled = made_of_inputs(slots, unpruned, effects, found.drew) if first else {}
+        goes_on = carried(model, example, batch, grad, found.drew, snapshot, filled, changes)
         plan = check(prune(unpruned))
         return Observation(
-            plan, unpruned, Evidence(batch, output), shapes, found, unforeseen, effects, history, settled, primed
+            plan,
+            unpruned,
+            Evidence(batch, output),
+            shapes,
+            found,
+            unforeseen,
+            effects,
+            history,
+            settled,
+            primed,
+            goes_on,
         )
     finally:
         put_back(snapshot, found)

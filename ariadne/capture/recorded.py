@@ -438,6 +438,7 @@ def recording(
             patches.restore()
             if watch is not None:
                 watch.close()
+    snapshot.stand_again({**found.again, **found.unchanged})
     for at, before, now in snapshot.changed_containers():
         found.moved.add(at)
         found.containers.append((before, now))

@@ -210,6 +210,8 @@ class Recorder(ProxyTorchDispatchMode):
                 self.running = func, run_args
                 self.patches.lift(True)
                 out = on_fake(func)(*run_args, **run_kwargs)
+                if run_args and out is run_args[0] and out is not args[0]:
+                    self.recording.unchanged[id(out)] = args[0]
             except Exception:
                 self.recording.raised = True
                 raise

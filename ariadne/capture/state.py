@@ -380,6 +380,28 @@ class Snapshot:
                 if was is not now and not self.is_inside(module.__dict__, name):
                     yield path, name, None if was is missing else was, None if now is missing else now
 
+    def stand_again(self, same: Mapping[int, torch.Tensor]) -> None:
+        """Put back what stood where an op that had nothing to do gave it back, as `.to(device)` does: by a name of the recorder's,
+        whose id `same` knows."""
+
+        def gave(now: Any, was: Any) -> bool:
+            return now is not was and is_a(was, torch.Tensor) and same.get(id(now)) is was
+
+        if not same:
+            return
+        for table, old in self._dicts:
+            for key, was in old.items():
+                if gave(dict.get(table, key), was):
+                    dict.__setitem__(table, key, was)
+        for values, then in self._lists:
+            for i, (now, was) in enumerate(zip(contents_of(values), then, strict=False)):
+                if gave(now, was):
+                    (list if is_a(values, list) else deque).__setitem__(values, i, was)
+        for slots, names in self._slots:
+            for name, was in names.items():
+                if gave(slot_of(slots.thing, name), was):
+                    slots[name] = was
+
     def replaced_buffers(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """The buffers that forward replaced by assignment: (module path, name, the new tensor)."""
         before = {id(d): old for d, old in self._dicts}

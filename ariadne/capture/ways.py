@@ -139,6 +139,8 @@ def _refuse_unsettled(
 
 def _sets_up(model: nn.Module, example: Example, real: Observation, grad: bool) -> str | None:
     """What a later call gives otherwise for what the first had left in Python, if that follows from that call's inputs."""
+    if real.carried:
+        return f"{real.carried[0]} goes into the result"
     history = real.history
     if history is None or not history.moved:
         return None
@@ -289,9 +291,8 @@ def _given(plan: TracePlan, example: Example) -> dict[str, Given]:
 def _refuse_first_of_many(real: Observation, differs: str | None) -> None:
     """Raise `UnsupportedError` if what forward sets up when it runs first, and uses after, follows from that call's inputs."""
     if differs:
-        set_up = [f"{name!r} of {named(path)}" for path, name, _, _ in real.recorded.changed] or [
-            "a container or an object"
-        ]
+        changed = [f"{name!r} of {named(path)}" for path, name, _, _ in real.recorded.changed]
+        set_up = [*real.carried] or changed or ["a container or an object"]
         raise UnsupportedError(
             f"forward sets up {', '.join(set_up[:3])} when it first runs, from that call's inputs or random numbers; later calls "
             f"use what it then was ({differs}), and a plan would set it up anew. Run the model once, model(*example_inputs), and "

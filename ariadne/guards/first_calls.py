@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ariadne.guards.attributes import MISSING, follow
+from ariadne.guards.attributes import MISSING, SIMPLE, follow, is_a
 from ariadne.guards.kept import Kept
 from ariadne.guards.versions import VERSION
 from ariadne.plan import as_bytes, storage_of
@@ -77,13 +77,14 @@ class _Seen:
 
 @dataclass
 class _Then:
-    """How such tensors were at a first call: which they are and how often they were written into, what they hold, and how often
-    the dict of the module was written in which the thing stands.
+    """How such tensors were at a first call: which they are and how often they were written into, what they hold; how often the
+    dict of the module was written in which the thing stands, and what else was in it.
     """
 
     at: list[_Seen]
     content: bytes
     own: int
+    beside: dict[str, tuple[int, Any]]
 
 
 class AsFilled(Kept):
@@ -92,8 +93,8 @@ class AsFilled(Kept):
     They must hold what they held at the first call since the model was prepared, whichever plan served that; where it was
     `called` before, what they hold now. Where a call of the model itself has put the thing in its place since, no one knows when
     that was: then they must hold what they held when the model was prepared. Of what shares their memory, which follows what is
-    written there, only that they are the same. Where the module's own `train` puts something else in the place, a switch lets
-    forward make the thing anew.
+    written there, only that they are the same. Where the module's own `train` empties the place, a switch lets forward make the
+    thing anew: while something stands there, none did.
     """
 
     __slots__ = ("called", "empty", "made", "own", "tables")
@@ -113,7 +114,7 @@ class AsFilled(Kept):
     def look(self, thing: Any) -> _Then:
         """As they are now."""
         seen = [_Seen(table.get(name), shares) for table, name, shares in self.tables]
-        return _Then(seen, self._content(), 0 if self.own is None else _writes(self.own))
+        return _Then(seen, self._content(), 0 if self.own is None else _writes(self.own), self._beside())
 
     def words(self, held: Any) -> str:
         """Their names."""
@@ -125,7 +126,7 @@ class AsFilled(Kept):
         if then is None and (not self.empty or self.made.spot.now(self.thing) is MISSING):
             return True
         then = self.held if then is None else then
-        if self._stand(then) or (self.own is not None and _writes(self.own) != then.own):
+        if self._stand(then) or self._is_emptied(then):
             return True
         return bool(self._content() == then.content)
 
@@ -145,6 +146,26 @@ class AsFilled(Kept):
         if not copied.called:
             copied.empty, copied.held = self.empty, self.held
         return copied
+
+    def _is_emptied(self, then: _Then) -> bool:
+        """Whether `train` has emptied the place since, so that the next call of the model makes the thing anew, too.
+
+        Where it was empty before, as in a model that a split alone has called, that shows in nothing but a write of the dict; of
+        other attributes none may be another then, which would be a write as well.
+        """
+        if self.own is None or _writes(self.own) == then.own or self.made.spot.now(self.thing) is not MISSING:
+            return False
+        now = self._beside()
+        return now.keys() == then.beside.keys() and all(now[name][0] == was for name, (was, _) in then.beside.items())
+
+    def _beside(self) -> dict[str, tuple[int, Any]]:
+        """What is in the dict but for the place itself, by id; kept so that no other gets its id, unless it may hold the model."""
+        mine = {"training", str(self.made.spot.steps[0])} if self.made.spot.steps else {"training"}
+        return {
+            name: (id(value), value if is_a(value, (torch.Tensor, *SIMPLE)) else None)
+            for name, value in (self.own or {}).items()
+            if name not in mine
+        }
 
     def _then(self) -> _Then | None:
         return self.held if self.called else first_calls(self.thing).get(self.made)

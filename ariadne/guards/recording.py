@@ -110,9 +110,11 @@ class Recording:
     registered: set[tuple[type, str]] = field(default_factory=set)  # found in a registry of a module of this class
     flags: list[Flag] = field(default_factory=list)  # of a first call
     again: dict[int, torch.Tensor] = field(default_factory=dict)  # by an alias of it, what an op gave back as it was
+    unchanged: dict[int, torch.Tensor] = field(default_factory=dict)  # the same by a fake tensor of it
 
     def forget_tensors(self) -> None:
         """Let go of what the ops took and gave."""
         self.events.clear()
         self.again.clear()
+        self.unchanged.clear()
         self.effects.clear()

@@ -83,7 +83,7 @@ def show_tree(spec: tree.Spec, leaves: list[str]) -> str:
 
 def as_data(atom: Any, home: str = "") -> Any:
     """An argument as JSON-able data, told apart by type; the device `home` as any."""
-    if atom is None or isinstance(atom, (bool, str)):
+    if atom is None or type(atom) in (bool, str):
         return atom
     if isinstance(atom, Ref):
         return {"ref": atom.name, "item": atom.item}
@@ -93,13 +93,13 @@ def as_data(atom: Any, home: str = "") -> Any:
         return [as_data(a, home) for a in atom]
     if type(atom) is int:
         return atom
-    if isinstance(atom, float):
-        return {"float": atom.hex()}
+    if isinstance(atom, float):  # numpy's float64 is one, too
+        return {type(atom).__name__: float.hex(atom)}
     if isinstance(atom, slice):
         return {"slice": [as_data(atom.start), as_data(atom.stop), as_data(atom.step)]}
     if isinstance(atom, torch.device) and str(atom) in (home, home.partition(":")[0]):
         return {"device": "any"}
-    if isinstance(atom, (torch.dtype, torch.device, torch.layout, torch.memory_format, complex, int)):
+    if isinstance(atom, (torch.dtype, torch.device, torch.layout, torch.memory_format, complex, int, str)):
         return {type(atom).__name__: str(atom)}
     if isinstance(atom, torch.Tensor):
         return {"tensor": digest(atom)}

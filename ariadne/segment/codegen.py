@@ -322,7 +322,7 @@ class _Writer:
     def _constant(self, value: Any) -> str:
         if value is None or type(value) in (bool, str, int):
             return repr(value)
-        if isinstance(value, float):
+        if type(value) is float:  # one of a class of its own, as numpy's, is used as it is
             return (
                 repr(value)
                 if math.isfinite(value)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
 from ariadne import tree
@@ -160,7 +161,8 @@ class Crossing(TorchFunctionMode):
         label = self.labels.get(id(t)) or f"kept_{len(self.crossed)}"
         if any(other.written and _shares(other.tensor, t) for other in self.crossed.values()):
             raise self._refusal(label, "shares memory with one that is written into after the cut")
-        with torch.inference_mode(False), torch.enable_grad():
+        # Under such a transform, too, it is a tensor from outside of it.
+        with temporarily_clear_interpreter_stack(), torch.inference_mode(False), torch.enable_grad():
             tap = Tap.apply(t.detach(), self.anchor, label, self.gradients, self.walking)
         self.gradients.setdefault(label, None)
         one = self.crossed[id(t)] = _Crossed(t, tap, label, tap._version)
@@ -198,8 +200,9 @@ class Crossing(TorchFunctionMode):
             elif node._sequence_nr() < self.before:
                 raise TrainingError(
                     f"after the cut forward uses a tensor from before it, made by {node.name()}, where that can't be followed: an "
-                    "autograd.Function or a scripted function takes it, autocast keeps a cast weight, or it is a view of what was "
-                    "written into. Cut elsewhere, or pass it through an op of torch's, such as t.view_as(t), before"
+                    "autograd.Function, a scripted function or a transform such as vmap takes it, autocast keeps a cast weight, "
+                    "or it is a view of what was written into. Cut elsewhere, or pass it through an op of torch's, such as "
+                    "t.view_as(t), before"
                 )
             else:
                 ahead += [n for n, _ in node.next_functions]

@@ -164,6 +164,22 @@ def test_what_the_model_forgets_when_it_is_switched_is_made_anew() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("called", [False, True])
+def test_what_stands_there_or_is_written_beside_it_is_no_switch(called: bool) -> None:
+    torch.manual_seed(0)
+    model = Cleared(in_dict).eval()
+    if called:  # before: then what it made stands there
+        model(X)
+    split = prepare_split(model, (X,), split="after:first")
+    call(split)
+    if not called:
+        model.epoch = 3
+    double(model)
+    with pytest.raises(ModuleError, match=r"of 'last.weight' at its first call"):
+        call(split)
+
+
+@torch.no_grad()
 def test_the_same_values_loaded_again_change_nothing() -> None:
     whole, split = both(in_attribute)
     state = copy.deepcopy(whole.state_dict())
