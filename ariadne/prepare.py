@@ -192,7 +192,7 @@ def _with_fallback(
     if fallback == "refuse" or settings.mode != "generated_eager":
         try:
             return _prepare(model, example, settings, training, more)
-        except CaptureError as error:
+        except (CaptureError, VerificationError) as error:
             raise type(error)(f"{error}. {_WAY_OUT}") from error
     try:
         made = _prepare(model, example, settings, training, more)
