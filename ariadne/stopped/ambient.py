@@ -6,11 +6,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
-from types import FrameType
+from types import CodeType
 from typing import Any
 
 import torch
-from torch.autograd.function import FunctionCtx
 from torch.overrides import _get_current_function_mode_stack, _push_mode
 from torch.utils import checkpoint
 from torch.utils._device import DeviceContext
@@ -67,14 +66,22 @@ class Saving:
 
 def within_function() -> str:
     """The name of the `autograd.Function` whose forward this thread is in; empty where it is in none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        given = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        if isinstance(given, FunctionCtx):
-            return code.co_qualname.removesuffix(".forward")
-        frame = frame.f_back
-    return ""
+    if torch.is_grad_enabled():  # which a forward of such begins without
+        return ""
+    known, frame = _forwards(torch.autograd.Function), sys._getframe(1)
+    while frame is not None and frame.f_code not in known:
+        frame = frame.f_back  # type: ignore[assignment]
+    return "" if frame is None else known[frame.f_code]
+
+
+def _forwards(cls: type) -> dict[CodeType, str]:
+    """The code of `forward` in each class made of this one, with the class's name."""
+    found = {}
+    for made in cls.__subclasses__():
+        forward = vars(made).get("forward")
+        code = getattr(getattr(forward, "__func__", forward), "__code__", None)
+        found |= ({code: made.__qualname__} if code is not None else {}) | _forwards(made)
+    return found
 
 
 @dataclass(frozen=True)

@@ -300,10 +300,33 @@ def test_a_write_outside_within_a_checkpoint_is_refused() -> None:
         split(Net(lambda m, h: checkpoint(part, m, h, use_reentrant=False)))
 
 
-def test_a_cut_within_a_reentrant_checkpoint_does_not_train_from_bytes() -> None:
-    model = Net(lambda m, h: checkpoint(nn.Sequential(m.c, nn.ReLU()), maybe(h), use_reentrant=True))
+class Doubled(torch.autograd.Function):
+    """In the form whose forward takes no context."""
+
+    @staticmethod
+    def forward(x: Tensor, part: nn.Module) -> Tensor:
+        return part(x) * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g * 2, None
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        (lambda m, h: checkpoint(nn.Sequential(m.c, nn.ReLU()), maybe(h), use_reentrant=True), "CheckpointFunction"),
+        (lambda m, h: Doubled.apply(maybe(h), m.c), "Doubled"),
+    ],
+)
+def test_a_cut_within_a_function_of_autograds_does_not_train_from_bytes(run: Any, name: str) -> None:
+    model = Net(run)
     model.c = nn.Linear(4, 4)
     runtime = split(model, "after:c", fallback="python")
     boundary = runtime.run_training_prefix(X)
-    with pytest.raises(BoundaryError, match=r"autograd\.Function \(CheckpointFunction\)"):
+    with pytest.raises(BoundaryError, match=rf"autograd\.Function \({name}\)"):
         runtime.train_suffix(sent(boundary), loss_fn=squares)
