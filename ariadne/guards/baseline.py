@@ -16,6 +16,7 @@ from torch import nn
 
 from ariadne.errors import ModuleError
 from ariadne.guards.attributes import (
+    ANY,
     BOOKKEEPING,
     MISSING,
     follow,
@@ -64,6 +65,8 @@ def global_hooks() -> list[Any]:
 _TRACKER = "torch.utils.module_tracker"
 _SPECIAL = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__", "__getattribute__")
 _REGISTRIES = ("_parameters", "_buffers")
+_LISTING = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # whose own code goes through all parts
+_THROUGH_ALL = frozenset({"apply", "_apply", ANY})  # names in forward's code by which it may do so
 Facts = tuple[torch.dtype, str, tuple[int, ...]]
 StateTypes = tuple[Facts, ...]
 
@@ -132,6 +135,7 @@ class Baseline:
         looked = {id(m) for _, m in looked_into(model)}
         used = set[str]().union(*(recorded.used for recorded in recordings))
         self.followed = {p for p, m in self.modules.items() if p not in self.strays and id(m) not in looked} - used
+        self.growing = self._growing(recordings)
         seen: set[tuple[Any, ...]] = set()
         names, read_tensors = Names(recordings), list[Read]()
         self._asked: Collection[int | None] = set[int | None]().union(*(recorded.asked for recorded in recordings))
@@ -263,6 +267,23 @@ class Baseline:
                 yield path, name
         yield from (o for o in self.outside if id(o.value) not in moved and not is_a(o.table, Lookup))
 
+    def _growing(self, recordings: Sequence[Recording]) -> frozenset[str]:
+        """The modules to which others may be added: of their parts forward asks for none but by its name."""
+        looked = set[str]().union(*(recorded.looked for recorded in recordings))
+        listed = set[str]().union(*(recorded.listed for recorded in recordings))
+        names = set[str]().union(*(recorded.names for recorded in recordings))
+        if not recordings or "members" in looked or not names.isdisjoint(_THROUGH_ALL):
+            return frozenset()
+        closed = self.tabled.keys() | listed | self.strays.keys() | self.followed
+        return frozenset(p for p, m in self.modules.items() if p not in closed and not is_a(m, _LISTING))
+
+    def keeps_its_children(self, path: str) -> bool:
+        """Whether a module has the parts that it had; others beside them, where forward can't come to these."""
+        now, was = self.modules[path]._modules, self.children[path]
+        if path in self.growing and len(now) > len(was):
+            return all(name in now and now[name] is module for name, module in was)
+        return list(now.items()) == was
+
     def keeps_its_tables(self, path: str) -> bool:
         """Whether a module's parameters and buffers stand in the dicts in which they stood, which is where a plan looks."""
         own, (parameters, buffers) = self.modules[path].__dict__, self.tables[path]
@@ -321,10 +342,10 @@ class Baseline:
         new.ties, new.missing, new.installed = self.ties, self.missing, self.installed
         new.handed_on = self.handed_on
         new.outside, new.foreign, new.inherited = [o.of_copy(memo) for o in self.outside], self.foreign, self.inherited
-        new.followed, new.tabled = self.followed, self.tabled
+        new.followed, new.tabled, new.growing = self.followed, self.tabled, self.growing
         new.references = [one.of_copy(memo) for one in self.references]
         for path, module in old.items():
-            if list(module._modules.items()) != self.children[path]:
+            if not self.keeps_its_children(path):
                 new.children[path] = self.children[path]
             if module.__dict__.get("forward") is not self.forwards[path]:
                 new.forwards[path] = self.forwards[path]

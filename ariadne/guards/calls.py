@@ -383,11 +383,11 @@ class ModuleGuard:
                 of_classes.append(Outside(found, name, found[name], name))
         surrounded = Surrounded([*base.outside, *of_classes])
         parents = [
-            (m, base.children[p])
+            (m, [*m._modules.items()] if base.keeps_its_children(p) else base.children[p])
             for p, m in modules.items()
             if base.children[p] or p not in self.called or p in base.tabled
         ]
-        families = [(m._modules, children) for m, children in parents]
+        families = [(m._modules, children) for m, children in parents]  # with such as may have been added
         hooks = [(m, h, base.hooks[p, h]) for p, m in modules.items() for h in HOOKS]
         loud = [(m.__dict__[h], base.hooks_now(m, h) == was) for m, h, was in hooks if was or m.__dict__[h]]
         loud_now = [(live, [*live.values()] if same else None) for live, same in loud]

@@ -52,7 +52,7 @@ def refuse_changes(
                 f"the dict of parameters or that of buffers of {where} was replaced, and the new one is not followed{again}"
             )
         now, was = list(module._modules.items()), base.children[path]
-        if now != was:
+        if not base.keeps_its_children(path):
             changed = [n for n, m in now if (n, m) not in was] + [n for n, m in was if (n, m) not in now]
             what = repr(f"{path}.{changed[0]}".removeprefix(".")) if changed else f"the order of the parts of {where}"
             raise ModuleError(f"{what} was replaced, added or removed{again}")
