@@ -35,6 +35,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     first         what forward filled at an earlier call
     identity      what forward compares by `is`
     outcome       what forward leaves: its output, what it stores, what it puts into containers
+    hung          what forward sets on the model's own tensors
     filled        what a first call makes of the model's tensors, and keeps
     carried       what forward made of a call's inputs and keeps, and what later calls give that follows it
     lower         a recording of live tensors becomes a plan of names

@@ -20,6 +20,7 @@ from ariadne.capture.example import Evidence, Example, called
 from ariadne.capture.filled import left_by, made_of, made_of_inputs, reads_of
 from ariadne.capture.generalize import SIZE
 from ariadne.capture.history import History, alike, lived
+from ariadne.capture.hung import refuse_hung, refuse_hung_again
 from ariadne.capture.identity import watching
 from ariadne.capture.lower import Lowering
 from ariadne.capture.parts import refuse_shared
@@ -150,6 +151,7 @@ def observe(
             found.output = model(*args, **kwargs)
         found.effects = containers.changes(snapshot.is_inside)
         settled = _refuse_python_state(found, snapshot, batch, effects)
+        marked = refuse_hung(snapshot)
         _refuse_strides(found, leaves)
         low = Lowering(
             model, found, snapshot, state, leaves, example.batched, None, batch_symbol, {}, called(model, example.spec)
@@ -170,6 +172,7 @@ def observe(
             with torch.set_grad_enabled(grad), watching(found.codes if first else ()) as compared, Undone(snapshot):
                 now = model(*args, **kwargs)
             found.compared = found.compared or next(iter(compared), "")
+            refuse_hung_again(snapshot, marked)
             for name, kept in found.moving:
                 if not kept.is_same():
                     raise UnsupportedError(

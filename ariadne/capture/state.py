@@ -49,6 +49,14 @@ def _moved(d: dict[Any, Any], old: dict[Any, Any]) -> bool:
     return dict.__len__(d) != len(old) or any(dict.get(d, k, d) is not v for k, v in old.items())
 
 
+def _by_key(holder: Any, names: Iterable[str]) -> dict[Any, Any]:
+    """What a container holds now, by key or position; of an object what these attributes are."""
+    if is_a(holder, Slots):
+        return {name: slot_of(holder.thing, name) for name in names}
+    now = contents_of(holder)
+    return now if is_a(now, dict) else dict(enumerate(now))
+
+
 def _holds_tensors(module: nn.Module | None) -> bool:
     return module is not None and any(m._parameters or m._buffers for m in module.modules())
 
@@ -88,6 +96,7 @@ class Snapshot:
                 *(t for t in (*outside.tensors, *outside.parts) if t.is_leaf and t.requires_grad),
             )
         ]
+        self.marks: list[tuple[torch.Tensor, dict[str, Any]]] = []  # the model's tensors, and what Python has set on them
         self._owners: dict[int, list[torch.Tensor]] = {}
         self._generators: list[tuple[Callable[[Any], Any], Any]] = []
         self._own_rng: list[tuple[Any, Callable[[], Any], Callable[[Any], Any], Any]] = []
@@ -99,9 +108,9 @@ class Snapshot:
         for t in {id(v): v for table in tables for v in table.values() if is_a(v, torch.Tensor)}.values():
             if t.layout is torch.strided and not t.is_meta:
                 self._owners.setdefault(t.untyped_storage()._cdata, []).append(t)
-        for owners in self._owners.values():
-            for t in owners:
-                self._note(own_of(t))  # what forward has put on a tensor
+            self.marks.append((t, dict(vars(t))))
+            self._attributes.add(id(vars(t)))
+            self._note(vars(t))
         self._held = {*self._seen}
         self._variables: list[tuple[Any, tuple[str, ...], dict[str, Any]]] = []
         self.note(others)
@@ -383,24 +392,12 @@ class Snapshot:
     def stand_again(self, same: Mapping[int, torch.Tensor]) -> None:
         """Put back what stood where an op that had nothing to do gave it back, as `.to(device)` does: by a name of the recorder's,
         whose id `same` knows."""
-
-        def gave(now: Any, was: Any) -> bool:
-            return now is not was and is_a(was, torch.Tensor) and same.get(id(now)) is was
-
-        if not same:
-            return
-        for table, old in self._dicts:
+        lists = [(values, dict(enumerate(was))) for values, was in self._lists]
+        for holder, old in (*self._dicts, *self._slots, *lists) if same else ():
+            found = _by_key(holder, old)
             for key, was in old.items():
-                if gave(dict.get(table, key), was):
-                    dict.__setitem__(table, key, was)
-        for values, then in self._lists:
-            for i, (now, was) in enumerate(zip(contents_of(values), then, strict=False)):
-                if gave(now, was):
-                    (list if is_a(values, list) else deque).__setitem__(values, i, was)
-        for slots, names in self._slots:
-            for name, was in names.items():
-                if gave(slot_of(slots.thing, name), was):
-                    slots[name] = was
+                if is_a(was, torch.Tensor) and (now := found.get(key)) is not was and same.get(id(now)) is was:
+                    holder[key] = was
 
     def replaced_buffers(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """The buffers that forward replaced by assignment: (module path, name, the new tensor)."""

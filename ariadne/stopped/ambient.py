@@ -76,7 +76,8 @@ def within_function() -> str:
 
 def _forwards(cls: type) -> dict[CodeType, str]:
     """The code of `forward` in each class made of this one, with the class's name."""
-    found = {}
+    found: dict[CodeType, str] = {}
+    made: Any
     for made in cls.__subclasses__():
         forward = vars(made).get("forward")
         code = getattr(getattr(forward, "__func__", forward), "__code__", None)

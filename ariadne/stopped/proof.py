@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextvars
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import GeneratorType
 from typing import Any, Protocol
 
 import torch
@@ -14,21 +15,45 @@ from torch import nn
 from ariadne import tree
 from ariadne.capture import Example, Snapshot
 from ariadne.compare import difference
-from ariadne.errors import UnsupportedError, VerificationError
-from ariadne.guards import no_weights_cached, simple
+from ariadne.errors import UnsupportedError, VerificationError, named
+from ariadne.guards import BOOKKEEPING, is_a, no_weights_cached, simple
 from ariadne.stopped.calls import Measured, measure
 
 
 def isolated(model: nn.Module, example: Example, grad: bool, run: Callable[..., Any], batch: int | None = None) -> Any:
-    """What `run` gives on fresh inputs like the example; the model and all random generators are left as found."""
+    """What `run` gives on fresh inputs like the example; the model and all random generators are left as found.
+
+    Raises `UnsupportedError` where it moves on a generator of Python's that the model holds: that can't be put back.
+    """
     snapshot = Snapshot(model)
     snapshot.save_all()
+    stood = {where: _at(one) for where, one in _generators(model)}
     args, kwargs = tree.unflatten(example.resized(batch or example.batch), example.spec)
     try:
         with no_weights_cached(), torch.set_grad_enabled(grad):
-            return contextvars.copy_context().run(run, *args, **kwargs)
+            found = contextvars.copy_context().run(run, *args, **kwargs)
+        if moved := next((where for where, one in _generators(model) if stood.get(where) != _at(one)), None):
+            raise UnsupportedError(
+                f"forward moves on the Python generator {moved}, which nothing can put back: what preparing took from it, calls "
+                "miss. Keep such state in a buffer or in plain attributes, and prepare with a model made anew"
+            )
+        return found
     finally:
         snapshot.restore()
+
+
+def _generators(model: nn.Module) -> Iterator[tuple[str, GeneratorType[Any, Any, Any]]]:
+    """The generators of Python's in a model's attributes, and in containers there; with words for where."""
+    for path, module in model.named_modules():
+        for name, value in module.__dict__.items():
+            if name not in BOOKKEEPING:
+                yield from ((f"{name!r} of {named(path)}", v) for v in tree.leaves(value) if is_a(v, GeneratorType))
+
+
+def _at(generator: GeneratorType[Any, Any, Any]) -> Any:
+    """Where a generator stands, and what its variables are, by id."""
+    frame = generator.gi_frame
+    return frame and (id(generator), frame.f_lasti, [(k, id(v)) for k, v in frame.f_locals.items()])
 
 
 def measured_on(model: nn.Module, example: Example, trains: bool) -> Measured:

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections.abc import Generator
 
 import pytest
 import torch
@@ -99,3 +100,29 @@ def test_where_a_forward_that_needs_gradients_would_run_without_the_error_says_s
 ) -> None:
     with pytest.raises(UnsupportedError, match=told):
         prepare_split(Penalized(), (X,), split=spec, fallback=fallback)  # type: ignore[call-overload]
+
+
+class Delayed(nn.Module):
+    """Adds what it was given in the call before, which a Python generator keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 2)
+        self.line = self._line()
+        next(self.line)
+
+    @staticmethod
+    def _line() -> Generator[torch.Tensor, torch.Tensor, None]:
+        before, now = None, (yield torch.empty(0))
+        while True:
+            before, now = now, (yield now if before is None else before)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        y: torch.Tensor = self.b(h + self.line.send(h.detach()))
+        return y
+
+
+def test_a_python_generator_that_forward_moves_on_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"moves on the Python generator 'line'.*made anew"):
+        prepare_split(Delayed().eval(), (X,), split="after:a", fallback="python")

@@ -1,0 +1,60 @@
+"""Hung: what forward sets on the model's own tensors, as `self.weight.last = h`. No plan does that.
+
+A plain value that it sets once, such as a flag, is a cache: a split may leave it out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ariadne.capture.state import Snapshot
+from ariadne.errors import UnsupportedError
+from ariadne.guards import MISSING, lasts
+
+Hung = dict[tuple[int, str], Any]
+
+
+def hung(snapshot: Snapshot) -> Hung:
+    """What stands on the model's tensors now and did not before, by the tensor's number and the attribute's name."""
+    return {
+        (i, name): vars(t).get(name, MISSING)
+        for i, (t, was) in enumerate(snapshot.marks)
+        for name in {**was, **vars(t)}
+        if vars(t).get(name, MISSING) is not was.get(name, MISSING)
+    }
+
+
+def refuse_hung(snapshot: Snapshot) -> Hung:
+    """What forward has set, which no further call may change; `UnsupportedError` for what a later call may use, or a user read."""
+    found = hung(snapshot)
+    for (i, name), now in found.items():
+        if name in snapshot.marks[i][1] or not lasts(now):
+            raise _refusal(snapshot, i, name)
+    return found
+
+
+def refuse_hung_again(snapshot: Snapshot, first: Hung) -> None:
+    """Raise `UnsupportedError` where a second call set another value than the first."""
+    for (i, name), now in hung(snapshot).items():
+        if (i, name) not in first or type(now) is not type(first[i, name]) or now != first[i, name]:
+            raise _refusal(snapshot, i, name)
+
+
+def _refusal(snapshot: Snapshot, i: int, name: str) -> UnsupportedError:
+    mine: torch.Tensor = snapshot.marks[i][0]
+    where = next(
+        (
+            f"{path}.{key}".lstrip(".")
+            for path, module in snapshot.modules.items()
+            for table in (module._parameters, module._buffers, module.__dict__)
+            for key, t in table.items()
+            if t is mine
+        ),
+        "a tensor of the model",
+    )
+    return UnsupportedError(
+        f"forward sets the attribute {name!r} on the tensor {where!r} of the model, which no plan does; keep it in an attribute of "
+        "the module, or in a buffer"
+    )
