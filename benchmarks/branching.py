@@ -123,37 +123,50 @@ class Counting(_Blocks):
         return found
 
 
-DETECTOR = "Faster R-CNN, MobileNetV3, 320 px"
+DETECTORS = {  # after their backbones; SSDlite's suffix is a graph, those of the others are the model's own Python
+    "Faster R-CNN, MobileNetV3, 320 px": ("fasterrcnn_mobilenet_v3_large_320_fpn", {}),
+    "SSDlite, MobileNetV3, 320 px": ("ssdlite320_mobilenet_v3_large", {}),
+    "RetinaNet, ResNet-50, 320 px": ("retinanet_resnet50_fpn", {"min_size": 320, "max_size": 320}),
+}
 
 
-def detector() -> tuple[Callable[[], Any], Callable[[], Any]]:
+class _Known(nn.Module):
+    """Stands for a detector's transform, or its backbone, that has run; `postprocess` is the transform's own."""
+
+    def __init__(self, found: Any, postprocess: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self.found, self.postprocess = found, postprocess
+
+    def forward(self, *args: Any) -> Any:
+        """What it gave."""
+        return self.found
+
+
+def detector(name: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """The same as `skipped` of a detector, after its backbone."""
     from torchvision.models import detection  # noqa: PLC0415 - of the zoo, for this alone
 
     torch.manual_seed(0)
-    model = detection.fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None, num_classes=5).eval()
+    build, options = DETECTORS[name]
+    model: Any = getattr(detection, build)(weights=None, weights_backbone=None, num_classes=5, **options).eval()
     x = [torch.rand(3, 320, 320)]
     runtime = prepare_split(model, (x,), split="after:backbone", fallback="python")
+    rest = copy.copy(model)  # which begins where the backbone ends
+    rest._modules = dict(model._modules)
     with torch.no_grad():
+        found = model.transform(x)
+        rest.backbone = _Known(model.backbone(found[0].tensors))
+        rest.transform = _Known(found, model.transform.postprocess)
         received = BoundaryPayload.from_bytes(runtime.run_prefix(x).to_bytes())
-        images, _ = model.transform(x)
-        features = model.backbone(images.tensors)
-
-    def own() -> Any:
-        proposals, _ = model.rpn(images, features)
-        found, _ = model.roi_heads(features, proposals, images.image_sizes)
-        return model.transform.postprocess(found, images.image_sizes, [t.shape[-2:] for t in x])
-
-    with torch.no_grad():
-        for one, two in zip(runtime.run_suffix(received), own(), strict=True):
+        for one, two in zip(runtime.run_suffix(received), rest(x), strict=True):
             assert all(torch.equal(one[key], two[key]) for key in ("boxes", "scores", "labels"))
-    return lambda: runtime.run_suffix(received), own
+    return lambda: runtime.run_suffix(received), lambda: rest(x)
 
 
 def skipped(name: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """The suffix of a Python split from bytes, and the model's own part after the cut."""
-    if name == DETECTOR:
-        return detector()
+    if name in DETECTORS:
+        return detector(name)
     block, count, shape = MODELS[name]
     model = Counting(block, count).eval()
     x = torch.randn(shape)

@@ -356,7 +356,7 @@ def _skipped_row(name: str, count: int, seconds: float) -> list[str]:
 
 def skipped(count: int, seconds: float) -> None:
     """The suffix of a Python split from bytes, its beginning skipped, over the model's own part after the cut."""
-    names = [*branching.MODELS, branching.DETECTOR]
+    names = [*branching.MODELS, *branching.DETECTORS]
     rows = (_skipped_row(name, count, seconds / len(names)) for name in names)
     head = ["model, cut in the middle", "own ms", "suffix ms", "suffix / own", "to reach", "own / own"]
     table("Python split: a suffix from bytes over the model's own time of that part", head, names, rows)

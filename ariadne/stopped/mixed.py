@@ -286,7 +286,8 @@ class MixedSplit(NotCalled):
         held = frozenset(self._before(batch, False).crossing) if grad else None
 
         def run(*args: Any, **kwargs: Any) -> Before:
-            noting = Noting(self.model, (args, kwargs), replace(self.python.wanted, small=0, names=held))
+            wanted = replace(self.python.wanted, small=0, names=held)
+            noting = Noting(self.model, (args, kwargs), wanted, self._laid)
             forward = Forward(
                 self.model,
                 args,

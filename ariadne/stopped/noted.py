@@ -148,7 +148,8 @@ def _is_entry(entry: Any, kinds: int, depth: int = 8) -> bool:
 class Noting(TorchFunctionMode):
     """Notes each call of torch until `finish`, in the thread that runs forward."""
 
-    def __init__(self, model: nn.Module, inputs: Any, wanted: Wanted) -> None:
+    def __init__(self, model: nn.Module, inputs: Any, wanted: Wanted, laid: Laid | None = None) -> None:
+        """`laid`: what was laid out of the model before."""
         super().__init__()
         self.wanted, self.names, self.strange = wanted, 0, ""
         self.calls: list[Any] = []
@@ -157,7 +158,7 @@ class Noting(TorchFunctionMode):
         self.counts: Counter[Any] = Counter()
         self.made: dict[int, tuple[Any, Name, Any]] = {}  # by id: a weak reference, the name, where it was made
         self.told_inputs = tree.map_leaves(self._input, inputs)
-        self.state = dict(state_of(model))
+        self.state = dict(state_of(model, laid))
         self.ids = {id(t): name for name, t in self.state.items()}
         self.marks = marks_of(model, self.state)
         self.used: set[str] = set()  # which state a call took
@@ -167,7 +168,7 @@ class Noting(TorchFunctionMode):
         ] = {}  # by id: a weak reference to what shows state, as `.data` does; its name
         self.behind: set[str] = set()  # state that was written by such, of which its version does not tell
         self.entered: tuple[int, int, Told] | None = None  # as in `Before.entry`, where the module is plain
-        self.python = PythonState(model)
+        self.python = PythonState(model, laid)
         for at, (path, t) in enumerate(tree.paths(inputs)):
             if isinstance(t, torch.Tensor):
                 self.made.setdefault(id(t), (weakref.ref(t), ("input", at), _INDEX.sub("[]", path)))

@@ -444,7 +444,7 @@ class PythonSplit(NotCalled):
     # --- the parts of a call --------------------------------------------------------------------------------------
 
     def _started(self, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> Forward:
-        noting = None if self.stays else Noting(self.model, (args, kwargs), self.wanted)
+        noting = None if self.stays else Noting(self.model, (args, kwargs), self.wanted, self._laid)
         module, number, stood = self.module, self.candidate.call, Stood(self.model, noting, self._laid)
         return Forward(self.model, args, kwargs, module=module, number=number, grad=grad, noting=noting, stood=stood)
 
