@@ -1,4 +1,4 @@
-"""The benchmarks as commands: `python -m benchmarks run …`, `… compiled …`, `… cuda …` and `… summary FILE…`."""
+"""The benchmarks as commands: `python -m benchmarks run …`, `… compiled …`, `… zoo …`, `… cuda …` and `… summary FILE…`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 import model_zoo
-from benchmarks import campaign
+from benchmarks import campaign, whole_zoo
 from benchmarks.models import SETS, meant
-from benchmarks.records import read
+from benchmarks.records import Records, read
 from benchmarks.runner import Options, Runner
 from benchmarks.subject import TASKS
 from benchmarks.summary import text
@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     if options.command == "summary":
         try:
-            print(text(read(*options.files)))
+            _show(read(*options.files))
         except (OSError, ValueError) as error:
             print(f"benchmarks: {error}", file=sys.stderr)
             return 2
@@ -52,6 +52,12 @@ def _parser() -> argparse.ArgumentParser:
         start_processes=0,
         cache=Path("results/compiled-cache"),
     )
+    zoo = commands.add_parser(
+        "zoo",
+        help="every model of the zoo in eager mode, and why each is above 1.02 that is; a run with its own defaults",
+    )
+    _measures(zoo)
+    zoo.set_defaults(models=["zoo", "toys"], variants=["model", "generated"], start_processes=0, pairs=20)
     cuda = commands.add_parser("cuda", help="all that a CUDA device is asked, most valuable first, within a time")
     cuda.add_argument("--minutes", type=float, default=28.0, help="after which nothing goes on (28)")
     cuda.add_argument("--models", nargs="+", help=f"names of the zoo, or sets: {', '.join(SETS)} (cuda)")
@@ -107,7 +113,7 @@ def _campaign(given: argparse.Namespace) -> int:
         models, given.device, given.minutes, given.output, given.small, progress, given.steps, given.cache
     )
     if (measured := given.output / "benchmarks.jsonl").exists():
-        print(text(read(measured)))
+        _show(read(measured))
     return int(failed > 0)
 
 
@@ -146,11 +152,19 @@ def _run(given: argparse.Namespace) -> int:
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the process at work is ended, too
     try:
-        failed = Runner(options, given.output, progress).run()
+        if given.command == "zoo":
+            failed = whole_zoo.run(options, given.output, progress)
+        else:
+            failed = Runner(options, given.output, progress).run()
     except ValueError as error:
         given.parser.error(str(error))
-    print(text(read(given.output)))
+    _show(read(given.output))
     return int(failed > 0)
+
+
+def _show(records: Records) -> None:
+    """Print what records say, the zoo's one figure last."""
+    print(text(records) + whole_zoo.text(records))
 
 
 def progress(line: str) -> None:

@@ -170,7 +170,11 @@ def _equality(job: Job, process: Record) -> Iterator[Record]:
     yield from importlib.import_module("benchmarks.equality").equality(job, process)
 
 
-JOBS = {"start": start, "rounds": side_by_side, "reference": side_by_side, "equality": _equality}
+def _parts(job: Job, process: Record) -> Iterator[Record]:
+    yield from importlib.import_module("benchmarks.parts").parts(job, process)
+
+
+JOBS = {"start": start, "rounds": side_by_side, "reference": side_by_side, "equality": _equality, "parts": _parts}
 
 
 def failure(error: Exception) -> Record:

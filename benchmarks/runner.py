@@ -222,10 +222,10 @@ class Runner:
         """The seconds that are left."""
         return math.inf if self.options.until is None else self.options.until - time.monotonic()
 
-    def alone(self, job: str, model: str, folder: Path, limit: float) -> list[Record]:
+    def alone(self, job: str, model: str, folder: Path, limit: float, **more: Any) -> list[Record]:
         """The records of a job about one model, in a process of its own that may take so many seconds."""
         records = folder / "records.jsonl"
-        asked = {"job": job, "device": self.options.device, "model": model, "imports": ["torch", "ariadne"]}
+        asked = {"job": job, "device": self.options.device, "model": model, "imports": ["torch", "ariadne"], **more}
         status, reason = self._start(asked, records, self._environ(folder, False), limit)
         found = [json.loads(line) for line in records.read_text().splitlines()] if records.exists() else []
         told = {r["task"] for r in found}

@@ -7,7 +7,7 @@ Each module imports only from those before it:
     runs        folders of raw results, read and checked
     outcomes    what a status counts as
     charts      data -> static SVG
-    equality, speed, startup, payback, boundary, earlier, methods      one section each
+    equality, whole_zoo, speed, startup, payback, boundary, earlier, methods      one section each
     verdicts    the strip at the top
     frames      findings -> tables of numbers, for Parquet
     raw         the files that a report keeps, and how they are downloaded

@@ -28,6 +28,7 @@ from reports import (
     startup,
     timings,
     verdicts,
+    whole_zoo,
 )
 from reports.document import Card, Report
 from reports.runs import RawFile, Run
@@ -72,6 +73,7 @@ def made(run: Run, baseline: Run | None) -> tuple[Report, Mapping[str, RawFile]]
     speeds, means, starts = (told_apart(some, named) for some in (speeds, means, starts))
     sections = (
         equality.section(run, found),
+        *whole_zoo.sections(run.records),
         speed.section("inference", speeds, means, against, each, graphs),
         startup.section(starts),
         payback.section(starts),
