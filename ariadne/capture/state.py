@@ -96,7 +96,9 @@ class Snapshot:
                 *(t for t in (*outside.tensors, *outside.parts) if t.is_leaf and t.requires_grad),
             )
         ]
-        self.marks: list[tuple[torch.Tensor, dict[str, Any]]] = []  # the model's tensors, and what Python has set on them
+        self.marks: list[
+            tuple[torch.Tensor, dict[str, Any]]
+        ] = []  # the model's tensors, and what Python has set on them
         self._owners: dict[int, list[torch.Tensor]] = {}
         self._generators: list[tuple[Callable[[Any], Any], Any]] = []
         self._own_rng: list[tuple[Any, Callable[[], Any], Callable[[Any], Any], Any]] = []
