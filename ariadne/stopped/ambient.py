@@ -64,14 +64,14 @@ class Saving:
         return self.before > 0 and self.goes_on
 
 
-def within_function() -> str:
-    """The name of the `autograd.Function` whose forward this thread is in; empty where it is in none."""
+def within_function(since: CodeType) -> str:
+    """The name of the `autograd.Function` whose forward this thread is in, begun since a function of this code; empty for none."""
     if torch.is_grad_enabled():  # which a forward of such begins without
         return ""
     known, frame = _forwards(torch.autograd.Function), sys._getframe(1)
-    while frame is not None and frame.f_code not in known:
+    while frame is not None and frame.f_code is not since and frame.f_code not in known:
         frame = frame.f_back  # type: ignore[assignment]
-    return "" if frame is None else known[frame.f_code]
+    return "" if frame is None else known.get(frame.f_code, "")
 
 
 def _forwards(cls: type) -> dict[CodeType, str]:

@@ -88,9 +88,8 @@ class Forward:
     ) -> None:
         self.ambient = Ambient.now(grad)
         self._context = context = contextvars.copy_context()
-        self._variables = dict(
-            context
-        )  # the context's, as they were when forward began, or when its caller took them last
+        self._variables = dict(context)  # as they were when forward began, or when its caller took them last
+        self._tokens: dict[contextvars.ContextVar[Any], contextvars.Token[Any]] = {}
         python = PythonState(model) if noting is None else noting.python
         looking = noting or (stood.looking if stood is not None else None)
         self._worker = _Worker((context, self.ambient, model, args, kwargs, module, number, noting, looking, python))
@@ -129,6 +128,20 @@ class Forward:
         self._worker.order(_Order(mode, then or _itself))
         return self._next()
 
+    def _hand_on_variables(self) -> None:
+        """Set in the caller's context what forward has set in its own since, and take back what it has."""
+        now = dict(self._context)
+        for variable, value in now.items():
+            if self._variables.get(variable, self) is not value:
+                token = variable.set(value)
+                if variable not in self._variables:
+                    self._tokens[variable] = token
+        for variable in self._variables.keys() - now.keys():
+            if (token := self._tokens.pop(variable, None)) is not None:
+                with suppress(ValueError, RuntimeError):  # of another context, in which it was not set
+                    variable.reset(token)
+        self._variables = now
+
     def _next(self) -> Any:
         try:
             kind, value = self._worker.news.get()
@@ -136,10 +149,7 @@ class Forward:
             self._worker.taken.acquire(blocking=False)
             self._worker.order(None)
             raise
-        for variable, now in self._context.items():  # what forward has set there, its caller has as well
-            if self._variables.get(variable, self) is not now:
-                variable.set(now)
-        self._variables = dict(self._context)
+        self._hand_on_variables()
         if kind == "raised":
             try:
                 raise value

@@ -213,7 +213,7 @@ def run_rest(
 
     def reached(output: Any) -> Any:
         saving.append(Saving.now() if trains else None)
-        if trains and (function := within_function()):
+        if trains and (function := within_function(run_rest.__code__)):
             raise skipping.standing.fail(
                 f"the cut lies within the forward of an autograd.Function ({function}), where nothing leads back to what is before "
                 "it. Train with the suffix in the process of the prefix, on the boundary itself; or cut outside of it"

@@ -226,6 +226,24 @@ def test_a_context_variable_that_forward_sets_is_its_callers() -> None:
     DEPTH.reset(token)
 
 
+TEMPORARY: contextvars.ContextVar[int] = contextvars.ContextVar("temporary")
+
+
+def test_one_that_forward_sets_and_resets_is_unset_again() -> None:
+    class Sets(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            token = TEMPORARY.set(3)
+            h = self.b(self.a(x)) * (1 + random.random())
+            TEMPORARY.reset(token)
+            return h
+
+    runtime = split(Sets(lambda m, h: h), trainable=False, fallback="python")
+    boundary = runtime.run_prefix(X)
+    assert TEMPORARY.get(0) == 3
+    runtime.run_suffix(boundary)
+    assert TEMPORARY.get(0) == 0
+
+
 def test_what_forward_puts_on_a_weight_is_gone_after_preparing() -> None:
     class Keeps(Net):
         def forward(self, x: Tensor) -> Tensor:
