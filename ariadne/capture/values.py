@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -54,7 +55,9 @@ def state_tensors(snapshot: Snapshot) -> dict[int, tuple[str, tuple[Any, ...]]]:
                     found.setdefault(id(t), (kind, (path, name)))
     for path, module in snapshot.modules.items():
         for name, value in module.__dict__.items():
-            if name not in ("_parameters", "_buffers", "_modules"):
+            # Most of what a module has are its ten tables of hooks, in which nothing stands.
+            bare = type(value) is OrderedDict and not OrderedDict.__len__(value) and not value.__dict__
+            if not bare and name not in ("_parameters", "_buffers", "_modules"):
                 inside(value, path, (name,))
     return found
 
