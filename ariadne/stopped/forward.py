@@ -137,9 +137,9 @@ class Forward:
                 if variable not in self._variables:
                     self._tokens[variable] = token
         for variable in self._variables.keys() - now.keys():
-            if (token := self._tokens.pop(variable, None)) is not None:
+            if variable in self._tokens:
                 with suppress(ValueError, RuntimeError):  # of another context, in which it was not set
-                    variable.reset(token)
+                    variable.reset(self._tokens.pop(variable))
         self._variables = now
 
     def _next(self) -> Any:
