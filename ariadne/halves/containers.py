@@ -88,7 +88,9 @@ def read_containers(data: list[Any], path: str) -> tuple[str, tuple[Any, ...], l
     found = []
     for i, (kind, most) in enumerate(kinds):
         last = i + 1 == inner
-        need(kind in _MAKES and how in (_HOW[kind] if last else how), "what is stored is malformed")
+        need(
+            type(kind) is str and kind in _MAKES and how in (_HOW[kind] if last else how), "what is stored is malformed"
+        )
         if i + 1 < len(steps):
             need((kind == "object") == isinstance(steps[i + 1], Attribute), "what is stored is malformed")
         need(last or kind in ("dict", "object"), "what is stored is malformed")
@@ -104,7 +106,7 @@ def _step(data: Any) -> Any:
     need(len(parts) == 2 and parts[0] in ("attribute", "key"), "a step is malformed")
     if parts[0] == "attribute":
         name = text(parts[1], "an attribute")
-        need(name.isidentifier() and not name.startswith("__"), f"nothing is stored at {name[:80]!r}")
+        need(_is_plain(name), f"nothing is stored at {name[:80]!r}")
         return Attribute(name)
     key = Reader().atom(parts[1])
     need(key is None or type(key) in (str, int, float, bool), "a step is malformed")
@@ -114,7 +116,12 @@ def _step(data: Any) -> Any:
 def is_free(name: str) -> bool:
     """Whether an attribute of a module may be called so: torch has none of that name."""
     mine = hasattr(nn.Module, name) or name in nn.Module().__dict__
-    return name.isidentifier() and not name.startswith("__") and not mine
+    return _is_plain(name) and not mine
+
+
+def _is_plain(name: str) -> bool:
+    """Whether Python's parser reads a name as just that: it takes other letters for those that they look like."""
+    return name.isidentifier() and name.isascii() and not name.startswith("__")
 
 
 def make(root: nn.Module, containers: Iterable[Container]) -> None:

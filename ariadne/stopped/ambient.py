@@ -66,8 +66,6 @@ class Saving:
 
 def within_function(since: CodeType) -> str:
     """The name of the `autograd.Function` whose forward this thread is in, begun since a function of this code; empty for none."""
-    if torch.is_grad_enabled():  # which a forward of such begins without
-        return ""
     known, frame = _forwards(torch.autograd.Function), sys._getframe(1)
     while frame is not None and frame.f_code is not since and frame.f_code not in known:
         frame = frame.f_back  # type: ignore[assignment]

@@ -147,6 +147,12 @@ def changed(folder: Path, change: Callable[[list[Any]], None]) -> None:
         lambda s: s[6].__setitem__(0, ["attribute", "kept"]),
         lambda s: s[6].__setitem__(1, ["attribute", "__class__"]),
         lambda s: s[6].__setitem__(1, ["key", {"list": []}]),
+        lambda s: (
+            s[6].__setitem__(1, ["attribute", "\uff3f\uff3fclass\uff3f\uff3f"]),
+            s[7].__setitem__(0, ["object", None]),
+        ),
+        lambda s: s[6].__setitem__(0, ["key", "kep\uff54"]),
+        lambda s: s[7].__setitem__(0, [["dict"], None]),
         lambda s: s[6].extend([["key", "k"]] * 40),
         lambda s: s[7].__setitem__(0, ["dict", 3]),
         lambda s: s[7].__setitem__(0, ["object", None]),

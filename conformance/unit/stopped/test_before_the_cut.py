@@ -323,7 +323,8 @@ class Doubled(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, part: nn.Module) -> Tensor:
-        return part(x) * 2
+        with torch.enable_grad():
+            return (part(x) * 2).detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
