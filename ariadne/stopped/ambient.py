@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -66,9 +66,10 @@ class Saving:
 
 def within_function(since: CodeType) -> str:
     """The name of the `autograd.Function` whose forward this thread is in, begun since a function of this code; empty for none."""
-    known, frame = _forwards(torch.autograd.Function), sys._getframe(1)
+    known = _forwards(torch.autograd.Function)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not since and frame.f_code not in known:
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "" if frame is None else known.get(frame.f_code, "")
 
 
