@@ -35,6 +35,8 @@ from ariadne.plan import storage_of, tensors_in
 ATOMS = frozenset({int, float, bool, str, type(None)})
 CONTAINERS = frozenset({tuple, list, dict, set, frozenset, str, bytes, range})
 HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks")
+# What tells how autocast stands, under its older names, too.
+_AUTOCAST = "is_autocast_enabled get_autocast_dtype is_autocast_cpu_enabled get_autocast_cpu_dtype get_autocast_gpu_dtype".split()
 HISTORY = ("is_leaf", "grad", "_version", "_base", "_is_view", "is_inference", "is_conj", "is_neg", "is_shared")
 
 
@@ -379,8 +381,8 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
         patches.set(torch.Tensor, name, noted("layout", name))
     for part in (applied, repeated, taken, threads):
         part.patch(recorder, patches)
-    patches.set(torch, "is_autocast_enabled", watched_call("dtype", torch.is_autocast_enabled))
-    patches.set(torch, "get_autocast_dtype", watched_call("dtype", torch.get_autocast_dtype))
+    for name in _AUTOCAST:
+        patches.set(torch, name, watched_call("dtype", getattr(torch, name)))
 
 
 def _is_made_here(t: torch.Tensor, recording: Recording) -> bool:

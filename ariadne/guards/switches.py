@@ -62,6 +62,7 @@ def all_filters() -> str:
 _OF_C = {
     "torch.is_inference_mode_enabled()": "is_inference_mode_enabled",
     "torch.is_anomaly_enabled()": "is_anomaly_enabled",
+    "torch.is_autocast_cache_enabled()": "is_autocast_cache_enabled",
     "torch.get_num_threads()": "get_num_threads",
     "torch.get_num_interop_threads()": "get_num_interop_threads",
     "torch.are_deterministic_algorithms_enabled()": "_get_deterministic_algorithms",

@@ -280,3 +280,24 @@ def test_autocast_is_as_it_was_only_if_its_dtype_is_enabled_or_not(kind: str) ->
         assert (autocast_is(off), autocast_is(on)) == (False, True)
         with another_dtype(kind):
             assert not autocast_is(on)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: torch.is_autocast_cpu_enabled(),
+        lambda: torch.get_autocast_cpu_dtype() is torch.float16,
+        lambda: not torch.is_autocast_cache_enabled(),
+    ],
+)
+@pytest.mark.parametrize("within", [False, True], ids=["called in autocast", "prepared in autocast"])
+def test_autocast_is_followed_by_its_older_names_and_its_cache_too(ask: Callable[[], bool], within: bool) -> None:
+    model, x = Asks(lambda h: h * 2 if ask() else h).eval(), torch.randn(3, 4)
+    states = [nullcontext(), torch.autocast("cpu", torch.float16, cache_enabled=False)]
+    if within:
+        states.reverse()
+    with states[0]:
+        runtime = prepare_split(model, (torch.randn(2, 4),), split="50%")
+    with states[1], torch.no_grad():
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
