@@ -36,10 +36,11 @@ _WORDS = {
 class Saving:
     """What a part under `torch.utils.checkpoint` has saved so far for the backward pass, which runs it again from its beginning.
 
-    `holders` stand for the tensors that it saves, `before` is how many there were at the cut.
+    `holders` stand for the tensors that it saves, `before` is how many there were at the cut. A torch that keeps them elsewhere does not
+    tell: then there are none, and it is taken that both sides save some.
     """
 
-    holders: list[Any]
+    holders: list[Any] | None
     before: int
 
     @classmethod
@@ -49,14 +50,17 @@ class Saving:
         pack = hooks[0] if hooks is not None else None
         if getattr(pack, "__module__", "") != checkpoint.__name__:
             return None
-        held = dict(zip(pack.__code__.co_freevars, pack.__closure__ or (), strict=True))
-        holders = held["frame"].cell_contents.weak_holders
+        try:
+            held = dict(zip(pack.__code__.co_freevars, pack.__closure__ or (), strict=True))
+            holders = held["frame"].cell_contents.weak_holders
+        except (KeyError, AttributeError):
+            return cls(None, 1)
         return cls(holders, len(holders))
 
     @property
     def goes_on(self) -> bool:
         """Whether it has saved more since: for the suffix."""
-        return len(self.holders) > self.before
+        return self.holders is None or len(self.holders) > self.before
 
     @property
     def is_split(self) -> bool:
