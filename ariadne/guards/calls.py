@@ -424,7 +424,7 @@ class ModuleGuard:
         self._classes = [base.classes[p] for p in modules]
         named = Named([kept for kept in contents if isinstance(kept, OfTables)], modules.values())
         held.update((id(own_of(k.thing)), (k.thing, own_of(k.thing))) for k in contents if isinstance(k, Own))
-        self._parts = watched, surrounded, named
+        self.surrounded, self._parts = surrounded, (watched, surrounded, named)
         self._held, self._walk, self._calm = [*held.values()], changed_since, Calm()
         keep_their_dicts = [partial(same_dicts, *zip(*self._held, strict=True))] if held else []
         self._gather()
@@ -468,9 +468,8 @@ class ModuleGuard:
 
     def _lay_out_walk(self, total: int) -> None:
         """Ask for most of it in one call from here on, until something is written; it held just now, with this total."""
-        surrounded = self._parts[1]
-        homes = [*zip(self._modules, self._own, strict=True), *surrounded.owners, *self._held]
-        walk = at_once(self._dicts, surrounded.attributes, homes)
+        homes = [*zip(self._modules, self._own, strict=True), *self.surrounded.owners, *self._held]
+        walk = at_once(self._dicts, self.surrounded.attributes, homes)
         if walk is not None and stamp(self._dicts) == total:  # no other thread has written meanwhile
             self._walk = walk
 

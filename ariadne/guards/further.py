@@ -41,6 +41,8 @@ class Further:
         ]
         self._modules, self._own, self._classes = ([row[i] for row in rows] for i in range(3))
         answered = {one.asked for one in guard.contents if any(one.asks_as(other) for other in known.contents)}
+        if _surroundings(guard) <= _surroundings(known):
+            answered.update(guard.surrounded.in_one_walk)
         self._asked = [ask for ask in guard._asked if ask not in answered]
 
     def __call__(self) -> bool:
@@ -59,6 +61,12 @@ class Further:
         if self._modules and any(map(is_not, map(_own_of, self._modules), self._own)):
             return False
         return not any(self._hookless) and (not self._modules or list(map(type, self._modules)) == self._classes)
+
+
+def _surroundings(guard: ModuleGuard) -> set[tuple[Any, ...]]:
+    """What a guard asks, but for dicts, of what stands outside of a model: the things, names, and what is expected."""
+    attributes = {(id(thing), name, id(value)) for thing, name, value in guard.surrounded.attributes}
+    return attributes | {(id(thing), id(own)) for thing, own in guard.surrounded.owners}
 
 
 def enter_alike(one: Callable[..., Any], other: Callable[..., Any]) -> bool:

@@ -51,7 +51,8 @@ class Moves:
         reads = [getter(v, model) for v in read if v.is_state and not (v.kind in TABLES and len(v.origin) == 2)]
         self._getters = [*reads, *self._tensors]
         self._looked_up = [*{id(table): table for table in self._read_tables}.values()]
-        self._stood: tuple[int, list[Any]] = -1, []  # versions of these tables, and what stood there in them
+        # Versions of these tables, and what stood there in them: the same list as long as nothing was put there.
+        self._stood: tuple[int, list[Any]] = -1, []
         self._draws = any(node.seeded for node in nodes)
         calls = [plan.objects[r] for node in nodes if is_opaque_call(node) for r in node.reads if r in plan.objects]
         # Whether an opaque part changes something there.
@@ -66,11 +67,7 @@ class Moves:
         self._inside = [s for s in stores if s.inside]
         where = self._given, self._tensors, self._draws, self._generators, self._slots, self._inside, self.python
         self.nothing = not any(where)  # that they move
-
-    @property
-    def writes(self) -> bool:
-        """Whether any of the ops writes into a tensor that outlives the call."""
-        return bool(self._tensors or self._given)
+        self.writes = bool(self._tensors or self._given)  # into tensors that outlive the call
 
     def keep(self, given: Sequence[Any], call: Any = None) -> Kept:
         """What stands there now. `given`: the inputs of the side, where it has the model's; `call`: its (args, kwargs)."""
@@ -111,8 +108,14 @@ class Moves:
 
     def seen(self, given: Sequence[Any], call: Any) -> Seen:
         """What stands now where the ops read or move something: inputs, state, and what they store into."""
-        state = self._standing()
-        tensors = [*given, *[get() for get in self._getters]] if self._getters else [*given]
+        total = stamp(self._looked_up)  # first: a write in between shows
+        known, state = self._stood
+        if total != known or VERSION is None:
+            state = [*map(dict.get, self._read_tables, self._read_keys)]
+            self._stood = total, state
+        tensors = [*given]
+        if self._getters:
+            tensors += [get() for get in self._getters]
         try:
             versions, written = [*map(_version, tensors)], sum(map(_version, state))
         except (RuntimeError, AttributeError):  # a tensor of inference mode has none, and what is no tensor
@@ -121,15 +124,6 @@ class Moves:
         if self._slots:
             tensors += [table.get(key) for table, key in self._slots]
         return Seen(tensors, state, versions, written, self._noted(call) if self._inside else None)
-
-    def _standing(self) -> list[Any]:
-        """The parameters and buffers that stand where the ops read some: the same list as long as nothing was put there."""
-        total = stamp(self._looked_up)  # first: a write in between shows
-        known, found = self._stood
-        if total != known or VERSION is None:
-            found = [*map(dict.get, self._read_tables, self._read_keys)]
-            self._stood = total, found
-        return found
 
 
 class Seen:

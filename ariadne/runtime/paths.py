@@ -14,7 +14,7 @@ from ariadne.errors import WitnessError
 from ariadne.guards import Further, enter_alike
 from ariadne.plan import TracePlan
 from ariadne.runtime.alike import serves
-from ariadne.runtime.moved import Kept, Moves, alike, numbers
+from ariadne.runtime.moved import Kept, Moves, Numbers, alike, numbers
 from ariadne.runtime.plans import Plans, has_done
 from ariadne.runtime.shared import Going, made_alike
 from ariadne.runtime.variant import Variant, check_values
@@ -34,7 +34,7 @@ class Before:
 
     def __init__(self, moves: Moves, kept: Kept, call: Any, entered: tuple[Any, ...]) -> None:
         self.moves, self.kept, self.call, self.entered = moves, kept, call, entered
-        self.after = numbers(python=moves.python) if kept.numbers else []
+        self.after: Numbers = numbers(python=moves.python) if kept.numbers else []
         self.seen = moves.seen(entered[1:], call)
         self.instead: BoundaryPayload | None = None  # the boundary of the path that the suffix turned out to take
 
@@ -46,12 +46,12 @@ class Before:
 class Step:
     """How a side of one variant goes on in another: what is asked of it, what it moves, the function and what that takes."""
 
-    __slots__ = ("enters", "go", "holds", "moves", "one", "other", "takes")
+    __slots__ = ("enters", "go", "holds", "moves", "needed", "one", "other")
 
     def __init__(self, one: Variant, other: Variant, side: str, going: Going | None) -> None:
         self.one, self.other = one, other
         self.go: Callable[..., Any] | None = going[0] if going else None
-        self.takes: tuple[str, ...] = going[1] if going else ()
+        self.needed: frozenset[str] = frozenset(going[1] if going else ())
         self.moves = other.prefix_moves if side == "prefix" else other.suffix_moves
         guards = [v.prefix_guard if side == "prefix" else v.suffix_guard for v in (other, one)]
         # An opaque part may have changed what the guard of this side was asked about.
@@ -156,16 +156,15 @@ class Paths(Plans):
             if entered_there is None or not step.holds() or not (side == "prefix" or other.suffix_state(True)):
                 return None
             there = halted.there
-            missing = [name for name in step.takes if name not in there]
-            if missing:
-                variant.keep(side, missing)
+            if not step.needed <= there.keys():
+                variant.keep(side, step.needed - there.keys())
                 self._forget(variant, begun=False)
                 return None
             if not step.moves.nothing:
                 kept.then(step.moves.keep(entered_there[1:], call))
             self._use(other, False)
             variant, entered = other, entered_there
-            for name in there.keys() - step.takes:
+            for name in there.keys() - step.needed:
                 del there[name]
             raw = self._asked_of(variant, step.go, (entered[0], there), False)
             if type(raw) is not Halted:

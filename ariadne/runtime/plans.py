@@ -216,6 +216,9 @@ class Plans:
 
     def _use(self, variant: Variant, training: bool) -> None:
         """Take a plan for the next call, too; of those that may make way for others, the one used last goes last."""
+        if variant.plan.apart is None and (variant in self._prepared or variant is self._variants[-1]):
+            self._now[training] = variant  # which stands where it would be put
+            return
         with self._lock:
             if variant not in self._prepared and variant in self._variants:
                 self._variants.remove(variant)

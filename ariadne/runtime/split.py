@@ -160,7 +160,8 @@ class SplitRuntime(Told):
 
     def _inferred(self, variant: Variant, boundary: BoundaryPayload, suffix: Callable[..., Any]) -> Any:
         """What a segment of a suffix gives without gradients, once it may run."""
-        boundary = self._narrowed(variant, boundary)
+        if len(boundary.labels) != len(variant.candidate.live):
+            boundary = self._narrowed(variant, boundary)
         variant.check_suffix(boundary)
         enabled = _is_grad_enabled()
         _set_grad_enabled(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ariadne import SplitRuntime, SplitSpec, prepare_split
-from ariadne.errors import WitnessError
+from ariadne.errors import ModuleError, WitnessError
 from ariadne.guards.further import enter_alike
 from ariadne.runtime.moved import Moves
 from ariadne.segment import Halted
@@ -138,3 +139,40 @@ def test_entrances_of_paths_are_alike_and_those_of_other_inputs_are_not() -> Non
         assert not enter_alike(one, other)
         other.__globals__[key] = was
     assert enter_alike(one, other)
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def tripled(x: Tensor) -> Tensor:
+    return x * 3
+
+
+class ByFunctions(nn.Module):
+    """A function on each path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 4) to the same."""
+        h = self.a(x)
+        found: Tensor = self.c(self.b(doubled(h) if h.sum() > 0 else tripled(h)))
+        return found
+
+
+@pytest.mark.parametrize("at", ["after:a", "after:b"])
+def test_a_function_of_the_path_that_a_call_goes_on_in_is_asked_for(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = ByFunctions().eval()
+    inputs = {bool(model.a(x).sum() > 0): x for x in torch.randn(32, 2, 4)}
+    up, down = inputs[True], inputs[False]
+    split = prepare_split(model, (up,), split=at, more_examples=[(down,)])
+    for x in (up, down, up, down, up):
+        with torch.no_grad():
+            assert torch.equal(split.run_suffix(split.run_prefix(x)), model(x))
+    monkeypatch.setattr(tripled, "__code__", (lambda x: x * 5).__code__)
+    with contextlib.suppress(ModuleError), torch.no_grad():  # or refused by name
+        assert torch.equal(split.run_suffix(split.run_prefix(down)), model(down))
