@@ -113,11 +113,12 @@ def entries_beside(memory: Any, known: list[tuple[Any, Any]]) -> list[tuple[Any,
 
 def is_array(value: Any) -> bool:
     """Whether a value is a numpy array, asked without numpy."""
-    return _is_of_arrays(type(value))
+    kind: Any = type(value)
+    return _is_of_arrays(kind)
 
 
 @lru_cache(maxsize=4096)
-def _is_of_arrays(kind: type) -> bool:
+def _is_of_arrays(kind: Any) -> bool:
     return any(c.__name__ == "ndarray" and c.__module__ == "numpy" for c in kind.__mro__)
 
 
