@@ -113,18 +113,8 @@ def entries_beside(memory: Any, known: list[tuple[Any, Any]]) -> list[tuple[Any,
 
 def is_array(value: Any) -> bool:
     """Whether a value is a numpy array, asked without numpy."""
-<<<<<<< HEAD
     array: type | None = getattr(sys.modules.get("numpy"), "ndarray", None)
     return array is not None and issubclass(type(value), array)
-=======
-    kind: Any = type(value)
-    return _is_of_arrays(kind)
-
-
-@lru_cache(maxsize=4096)
-def _is_of_arrays(kind: Any) -> bool:
-    return any(c.__name__ == "ndarray" and c.__module__ == "numpy" for c in kind.__mro__)
->>>>>>> nums
 
 
 def is_opaque(value: Any) -> bool:

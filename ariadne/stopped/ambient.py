@@ -36,8 +36,8 @@ _WORDS = {
 class Saving:
     """What a part under `torch.utils.checkpoint` has saved so far for the backward pass, which runs it again from its beginning.
 
-    `holders` stand for the tensors that it saves, `before` is how many there were at the cut. A torch that keeps them elsewhere does
-    not tell: then there are none, and it is taken that both sides save some.
+    `holders` stand for the tensors that it saves, `before` is how many there were at the cut. Where torch keeps them
+    elsewhere, there are none, and it is taken that both sides save some.
     """
 
     holders: list[Any] | None
