@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.backends.mha
 import torch.backends.opt_einsum
+from torch import distributed
 from torch.nn.utils import parametrize
 
 TORCH = ("torch.autograd", "torch.utils", "torch._", "torch.amp", "torch.fx", "ariadne")  # parts that no result follows
@@ -90,12 +91,25 @@ _OF_C = {
     "torch.backends.nnpack": "_get_nnpack_enabled",
     "torch.backends.quantized.engine": "_get_qengine",
 }
+
+
+def _in_group(ask: Callable[[], int]) -> Callable[[], int | None]:
+    """The same of the process group, and None where there is none."""
+    return lambda: ask() if distributed.is_initialized() else None
+
+
+_GROUPS: dict[str, Callable[[], Any]] = (
+    {f"torch.distributed.{ask.__name__}()": ask for ask in (distributed.get_world_size, distributed.get_rank)}
+    if distributed.is_available()
+    else {}
+)
 _CACHED = "torch.nn.utils.parametrize.cached()"
 _OF_PYTHON: dict[str, Callable[[], Any] | None] = {
     _CACHED: caches_parametrizations,
     "torch.backends.mha.get_fastpath_enabled()": torch.backends.mha.get_fastpath_enabled,
     "torch.backends.opt_einsum.enabled": getattr(torch.backends.opt_einsum, "_get_enabled", None),
     "torch.backends.opt_einsum.strategy": getattr(torch.backends.opt_einsum, "_get_strategy", None),
+    "torch.distributed.is_initialized()": distributed.is_initialized if _GROUPS else None,
 }
 _RAISING, _FILTERS = "which warnings are errors", "warnings.filters"
 ALWAYS: dict[str, Callable[[], Any]] = {
@@ -105,6 +119,7 @@ ALWAYS: dict[str, Callable[[], Any]] = {
 SWITCHES: dict[str, Callable[[], Any]] = {
     **{name: getattr(torch._C, own) for name, own in _OF_C.items() if hasattr(torch._C, own)},
     **{name: ask for name, ask in _OF_PYTHON.items() if ask is not None},
+    **{name: _in_group(ask) for name, ask in _GROUPS.items()},
     _RAISING: raising_filters,
     _FILTERS: all_filters,
     **ALWAYS,
@@ -134,7 +149,8 @@ SETTERS: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 _SETTLED = [(name, SWITCHES[name]) for name in SETTERS]
 _BY_FUNCTION = {id(ask): name for name, ask in SWITCHES.items() if not hasattr(ask, "__code__")}
-_BY_CODE = {ask.__code__: name for name, ask in SWITCHES.items() if hasattr(ask, "__code__")}
+_BY_CODE = {ask.__code__: name for name, ask in SWITCHES.items() if hasattr(ask, "__code__") and name not in _GROUPS}
+_BY_CODE |= {getattr(ask, "__wrapped__", ask).__code__: name for name, ask in _GROUPS.items()}
 # What reads a parametrized weight asks for its cache by the name of a global variable.
 _BY_CODE |= {
     code: _CACHED

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.backends import mha
 from torch.nn.utils import parametrizations, parametrize
 
@@ -295,6 +295,30 @@ def test_autocast_is_as_it_was_only_if_its_dtype_is_enabled_or_not(kind: str) ->
 def test_autocast_is_followed_by_its_older_names_and_its_cache_too(ask: Callable[[], bool], within: bool) -> None:
     model, x = Asks(lambda h: h * 2 if ask() else h).eval(), torch.randn(3, 4)
     states = [nullcontext(), torch.autocast("cpu", torch.float16, cache_enabled=False)]
+    if within:
+        states.reverse()
+    with states[0]:
+        runtime = prepare_split(model, (torch.randn(2, 4),), split="50%")
+    with states[1], torch.no_grad():
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
+
+
+@contextmanager
+def in_a_group() -> Iterator[None]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["made later", "gone later"])
+def test_a_process_group_that_comes_or_goes_is_followed(within: bool) -> None:
+    def ask(h: torch.Tensor) -> torch.Tensor:
+        return h * (2 + distributed.get_world_size()) if distributed.is_initialized() else h
+
+    model, x = Asks(ask).eval(), torch.randn(3, 4)
+    states = [nullcontext(), in_a_group()]
     if within:
         states.reverse()
     with states[0]:
