@@ -36,6 +36,7 @@ from ariadne.plan import PLAIN, Region, bind, storage_of, tensors_in, written_ar
 AUTOCAST_DEVICES = ("cpu", "cuda")
 
 _plain_shape: Any = torch._C.TensorBase.shape.__get__  # type: ignore[attr-defined]
+_ENCODER = torch.ops.aten._transformer_encoder_layer_fwd.default
 
 
 class Within(dict[int, torch.Tensor]):
@@ -177,6 +178,12 @@ class Recorder(ProxyTorchDispatchMode):
                 sys.setprofile(profile)
             return func(*args, **kwargs)
         refuse_transforms(self.where())
+        if func is _ENCODER and torch._C._is_any_autocast_enabled():
+            raise UnsupportedError(
+                f"forward takes the fast path of nn.TransformerEncoderLayer in {self.where()} under autocast, where torch casts no "
+                "weights once its ops are recorded. Call torch.backends.mha.set_fastpath_enabled(False), here and where the split "
+                "is called; or leave autocast around that layer"
+            )
         if func is torch.ops.aten.lift_fresh.default:
             self.depth += 1
             with unset_fake_temporarily():
