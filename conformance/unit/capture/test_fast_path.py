@@ -18,7 +18,7 @@ def test_an_encoders_fast_path_is_followed_and_told_of_under_autocast() -> None:
         assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
     with torch.autocast("cpu", torch.bfloat16):
         with pytest.raises(
-            UnsupportedError, match="takes the fast path of nn.TransformerEncoderLayer in '1' under autocast"
+            UnsupportedError, match=r"takes the fast path of nn\.TransformerEncoderLayer in '1' under autocast"
         ):
             runtime.run_prefix(x)
         torch.backends.mha.set_fastpath_enabled(False)
