@@ -134,7 +134,7 @@ def _hold_forward(bench: Bench, case: Case, split: Split, halves: list[Any], bat
 
 def _hold_records(split: Split, twin: nn.Module, halves: list[Any], where: str) -> None:
     """Stop where the containers that the halves filled are not, together, what one call of the model put into its own."""
-    filled = {(s.path, s.steps[0]) for plan in split.runtime.plans for s in plan.stores if s.inside}
+    filled = {(s.path, s.steps[0]) for plan in split.runtime.plans for s in plan.stores if s.table == "held"}
     for path, key in sorted(filled):
         name = f"{path}.{key}".removeprefix(".")
         mine = [half.attributes[name] for half in halves if name in half.attributes]
