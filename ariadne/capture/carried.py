@@ -19,7 +19,6 @@ from ariadne.capture.filled import Filling, data_at, held_tensors
 from ariadne.capture.history import gives
 from ariadne.capture.recorded import recording
 from ariadne.capture.state import Snapshot
-from ariadne.errors import AriadneError
 from ariadne.guards import MISSING, Change, Event, Place, Recording, held, is_a, variables
 from ariadne.plan import storage_of, tensors_in, written_arguments
 
@@ -53,7 +52,7 @@ def carried(
         try:
             with torch.set_grad_enabled(grad), recording(model, None, snapshot) as (again, _):
                 again.output = model(*args, **kwargs)
-        except (AriadneError, Exception):  # of numbers that nobody asked it to take
+        except Exception:  # of numbers that nobody asked it to take
             continue
         found = _Followed(at, leaves, snapshot.storages()).through(again)
         again.forget_tensors()

@@ -282,6 +282,20 @@ def test_autocast_is_as_it_was_only_if_its_dtype_is_enabled_or_not(kind: str) ->
             assert not autocast_is(on)
 
 
+def is_followed_in_another(
+    changed: AbstractContextManager[Any], within: bool, asks: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Prepare outside of a block and call inside of it, or the other way round."""
+    model, x = Asks(asks).eval(), torch.randn(3, 4)
+    states: list[AbstractContextManager[Any]] = [nullcontext(), changed]
+    if within:
+        states.reverse()
+    with states[0]:
+        runtime = prepare_split(model, (torch.randn(2, 4),), split="50%")
+    with states[1], torch.no_grad():
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     "ask",
@@ -293,14 +307,8 @@ def test_autocast_is_as_it_was_only_if_its_dtype_is_enabled_or_not(kind: str) ->
 )
 @pytest.mark.parametrize("within", [False, True], ids=["called in autocast", "prepared in autocast"])
 def test_autocast_is_followed_by_its_older_names_and_its_cache_too(ask: Callable[[], bool], within: bool) -> None:
-    model, x = Asks(lambda h: h * 2 if ask() else h).eval(), torch.randn(3, 4)
-    states = [nullcontext(), torch.autocast("cpu", torch.float16, cache_enabled=False)]
-    if within:
-        states.reverse()
-    with states[0]:
-        runtime = prepare_split(model, (torch.randn(2, 4),), split="50%")
-    with states[1], torch.no_grad():
-        assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
+    changed = torch.autocast("cpu", torch.float16, cache_enabled=False)
+    is_followed_in_another(changed, within, lambda h: h * 2 if ask() else h)
 
 
 @contextmanager
@@ -317,11 +325,4 @@ def test_a_process_group_that_comes_or_goes_is_followed(within: bool) -> None:
     def ask(h: torch.Tensor) -> torch.Tensor:
         return h * (2 + distributed.get_world_size()) if distributed.is_initialized() else h
 
-    model, x = Asks(ask).eval(), torch.randn(3, 4)
-    states = [nullcontext(), in_a_group()]
-    if within:
-        states.reverse()
-    with states[0]:
-        runtime = prepare_split(model, (torch.randn(2, 4),), split="50%")
-    with states[1], torch.no_grad():
-        assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
+    is_followed_in_another(in_a_group(), within, ask)
