@@ -281,8 +281,10 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Captured:
-    """A plan, the real runs that it was held against, and the model as it was."""
+    """A plan, the real runs that it was held against, the model as it was, and whether forward was seen to draw from torch's
+    generators."""
 
     plan: TracePlan
     evidence: tuple[Evidence, ...]
     baseline: Baseline
+    drew: bool

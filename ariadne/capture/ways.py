@@ -264,7 +264,8 @@ def _captured(
                 refuse_unlike_constants(again.plan, other.plan)
                 refuse_kept_data(real.plan, again.plan)
     plan = replace(plan, given=_given(plan, example), sizes=example.sizes, traced_sizes=tuple(here.items()))
-    return Captured(check(plan), (*shown, *more), Baseline(model, recordings, example.leaves))
+    drew = any(recorded.drew for recorded in recordings)
+    return Captured(check(plan), (*shown, *more), Baseline(model, recordings, example.leaves), drew)
 
 
 def _perturbed(

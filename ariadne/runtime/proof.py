@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, TypeAlias
 
@@ -49,37 +50,51 @@ def prove(model: nn.Module, variant: Variant, captured: Captured, example: Examp
         plain = replace(settings, mode="generated_eager", compile_options=None)
         plan, candidates, baseline = variant.plan, variant.candidates, captured.baseline
         variant = Variant(plan, candidates, variant.candidate, model, baseline, plain)
+    runs = _Runs(model, captured.plan, _draws(captured))
     for seen in captured.evidence:
         if seen.batch in captured.plan.batches:
-            _prove_output(model, variant, seen.example or example, seen.batch, seen.output)
+            _prove_output(runs, variant, seen.example or example, seen.batch, seen.output)
     if trains:
-        _prove_gradients(model, variant, example)
+        _prove_gradients(runs, variant, example)
+
+
+def _draws(captured: Captured) -> bool:
+    """Whether the generators are put back after a run: to rewind what another thread draws from would give it numbers twice.
+
+    Alone in its process, what an op of the model's own, or its backward, may draw is put back as well.
+    """
+    return captured.drew or (threading.active_count() == 1 and may_draw(captured.plan.nodes))
 
 
 def _rounds(plan: TracePlan) -> int:
     return _ROUNDS if any(map(is_scripted, plan.nodes)) else 1
 
 
-def _run(
-    run: Callable[..., Any], model: nn.Module, plan: TracePlan, example: Example, batch: int, grad: bool,
-    then: Callable[[Any], Any],
-) -> Any:  # fmt: skip
-    """What `then` makes of one run on inputs of a batch, with everything put back after."""
-    with left_as_found(model, [plan], drew=may_draw(plan.nodes)):
-        args, kwargs = tree.unflatten(example.resized(batch), example.spec)
-        with torch.set_grad_enabled(grad):
-            return then(run(*args, **kwargs))
+@dataclass(frozen=True)
+class _Runs:
+    """What runs a model, or the halves of a plan of it, and puts everything back after."""
+
+    model: nn.Module
+    plan: TracePlan
+    drew: bool
+
+    def of(self, run: Callable[..., Any], example: Example, batch: int, grad: bool, then: Callable[[Any], Any]) -> Any:
+        """What `then` makes of one run on inputs of a batch."""
+        with left_as_found(self.model, [self.plan], drew=self.drew):
+            args, kwargs = tree.unflatten(example.resized(batch), example.spec)
+            with torch.set_grad_enabled(grad):
+                return then(run(*args, **kwargs))
 
 
-def _prove_output(model: nn.Module, variant: Variant, example: Example, batch: int, output: Any) -> None:
+def _prove_output(runs: _Runs, variant: Variant, example: Example, batch: int, output: Any) -> None:
     plan, wrong = variant.plan, None
     for left in reversed(range(_rounds(plan))):
-        found = _run(variant.joined, model, plan, example, batch, plan.grad_enabled, _detached)
+        found = runs.of(variant.joined, example, batch, plan.grad_enabled, _detached)
         wrong = difference(output, found)
         if not wrong:
             return
         if left:
-            output = _run(model, model, plan, example, batch, plan.grad_enabled, _detached)
+            output = runs.of(runs.model, example, batch, plan.grad_enabled, _detached)
     raise VerificationError(
         f"at batch {batch} the split at {variant.candidate.split_id} differs from the model: {wrong}. {AT_FAULT}"
     )
@@ -89,13 +104,14 @@ def _detached(output: Any) -> Any:
     return tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, output)
 
 
-def _prove_gradients(model: nn.Module, variant: Variant, example: Example) -> None:
+def _prove_gradients(runs: _Runs, variant: Variant, example: Example) -> None:
     """Hold which outputs require grad, and the gradients of all parameters, through both halves, against the model's own."""
-    batch, parameters = _trained_at(variant.plan, example), [p for p in model.parameters() if p.requires_grad]
+    model, batch = runs.model, _trained_at(variant.plan, example)
+    parameters = [p for p in model.parameters() if p.requires_grad]
 
     def gradients(run: Callable[..., Any]) -> tuple[dict[str, bool], list[torch.Tensor | None]]:
-        found: tuple[dict[str, bool], list[torch.Tensor | None]] = _run(
-            run, model, variant.plan, example, batch, True, lambda out: _gradients(out, parameters)
+        found: tuple[dict[str, bool], list[torch.Tensor | None]] = runs.of(
+            run, example, batch, True, lambda out: _gradients(out, parameters)
         )
         return found
 

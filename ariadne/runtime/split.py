@@ -27,7 +27,7 @@ from ariadne.cut import (
 from ariadne.errors import BoundaryError, HalfError, SpecError, TrainingError, WitnessError
 from ariadne.guards import calls_of, copied_model, not_called
 from ariadne.halves import Cut, save, side_of, slots
-from ariadne.plan import Value, may_draw
+from ariadne.plan import Value
 from ariadne.runtime import casts, taps, training
 from ariadne.runtime.alike import together
 from ariadne.runtime.told import Told
@@ -202,7 +202,7 @@ class SplitRuntime(Told):
         s = self.settings
         compiles = s.mode == "compiled"
         records = compiles and cuda_graphs(CompileOptions.parse(s.compile_options))
-        with left_as_found(self.model, self.plans):
+        with left_as_found(self.model, self.plans, drew=self.may_draw):
             for _ in range(3 if records else 1):
                 self.run_suffix(self.run_prefix(*args, **kwargs))
             if compiles:
@@ -431,7 +431,7 @@ class SplitRuntime(Told):
                 with torch.set_grad_enabled(training_now):
                     self.joined(*args, **kwargs)
             finally:
-                snapshot.restore(any(may_draw(v.plan.nodes) for v in self._variants))
+                snapshot.restore(self.may_draw)
                 not_called(self.model, known)
 
     # --- cutting elsewhere ----------------------------------------------------------------------------------------

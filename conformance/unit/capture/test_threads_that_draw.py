@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ariadne import prepare_split
+from ariadne import SplitSpec, prepare_split
 from ariadne.errors import UnsupportedError
 
 PAUSE = 2e-4
+HOUR = 3600.0
 
 
 class Net(nn.Module):
@@ -39,13 +41,13 @@ class Net(nn.Module):
 
 
 @contextmanager
-def another(draw: Callable[[], float]) -> Iterator[list[float]]:
-    """While in the block, another thread draws; all its numbers."""
+def another(draw: Callable[[], float], pause: float = PAUSE) -> Iterator[list[float]]:
+    """While in the block, another thread draws, and pauses for some seconds; all its numbers."""
     found: list[float] = []
     done = threading.Event()
 
     def run() -> None:
-        while not done.wait(PAUSE):
+        while not done.wait(pause):
             found.append(draw())
 
     thread = threading.Thread(target=run)
@@ -59,6 +61,34 @@ def another(draw: Callable[[], float]) -> Iterator[list[float]]:
 
 def torchs() -> float:
     return float(torch.rand(1, dtype=torch.float64))
+
+
+class Asking(torch.autograd.Function):
+    """It might draw, for all that a plan knows of it; while its backward runs, another thread does."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, found: SimpleQueue[float]) -> Tensor:
+        ctx.found = found  # no list, which would be left as it was found
+        return h / 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        in_a_thread(lambda: ctx.found.put(torchs()))
+        return grad / 2, None
+
+
+def test_what_another_thread_draws_comes_once_beside_a_function_that_might_draw() -> None:
+    drawn: SimpleQueue[float] = SimpleQueue()
+
+    class Halved(Net):
+        def between(self, h: Tensor) -> Tensor:
+            out: Tensor = Asking.apply(h, drawn)
+            return out
+
+    with another(torchs, HOUR):
+        prepare_split(Halved(), (torch.ones(2, 4),), split=SplitSpec("50%", trainable=True))
+    found = [drawn.get() for _ in range(drawn.qsize())]
+    assert len(found) == len(set(found)) > 1
 
 
 @pytest.mark.parametrize("draw", [torchs, random.random])
