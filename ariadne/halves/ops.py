@@ -86,8 +86,6 @@ def refusal(op: OpOverload) -> str:
         return "it reaches beyond the tensors that it is given"
     for arg in op._schema.arguments:
         kind = _kind(arg.type)[0]
-        if arg.kwarg_only and arg.is_out:
-            return "it writes its result into an argument"
         if kind == "str" and arg.name not in _TEXTS:
             return f"it takes a text, {arg.name!r}"
         if kind not in _PLAIN and kind not in ("Tensor", "Generator"):
@@ -138,6 +136,9 @@ def check(node: TraceNode, op: OpOverload, values: dict[str, Value]) -> None:
     given = [*zip(positional, node.args, strict=False), *((named[k], v) for k, v in node.kwargs)]
     for arg, atom in given:
         kind, optional, listed = _kind(arg.type)
+        if arg.is_out:
+            made = isinstance(atom, Ref) and values[atom.name].kind == "tensor"
+            need(made, f"{node.target} writes its result into what no op here made")
         right = _fits(atom, kind, optional, listed, values)
         if arg.name in ("dim", "dim0", "dim1") and type(atom) is int:
             right = right and abs(atom) <= 64

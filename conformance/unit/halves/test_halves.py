@@ -20,6 +20,7 @@ import ariadne
 from ariadne.cli import main
 from ariadne.errors import BoundaryError, FrontierError, HalfError, InputError, ModuleError, SpecError
 from ariadne.halves.form import _has_grown
+from ariadne.halves.ops import resolve, schema_of
 from conformance.suite import halves_fuzz
 from conformance.suite.halves_fuzz import closed, opened
 
@@ -387,12 +388,21 @@ def test_python_of_the_model_is_named_and_called_only_with_leave(tmp_path: Path)
     assert torch.equal(half.run_suffix(boundary), runtime.run_suffix(boundary))
 
 
+def _out_of_state(header: dict[str, Any], target: str) -> None:
+    """Make the first op one that writes its result into a parameter."""
+    at = next(v[0] for v in header["plans"][0]["values"] if v[1] == "parameter")
+    header["ops"][target] = schema_of(resolve(target))
+    header["plans"][0]["nodes"][0].update(
+        op=target, args=[{"ref": [at, None]}] * 2, kwargs=[["out", {"ref": [at, None]}]]
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         (lambda h: h["plans"][0]["nodes"][0].update(op="aten.from_file.default"), "no schema"),
         (lambda h: h["ops"].update({"aten.from_file.default": "x"}), "reaches beyond the tensors"),
-        (lambda h: h["ops"].update({"aten.add.out": "x"}), "writes its result into an argument"),
+        (lambda h: _out_of_state(h, "aten.add.out"), "writes its result into what no op here made"),
         (lambda h: h["ops"].update({"prims.add.default": "x"}), "of the library 'prims'"),
         (lambda h: h["ops"].update({"aten.save.default": "x"}), "has not"),
         (lambda h: h["plans"][0].update(batch="__import__"), "no name for a value"),
