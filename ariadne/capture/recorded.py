@@ -427,6 +427,9 @@ def recording(
                 recorder.profile = sys.getprofile()
             with repeated.ended():
                 yield found, recorder
+            if recorder.rerun:
+                with recorder.aside():
+                    found.overtaken = repeated.overtaken(recorder.rerun, snapshot)
             left = switches.between(recorder.settings, switches.settings())
             if left:
                 raise UnsupportedError(

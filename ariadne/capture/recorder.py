@@ -27,7 +27,7 @@ from ariadne.capture.foreseen import on_fake, raised_by_data
 from ariadne.capture.refusals import Patches, refuse_transforms
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
-from ariadne.capture.state import Snapshot
+from ariadne.capture.state import Snapshot, Spot
 from ariadne.capture.written import Writes
 from ariadne.errors import AriadneError, UnsupportedError
 from ariadne.guards import Effect, Event, Recording, switches
@@ -74,6 +74,9 @@ class Recorder(ProxyTorchDispatchMode):
         self.kept: dict[int, str] = {}  # those that opaque parts left in Python in this call, and which part
         self.autocast: list[str] = []
         self.scope = 0
+        self.rerun: list[
+            tuple[set[Spot], Snapshot]
+        ] = []  # what parts that the backward pass runs again changed, and then
         self.drawn: torch.Tensor = snapshot.rng["torch"]  # how forward left torch's generator when it drew last
 
     def is_mine(self) -> bool:

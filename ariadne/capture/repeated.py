@@ -6,7 +6,7 @@ what a plan would do after it. To set something to what does not hang on what st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, GeneratorType
 from typing import Any
@@ -15,7 +15,7 @@ import torch.utils.checkpoint
 
 from ariadne.capture.recorder import Recorder
 from ariadne.capture.refusals import Patches
-from ariadne.capture.state import Snapshot
+from ariadne.capture.state import Snapshot, Spot
 from ariadne.errors import UnsupportedError, named
 from ariadne.guards import Containers, Place, Recording, Rule
 from ariadne.plan import TracePlan
@@ -41,11 +41,29 @@ def patch(recorder: Recorder, patches: Patches) -> None:
     def leave(self: Any, *error: Any) -> Any:
         if id(self) in before:
             with recorder.aside():
-                recorder.recording.repeated |= before.pop(id(self)).spots()
+                then = before.pop(id(self))
+                recorder.recording.repeated |= then.spots()
+                if changed := then.spots(by_key=True):
+                    recorder.rerun.append((changed, then.anew()))
         return plain_leave(self, *error)
 
     patches.set(hook, "__enter__", enter)
     patches.set(hook, "__exit__", leave)
+
+
+def overtaken(rerun: Sequence[tuple[set[Spot], Snapshot]], snapshot: Snapshot) -> str:
+    """What parts under a checkpoint put somewhere, and forward something else later, in words; empty where nothing is.
+
+    The backward pass runs such a part last. `rerun`: for each what it changed, and all as it left it.
+    """
+    spots = next((both for changed, then in rerun if (both := changed & then.spots(by_key=True))), None)
+    if not spots:
+        return ""
+    at, key = min(spots, key=repr)
+    for path, module in snapshot.modules.items():
+        if at in (id(module.__dict__), id(module._buffers), id(module._parameters)):
+            return f"{key!r} of {named(path)}"
+    return f"{key!r} of a dict" if key is not None else "a container"
 
 
 def refuse_repeated(
@@ -55,6 +73,12 @@ def refuse_repeated(
     changed = {at for at, _ in found.repeated}
     if not changed:
         return
+    if found.overtaken:
+        raise UnsupportedError(
+            f"forward sets {found.overtaken} inside of a part that torch.utils.checkpoint runs again in the backward pass, and "
+            "later to something else: the backward pass sets it once more, and a plan does not. Set each under a name of its own, or do "
+            "it outside of that part"
+        )
     read = {value.origin for value in plan.values.values() if value.is_state}
     for path, name, _ in found.stores:
         if id(snapshot.modules[path]._buffers) in changed and (path, name) in read:

@@ -130,13 +130,13 @@ class Snapshot:
         """Whether a container, or what stands at a key of it, is changed by a part that is taken as it is."""
         return bool(self.inside) and ((id(thing), None) in self.inside or (id(thing), key) in self.inside)
 
-    def spots(self) -> set[Spot]:
-        """All that stands otherwise now: of objects and modules by attribute, other containers as a whole."""
+    def spots(self, by_key: bool = False) -> set[Spot]:
+        """All that stands otherwise now: of objects and modules by attribute, other containers as a whole; dicts `by_key`, too."""
         found: set[Spot] = set()
         for d, old in self._dicts:
             if _moved(d, old):
                 keys = {k for k in (*old, *dict.keys(d)) if old.get(k, MISSING) is not dict.get(d, k, MISSING)}
-                found |= {(id(d), k) for k in keys} if id(d) in self._attributes else {(id(d), None)}
+                found |= {(id(d), k) for k in keys} if by_key or id(d) in self._attributes else {(id(d), None)}
         found |= {(id(values), None) for values, was in self._lists if _changed(contents_of(values), was)}
         found |= {(id(s), None) for s, before in self._sets if set.__ne__(s, before)}
         found |= {(id(array), None) for array, kept in self._arrays if array.tobytes() != kept.tobytes()}

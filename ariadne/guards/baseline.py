@@ -40,7 +40,7 @@ from ariadne.guards.recording import Recording
 from ariadne.guards.referred import Read, references
 from ariadne.guards.ties import Tied
 from ariadne.guards.whole import looked_into
-from ariadne.plan import storage_of
+from ariadne.plan import Store, storage_of
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 GLOBAL_HOOKS = tuple(
@@ -276,6 +276,10 @@ class Baseline:
             return frozenset()
         closed = self.tabled.keys() | listed | self.strays.keys() | self.followed
         return frozenset(p for p, m in self.modules.items() if p not in closed and not is_a(m, _LISTING))
+
+    def is_filled_by(self, store: Store) -> bool:
+        """Whether this puts a buffer where there was None."""
+        return store.table == "_buffers" and (store.table, store.name) in self.absent.get(store.path, ())
 
     def keeps_its_children(self, path: str) -> bool:
         """Whether a module has the parts that it had; others beside them, where forward can't come to these."""

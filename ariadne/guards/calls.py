@@ -25,7 +25,7 @@ from ariadne.guards.counted import owner_of
 from ariadne.guards.explained import refuse_changes
 from ariadne.guards.kept import Kept, OfTables, Own, Same
 from ariadne.guards.left import AsLeft
-from ariadne.guards.marks import marks_on, same_marks
+from ariadne.guards.marks import Asked, marks_on, same_marks
 from ariadne.guards.outside import Outside
 from ariadne.guards.remembered import all_hold
 from ariadne.guards.sizes import fits
@@ -321,7 +321,15 @@ class ModuleGuard:
             raise ModuleError(f"{named(gone[0])}, whose ops the plan holds, is gone; call prepare_split again")
         self.modules = {p: baseline.modules[p] for p in sorted(paths)}
         self._own = [m.__dict__ for m in self.modules.values()]
-        self.attributes = [a for a in baseline.attributes if a[0] in self.modules]
+        early = [s for s in plan.stores if nodes.start != plan.first and plan.stored_before(nodes.start, s)]
+        filled = {(s.path, s.table, s.name) for s in early if baseline.is_filled_by(s)}
+        self.absent = {p: [a for a in baseline.absent[p] if (p, *a) not in filled] for p in self.modules}
+        places = {f"{path}.{name}".lstrip(".") for path, _, name in filled}
+        self.attributes = [
+            (path, keys, value.without(places) if places and isinstance(value, Asked) else value)
+            for path, keys, value in baseline.attributes
+            if path in self.modules
+        ]
         self._arm()
 
     def _arm(self) -> None:
@@ -348,7 +356,7 @@ class ModuleGuard:
                 for where, name, tensor in base.tensors[path]:
                     table = m.__dict__[where]
                     identical[id(table), name] = table, name, tensor
-            for table, name in ((m.__dict__[table], name) for table, name in base.absent[path]):
+            for table, name in ((m.__dict__[table], name) for table, name in self.absent[path]):
                 if name in table:
                     slots[id(table), name] = table, name, None
             for keys, value in attributes.get(path, ()):
@@ -502,5 +510,5 @@ class ModuleGuard:
         What a first call of its plan would have left counts only where the plan is `serving` this one.
         """
         counted = [a for a in self.attributes if serving or not isinstance(a[2], AsLeft)]
-        refuse_changes(self.baseline, self.modules, self._own, counted)
+        refuse_changes(self.baseline, self.modules, self._own, counted, self.absent)
         self._arm()

@@ -24,10 +24,12 @@ def refuse_changes(
     modules: Mapping[str, nn.Module],
     own_dicts: Sequence[dict[str, Any]],
     attributes: Sequence[tuple[str, tuple[Any, ...], Any]],
+    absent: Mapping[str, Sequence[tuple[str, str]]],
 ) -> None:
     """Raise `ModuleError` with the first difference of these modules, if there is one that matters.
 
     `own_dicts`: the `__dict__` of each when it was prepared. `attributes`: what forward read of them, as in `Baseline`.
+    `absent`: (table, name) of the parameters and buffers of each that were None.
     """
     again = "; undo that, or call prepare_split again"
     for (path, module), own_dict in zip(modules.items(), own_dicts, strict=True):
@@ -67,7 +69,7 @@ def refuse_changes(
                 raise ModuleError(
                     f"{name!r} of {where}, which stands in no registry of the model, is another tensor now{again}"
                 )
-        for table, name in base.absent[path]:
+        for table, name in absent[path]:
             if module.__dict__[table].get(name) is not None:
                 raise ModuleError(f"{name!r} of {where} was None at capture, now it is a tensor{again}")
     for path, keys, value in attributes:

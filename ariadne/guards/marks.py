@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import reprlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -180,6 +181,12 @@ class Asked(OfTables):
     def anew(self, thing: Any) -> Kept:
         """The same of another model."""
         return type(self)(thing, self.asks)
+
+    def without(self, names: Collection[str]) -> Asked:
+        """The same, but of these places, which the plan itself fills."""
+        found = copy.copy(self)
+        found.held = {name: is_so for name, is_so in self.held.items() if name not in names}
+        return found
 
     def is_same(self) -> bool:
         """Whether the answers are the same; of what stands in another table now, or is gone; of what came, others say so."""

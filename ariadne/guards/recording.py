@@ -71,6 +71,7 @@ class Recording:
     disturbed: bool = False  # another thread drew from torch's while forward drew
     elsewhere: str = ""  # what another thread did for it that no plan does, in words
     repeated: set[tuple[int, Any]] = field(default_factory=set)  # and inside of parts that the backward pass runs again
+    overtaken: str = ""  # what such a part puts somewhere, and forward something else later, in words
     read_size: str = ""  # why a symbolic plan would hold for one batch, should forward go on after it was told
     output: Any = None
     stores: list[tuple[str, str, torch.Tensor]] = field(default_factory=list)

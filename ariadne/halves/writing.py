@@ -15,7 +15,7 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.cut import SIDES, Part, SplitCandidate, held_by_itself, parameters_read, parts
-from ariadne.errors import FrontierError, HalfError, ModuleError
+from ariadne.errors import FrontierError, HalfError, ModuleError, named
 from ariadne.guards import Baseline, asks_sizes, shown
 from ariadne.halves import ops, weights
 from ariadne.halves.atoms import Classes
@@ -90,6 +90,7 @@ def side_of(cut: Cut, name: str, model: nn.Module) -> Side:
     part, other = _both(plan, candidate, name)
     _refuse_moved(plan, candidate, part, other)
     _refuse_views(plan, candidate, part, other, model)
+    _refuse_filled(plan, cut.baseline, part)
     nodes = part.nodes(plan)
     for node in nodes:
         _refuse_op(node)
@@ -275,6 +276,22 @@ def _refuse_views(plan: TracePlan, candidate: SplitCandidate, part: Part, other:
                     f"uses shares memory with a tensor of shape {list(view.shape)} that the {other.name} uses, and each file would "
                     "have a copy, which training leaves stale. Cut elsewhere, or take the view in forward"
                 )
+
+
+def _refuse_filled(plan: TracePlan, baseline: Baseline, part: Part) -> None:
+    """Raise `HalfError` where a side fills a buffer that was None at capture by what another call would fill it with otherwise."""
+    same = set(plan.constants)  # in each call
+    for node in plan.nodes:
+        if not node.seeded and same.issuperset(uses((node.args, node.kwargs))):  # of no size, either
+            same.update(node.outputs)
+        else:
+            same.difference_update(node.writes)
+    for store in part.stores(plan):
+        if baseline.is_filled_by(store) and not same.issuperset(uses(store.atoms)):
+            raise HalfError(
+                f"forward fills the buffer {store.name!r} of {named(store.path)} at its first call, and a file would fill it at "
+                "each one. Run the model once, then prepare and save"
+            )
 
 
 def slots(model: nn.Module, sides: Sequence[tuple[Side, Cut]]) -> list[Slot]:

@@ -211,12 +211,15 @@ class Plans:
                 entered = variant.enter(args, kwargs)
                 if entered is not None:
                     if not variant.prefix_guard():
+                        if variant.has_filled():
+                            continue
                         variant.prefix_guard.explain()
                     self._use(variant, training)
                     return variant, entered
-            for guard in self._now[training].guards:
-                if not guard():
-                    guard.explain(serving=False)
+            if not self._now[training].has_filled():
+                for guard in self._now[training].guards:
+                    if not guard():
+                        guard.explain(serving=False)
             return self._captured(args, kwargs, training)
 
     def _use(self, variant: Variant, training: bool) -> None:

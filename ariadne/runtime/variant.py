@@ -136,6 +136,7 @@ class Variant:
         apart = [(module(path)._parameters, key) for path, key in known.shared] if plan.apart else []
         # Of a side that is not here, those that it shares.
         self._slots = SideSlots([slots.get(side, apart) for side in SIDES])
+        self._fills = [(baseline.modules[s.path]._buffers, s.name) for s in plan.stores if baseline.is_filled_by(s)]
         self.opaque = any(map(is_opaque_call, plan.nodes))
         self._switches = switches.readers(plan.assumption.switches)
         self.taken = Memo()  # the kinds of boundaries from elsewhere that fit
@@ -199,6 +200,10 @@ class Variant:
     def guards(self) -> list[ModuleGuard]:
         """The guards of the sides that are here."""
         return [g for g in (self.prefix_guard, self.suffix_guard) if not isinstance(g, Absent)]
+
+    def has_filled(self) -> bool:
+        """Whether a buffer was None when forward was captured, which assigns one then, and is there now: later calls find it."""
+        return any(buffers.get(name) is not None for buffers, name in self._fills)
 
     def serves(self, training: bool) -> bool:
         """Whether it may be used for training (or for inference, if not `training`).

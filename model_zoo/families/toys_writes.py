@@ -179,4 +179,21 @@ class BufferReplaced(nn.Module):
         return found
 
 
+@toy("buffer_filled", "state")
+class BufferFilled(nn.Module):
+    """A table registered as None, which forward fills at its first call and finds at later ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(8, 16), nn.Linear(16, 4)
+        self.register_buffer("table", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.linspace(0.5, 1.5, 16)
+        h = self.enter(x) * self.table
+        found: Tensor = self.leave(torch.tanh(h))
+        return found
+
+
 ENTRIES = tuple(toy.entries)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ariadne import SplitSpec, prepare_split
-from ariadne.capture import observed
+from ariadne.capture import observed, repeated
 from ariadne.capture.recorder import runs_again
 from ariadne.errors import HalfError, UnsupportedError
 from conformance.unit.trap_kit import Fn, numbers, same
@@ -220,6 +220,81 @@ def test_what_is_only_set_where_the_backward_pass_runs_again_is_followed(keep: A
     trained(whole, model)
     same([whole.mean, whole.kept], [model.mean, model.kept], "what is kept")
     same([p.grad for p in whole.parameters()], [p.grad for p in model.parameters()], "gradients")
+
+
+def keeps_in_an_attribute(s: Any, h: torch.Tensor) -> None:
+    s.last = h.detach()
+
+
+@pytest.mark.parametrize("again", ["under a checkpoint", "outside"])
+@pytest.mark.parametrize(
+    ("keep", "what"),
+    [
+        (keeps_in_a_dict, "'last' of a dict"),
+        (keeps_in_an_attribute, "'last' of the model"),
+        (keeps_the_mean, "'mean' of the model"),
+    ],
+)
+def test_what_is_set_where_the_backward_pass_runs_again_and_later_to_something_else_is_refused(
+    keep: Any, what: str, again: str
+) -> None:
+    def part(s: Any, h: torch.Tensor) -> torch.Tensor:
+        keep(s, h)
+        found: torch.Tensor = s.c(h).tanh()
+        return found
+
+    def forward(s: Any, x: torch.Tensor) -> torch.Tensor:
+        h = checkpoint(partial(part, s), s.a(x), use_reentrant=False)
+        if again == "outside":
+            keep(s, h)
+            return s.b(h)
+        return s.b(checkpoint(partial(part, s), h, use_reentrant=False))
+
+    model = keeping(keep)
+    model.function, model.last = forward, None
+    with pytest.raises(UnsupportedError, match=f"forward sets {what} inside of a part that .*, and later to something"):
+        prepare_split(model, (X,), split=SplitSpec("50%", trainable=True))
+
+
+@pytest.mark.planted
+def test_without_the_refusal_what_is_set_twice_would_be_what_came_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated, "overtaken", lambda *_: "")
+
+    def forward(s: Any, x: torch.Tensor) -> torch.Tensor:
+        h = checkpoint(partial(keeps_and_runs, s), s.a(x), use_reentrant=False)
+        keeps_the_mean(s, h)
+        return s.b(h)
+
+    whole = keeping(keeps_the_mean)
+    whole.function = forward
+    model = copy.deepcopy(whole)
+    trained(whole, model)
+    assert not torch.equal(whole.mean, model.mean)
+
+
+def keeps_and_runs(s: Any, h: torch.Tensor) -> torch.Tensor:
+    keeps_the_mean(s, h)
+    found: torch.Tensor = s.c(h).tanh()
+    return found
+
+
+def test_each_part_that_runs_again_may_keep_something_under_a_name_of_its_own() -> None:
+    def part(s: Any, name: str, h: torch.Tensor) -> torch.Tensor:
+        s.kept[name] = h.detach()
+        setattr(s, name, h.detach())
+        found: torch.Tensor = s.c(h).tanh()
+        return found
+
+    def forward(s: Any, x: torch.Tensor) -> torch.Tensor:
+        h = checkpoint(partial(part, s, "one"), s.a(x), use_reentrant=False)
+        return s.b(checkpoint(partial(part, s, "two"), h, use_reentrant=False))
+
+    whole = keeping(averages)
+    whole.function = forward
+    whole.one = whole.two = torch.zeros(4, 6)
+    model = copy.deepcopy(whole)
+    trained(whole, model)
+    same([whole.kept, whole.one, whole.two], [model.kept, model.one, model.two], "what is kept")
 
 
 def test_a_checkpoint_that_writes_nothing_is_no_alarm() -> None:
