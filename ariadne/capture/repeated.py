@@ -76,8 +76,8 @@ def refuse_repeated(
     if found.overtaken:
         raise UnsupportedError(
             f"forward sets {found.overtaken} inside of a part that torch.utils.checkpoint runs again in the backward pass, and "
-            "later to something else: the backward pass sets it once more, and a plan does not. Set each under a name of its own, or do "
-            "it outside of that part"
+            "later to something else: the backward pass sets it once more, and a plan does not. Set each under a name of its own, "
+            "or do it outside of that part"
         )
     read = {value.origin for value in plan.values.values() if value.is_state}
     for path, name, _ in found.stores:

@@ -91,6 +91,7 @@ from ariadne.guards.facts import alike
 from ariadne.guards.first_calls import MadeOf, Spot, calls_of, not_called
 from ariadne.guards.further import Further, enter_alike
 from ariadne.guards.given import Given
+from ariadne.guards.kept import has_grown
 from ariadne.guards.left import Elsewhere, Left, Site, told_entries
 from ariadne.guards.profiled import surroundings
 from ariadne.guards.recording import Effect, Event, Flag, Recording

@@ -67,6 +67,7 @@ from ariadne.guards.outside import (
     Opened,
     Outside,
     Variable,
+    add_to,
     in_class,
     kinds_in,
     of_decimal,
@@ -172,7 +173,7 @@ class Surroundings:
             return
         self._seen.add(at)
         for outside in method_of(kind, code) if kind is not None else ():
-            self.found.setdefault(outside.place, outside)
+            add_to(self.found, outside)
             if is_a(outside.value, FunctionType):
                 self._enter_defaults(outside.value)
         for thing in mine.values() if read.wholesale else ():
@@ -184,10 +185,10 @@ class Surroundings:
         for name, value in [*table.items()] if read.every_global else ():
             if lasts(value) and name not in read.owned and name[:2] != "__":
                 found = Outside(table, name, value, f"the global {table.get('__name__')}.{name}")
-                self.found.setdefault(found.place, found)
+                add_to(self.found, found)
         for chain in read.chains:
             for outside in self._read(chain, table, mine, outer, read, others):
-                self.found.setdefault(outside.place, outside)
+                add_to(self.found, outside)
 
     def ask(self, function: Any, frame: FrameType) -> None:
         """Look at a call of a function of C's."""
@@ -207,7 +208,7 @@ class Surroundings:
             variable = function.__self__
             outside = Outside(Variable(variable), "", MISSING, f"the context variable {variable.name!r}")
             outside = replace(outside, value=outside.now())
-            self.found.setdefault(outside.place, outside)
+            add_to(self.found, outside)
             if outside.value is not MISSING and not lasts(outside.value):
                 self._enter(outside.value, outside.name)
                 self._open(outside.value, outside.name, outside, False, False, ())
@@ -236,7 +237,7 @@ class Surroundings:
             self.switches.add(switch)
         elif frame.f_locals.get("self") is os.environ and isinstance(key := frame.f_locals.get("key"), str):
             found = Outside(os.environ, key, MISSING, f"the environment variable {key!r}")
-            self.found.setdefault(found.place, replace(found, value=found.now()))
+            add_to(self.found, replace(found, value=found.now()))
         return True
 
     def _read(
@@ -453,7 +454,7 @@ class Surroundings:
             if not chain.links and is_a(module := sys.modules.get(name), ModuleType):
                 self._open(module, f"the module {name}", Outside(sys.modules, name, module, name), False, False, ())
             for outside in self._read(chain, table, {}, {}, read, False):
-                found.setdefault(outside.place, outside)
+                add_to(found, outside)
         for function in reached([*(o.value for o in self.found.values()), *roots, *hooks, *self._roots]):
             code = self._reads.get(id(function.__code__))
             if code is None or id(function.__code__) in self._made:
@@ -462,15 +463,15 @@ class Surroundings:
                 for outside in of_function(function, self._began.get(id(function.__code__), {}), code.owned):
                     if id(outside.value) in defaults:
                         outside = replace(outside, kept=Defaults(outside.value, defaults[id(outside.value)]))
-                    found.setdefault(outside.place, outside)
+                    add_to(found, outside)
                     for inner in self._inside(outside, self._read_by(), moved):
-                        found.setdefault(inner.place, inner)
+                        add_to(found, inner)
             elif function.__closure__ and function.__code__.co_filename.startswith(PYTHONS_FILES):
                 for outside in of_wrapper(function):
-                    found.setdefault(outside.place, outside)
+                    add_to(found, outside)
         for outside in self._opened_outside(moved, defaults):
             found[outside.place] = outside
         for cls in {kind: None for outside in found.values() for kind in kinds_in(outside)}:
             for outside in in_class(cls, self.names, self.assigned, moved):
-                found.setdefault(outside.place, outside)
+                add_to(found, outside)
         return [outside for outside in found.values() if outside.is_same()]

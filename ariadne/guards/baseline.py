@@ -35,7 +35,7 @@ from ariadne.guards.kept import Defaults, Kept, Same
 from ariadne.guards.left import AsLeft, merged
 from ariadne.guards.marks import ASKING_FOR_CLASSES, Asked, Listed, Marks, Registered, Strides, marks_on, state_of
 from ariadne.guards.opened import State, counts_by_which
-from ariadne.guards.outside import Outside, in_class, of_kind, with_contents
+from ariadne.guards.outside import Outside, add_to, in_class, of_kind, with_contents
 from ariadne.guards.recording import Recording
 from ariadne.guards.referred import Read, references
 from ariadne.guards.ties import Tied
@@ -143,17 +143,24 @@ class Baseline:
         for recorded in recordings:
             taken = {(path, keys[0]) for path, keys, _ in self.attributes}  # by earlier runs, the first of them real
             changed = {(path, name) for path, name, _, _ in recorded.changed}
-            known = {o.place for o in self.outside}
+            known = {o.place: i for i, o in enumerate(self.outside)}
             seen_outside = [*recorded.outside, *of_classes(recorded.read_attributes, recorded.registered, names)]
             found_outside: dict[Any, Outside] = {}
             for o in seen_outside:
-                found_outside.setdefault(o.place, o)
+                add_to(found_outside, o)
             for at, o in found_outside.items():
                 kept = o.kept
                 if at not in known and isinstance(kept, State) and not kept.is_same():
                     o = replace(o, kept=kept.again())
                 if at not in known and o.is_same():
                     self.outside.append(o)
+                elif (
+                    at in known
+                    and (first := self.outside[known[at]]).kept is None
+                    and first.value is o.value
+                    and o.is_same()
+                ):
+                    self.outside[known[at]] = o  # a later run looked into it, too
             self.foreign |= recorded.foreign
             # What forward sets up itself may be there or not; a `__getattr__` of its own may find what torch's misses.
             for path, name in recorded.missing - changed:

@@ -263,6 +263,15 @@ class Members(Kept):
         return same
 
 
+def has_grown(kept: Kept | None) -> bool:
+    """Whether a dict holds what it held, and more: a registry, into which each class enters itself."""
+    if not isinstance(kept, (Contents, Members)) or not is_a(kept.thing, dict):
+        return False
+    now, had = kept.look(kept.thing), kept.held
+    more, count = (len(now) - len(had)) // 2, len(had) // 2
+    return more > 0 and all(map(is_, (*now[:count], *now[count + more :][:count]), had))
+
+
 class Defaults(Kept):
     """What a dict such as a `defaultdict` puts there for keys that it is asked for in vain: nothing else may stand there."""
 

@@ -224,6 +224,13 @@ def kinds_in(outside: Outside) -> Iterator[type]:
         yield thing if is_a(thing, type) else type(thing)
 
 
+def add_to(found: dict[Any, Outside], one: Outside) -> None:
+    """Add one to those known by their places; of one that is there without what was kept of it, that is taken over."""
+    known = found.setdefault(one.place, one)
+    if known.kept is None and one.kept is not None and known.value is one.value:
+        found[one.place] = replace(known, kept=one.kept)
+
+
 def with_contents(outside: Outside) -> Iterator[Outside]:
     """The same with what is in it, where it is a container or an array, and with the containers in that."""
     todo, seen = deque([(outside, 0)]), set[int]()

@@ -22,7 +22,7 @@ from ariadne import tree
 from ariadne.guards.attributes import MISSING, Slots, is_a, lasts
 from ariadne.guards.kept import Contents, Kept, OfTables
 from ariadne.guards.opened import State
-from ariadne.guards.outside import NAMES, PARTS, Outside, is_class, is_function, is_itself
+from ariadne.guards.outside import NAMES, PARTS, Outside, add_to, is_class, is_function, is_itself
 from ariadne.guards.versions import VERSION, stamp
 
 _AUDITED = sys.version_info >= (3, 12)
@@ -219,7 +219,10 @@ class Surrounded(Part):
         slots: list[Outside] = []  # attributes, and closed-over variables
         parts: dict[str, list[Outside]] = {part: [] for part in (*PARTS, *NAMES)}
         rest: list[Callable[[], bool]] = []
-        for one in {o.place: o for o in outside}.values():
+        places: dict[Any, Outside] = {}
+        for one in outside:
+            add_to(places, one)
+        for one in places.values():
             dicts = one.dicts if VERSION is not None else []
             inside = [one.value] if VERSION is not None and one.kept is not None and type(one.value) is dict else []
             self._on += [(table, one) for table in (*dicts, *inside)]

@@ -211,12 +211,12 @@ class Plans:
                 entered = variant.enter(args, kwargs)
                 if entered is not None:
                     if not variant.prefix_guard():
-                        if variant.has_filled():
+                        if variant.is_past():
                             continue
                         variant.prefix_guard.explain()
                     self._use(variant, training)
                     return variant, entered
-            if not self._now[training].has_filled():
+            if not self._now[training].is_past():
                 for guard in self._now[training].guards:
                     if not guard():
                         guard.explain(serving=False)

@@ -37,7 +37,7 @@ from ariadne.errors import (
     TrainingError,
     named,
 )
-from ariadne.guards import Baseline, ModuleGuard, StateGuard, entrance, switches
+from ariadne.guards import Baseline, ModuleGuard, StateGuard, entrance, has_grown, switches
 from ariadne.plan import Apart, Expr, Groups, TraceNode, TracePlan, Value, as_bytes, short_dtype, uses
 from ariadne.runtime.caught import refuse_caught
 from ariadne.runtime.moved import Getter, Moves, getter
@@ -136,6 +136,7 @@ class Variant:
         apart = [(module(path)._parameters, key) for path, key in known.shared] if plan.apart else []
         # Of a side that is not here, those that it shares.
         self._slots = SideSlots([slots.get(side, apart) for side in SIDES])
+        self._outside = baseline.outside
         self._fills = [(baseline.modules[s.path]._buffers, s.name) for s in plan.stores if baseline.is_filled_by(s)]
         self.opaque = any(map(is_opaque_call, plan.nodes))
         self._switches = switches.readers(plan.assumption.switches)
@@ -201,9 +202,14 @@ class Variant:
         """The guards of the sides that are here."""
         return [g for g in (self.prefix_guard, self.suffix_guard) if not isinstance(g, Absent)]
 
-    def has_filled(self) -> bool:
-        """Whether a buffer was None when forward was captured, which assigns one then, and is there now: later calls find it."""
-        return any(buffers.get(name) is not None for buffers, name in self._fills)
+    def is_past(self) -> bool:
+        """Whether what it rests on has gone on, as it does by itself, and later calls find that.
+
+        A buffer was None, which forward fills at its first call, and is there now; or a dict outside of the model, such as a
+        registry of classes, has more entries.
+        """
+        filled = any(buffers.get(name) is not None for buffers, name in self._fills)
+        return filled or any(has_grown(outside.kept) for outside in self._outside)
 
     def serves(self, training: bool) -> bool:
         """Whether it may be used for training (or for inference, if not `training`).

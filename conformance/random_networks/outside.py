@@ -68,7 +68,7 @@ FUNCTIONS = (softened, doubled)
 act: Callable[[Tensor], Tensor] = ACTS[0]
 scale = SCALES[0]
 bent = FUNCTIONS[0]
-tau, box, teacher = torch.ones(()), Box(a=1.0), Teacher()
+tau, box, teacher, table = torch.ones(()), Box(a=1.0), Teacher(), {"a": 1.0}
 kept = {2: 1.0}  # what `remembered` gives of it, until it has forgotten
 
 
@@ -146,11 +146,12 @@ def change_teacher(number: int) -> None:
 
 
 def change_object(number: int) -> None:
-    """Other numbers in the object, or other names for them."""
-    box.numbers["a"] = SCALES[number % 3]
-    box.numbers.pop("b", None)
-    if number // 3 % 2:
-        box.numbers["b"] = 0.5
+    """Other numbers in the object and in the dict, or other names for them."""
+    for numbers in (box.numbers, table):
+        numbers["a"] = SCALES[number % 3]
+        numbers.pop("b", None)
+        if number // 3 % 2:
+            numbers["b"] = 0.5
 
 
 def change_kept(number: int) -> None:

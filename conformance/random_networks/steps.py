@@ -258,7 +258,7 @@ STEPS: dict[str, Step] = {
     "by_tensor": Step("f", lambda f, x: held_steps.by_number(f, x, "tensor"), shaped=lambda f, x: x * 2),
     "by_teacher": Step("f", held_steps.by_teacher, shaped=lambda f, x: x * x.detach()),
     "by_cache": Step("f", held_steps.by_cache, shaped=lambda f, x: x * 2),
-    "by_object": Step("f", held_steps.by_object, {"asked": ("len", "iter", "contains", "item", "attribute")}),
+    "by_object": Step("f", held_steps.by_object, {"asked": ("len", "iter", "contains", "item", "attribute", "table")}),
     "by_held_function": Step("f", held_steps.by_held_function, {"asked": ("class", "module", "object", "function")}),
     # how a network is reached beside its attributes
     "by_keywords": Step("f", held_steps.by_keywords),

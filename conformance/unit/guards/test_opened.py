@@ -279,7 +279,7 @@ def an_attribute_of_a_member() -> tuple[Read, Callable[[], Any]]:
 CASES: list[Case] = [
     a_proxy, a_reference, a_reference_in_a_list, a_weak_set, a_weak_dict, of_a_thread, an_event, a_queue, a_user_dict,
     a_chain_map, a_view_of_a_dict, an_array, bytes_that_change, a_number_of_c, an_array_of_objects, text_in_memory, a_logger,
-    a_method_of_a_class, a_class_that_is_chosen, a_descriptor, a_single_dispatch, all_variables_of_an_object,
+    a_method_of_a_class, a_class_that_is_chosen, a_descriptor, all_variables_of_an_object,
     an_attribute_by_its_getter, objects_in_a_loop, an_object_that_is_chosen, an_object_by_default, an_object_in_a_context,
     a_module_that_is_imported_inside, a_name_that_is_imported_inside, a_module_that_is_asked_for, a_module_among_all,
     a_default_dict, an_attribute_of_a_member,
@@ -296,6 +296,16 @@ def test_what_an_object_holds_must_not_change_unseen(case: Case) -> None:
         change()
         with pytest.raises(ModuleError, match=r"was .* now it is"):
             runtime.run_suffix(runtime.run_prefix(x))
+
+
+def test_a_function_that_is_registered_later_is_found() -> None:
+    read, change = a_single_dispatch()
+    model, runtime = split_of(read)
+    x = numbers(3, 4)
+    with torch.no_grad():
+        same(model(x), runtime.run_suffix(runtime.run_prefix(x)))
+        change()
+        same(model(x), runtime.run_suffix(runtime.run_prefix(x)))
 
 
 def a_lock() -> Read:

@@ -1,4 +1,4 @@
-"""Buffers that are registered as None, and that forward fills at its first call."""
+"""What goes on by itself after a split was prepared: buffers that forward fills at its first call, registries that grow."""
 
 from __future__ import annotations
 
@@ -91,3 +91,43 @@ def test_a_file_holds_what_is_filled_alike_at_each_call_and_refuses_the_rest(tmp
     prefix, suffix = (ariadne.load(tmp_path / side) for side in ("prefix", "suffix"))
     for batch in (2, 3, 2):
         same(whole(numbers(batch, 4)), suffix.run_suffix(prefix.run_prefix(numbers(batch, 4))), f"batch {batch}")
+
+
+SCALES = {"one": 2.0}
+
+
+class Registered(nn.Module):
+    """Looks itself up in a dict outside of it, into which others are entered later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x) * SCALES["one"]) * len(SCALES)
+
+
+def test_where_a_dict_outside_has_grown_a_call_is_captured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Registered(), numbers(2, 4)
+    split = prepare_split(model, (x,), split="50%")
+    for name in ("two", "three"):
+        monkeypatch.setitem(SCALES, name, 3.0)
+        same(model(x), split.run_suffix(split.run_prefix(x)), name)
+    assert len(split.plans) == 3
+
+
+def test_where_it_holds_something_else_under_a_known_key_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Registered(), numbers(2, 4)
+    split = prepare_split(model, (x,), split="50%")
+    monkeypatch.setitem(SCALES, "two", 3.0)
+    monkeypatch.setitem(SCALES, "one", 4.0)
+    with pytest.raises(ModuleError, match="SCALES"):
+        split.run_prefix(x)
+
+
+def test_a_boundary_that_waits_meanwhile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = prepare_split(Registered(), (numbers(2, 4),), split="50%")
+    boundary = split.run_prefix(numbers(2, 4))
+    monkeypatch.setitem(SCALES, "two", 3.0)
+    with pytest.raises(ModuleError, match="SCALES"):
+        split.run_suffix(boundary)
