@@ -155,10 +155,13 @@ class Lowering:
 
         Where something else does, or something writes into it, the view stays: gradients that arrive at it are added up before
         they go on to the tensor, and a sum in another order has other bits. Under `no_grad` it stays as well: it cuts the graph.
+        And of an input or of the model's state, if it is of another class: those are given back as they are.
         """
         if _is_of_all(event):
+            made = self.values.by_name[self.values.tensor(event.args[0]).name].kind == "tensor"
             return (
                 event.region.grad is not False
+                and (made or type(event.out) is type(event.args[0]))
                 and self.readers[id(event.args[0])] == 1
                 and memory_of(event.args[0]) not in self.written
             )

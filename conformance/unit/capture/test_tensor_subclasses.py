@@ -39,6 +39,8 @@ FORWARDS: dict[str, Forward] = {
     "in a dict": lambda s, x: {"out": s.b(s.a(x)).as_subclass(Bare), "plain": torch.tanh(s.a(x))},
     "with ops of its own": lambda s, x: s.b(torch.tanh(s.a(x).as_subclass(Speaking))),
     "of an attribute": lambda s, x: s.b(torch.tanh(s.a(x) * s.kept)),
+    "an input": lambda s, x: (s.b(torch.tanh(s.a(x.as_subclass(Bare)))), x.as_subclass(Bare)),
+    "an input that is returned, too": lambda s, x: (lambda h: (s.b(torch.tanh(s.a(h))), h))(x.as_subclass(Bare)),
     "of an attribute, and back": lambda s, x: (s.b(s.a(x) * s.kept).as_subclass(torch.Tensor), x),
     "without a graph": lambda s, x: (s.b(s.a(x)), torch.Tensor._make_subclass(Bare, s.a(x))),
 }
