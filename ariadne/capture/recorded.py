@@ -476,3 +476,11 @@ def recording(
         found.looked |= {"layout", "strides", "shape", "dtype"}
     found.stores = list(snapshot.replaced_buffers())
     found.changed = list(snapshot.changes())
+    for (
+        path,
+        name,
+        _,
+        _,
+    ) in found.changed:  # what was not there may have been looked for in a table, where nobody hears of it
+        if path in found.listed and (path, name) not in found.read_attributes:
+            found.missing.add((path, name))

@@ -172,3 +172,37 @@ def test_a_weight_that_changed_after_a_call_of_the_model_itself_is_refused(asks:
         call(split)
     split = prepare_split(split.model, (X,), split="after:first")
     assert torch.equal(call(split), split.model(X))
+
+
+def looked_up_in_vars(m: Any) -> Any:
+    if "made" not in vars(m):
+        m.made = m.first.weight.detach().sum()
+    return m.made
+
+
+def looked_up_in_the_dict(m: Any) -> Any:
+    if m.__dict__.get("made") is None:
+        m.made = m.first.weight.detach().sum()
+    return m.made
+
+
+def looked_up_in_all_names(m: Any) -> Any:
+    if "made" not in dir(m):
+        m.made = m.first.weight.detach().sum()
+    return m.made
+
+
+@pytest.mark.parametrize("called", [False, True], ids=["fresh", "called before"])
+@pytest.mark.parametrize("asks", [looked_up_in_vars, looked_up_in_the_dict, looked_up_in_all_names])
+def test_what_forward_looks_up_in_a_table_before_it_makes_it_is_kept(asks: Callable[[Any], Any], called: bool) -> None:
+    model = Net(asks)
+    if called:
+        model(X)
+    split = prepare_split(model, (X,), split="after:first")
+    assert torch.equal(call(split), model(X))
+    with torch.no_grad():
+        model.first.weight.mul_(2)
+    with pytest.raises(
+        ModuleError, match="makes the attribute 'made' of the model of 'first.weight' at its first call"
+    ):
+        call(split)
