@@ -295,6 +295,11 @@ class Baseline:
             return all(name in now and now[name] is module for name, module in was)
         return list(now.items()) == was
 
+    def has_more_parts(self) -> bool:
+        """Whether a dict of modules has those that it had, and others after them: adapters, or heads by name."""
+        dicts = [(m._modules, self.children[p]) for p, m in self.modules.items() if is_a(m, nn.ModuleDict)]
+        return any(len(now) > len(was) and [*now.items()][: len(was)] == was for now, was in dicts)
+
     def keeps_its_tables(self, path: str) -> bool:
         """Whether a module's parameters and buffers stand in the dicts in which they stood, which is where a plan looks."""
         own, (parameters, buffers) = self.modules[path].__dict__, self.tables[path]

@@ -136,7 +136,6 @@ class Variant:
         apart = [(module(path)._parameters, key) for path, key in known.shared] if plan.apart else []
         # Of a side that is not here, those that it shares.
         self._slots = SideSlots([slots.get(side, apart) for side in SIDES])
-        self._outside = baseline.outside
         self._fills = [(baseline.modules[s.path]._buffers, s.name) for s in plan.stores if baseline.is_filled_by(s)]
         self.opaque = any(map(is_opaque_call, plan.nodes))
         self._switches = switches.readers(plan.assumption.switches)
@@ -205,11 +204,12 @@ class Variant:
     def is_past(self) -> bool:
         """Whether what it rests on has gone on, as it does by itself, and later calls find that.
 
-        A buffer was None, which forward fills at its first call, and is there now; or a dict outside of the model, such as a
-        registry of classes, has more entries.
+        A buffer was None, which forward fills at its first call, and is there now; a dict of modules has more of them, such as
+        another adapter; or a dict outside of the model, such as a registry of classes, has more entries.
         """
         filled = any(buffers.get(name) is not None for buffers, name in self._fills)
-        return filled or any(has_grown(outside.kept) for outside in self._outside)
+        base = self.prefix_guard.baseline
+        return filled or base.has_more_parts() or any(has_grown(outside.kept) for outside in base.outside)
 
     def serves(self, training: bool) -> bool:
         """Whether it may be used for training (or for inference, if not `training`).
