@@ -30,6 +30,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     taken         where forward takes all of a tensor's data
     outsiders     modules outside of the model that forward comes upon
     wanted        tensors that forward tells that they require a gradient
+    setters       other data in a tensor, by no op
     recorded      a block in which all that forward does is noted
     settled       flags of a first call, and the batch of the last one
     first         what forward filled at an earlier call

@@ -17,7 +17,7 @@ from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ariadne.capture import applied, listed, packed, repeated, taken, threads, wanted
+from ariadne.capture import applied, listed, packed, repeated, setters, taken, threads, wanted
 from ariadne.capture.disguise import disguised
 from ariadne.capture.followed import plain
 from ariadne.capture.measured import patch_sizes
@@ -379,7 +379,7 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
     patches.set(torch.Tensor, "is_contiguous", noted("layout", "is_contiguous"))
     for name in ("stride", "dim_order"):
         patches.set(torch.Tensor, name, noted("layout", name))
-    for part in (applied, repeated, taken, threads):
+    for part in (applied, repeated, setters, taken, threads):
         part.patch(recorder, patches)
     for name in _AUTOCAST:
         patches.set(torch, name, watched_call("dtype", getattr(torch, name)))

@@ -79,6 +79,11 @@ def called_by_torch(frames: int = 2) -> bool:
     return bool(sys._getframe(frames).f_globals.get("__name__", "").startswith(TORCH))
 
 
+def is_wrapped(t: torch.Tensor) -> bool:
+    """Whether a tensor is of a transform of `torch.func`, which is refused by itself."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(t)
+
+
 def minds_its_own() -> bool:
     """Whether it is `functools.cached_property` that looks into a dict, for its own name; or torch, or what records."""
     name = sys._getframe(2).f_globals.get("__name__")

@@ -23,7 +23,7 @@ from ariadne.runtime.waiting import leaves_of, without_hooks
 
 Found: TypeAlias = "list[torch.Tensor | None]"
 AT_FAULT = (
-    "Forward may do what no op shows (`t.data = ...`, `apply_`, a generator that it seeds): write that with torch's ops. If "
+    "Forward may do what no op shows (such as seeding a generator): write that with torch's ops. If "
     "it does not, gives the same result twice on the same input, and follows nothing outside of itself, such as a variable of an "
     "enclosing function, this is a bug in Ariadne"
 )

@@ -411,7 +411,9 @@ class PythonSplit(NotCalled):
             places = frozenset(place for place, _, _ in halt.before.attributes)
             crossed = handed_on((*tensors, *halt.kept), grad)
             known = self.wanted.attributes | places
-            _, used = run_rest(self.model, self.module, self.candidate.call, halt.before, crossed, known=known)
+            _, used = run_rest(
+                self.model, self.module, self.candidate.call, halt.before, crossed, known=known, watch=True
+            )
             self.wanted.add(used, noting.site_of, places)
 
         def afar(*args: Any, **kwargs: Any) -> Any:
