@@ -30,6 +30,10 @@ _WAY_OUT = (
     'Or run the model\'s own Python in place of a graph, in this process: prepare_split(..., split="after:<module>", '
     'fallback="python")'
 )
+_WAY_OUT_OF_A_CALL = (
+    "Or show it such inputs when it is prepared, where the model's own Python can be taken for all calls: prepare_split(..., "
+    'split="after:<module>", fallback="python", more_examples=[...])'
+)
 
 
 @overload
@@ -171,7 +175,7 @@ class Recapture:
                 captured
             )  # what forward sets in context variables, it sets in none of the caller's
         except CaptureError as error:
-            raise type(error)(f"{error}. {_WAY_OUT}") from error
+            raise type(error)(f"{error}. {_WAY_OUT_OF_A_CALL}") from error
 
     def of(self, model: nn.Module) -> Recapture:
         """The same for another model."""

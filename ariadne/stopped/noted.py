@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from ariadne import tree
 from ariadne.errors import BoundaryError, PayloadError
 from ariadne.guards import simple
-from ariadne.stopped.absent import ANSWERED, SET_DATA, Absent
+from ariadne.stopped.absent import ANSWERED, Absent
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.plain import Told, told_of
 from ariadne.stopped.python import MISSING, Place, PythonState, generators, plainly
@@ -214,10 +214,6 @@ class Noting(TorchFunctionMode):
         if any(version_of(t) != was for t, was in strangers):
             self.strange = (
                 self.strange or f"before the cut {_name(func)} writes into a tensor that no call of torch made there"
-            )
-        if func == SET_DATA:
-            self.strange = (
-                self.strange or "before the cut forward puts other data in the place of a tensor's (`t.data = ...`)"
             )
         self.calls[at] = self._entry(found, func, args, kwargs, at, [0])
         return found
