@@ -82,7 +82,7 @@ class PythonWrites(_Three):
         return found
 
 
-@toy("weight_rebound", "state no-graph")
+@toy("weight_rebound", "no-graph")
 class WeightRebound(_Three):
     """The norms of weights are held by `weight.data = ...`, as EEGNet does: a weight that is within its bounds stays as it is."""
 
