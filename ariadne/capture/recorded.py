@@ -476,11 +476,7 @@ def recording(
         found.looked |= {"layout", "strides", "shape", "dtype"}
     found.stores = list(snapshot.replaced_buffers())
     found.changed = list(snapshot.changes())
-    for (
-        path,
-        name,
-        _,
-        _,
-    ) in found.changed:  # what was not there may have been looked for in a table, where nobody hears of it
+    # What was not there may have been looked for in a table, where nobody hears of it.
+    for path, name, *_ in found.changed:
         if path in found.listed and (path, name) not in found.read_attributes:
             found.missing.add((path, name))

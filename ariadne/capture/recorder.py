@@ -74,9 +74,8 @@ class Recorder(ProxyTorchDispatchMode):
         self.kept: dict[int, str] = {}  # those that opaque parts left in Python in this call, and which part
         self.autocast: list[str] = []
         self.scope = 0
-        self.rerun: list[
-            tuple[set[Spot], Snapshot]
-        ] = []  # what parts that the backward pass runs again changed, and then
+        # What parts that the backward pass runs again changed, and all as they left it.
+        self.rerun: list[tuple[set[Spot], Snapshot]] = []
         self.drawn: torch.Tensor = snapshot.rng["torch"]  # how forward left torch's generator when it drew last
 
     def is_mine(self) -> bool:
