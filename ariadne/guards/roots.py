@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dis
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
@@ -38,6 +39,7 @@ _DEEP = 4  # containers in containers, and modules in modules, are looked throug
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _TENSORS_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _CALLED = (FunctionType, MethodType, partial)
+_OF_A_THREAD = (threading.local, type(threading.RLock()), threading._RLock, threading.Condition)  # type: ignore[attr-defined]
 _ATTRIBUTED = (type, FunctionType)  # global things that a function may assign attributes of
 _BY_NAME = frozenset({"modules", "import_module", "__import__"})
 _MEANING_A_CLASS = ("__class__", "type", "cls", "__func__")
@@ -67,13 +69,15 @@ class Root:
 class Reached:
     """What forward can reach outside of a model: `roots`, and the results that `functools.lru_cache` keeps for its functions.
 
-    `tensors`: those that a variable, a class or a default holds; `parts`: those of modules that stand there.
+    `tensors`: those that a variable, a class or a default holds; `parts`: those of modules that stand there. `of_threads`: where
+    things stand that are one thread's at a time, which are no roots: what threads keep for themselves, and locks.
     """
 
     roots: tuple[Root, ...] = ()
     memories: tuple[Any, ...] = ()
     tensors: tuple[torch.Tensor, ...] = ()
     parts: tuple[torch.Tensor, ...] = ()
+    of_threads: tuple[Root, ...] = ()
 
 
 def outside_of(modules: Mapping[str, nn.Module]) -> Reached:
@@ -116,6 +120,7 @@ class _Search:
         self.memories: dict[int, Any] = {}
         self.tensors: dict[int, torch.Tensor] = {}
         self.parts: dict[int, torch.Tensor] = {}
+        self.of_threads: dict[tuple[int, tuple[Any, ...]], Root] = {}
         self.written: set[str] = (
             set()
         )  # names of attributes that functions assign which may mean a class's or a function's
@@ -144,6 +149,7 @@ class _Search:
             tuple(self.memories.values()),
             tuple(self.tensors.values()),
             tuple(self.parts.values()),
+            tuple(self.of_threads.values()),
         )
 
     def of_class(self, cls: type) -> None:
@@ -242,6 +248,8 @@ class _Search:
     def consider(self, value: Any, root: Root, names: Iterable[str] = (), deep: int = 0) -> None:
         """Keep a root, if something can be put into what it holds; go on from there if it can be called."""
         value = _applied(value) or value
+        if is_a(value, _OF_A_THREAD):
+            self.of_threads.setdefault((id(root.thing), root.steps), root)
         held = value if is_a(value, tuple) else (value,)
         self.tensors.update((id(t), t) for t in held if is_a(t, torch.Tensor))
         if is_a(value, nn.Module):
@@ -265,7 +273,7 @@ class _Search:
                     inner = vars(value)[name]
                     if is_a(inner, FunctionType) or around(inner):
                         self.enter_all(inner)
-                    elif not is_opaque(inner):
+                    elif not is_opaque(inner) or is_a(inner, _OF_A_THREAD):
                         self.consider(inner, _of_class(value, name, inner))
         elif type(value) not in LEAVES and value is not MISSING and not is_opaque(value) and not is_array(value):
             self.keep(root)

@@ -8,10 +8,12 @@ from typing import Any
 
 from torch import nn
 
+from ariadne.stopped.handed import Apart
+
 _SLOT = "_call_impl"  # what `nn.Module.__call__` asks the instance for; with a compiled module it asks for the other
 _COMPILED = "_compiled_call_impl"
 _lock = threading.Lock()
-_here = threading.local()
+_here = Apart()
 
 
 class _Gate:

@@ -15,9 +15,14 @@ from torch import nn
 from ariadne import tree
 from ariadne.capture import Example, Snapshot
 from ariadne.compare import difference
-from ariadne.errors import UnsupportedError, VerificationError, named
+from ariadne.errors import AriadneError, UnsupportedError, VerificationError, named
 from ariadne.guards import BOOKKEEPING, is_a, no_weights_cached, simple
 from ariadne.stopped.calls import Measured, measure
+from ariadne.stopped.forward import is_forwards
+from ariadne.stopped.handed import NewlyFound, put_back
+from ariadne.stopped.python import PythonState
+
+_MORE = 4  # proofs at most that end since something was found which had been unknown
 
 
 def isolated(model: nn.Module, example: Example, grad: bool, run: Callable[..., Any], batch: int | None = None) -> Any:
@@ -30,7 +35,7 @@ def isolated(model: nn.Module, example: Example, grad: bool, run: Callable[..., 
     stood = {where: _at(one) for where, one in _generators(model)}
     args, kwargs = tree.unflatten(example.resized(batch or example.batch), example.spec)
     try:
-        with no_weights_cached(), torch.set_grad_enabled(grad):
+        with put_back(PythonState(model).held.locals), no_weights_cached(), torch.set_grad_enabled(grad):
             found = contextvars.copy_context().run(run, *args, **kwargs)
         if moved := next((where for where, one in _generators(model) if stood.get(where) != _at(one)), None):
             raise UnsupportedError(
@@ -54,6 +59,28 @@ def _at(generator: GeneratorType[Any, Any, Any]) -> Any:
     """Where a generator stands, and what its variables are, by id."""
     frame = generator.gi_frame
     return frame and (id(generator), frame.f_lasti, [(k, id(v)) for k, v in frame.f_locals.items()])
+
+
+def in_its_thread(model: nn.Module, example: Example, trains: bool, prove: Callable[[], None]) -> None:
+    """Run a proof, once more where it shows what belongs to a thread and was not known.
+
+    Raises `UnsupportedError` where forward raises in a thread of its own and the model does not, in that of who calls.
+    """
+    for _ in range(_MORE):
+        try:
+            return prove()
+        except NewlyFound:
+            continue
+        except Exception as error:  # whatever forward raises
+            if isinstance(error, AriadneError) or not is_forwards(error):
+                raise
+            isolated(model, example, trains, model)  # which may raise the same
+            raise UnsupportedError(
+                f"a Python split runs forward in a thread of its own, and there it raises {type(error).__name__}: {error}. In "
+                "yours the model raises nothing, so it may use what belongs to one thread, such as a connection of sqlite3. Have "
+                "forward make it where it uses it, ask for it before the call and pass the answer, or run the model itself"
+            ) from error
+    prove()
 
 
 def measured_on(model: nn.Module, example: Example, trains: bool) -> Measured:
