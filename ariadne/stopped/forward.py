@@ -12,6 +12,7 @@ import contextvars
 import os
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,6 +35,9 @@ from ariadne.stopped.skipped import leave
 from ariadne.stopped.standing import Stood
 
 count: Callable[[], int] = torch._C._autograd._get_sequence_nr  # how many autograd nodes this thread has made
+
+
+_HERE = os.path.dirname(__file__)
 
 
 class _Dropped(BaseException):
@@ -305,11 +309,9 @@ def _worked(
 
 
 def is_forwards(error: BaseException) -> bool:
-    """Whether forward raised it, in its own thread."""
-    step = error.__traceback__
-    while step is not None and step.tb_frame.f_code is not _worked.__code__:
-        step = step.tb_next
-    return step is not None
+    """Whether forward raised it, in its own thread, and not what Ariadne does there."""
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return _worked.__code__ in codes and not codes[-1].co_filename.startswith(_HERE)
 
 
 def _beneath(mode: TorchFunctionMode) -> None:

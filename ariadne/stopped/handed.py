@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 from operator import is_not
 from types import ModuleType
@@ -48,8 +49,8 @@ class NewlyFound(UnsupportedError):
 class _Known:
     """A `threading.local`, by a weak reference, with Python's own table of what it holds by thread, where that can be had.
 
-    `carried`: each forward gets it. A class with an `__init__` of its own runs that when a thread comes by for the first time, so such
-    a one goes only to forwards whose model leads to it, until one has used it that did not.
+    `carried`: each forward gets it. A class with an `__init__` of its own runs that when a thread comes by for the first time, so
+    such a one goes only to forwards whose model leads to it, until one has used it that did not.
     """
 
     local: weakref.ref[threading.local]
@@ -59,15 +60,14 @@ class _Known:
 
 _known: dict[int, _Known] = {}  # by id
 _torchs: dict[int, weakref.ref[threading.local]] = {}
-_lock = threading.Lock()
 
 
 def look_for_all() -> None:
     """Get to know the `threading.local` objects that there are: some 40 ms beside 300,000 objects that Python keeps track of."""
-    kinds = {threading.local}
+    kinds: set[type] = {threading.local}
     ahead: list[type] = [threading.local]
     while ahead:
-        below = type.__subclasses__(ahead.pop())
+        below: list[type] = type.__subclasses__(ahead.pop())
         kinds.update(below)
         ahead += below
     every = gc.get_objects()
@@ -88,9 +88,7 @@ def _get_to_know(found: Iterable[threading.local]) -> None:
         if plain:
             _contents(local, "__dict__")
         at = id(local)
-        made = _Known(weakref.ref(local, lambda gone, at=at: _forget(at, gone)), _table_of(local), plain)
-        with _lock:
-            _known[at] = made
+        _known[at] = _Known(weakref.ref(local, partial(_forget, at)), _table_of(local), plain)
 
 
 def _of_torch() -> list[threading.local]:
@@ -172,7 +170,7 @@ class Handed:
         self.lend()
         # Of each, the dict of the caller that was taken last: of what holds nothing there is nothing to take.
         plain = [not theirs and _has_no_init(one) for one, theirs in zip(self._locals, self._theirs, strict=True)]
-        self._had = [theirs if empty else None for theirs, empty in zip(self._theirs, plain, strict=True)]
+        self._had: list[Any] = [theirs if empty else None for theirs, empty in zip(self._theirs, plain, strict=True)]
 
     def lend(self) -> None:
         """Note what the calling thread has."""
@@ -358,7 +356,7 @@ def _set_registers(wanted: tuple[bool, int]) -> None:
 
 # --- locks ------------------------------------------------------------------------------------------------------------
 
-LOCKS = (type(threading.RLock()), threading._RLock)  # type: ignore[attr-defined]
+LOCKS = (type(threading.RLock()), threading._RLock)
 
 
 def held_of(locks: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

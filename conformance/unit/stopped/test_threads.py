@@ -78,7 +78,9 @@ def _set(local: threading.local, name: str, value: Any) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("early", [True, False])
-@pytest.mark.parametrize("use, local, name, value", [(_scale, PLAIN, "scale", 2.0), (_unless_off, OFF, "off", True)])
+@pytest.mark.parametrize(
+    ("use", "local", "name", "value"), [(_scale, PLAIN, "scale", 2.0), (_unless_off, OFF, "off", True)]
+)
 def test_forward_sees_the_thread_locals_of_its_caller(use: Any, local: Any, name: str, value: Any, early: bool) -> None:
     model, split, x = _split(use, early)
     plainly = _whole(model, x)
@@ -108,7 +110,8 @@ def test_what_forward_leaves_in_thread_locals_is_its_callers(early: bool) -> Non
     boundary = split.run_prefix(x)
     assert hasattr(PLAIN, "left") is early
     split.run_suffix(boundary)
-    assert PLAIN.left == whole and two.left == "left"
+    assert PLAIN.left == whole
+    assert two.left == "left"
     del PLAIN.left
 
 
@@ -147,7 +150,8 @@ def test_a_forward_that_another_thread_goes_on_with_keeps_what_it_began_with() -
         thread.start()
         thread.join()
         assert PLAIN.count == 4
-    assert torch.equal(found[0][0], whole) and found[0][1] == 5
+    assert torch.equal(found[0][0], whole)
+    assert found[0][1] == 5
 
 
 def test_of_boundaries_in_flight_none_reads_what_another_left_in_a_thread_local() -> None:
@@ -199,7 +203,7 @@ def test_a_thread_local_to_which_nothing_leads_is_found_where_it_is_used() -> No
     look_for_all()
 
     def reads() -> Any:
-        return [*hidden.values()][0].scale
+        return next(iter(hidden.values())).scale
 
     handed, seen = Handed(), list[Any]()
     hidden["made"].scale = 2.0
@@ -309,7 +313,7 @@ def test_the_smallest_numbers_are_zero_in_forward_where_they_are_in_its_caller()
     boundary = split.run_prefix(x)
     try:
         torch.set_flush_denormal(True)
-        with pytest.raises(BoundaryError, match="torch.set_flush_denormal"):
+        with pytest.raises(BoundaryError, match=r"torch\.set_flush_denormal"):
             split.run_suffix(boundary)
         whole = _whole(split.model, x)
         assert torch.equal(split.run_suffix(split.run_prefix(x)), whole)
