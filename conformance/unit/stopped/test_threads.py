@@ -6,8 +6,8 @@ import asyncio
 import random
 import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -30,6 +30,47 @@ class _Off(threading.local):
 
 
 OFF = _Off(False)
+
+
+_autograd: Any = torch._C._autograd
+_c: Any = torch._C
+
+
+@contextmanager
+def _without_forward_ad() -> Iterator[None]:
+    _c._set_fwd_grad_enabled(False)
+    try:
+        yield
+    finally:
+        _c._set_fwd_grad_enabled(True)
+
+
+@contextmanager
+def _casting_to_half() -> Iterator[None]:
+    """What `torch.autocast("cpu")` of forward takes, though there is none around the call."""
+    was = torch.get_autocast_dtype("cpu")
+    torch.set_autocast_dtype("cpu", torch.float16)
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_dtype("cpu", was)
+        torch.set_autocast_cache_enabled(True)
+
+
+# What torch has for each thread: a block, and what forward asks for in it.
+MODES: list[tuple[Callable[[], AbstractContextManager[Any]], Callable[[], Any]]] = [
+    (
+        lambda: torch.autograd.graph.disable_saved_tensors_hooks("none"),
+        _autograd._saved_tensors_hooks_get_disabled_error_message,
+    ),
+    (_without_forward_ad, _c._is_fwd_grad_enabled),
+    (_casting_to_half, lambda: (torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled())),
+]
+REFUSED: list[tuple[Callable[[], AbstractContextManager[Any]], str]] = [
+    (_c._AutoDispatchBelowAutograd, "leaves out other keys"),
+    (_c.DisableTorchFunctionSubclass, "torch functions are disabled"),
+]
 
 
 class _Uses(nn.Module):
@@ -346,3 +387,26 @@ def test_ops_of_forward_take_as_many_threads_as_those_of_its_caller() -> None:
         assert seen == [was + 1] == [torch.get_num_threads()]
     finally:
         torch.set_num_threads(was)
+
+
+def test_modes_of_torch_are_in_forward_as_in_its_caller_or_refused() -> None:
+    asked: list[Callable[[], Any]] = []
+    seen: list[Any] = []
+
+    def ask() -> float:
+        seen.extend([one() for one in asked])
+        return 1.0
+
+    model, split, x = _split(ask, False)
+    for block, one in MODES:
+        asked[:] = [one]
+        with block():
+            _whole(model, x)
+            split.run_suffix(split.run_prefix(x))
+        _whole(model, x)
+        assert seen[0] == seen[1] != seen[2]
+        seen.clear()
+    asked.clear()
+    for block, words in REFUSED:
+        with block(), pytest.raises(UnsupportedError, match=words):
+            split.run_prefix(x)
