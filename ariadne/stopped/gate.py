@@ -8,12 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from ariadne.stopped.handed import Apart
-
 _SLOT = "_call_impl"  # what `nn.Module.__call__` asks the instance for; with a compiled module it asks for the other
 _COMPILED = "_compiled_call_impl"
 _lock = threading.Lock()
-_here = Apart()
+_here = threading.local()
 
 
 class _Gate:

@@ -37,10 +37,6 @@ _swap_task: Any = getattr(
 )  # by thread since Python 3.14; before, all threads see it
 
 
-class Apart(threading.local):
-    """What this package keeps for each thread, and hands on to none."""
-
-
 class NewlyFound(UnsupportedError):
     """Forward used a `threading.local` that nothing had led to; from now on it is known."""
 
@@ -59,7 +55,9 @@ class _Known:
 
 
 _known: dict[int, _Known] = {}  # by id
-_torchs: dict[int, weakref.ref[threading.local]] = {}
+_set_aside: dict[int, weakref.ref[threading.local]] = {}  # those of libraries of which no result follows
+_modules = [0]  # how many there were when these were looked for
+_LIBRARIES = frozenset({"ariadne", "torch", "sympy", *sys.stdlib_module_names})
 
 
 def look_for_all() -> None:
@@ -72,17 +70,16 @@ def look_for_all() -> None:
         ahead += below
     every = gc.get_objects()
     found = compress(every, map(kinds.__contains__, map(type, every)))
-    new = [
-        one for one in found if not (_is_known(one) or _is_torchs(type(one)) or _torchs.get(id(one), _nothing)() is one)
-    ]
-    if new:
-        _torchs.update((id(one), weakref.ref(one)) for one in _of_torch())
-        _get_to_know([one for one in new if id(one) not in _torchs])
+    new = [one for one in found if not (_is_known(one) or _set_aside.get(id(one), _nothing)() is one)]
+    if new and _modules[0] != len(sys.modules):
+        _modules[0] = len(sys.modules)
+        _set_aside.update((id(one), weakref.ref(one)) for one in _of_libraries())
+    _get_to_know([one for one in new if _set_aside.get(id(one), _nothing)() is not one])
 
 
 def _get_to_know(found: Iterable[threading.local]) -> None:
     for local in found:
-        if _is_known(local) or isinstance(local, Apart):
+        if _is_known(local):
             continue
         plain = _has_no_init(local)
         if plain:
@@ -91,16 +88,15 @@ def _get_to_know(found: Iterable[threading.local]) -> None:
         _known[at] = _Known(weakref.ref(local, partial(_forget, at)), _table_of(local), plain)
 
 
-def _of_torch() -> list[threading.local]:
-    """Those of torch's modules: its modes are handed on as such, and of the rest no result follows."""
-    modules = [
-        vars(m) for name, m in [*sys.modules.items()] if name.partition(".")[0] == "torch" and type(m) is ModuleType
-    ]
-    return [one for table in modules for one in [*table.values()] if type(one) is threading.local]
-
-
-def _is_torchs(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "torch"
+def _of_libraries() -> Iterator[threading.local]:
+    """Those in variables of modules and classes of torch and the like: torch's modes are handed on as such, and of the rest no
+    result follows.
+    """
+    for name, module in [*sys.modules.items()]:
+        if name.partition(".")[0] in _LIBRARIES and type(module) is ModuleType:
+            for thing in [*vars(module).values()]:
+                held = [*vars(thing).values()] if type(thing) is type and thing.__module__ == name else [thing]
+                yield from (one for one in held if issubclass(type(one), threading.local))
 
 
 def _nothing() -> None:
