@@ -228,8 +228,7 @@ class Handed:
                 was = theirs.get(name, _MISSING)
                 if not self.dropped or was is stood.get(name, _MISSING):
                     _put(theirs, name, value)
-                    if not _alike(was, value):
-                        self._written.setdefault(i, set()).add(name)
+                    self._written.setdefault(i, set()).add(name)
             self._stood[i], self._had[i] = dict(mine), theirs
         for (local, table), latest in zip(self._apart, self._latest_apart, strict=True):
             now = _latest(table)

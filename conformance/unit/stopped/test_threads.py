@@ -6,6 +6,7 @@ import asyncio
 import random
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -188,22 +189,27 @@ def test_a_forward_that_another_thread_goes_on_with_keeps_what_it_began_with() -
         whole = _whole(model, x)
         PLAIN.count = 4
         thread = threading.Thread(target=go_on, args=(split.run_prefix(x),))
+        PLAIN.count = 9  # for this thread's next call
         thread.start()
         thread.join()
-        assert PLAIN.count == 4
+        assert PLAIN.count == 9
     assert torch.equal(found[0][0], whole)
     assert found[0][1] == 5
 
 
-def test_of_boundaries_in_flight_none_reads_what_another_left_in_a_thread_local() -> None:
+@pytest.mark.parametrize("leads", [True, False])
+def test_of_boundaries_in_flight_none_reads_what_another_left_in_a_thread_local(leads: bool) -> None:
+    local = threading.local()
+    found = (lambda: local) if leads else weakref.ref(local)  # into which nobody looks
+
     class Both(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
 
         def forward(self, x: Tensor) -> Tensor:
-            PLAIN.size = float(len(x))
-            return self.last(self.first(x) * random.random()) * PLAIN.size
+            found().size = float(len(x))
+            return self.last(self.first(x) * random.random()) * found().size
 
     x = torch.randn(2, 4)
     split = prepare_split(Both().eval(), (x,), split="after:first", fallback="python")
@@ -211,9 +217,8 @@ def test_of_boundaries_in_flight_none_reads_what_another_left_in_a_thread_local(
     with pytest.raises(BoundaryError, match="into which the prefix had put something"):
         split.run_suffix(first)
     split.run_suffix(second)
-    with pytest.raises(BoundaryError, match="can't be run from what crossed alone"):  # it would not find PLAIN.size
+    with pytest.raises(BoundaryError, match="can't be run from what crossed alone"):  # it would not find the size
         split.run_suffix(BoundaryPayload.from_bytes(split.run_prefix(x).to_bytes()))
-    del PLAIN.size
 
 
 def test_a_forward_that_is_let_go_gives_back_what_it_ends() -> None:
@@ -300,8 +305,10 @@ def test_forward_finds_the_event_loop_that_runs_in_its_caller(early: bool) -> No
 
 
 def _locked() -> float:
-    with LOCK:
-        return 1.0
+    if not LOCK.acquire(timeout=1):
+        raise AssertionError("it waits for its caller")
+    LOCK.release()
+    return 1.0
 
 
 @pytest.mark.parametrize("early", [True, False])
