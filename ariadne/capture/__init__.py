@@ -8,6 +8,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     copies        what a tensor holds, kept before it is written and put back after
     state         what a forward may move, noted before it runs and put back after
     example       the inputs that a model is captured with, and what a capture gives
+    flags         training flags that forward itself sets
     disguise      symbols that pose as numbers to forward's Python
     followed      sizes that are followed through arithmetic, and end the run where C would read them
     values        the values of a plan in the making: live tensors and objects by name
