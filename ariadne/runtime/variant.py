@@ -133,6 +133,7 @@ class Variant:
             (getter(v, model) if v.is_state else partial(plan.constants.__getitem__, v.name), v.name in silent)
             for v in self.state.watched
         ]
+        self._ungraphed = [(name, getter(plan.values[name], model)) for name in candidate.ungraphed]
         apart = [(module(path)._parameters, key) for path, key in known.shared] if plan.apart else []
         # Of a side that is not here, those that it shares.
         self._slots = SideSlots([slots.get(side, apart) for side in SIDES])
@@ -310,6 +311,16 @@ class Variant:
     def made(self, boundary: BoundaryPayload) -> bool:
         """Whether the prefix of this very variant made a boundary; it may have come over a wire otherwise."""
         return boundary.labels is self.candidate.live
+
+    def refuse_graphs(self) -> None:
+        """Raise `TrainingError` where state has a graph as a step begins, had none at capture, and would hand it on."""
+        for name, get in self._ungraphed:
+            if get().requires_grad:
+                raise TrainingError(
+                    f"a training step across {self.candidate.split_id} may differ from the whole model's in the last bits: "
+                    f"{name!r}, which the model holds, requires a gradient or has a graph now, and had none at capture: what is "
+                    "made of it is written into what the model holds, and read after the cut. Detach it, or prepare again"
+                )
 
     def refuse_views(self, raw: Sequence[Any]) -> None:
         """Raise `TrainingError` where a value that the suffix writes into is a view, and was none at capture.
