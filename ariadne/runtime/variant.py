@@ -24,6 +24,7 @@ from ariadne.cut import (
     SplitSpec,
     State,
     held_by_itself,
+    others_read,
     parameters_read,
     parts,
 )
@@ -113,7 +114,11 @@ class Variant:
             self.reads = {p.name: parameters_read(plan, p) for p in self.parts.values()}
             module = cache(model.get_submodule)
             slots = {
-                side: [(module(path)._parameters, key) for path, key in found] for side, found in self.reads.items()
+                side: [
+                    *((module(path)._parameters, key) for path, key in found),
+                    *(_slot(v, plan, model) for v in others_read(plan, self.parts[side])),
+                ]
+                for side, found in self.reads.items()
             }
         except (AttributeError, LookupError, TypeError):  # a module or a tensor of the plan is gone: say which
             for guard in guards.values():
@@ -340,6 +345,17 @@ class Variant:
     def owned(self) -> Owned:
         """The parameters that the ops of each side read now; laid out again only where one was replaced."""
         return self._slots.owned()
+
+
+def _slot(value: Value, plan: TracePlan, model: nn.Module) -> tuple[dict[str, Any], str]:
+    """A dict, and where in it a tensor stands that is no parameter."""
+    if not value.is_state:
+        return dict(plan.constants), value.name
+    path, *keys = value.origin
+    if len(keys) > 1:  # in a container, of which another may come to hold another
+        return {value.name: getter(value, model)()}, value.name
+    owner = model.get_submodule(path)
+    return (owner._buffers if value.kind == "buffer" else owner.__dict__), keys[0]
 
 
 def told_apart(plan: TracePlan, candidate: SplitCandidate, part: str = "", first: int = 0) -> Apart:
