@@ -72,7 +72,7 @@ def parameters_read(plan: TracePlan, part: Part) -> dict[tuple[str, str], None]:
 
 
 def others_read(plan: TracePlan, part: Part) -> list[Value]:
-    """The tensors that a part reads, that may get gradients, and that are no parameters: weights that a hypernetwork made, for one."""
+    """The tensors that a part reads and that may get gradients, but are no parameters: such as weights that a hypernetwork made."""
     values = {name: v for name in part.reads(plan) if (v := plan.values.get(name)) is not None}
     held = {"attribute": True, "constant": True, "buffer": False}  # of buffers there are many, and few do
     return [

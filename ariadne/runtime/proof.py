@@ -298,7 +298,8 @@ def _gradients(
     leaves = list({id(p): p for p in (*parameters, *leaves_of(loss, {edge.node for edge in made}))}.values())
     with without_hooks(leaves):
         if made:
-            return wanting, [*torch.autograd.grad(loss, (*leaves, *made), allow_unused=True)]
+            ends: list[Any] = [*leaves, *made]
+            return wanting, [*torch.autograd.grad(loss, ends, allow_unused=True)]
         before = [leaf.grad for leaf in leaves]
         try:
             for leaf in leaves:

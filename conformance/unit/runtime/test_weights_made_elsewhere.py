@@ -1,4 +1,4 @@
-"""Weights that a graph of the caller's made, as a hypernetwork does: preparing leaves that graph whole, and a step goes through it."""
+"""Weights that a graph of the caller's made, as a hypernetwork does: preparing leaves it whole, and a step goes through it."""
 
 from __future__ import annotations
 
