@@ -316,9 +316,9 @@ def _of_inference(model: nn.Module, error: RuntimeError) -> str:
     if name is None or "inference tensor" not in str(error).lower():
         return ""
     return (
-        f"the model's {name!r} is an inference tensor, made under torch.inference_mode(), and no graph of gradients holds such. Build "
-        "or load the model outside of that, or take a copy made outside of it, copy.deepcopy(model); without gradients it runs "
-        "as it is"
+        f"the model's {name!r} is an inference tensor, made under torch.inference_mode(), and no graph of gradients holds such. "
+        "Build or load the model outside of that, or take a copy made outside of it, copy.deepcopy(model); without gradients it "
+        "runs as it is"
     )
 
 

@@ -56,7 +56,7 @@ from ariadne.capture.call import QUESTIONS, Call, is_opaque_call
 from ariadne.capture.copied import copied_plan
 from ariadne.capture.example import Captured, Example, batch_dims, called, declared, swallowed
 from ariadne.capture.reach import Reach
-from ariadne.capture.refusals import PATCHING, Patches
+from ariadne.capture.refusals import PATCHING, Patches, calls_class
 from ariadne.capture.scripted import is_scripted
 from ariadne.capture.state import Snapshot, left_as_found
 
@@ -81,6 +81,7 @@ __all__ = [
     "swallowed",
     "PATCHING",
     "Patches",
+    "calls_class",
 ]
 
 

@@ -24,6 +24,7 @@ from ariadne.capture.history import History, alike, lived
 from ariadne.capture.hung import refuse_hung, refuse_hung_again
 from ariadne.capture.identity import watching
 from ariadne.capture.lower import Lowering
+from ariadne.capture.outcome import refuse_unrun
 from ariadne.capture.parts import refuse_shared
 from ariadne.capture.reach import Reach
 from ariadne.capture.recorded import recording
@@ -150,6 +151,7 @@ def observe(
                 watch.tell(leaves[i], tuple(batch_symbol if d == dim else None for d in range(leaves[i].dim())))
         with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
             found.output = model(*args, **kwargs)
+        refuse_unrun(found.output)
         found.effects = containers.changes(snapshot.is_inside)
         settled = _refuse_python_state(found, snapshot, batch, effects)
         marked = refuse_hung(snapshot)

@@ -28,7 +28,7 @@ from ariadne.capture.history import another, gives, standing
 from ariadne.capture.leaks import refuse_kept_data, refuse_leaks, refuse_unlike_constants
 from ariadne.capture.observed import Observation, observe
 from ariadne.capture.reach import Reach
-from ariadne.capture.refusals import refuse_cached_weights, refuse_hooks, refuse_scripted
+from ariadne.capture.refusals import refuse_cached_weights, refuse_called_class, refuse_hooks, refuse_scripted
 from ariadne.capture.settled import NO_BATCH, refuse_change, refuse_flags, refuse_questions
 from ariadne.capture.shapes import PlainNumberError, within_shapes
 from ariadne.capture.sizes import Watch, holding
@@ -91,6 +91,7 @@ def capture(
     except AriadneError:
         raise
     except Exception as error:
+        refuse_called_class(error)
         if size == example.batch:
             raise  # the model's own
         raise CaptureError(
