@@ -18,7 +18,16 @@ from ariadne import tree
 from ariadne.capture import Captured, Example, batch_dims, capture, declared, left_as_found, swallowed
 from ariadne.compare import difference
 from ariadne.cut import ExecutionMode, Objective, SplitSpec, frontiers, parse_boundary
-from ariadne.errors import BatchError, CaptureError, InputError, SpecError, UnsupportedError, VerificationError, named
+from ariadne.errors import (
+    BatchError,
+    CaptureError,
+    InputError,
+    SpecError,
+    TrainingError,
+    UnsupportedError,
+    VerificationError,
+    named,
+)
 from ariadne.guards import is_a, not_called
 from ariadne.plan import TracePlan, uses
 from ariadne.runtime import AT_FAULT, Settings, SplitRuntime, prove
@@ -176,6 +185,10 @@ class Recapture:
             )  # what forward sets in context variables, it sets in none of the caller's
         except CaptureError as error:
             raise type(error)(f"{error}. {_WAY_OUT_OF_A_CALL}") from error
+        except RuntimeError as error:
+            if training and (made := _of_inference(self.model, error)):
+                raise TrainingError(f"nothing can be trained here: {made}") from error
+            raise
 
     def of(self, model: nn.Module) -> Recapture:
         """The same for another model."""
@@ -283,13 +296,34 @@ def captured_for(
     """
     lo, hi = spec.batch_range
     recapture = Recapture(model, spec.batch_symbol, range(lo, hi + 1))
-    captures = [_capture(recapture, example, training)]
+    try:
+        captures = [_capture(recapture, example, training)]
+    except RuntimeError as error:  # the model's own
+        made = _of_inference(model, error) if training else ""
+        if not made:
+            raise
+        if spec.trainable:
+            raise SpecError(f"trainable=True asks for what can't be: {made}") from error
+        training, captures = False, [_capture(recapture, example, False)]
     _warn_of_unread(model, example, captures[0].plan)
     if training and captures[0].plan.assumption.grad is not None:
         captures.append(_capture(recapture, example, False))
         if not spec.trainable:
             captures.reverse()
     return recapture, captures
+
+
+def _of_inference(model: nn.Module, error: RuntimeError) -> str:
+    """What is wrong, where torch raised since the model's tensors were made for inference alone; else empty."""
+    named_ones = (*model.named_parameters(), *model.named_buffers())
+    name = next((n for n, t in named_ones if t.is_inference()), None)
+    if name is None or "inference tensor" not in str(error).lower():
+        return ""
+    return (
+        f"the model's {name!r} is an inference tensor, made under torch.inference_mode(), and no graph of gradients holds such. "
+        "Build or load the model outside of that, or take a copy made outside of it, copy.deepcopy(model); without gradients it "
+        "runs as it is"
+    )
 
 
 def _capture(recapture: Recapture, example: Example, grad: bool) -> Captured:

@@ -8,6 +8,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     copies        what a tensor holds, kept before it is written and put back after
     state         what a forward may move, noted before it runs and put back after
     example       the inputs that a model is captured with, and what a capture gives
+    flags         training flags that forward itself sets
     disguise      symbols that pose as numbers to forward's Python
     followed      sizes that are followed through arithmetic, and end the run where C would read them
     values        the values of a plan in the making: live tensors and objects by name
@@ -56,7 +57,7 @@ from ariadne.capture.call import QUESTIONS, Call, is_opaque_call
 from ariadne.capture.copied import copied_plan
 from ariadne.capture.example import Captured, Example, batch_dims, called, declared, swallowed
 from ariadne.capture.reach import Reach
-from ariadne.capture.refusals import PATCHING, Patches
+from ariadne.capture.refusals import PATCHING, Patches, calls_class
 from ariadne.capture.scripted import is_scripted
 from ariadne.capture.state import Snapshot, left_as_found
 
@@ -81,6 +82,7 @@ __all__ = [
     "swallowed",
     "PATCHING",
     "Patches",
+    "calls_class",
 ]
 
 

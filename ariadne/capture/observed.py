@@ -18,11 +18,13 @@ from ariadne import tree
 from ariadne.capture.carried import carried
 from ariadne.capture.example import Evidence, Example, called
 from ariadne.capture.filled import left_by, made_of, made_of_inputs, reads_of
+from ariadne.capture.flags import set_in
 from ariadne.capture.generalize import SIZE
 from ariadne.capture.history import History, alike, lived
 from ariadne.capture.hung import refuse_hung, refuse_hung_again
 from ariadne.capture.identity import watching
 from ariadne.capture.lower import Lowering
+from ariadne.capture.outcome import refuse_unrun
 from ariadne.capture.parts import refuse_shared
 from ariadne.capture.reach import Reach
 from ariadne.capture.recorded import recording
@@ -149,6 +151,7 @@ def observe(
                 watch.tell(leaves[i], tuple(batch_symbol if d == dim else None for d in range(leaves[i].dim())))
         with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
             found.output = model(*args, **kwargs)
+        refuse_unrun(found.output)
         found.effects = containers.changes(snapshot.is_inside)
         settled = _refuse_python_state(found, snapshot, batch, effects)
         marked = refuse_hung(snapshot)
@@ -210,10 +213,12 @@ def observe(
             effects.settled, primed = set(settled), held.primed
             effects.renew(changes, history.renewed)
             effects.assigned |= history.assigned - found.read_attributes.keys()
-            effects.kept = held.kept(found.changed, effects.assigned, bool(effects.known - effects.rules.keys()))
-            found.flags = held.flags(found.changed, effects.assigned)
+            flags = set_in(found, snapshot.modules)
+            besides = [change for change in found.changed if change[:2] not in flags]
+            effects.kept = held.kept(besides, effects.assigned, bool(effects.known - effects.rules.keys())) | {*flags}
+            found.flags = held.flags(besides, effects.assigned)
             # Of those that held nothing before, too, forward may ask anything.
-            settled |= {key: change for key, change in held.holders.items() if change[0] is None}
+            settled |= {key: change for key, change in held.holders.items() if change[0] is None} | flags
         refuse_repeated(found, unpruned, snapshot, effects.rules, containers)
         unpruned = with_stores(unpruned, effects, changes, put, reach)
         found.made_of = made_of(slots, unpruned, effects)

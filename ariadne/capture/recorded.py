@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ariadne.capture import applied, listed, packed, repeated, setters, taken, threads, wanted
 from ariadne.capture.disguise import disguised
+from ariadne.capture.flags import FLAG
 from ariadne.capture.followed import plain
 from ariadne.capture.measured import patch_sizes
 from ariadne.capture.outsiders import Outsiders
@@ -107,7 +108,7 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
     original_write = nn.Module.__setattr__
 
     def write(self: nn.Module, name: str, value: Any) -> None:
-        if outsiders.knows(self):
+        if (name == FLAG and id(self) in paths and mine()) or outsiders.knows(self):
             key = (paths[id(self)], name)
             if key not in recording.read_attributes:
                 recording.written.add(key)

@@ -355,3 +355,18 @@ def _watch_backward(run: Run) -> None:
         return found
 
     run.patches.set(torch.autograd, "_engine_run_backward", run_backward)
+
+
+def calls_class(error: Exception) -> bool:
+    """Whether torch raised since forward called a class of tensors, such as `Marked(x)`, while a mode looked on."""
+    return isinstance(error, RuntimeError) and "Creating a new Tensor subclass" in str(error)
+
+
+def refuse_called_class(error: Exception) -> None:
+    """Raise `UnsupportedError` where torch raised for that."""
+    if calls_class(error):
+        name = str(error).partition("Creating a new Tensor subclass ")[2].partition(" ")[0]
+        raise UnsupportedError(
+            f"forward calls a class of tensors on a tensor, {name}(x), which torch takes only where nothing looks on; write "
+            f"x.as_subclass({name}), which does the same"
+        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -119,3 +120,10 @@ class Recording:
         self.again.clear()
         self.unchanged.clear()
         self.effects.clear()
+
+
+def flags_set(recordings: Collection[Recording]) -> set[str]:
+    """The modules whose training flag forward sets before it reads it, or of which results don't follow what it was."""
+    before = {path for recorded in recordings for path, name in recorded.read_attributes if name == "training"}
+    first = {path for recorded in recordings for path, name in recorded.written if name == "training"} - before
+    return first | {path for recorded in recordings for path, name, *_ in recorded.flags if name == "training"}

@@ -120,6 +120,8 @@ class SplitRuntime(Told):
                 f"a training step across {self.split_id} may differ from the whole model's in the last bits: "
                 f"{variant.candidate.inexact}. Cut elsewhere; SplitSpec(trainable=True) takes only cuts that train exactly"
             )
+        if trains:
+            variant.refuse_graphs()
         begun = None
         if not (trains or variant.state.before or self.settings.mode == "compiled"):  # on its path, it writes no state
             begun = kept, raw = self._begin(variant, entered, call, trains)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ariadne import tree
 from ariadne.capture import PATCHING, Patches
@@ -159,8 +159,11 @@ class _Counting(TorchDispatchMode):
             self._close(memory)
 
 
-def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Measured:
-    """Run forward, and note where the calls of its modules end."""
+def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, plainly: bool = False) -> Measured:
+    """Run forward, and note where the calls of its modules end.
+
+    `plainly`: classes of tensors are called, as `Marked(x)`, past all that counts: torch raises there in a `TorchDispatchMode`.
+    """
     found, paths = Measured(), {id(m): path for path, m in reversed([*model.named_modules()]) if path}
     began, patches = switches(), Patches()
     counting = _Counting(found, model, (args, kwargs))
@@ -185,6 +188,8 @@ def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
     with PATCHING:
         patches.set(nn.Module, "__call__", call)
+        if plainly:
+            patches.set(torch.Tensor, "__new__", staticmethod(_made_plainly))
         torch.clear_autocast_cache()  # a weight that it has cast already would not be seen to be read
         try:
             with counting:
@@ -193,6 +198,14 @@ def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         finally:
             patches.restore()
     return found
+
+
+_make: Callable[..., Any] = torch.Tensor.__new__
+
+
+def _made_plainly(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    with _disable_current_modes():
+        return _make(cls, *args, **kwargs)
 
 
 def choose(

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.capture import Example, Snapshot
+from ariadne.capture import Example, Snapshot, calls_class
 from ariadne.compare import difference
 from ariadne.errors import UnsupportedError, VerificationError, named
 from ariadne.guards import BOOKKEEPING, is_a, no_weights_cached, simple
@@ -56,14 +56,15 @@ def _at(generator: GeneratorType[Any, Any, Any]) -> Any:
     return frame and (id(generator), frame.f_lasti, [(k, id(v)) for k, v in frame.f_locals.items()])
 
 
-def measured_on(model: nn.Module, example: Example, trains: bool) -> Measured:
+def measured_on(model: nn.Module, example: Example, trains: bool, *, plainly: bool = False) -> Measured:
     """What a run of the example shows of forward: one without gradients, or, where it raises then and the split `trains`, with.
 
-    Raises `UnsupportedError` where forward runs with gradients alone and the split does not train.
+    `plainly`: classes of tensors that it calls are called past what looks on. Raises `UnsupportedError` where forward runs with
+    gradients alone and the split does not train.
     """
 
     def run(*args: Any, **kwargs: Any) -> Measured:
-        found = measure(model, args, kwargs)
+        found = measure(model, args, kwargs, plainly=plainly)
         found.output = None
         return found
 
@@ -71,6 +72,8 @@ def measured_on(model: nn.Module, example: Example, trains: bool) -> Measured:
     try:
         found = isolated(model, example, False, run)
     except Exception as error:  # whatever forward raises
+        if calls_class(error) and not plainly:
+            return measured_on(model, example, trains, plainly=True)
         without = error
     else:
         if trains:
