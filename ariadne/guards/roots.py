@@ -90,12 +90,13 @@ def outside_of(modules: Mapping[str, nn.Module]) -> Reached:
             for table in _TENSORS_HOOKS if tensor is not None else ():
                 for hook in (getattr(tensor, table, None) or {}).values():
                     search.enter(hook)
+        kind: Any = type(module)
         for key, value in module.__dict__.items():
             if (function := _applied(value)) is not None:
                 search.consider(function, Root(function.__name__, function))
             elif key not in BOOKKEEPING:
-                search.meet(value)
-        search.of_class(type(module))
+                search.meet(value, _names_of(kind))
+        search.of_class(kind)
     return search.all()
 
 
@@ -381,6 +382,14 @@ def _applied(value: Any) -> type | None:
     """The `autograd.Function` whose `apply` a value is."""
     owner = getattr(value, "__self__", None) if is_a(value, BuiltinFunctionType) else None
     return owner if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) else None
+
+
+@lru_cache(maxsize=1024)
+def _names_of(cls: type) -> frozenset[str]:
+    """The names in the functions of a class, but for torch's own."""
+    own = (base for base in cls.__mro__[:-1] if base.__module__.partition(".")[0] != "torch")
+    functions = (f for base in own for thing in vars(base).values() for f in (thing, *around(thing)))
+    return frozenset(name for f in functions if is_a(f, FunctionType) for name in _names(f.__code__))
 
 
 def _family(cls: Any) -> tuple[type, ...]:
