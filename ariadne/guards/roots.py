@@ -95,7 +95,10 @@ def outside_of(modules: Mapping[str, nn.Module]) -> Reached:
             if (function := _applied(value)) is not None:
                 search.consider(function, Root(function.__name__, function))
             elif key not in BOOKKEEPING:
+                search.runs = False
                 search.meet(value, _names_of(kind))
+                search.runs = True
+                search.meet(value)
         search.of_class(kind)
     return search.all()
 
@@ -210,11 +213,10 @@ class _Search:
     def meet_class(self, cls: type, names: Collection[str]) -> None:
         """Look at what these names mean in a class, in its bases, and in the class that made it."""
         for base in _family(cls):
-            if not _is_known(base):
-                if self.runs:
-                    self.classes[base] = None
-                    self.opened[id(base)] = base
-                self.inside(base, names)
+            if self.runs:
+                self.classes[base] = None
+                self.opened[id(base)] = base
+            self.inside(base, names)
 
     def of_class(self, cls: type) -> None:
         if (id(cls),) in self.seen:
@@ -359,7 +361,7 @@ class _Search:
 
     def enter_all(self, thing: Any, owner: type | None = None) -> None:
         """The same of what stands in a class, be it a function, a property or a static method."""
-        for inner in [thing] if is_a(thing, FunctionType) else around(thing):
+        for inner in [thing] if is_a(thing, (FunctionType, partial)) or is_memory(thing) else around(thing):
             self.enter(inner, owner)
 
     def keep(self, root: Root) -> None:
@@ -393,8 +395,9 @@ def _names_of(cls: type) -> frozenset[str]:
 
 
 def _family(cls: Any) -> tuple[type, ...]:
-    """A class, its bases and the class that made it, but for Python's own; a thing that is none is alone."""
-    return (*cls.__mro__[:-1], *type(cls).__mro__[:-2]) if is_a(cls, type) else () if cls is None else (cls,)
+    """A class, its bases and the class that made it, but for torch's and Python's own; none for what is no class."""
+    found = (*cls.__mro__[:-1], *type(cls).__mro__[:-2]) if is_a(cls, type) else ()
+    return tuple(base for base in found if not _is_known(base))
 
 
 def _is_known(cls: type) -> bool:
