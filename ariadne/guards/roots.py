@@ -83,23 +83,7 @@ def outside_of(modules: Mapping[str, nn.Module]) -> Reached:
     """
     search = _Search()
     for module in modules.values():
-        for table in _HOOKS:
-            for hook in module.__dict__[table].values():
-                search.enter(hook)
-        for tensor in module._parameters.values():
-            for table in _TENSORS_HOOKS if tensor is not None else ():
-                for hook in (getattr(tensor, table, None) or {}).values():
-                    search.enter(hook)
-        kind: Any = type(module)
-        for key, value in module.__dict__.items():
-            if (function := _applied(value)) is not None:
-                search.consider(function, Root(function.__name__, function))
-            elif key not in BOOKKEEPING:
-                search.runs = False
-                search.meet(value, _names_of(kind))
-                search.runs = True
-                search.meet(value)
-        search.of_class(kind)
+        search.of_module(module)
     return search.all()
 
 
@@ -124,6 +108,7 @@ class _Search:
         self.runs = (
             True  # what is looked at now is what forward's names lead to, and no mere neighbour of it in a class
         )
+        self.modules: dict[int, nn.Module] = {}
         self.owner: type | None = None  # the class that it stands in
         self.spoken = set[str]()  # all names in what runs: an object or a class may have been handed to any of it
         self.own: dict[type, set[str]] = {}  # those in the methods of a class that run
@@ -205,6 +190,10 @@ class _Search:
                 continue
             elif is_a(thing, _CALLED) or is_memory(thing):
                 self.enter(thing)
+            elif is_a(thing, nn.Module):  # one that stands in no registry of the model's
+                for module in thing.modules() if self.runs else ():
+                    if id(module) not in self.modules:
+                        self.of_module(module)
             elif id(thing) not in seen and not is_opaque(thing) and not is_array(thing):
                 seen.add(id(thing))
                 self.meet_class(type(thing), names)
@@ -217,6 +206,26 @@ class _Search:
                 self.classes[base] = None
                 self.opened[id(base)] = base
             self.inside(base, names)
+
+    def of_module(self, module: nn.Module) -> None:
+        self.modules[id(module)] = module
+        for table in _HOOKS:
+            for hook in module.__dict__[table].values():
+                self.enter(hook)
+        for tensor in module._parameters.values():
+            for table in _TENSORS_HOOKS if tensor is not None else ():
+                for hook in (getattr(tensor, table, None) or {}).values():
+                    self.enter(hook)
+        kind: Any = type(module)
+        for key, value in module.__dict__.items():
+            if (function := _applied(value)) is not None:
+                self.consider(function, Root(function.__name__, function))
+            elif key not in BOOKKEEPING:
+                self.runs = False
+                self.meet(value, _names_of(kind))
+                self.runs = True
+                self.meet(value)
+        self.of_class(kind)
 
     def of_class(self, cls: type) -> None:
         if (id(cls),) in self.seen:
