@@ -448,6 +448,7 @@ def recording(
     for at, before, now in snapshot.changed_containers():
         found.moved.add(at)
         found.containers.append((before, now))
+    found.moved.update(snapshot.changed_classes())
     found.defaults = dict(snapshot.filled_by_default())
     found.remembered = snapshot.memories.asked_again()
     if read:

@@ -29,6 +29,7 @@ from ariadne.guards import (
     is_opaque,
     lasts,
     outside_of,
+    own_dict,
     own_of,
     refill,
     slot_of,
@@ -358,6 +359,12 @@ class Snapshot:
             ]  # fmt: skip
             if moved:
                 yield id(slots.thing), [was for was, _ in moved], [now for _, now in moved]
+
+    def changed_classes(self) -> Iterator[int]:
+        """The dicts of the classes of which an attribute stands for another now, by id."""
+        for thing, names, was in self._variables:
+            if is_a(thing, type) and _moved(variables(thing, names), was):
+                yield id(own_dict(thing))
 
     def moved(self) -> bool:
         """Whether a container holds other things now, or a variable stands for another."""
