@@ -330,7 +330,7 @@ def validate_dynamic_batches(
     for size in batch_sizes:
         results = []
         for run in (whole, halves):
-            with left_as_found(runtime.model, runtime.plans, drew=runtime.may_draw):
+            with left_as_found(runtime.model, runtime.plans, drew=runtime.draws):
                 args, kwargs = tree.unflatten(example.resized(size), example.spec)
                 results.append(run(*args, **kwargs))
         wrong = difference(*results)

@@ -120,11 +120,12 @@ class Parts:
             recorder.kept |= left
             recording.left_by_parts |= left
             snapshot.inside |= before.spots()
-            drew = bool(before.moved_rng())
+            moved_on = before.moved_rng()
+            drew = bool(moved_on)
             if alone:
                 recording.numbers = self.last.rng
-            snapshot.draws_inside |= drew
-            recording.drew |= drew
+            snapshot.draws_inside.update(moved_on)
+            recording.drew.update(moved_on)
             recording.opaque = True
         unwritten = tuple(
             i for i, leaf in enumerate(leaves)

@@ -438,7 +438,7 @@ def recording(
                 )
         finally:
             if read is not None:
-                found.drew_python, found.drew = read.drew, found.drew or read.drew
+                found.drew |= read.drew
             switches.put_back(recorder.settings)
             patches.restore()
             if watch is not None:

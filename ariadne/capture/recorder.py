@@ -24,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from ariadne import tree
 from ariadne.capture.followed import own_numbers, plain
 from ariadne.capture.foreseen import on_fake, raised_by_data
+from ariadne.capture.generators import TORCH
 from ariadne.capture.refusals import Patches, refuse_transforms
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
@@ -291,7 +292,7 @@ class Recorder(ProxyTorchDispatchMode):
             after = torch.get_rng_state()
             on_device = "cuda" in self.snapshot.rng
             if on_device or not torch.equal(before, after):
-                self.recording.drew = True
+                self.recording.drew.add(TORCH)
                 self.recording.disturbed |= not torch.equal(before, self.drawn)
                 self.drawn = after
 

@@ -11,12 +11,12 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload, no_boundary
-from ariadne.capture import Captured, Example
+from ariadne.capture import Captured, Example, drawn_by
 from ariadne.compiled import SegmentReport
 from ariadne.cut import SIDES, Boundary, SplitCandidate, frontiers, select
 from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError
 from ariadne.guards import Baseline, as_before, explain, matched, state_types
-from ariadne.plan import TracePlan, may_draw, sizes_at, sizes_in
+from ariadne.plan import TracePlan, sizes_at, sizes_in
 from ariadne.runtime.proof import prove
 from ariadne.runtime.training import NO_SLOTS, SideSlots
 from ariadne.runtime.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device
@@ -91,9 +91,9 @@ class Plans:
         return tuple(self._plans)
 
     @property
-    def may_draw(self) -> bool:
-        """Whether a run of any of its plans may draw random numbers."""
-        return any(may_draw(plan.nodes) for plan in self._plans)
+    def draws(self) -> frozenset[str]:
+        """The random generators of the process that a run of any of its plans may draw from."""
+        return drawn_by(self._plans)
 
     def variant_of(self, plan: TracePlan) -> Variant:
         """The variant of one of its plans."""

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ariadne import tree
-from ariadne.capture import PATCHING, Patches
+from ariadne.capture import PATCHING, TORCH, Patches, noted
 from ariadne.cut import Boundary, Objective, around, best
 from ariadne.errors import FrontierError, named, nearest
 from ariadne.stopped.ambient import Saving, switched, switches
@@ -67,6 +67,7 @@ class Measured:
     counts: Counter[str] = field(default_factory=Counter)
     uses: dict[int, list[int]] = field(default_factory=dict)  # parameter, by id: ops that read it
     spans: list[tuple[int, int, int]] = field(default_factory=list)  # of other memory: made, last read, bytes
+    drew: set[str] = field(default_factory=set)  # the random generators of the process that it drew from
     needs_gradients: bool = False  # forward raises without, as where it calls torch.autograd.grad
     saving: dict[tuple[str, int], Saving] = field(
         default_factory=dict
@@ -129,6 +130,8 @@ class _Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.found.ops += 1
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+            self.found.drew.add(TORCH)
         now = self.found.ops
         given = {_memory(t) for t in tree.leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         for memory in given:
@@ -159,9 +162,9 @@ class _Counting(TorchDispatchMode):
             self._close(memory)
 
 
-def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Measured:
-    """Run forward, and note where the calls of its modules end."""
-    found, paths = Measured(), {id(m): path for path, m in reversed([*model.named_modules()]) if path}
+def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], drew: set[str]) -> Measured:
+    """Run forward, and note where the calls of its modules end, and in `drew` what it draws from, also where it raises."""
+    found, paths = Measured(drew=drew), {id(m): path for path, m in reversed([*model.named_modules()]) if path}
     began, patches = switches(), Patches()
     counting = _Counting(found, model, (args, kwargs))
     original: Callable[..., Any] = nn.Module.__call__
@@ -187,7 +190,7 @@ def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         patches.set(nn.Module, "__call__", call)
         torch.clear_autocast_cache()  # a weight that it has cast already would not be seen to be read
         try:
-            with counting:
+            with counting, noted(drew):
                 found.output = model(*args, **kwargs)
                 counting.finish(found.output)
         finally:
