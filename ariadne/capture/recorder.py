@@ -90,8 +90,13 @@ class Recorder(ProxyTorchDispatchMode):
         What was imported meanwhile may hold what stood in the place of one of Python's own functions, in the methods of a named
         tuple, for as long as the process lives.
         """
-        self.__dict__.clear()
-        self.depth, self.thread, self.running = 1, 0, None  # nothing is `mine` any more
+        self.depth, self.thread, self.running = (
+            1,
+            0,
+            None,
+        )  # nothing is `mine` any more, as other threads may ask at any moment
+        for name in self.__dict__.keys() - {"depth", "thread", "running"}:
+            del self.__dict__[name]
 
     @contextmanager
     def aside(self) -> Iterator[None]:
