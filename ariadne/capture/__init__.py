@@ -58,7 +58,7 @@ from ariadne.capture.drawn import noted
 from ariadne.capture.example import Captured, Example, batch_dims, called, declared, swallowed
 from ariadne.capture.generators import ALL, NUMPY, PYTHON, TORCH, Names
 from ariadne.capture.reach import Reach
-from ariadne.capture.refusals import PATCHING, Patches, capturing
+from ariadne.capture.refusals import PATCHING, Patches, capturing, for_forward
 from ariadne.capture.scripted import is_scripted
 from ariadne.capture.state import Snapshot, left_as_found
 
@@ -90,6 +90,7 @@ __all__ = [
     "swallowed",
     "PATCHING",
     "capturing",
+    "for_forward",
     "Patches",
 ]
 

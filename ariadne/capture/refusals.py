@@ -33,7 +33,7 @@ _PLAIN = "_ariadne_plain"  # an attribute of what stands for a function: that fu
 PATCHING = threading.RLock()
 
 
-FOR_FORWARD = threading.local()  # whether a thread does for another what forward handed to it while it was recorded
+_FOR_FORWARD = threading.local()  # whether a thread does for another what forward handed to it while it was looked at
 
 
 @contextmanager
@@ -42,13 +42,26 @@ def capturing() -> Iterator[None]:
 
     Raises `UnsupportedError` in a thread for which a forward waits that is captured itself: both would wait forever.
     """
-    if getattr(FOR_FORWARD, "works", False):
+    if getattr(_FOR_FORWARD, "works", False):
         raise UnsupportedError(
             "forward has another thread call a split that needs a plan of its own, and only one thread at a time captures one: "
             "they would wait for each other. Call that split with such inputs once before, or in the thread of forward"
         )
     with PATCHING:
         yield
+
+
+def for_forward(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a thread that may not capture: the forward that hands it on is looked at in a thread which does."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before, _FOR_FORWARD.works = getattr(_FOR_FORWARD, "works", False), True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _FOR_FORWARD.works = before
+
+    return run
 
 
 class Patches:

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ariadne.capture.recorder import Recorder
-from ariadne.capture.refusals import FOR_FORWARD, Patches
+from ariadne.capture.refusals import Patches, for_forward
 from ariadne.errors import UnsupportedError
 from ariadne.guards import Recording
 from ariadne.plan import bind, storage_of, tensors_in, written_arguments
@@ -62,14 +62,10 @@ def _looked_at(function: Callable[..., Any], recorder: Recorder) -> Callable[...
     recording, where = recorder.recording, recorder.where()
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        before, FOR_FORWARD.works = getattr(FOR_FORWARD, "works", False), True
-        try:
-            with _Elsewhere(recording, where):
-                return function(*args, **kwargs)
-        finally:
-            FOR_FORWARD.works = before
+        with _Elsewhere(recording, where):
+            return function(*args, **kwargs)
 
-    return run
+    return for_forward(run)
 
 
 class _Elsewhere(TorchDispatchMode):

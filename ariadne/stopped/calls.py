@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ariadne import tree
-from ariadne.capture import PATCHING, TORCH, Patches, noted
+from ariadne.capture import PATCHING, TORCH, Patches, for_forward, noted
 from ariadne.cut import Boundary, Objective, around, best
 from ariadne.errors import FrontierError, named, nearest
 from ariadne.stopped.ambient import Saving, switched, switches
@@ -164,14 +166,19 @@ class _Counting(TorchDispatchMode):
 
 def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], drew: set[str]) -> Measured:
     """Run forward, and note where the calls of its modules end, and in `drew` what it draws from, also where it raises."""
+    with PATCHING:
+        return _measured(model, args, kwargs, drew)
+
+
+def _measured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], drew: set[str]) -> Measured:
     found, paths = Measured(drew=drew), {id(m): path for path, m in reversed([*model.named_modules()]) if path}
-    began, patches = switches(), Patches()
+    began, patches, me = switches(), Patches(), get_ident()
     counting = _Counting(found, model, (args, kwargs))
     original: Callable[..., Any] = nn.Module.__call__
 
     def call(self: nn.Module, *given: Any, **options: Any) -> Any:
         path = paths.get(id(self))
-        if path is None or torch._C._len_torch_dispatch_stack() == 0:  # another thread's
+        if path is None or get_ident() != me or torch._C._len_torch_dispatch_stack() == 0:
             return original(self, *given, **options)
         found.counts[path] += 1
         number = found.counts[path]
@@ -186,15 +193,20 @@ def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dre
         found.ends.append((found.ops, path, number, reason))
         return output
 
-    with PATCHING:
-        patches.set(nn.Module, "__call__", call)
-        torch.clear_autocast_cache()  # a weight that it has cast already would not be seen to be read
-        try:
-            with counting, noted(drew):
-                found.output = model(*args, **kwargs)
-                counting.finish(found.output)
-        finally:
-            patches.restore()
+    plain_submit = ThreadPoolExecutor.submit
+
+    def submit(self: ThreadPoolExecutor, function: Any, /, *given: Any, **options: Any) -> Any:
+        return plain_submit(self, for_forward(function) if get_ident() == me else function, *given, **options)
+
+    patches.set(ThreadPoolExecutor, "submit", submit)
+    patches.set(nn.Module, "__call__", call)
+    torch.clear_autocast_cache()  # a weight that it has cast already would not be seen to be read
+    try:
+        with counting, noted(drew):
+            found.output = model(*args, **kwargs)
+            counting.finish(found.output)
+    finally:
+        patches.restore()
     return found
 
 

@@ -156,7 +156,8 @@ def test_calls_that_have_a_plan_go_on_while_another_is_captured(works: Works) ->
     assert all(torch.equal(found, expected) for found in works.found)
 
 
-def test_a_thread_that_forward_waits_for_is_told_that_it_would_wait_forever() -> None:
+@pytest.mark.parametrize("fallback", ["refuse", "python"])
+def test_a_thread_that_forward_waits_for_is_told_that_it_would_wait_forever(fallback: Any) -> None:
     split = prepare_split(Plain(), (X,), split="after:a")
 
     class Nested(Net):
@@ -165,4 +166,4 @@ def test_a_thread_that_forward_waits_for_is_told_that_it_would_wait_forever() ->
             return h
 
     with pytest.raises(UnsupportedError, match="they would wait for each other"):
-        prepare_split(Nested(), (X,), split="after:a")
+        prepare_split(Nested(), (X,), split="after:a", fallback=fallback)
