@@ -15,7 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ariadne import tree
-from ariadne.capture import Captured, Example, batch_dims, capture, declared, left_as_found, swallowed
+from ariadne.capture import Captured, Example, batch_dims, capture, capturing, declared, left_as_found, swallowed
 from ariadne.compare import difference
 from ariadne.cut import ExecutionMode, Objective, SplitSpec, frontiers, parse_boundary
 from ariadne.errors import (
@@ -180,9 +180,8 @@ class Recapture:
             capture, self.model, example, batch_symbol=symbol, batches=batches, grad=training, needed=True, like=like
         )
         try:
-            return copy_context().run(
-                captured
-            )  # what forward sets in context variables, it sets in none of the caller's
+            with capturing():  # what forward sets in context variables, it sets in none of the caller's
+                return copy_context().run(captured)
         except CaptureError as error:
             raise type(error)(f"{error}. {_WAY_OUT_OF_A_CALL}") from error
         except RuntimeError as error:
@@ -250,17 +249,18 @@ def _prepare(
     model: nn.Module, example: Example, settings: Settings, training: bool, more: Sequence[Any] = ()
 ) -> SplitRuntime:
     not_called(model)  # of an earlier split's calls nothing stands in the model
-    recapture, captures = captured_for(model, example, settings.spec, training)
-    first = captures[-1] if len(captures) > 1 and not settings.spec.trainable else captures[0]
-    plans = {c.plan: (frontiers(c.plan), c.baseline) for c in captures}
     compiles = settings.mode == "compiled"  # in its own rounding: what it is made from is held against the model
     plain = replace(settings, mode="generated_eager", compile_options=None) if compiles else settings
-    runtime = SplitRuntime(model, plain, plans, recapture)
-    trains = settings.spec.trainable and training
-    for captured in captures:
-        not_called(model)  # each of them may serve the first call
-        prove(model, runtime.variant_of(captured.plan), captured, example, trains=trains and captured is first)
-    for inputs in more:
+    with capturing():
+        recapture, captures = captured_for(model, example, settings.spec, training)
+        first = captures[-1] if len(captures) > 1 and not settings.spec.trainable else captures[0]
+        plans = {c.plan: (frontiers(c.plan), c.baseline) for c in captures}
+        runtime = SplitRuntime(model, plain, plans, recapture)
+        trains = settings.spec.trainable and training
+        for captured in captures:
+            not_called(model)  # each of them may serve the first call
+            prove(model, runtime.variant_of(captured.plan), captured, example, trains=trains and captured is first)
+    for inputs in more:  # each capture of theirs waits for its turn by itself: calls take locks of their own
         runtime.learn(inputs)
     not_called(model)  # the proof's count for nothing
     return runtime.resplit(mode="compiled", compile_options=settings.compile_options) if compiles else runtime
@@ -327,7 +327,10 @@ def _of_inference(model: nn.Module, error: RuntimeError) -> str:
 
 
 def _capture(recapture: Recapture, example: Example, grad: bool) -> Captured:
-    return capture(recapture.model, example, batch_symbol=recapture.batch_symbol, batches=recapture.batches, grad=grad)
+    with capturing():
+        return capture(
+            recapture.model, example, batch_symbol=recapture.batch_symbol, batches=recapture.batches, grad=grad
+        )
 
 
 def validate_dynamic_batches(
@@ -368,7 +371,7 @@ def validate_dynamic_batches(
     for size in batch_sizes:
         results = []
         for run in (whole, halves):
-            with left_as_found(runtime.model, runtime.plans, drew=runtime.may_draw):
+            with left_as_found(runtime.model, runtime.plans, drew=runtime.draws):
                 args, kwargs = tree.unflatten(example.resized(size), example.spec)
                 results.append(run(*args, **kwargs))
         wrong = difference(*results)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.capture.carried import carried
+from ariadne.capture.drawn import drawn_from, put_back
 from ariadne.capture.example import Evidence, Example, called
 from ariadne.capture.filled import left_by, made_of, made_of_inputs, reads_of
 from ariadne.capture.flags import set_in
@@ -224,7 +224,7 @@ def observe(
         found.made_of = made_of(slots, unpruned, effects)
         found.decided = reads_of(unpruned, found, effects)
         found.left = left_by(slots, unpruned, found.decided, effects)
-        filled = made_of_inputs(slots, unpruned, effects, found.drew) if first else {}
+        filled = made_of_inputs(slots, unpruned, effects, bool(found.drew)) if first else {}
         goes_on = carried(model, example, batch, grad, found.drew, snapshot, filled, changes)
         plan = check(prune(unpruned))
         return Observation(
@@ -242,20 +242,6 @@ def observe(
         )
     finally:
         put_back(snapshot, found)
-
-
-def put_back(snapshot: Snapshot, found: Recording | None) -> None:
-    """Let all be as it was before a run, as far as that came: of random generators those that it drew from, and no other thread."""
-    if found is None:
-        snapshot.restore()
-    else:
-        snapshot.restore(found.drew and not found.disturbed, drawn_from(found, snapshot))
-
-
-def drawn_from(found: Recording, snapshot: Snapshot) -> list[str]:
-    """Which of Python's own generators forward drew from, and no other thread."""
-    mine = found.drew_python or threading.active_count() == 1
-    return [name for name in snapshot.moved_rng(found.numbers) if mine or name != "random"]
 
 
 def _refuse_renewed(found: Recording, effects: Effects) -> None:
@@ -304,7 +290,7 @@ def _refuse_python_state(
         )
     moved = drawn_from(found, snapshot)
     if moved:
-        found.drew = True
+        found.drew.update(moved)
         raise UnsupportedError(
             f"forward draws from {' and '.join(moved)}, whose numbers would be frozen in the plan; draw from torch's RNG instead"
         )

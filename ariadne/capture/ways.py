@@ -173,7 +173,7 @@ def _still_gives(
     snapshot = Reach(model).snapshot(*tree.unflatten(example.leaves, example.spec))
     snapshot.save_buffers()
     try:  # a run that needs what was taken away gives what it raises
-        return difference(real.evidence.output, gives(model, example, batch, grad, False, snapshot)) is None and holds()
+        return difference(real.evidence.output, gives(model, example, batch, grad, (), snapshot)) is None and holds()
     finally:
         snapshot.restore(real.recorded.drew)
 
@@ -272,7 +272,7 @@ def _captured(
                 refuse_unlike_constants(again.plan, other.plan)
                 refuse_kept_data(real.plan, again.plan)
     plan = replace(plan, given=_given(plan, example), sizes=example.sizes, traced_sizes=tuple(here.items()))
-    drew = any(recorded.drew for recorded in recordings)
+    drew = frozenset[str]().union(*(recorded.drew for recorded in recordings))
     return Captured(check(plan), (*shown, *more), Baseline(model, recordings, example.leaves), drew)
 
 

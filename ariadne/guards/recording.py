@@ -67,9 +67,11 @@ class Recording:
     outside_of_parts: set[tuple[int, Any]] = field(default_factory=set)  # what Python changed outside of such parts
     numbers: dict[str, Any] | None = None  # how the last such part left Python's own generators
     scripted: bool = False  # functions under torch.jit.script ran
-    drew: bool = False  # it drew from a generator of the process
-    drew_python: bool = False  # and that was Python's, `random`
+    drew: set[str] = field(
+        default_factory=set
+    )  # the generators of the process it drew from, as `capture.generators` names them
     disturbed: bool = False  # another thread drew from torch's while forward drew
+    beside: bool | None = None  # whether another thread draws from numpy's, once that was asked
     elsewhere: str = ""  # what another thread did for it that no plan does, in words
     repeated: set[tuple[int, Any]] = field(default_factory=set)  # and inside of parts that the backward pass runs again
     overtaken: str = ""  # what such a part puts somewhere, and forward something else later, in words

@@ -15,10 +15,10 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ariadne import tree
-from ariadne.capture import Captured, Example, is_scripted, left_as_found
+from ariadne.capture import Captured, Example, drawn_by, is_scripted, left_as_found
 from ariadne.compare import difference
 from ariadne.errors import VerificationError
-from ariadne.plan import TracePlan, may_draw, own
+from ariadne.plan import TracePlan, own
 from ariadne.runtime.moved import getter
 from ariadne.runtime.variant import Variant
 from ariadne.runtime.waiting import leaves_of, without_hooks
@@ -60,12 +60,12 @@ def prove(model: nn.Module, variant: Variant, captured: Captured, example: Examp
         _prove_gradients(runs, variant, example)
 
 
-def _draws(captured: Captured) -> bool:
-    """Whether the generators are put back after a run: to rewind what another thread draws from would give it numbers twice.
+def _draws(captured: Captured) -> frozenset[str]:
+    """The generators that are put back after a run: to rewind what another thread draws from would give it numbers twice.
 
     Alone in its process, what an op of the model's own, or its backward, may draw is put back as well.
     """
-    return captured.drew or (threading.active_count() == 1 and may_draw(captured.plan.nodes))
+    return captured.drew | (drawn_by([captured.plan]) if threading.active_count() == 1 else frozenset())
 
 
 def _rounds(plan: TracePlan) -> int:
@@ -78,7 +78,7 @@ class _Runs:
 
     model: nn.Module
     plan: TracePlan
-    drew: bool
+    drew: frozenset[str]
 
     def of(self, run: Callable[..., Any], example: Example, batch: int, grad: bool, then: Callable[[Any], Any]) -> Any:
         """What `then` makes of one run on inputs of a batch."""

@@ -204,7 +204,7 @@ class SplitRuntime(Told):
         s = self.settings
         compiles = s.mode == "compiled"
         records = compiles and cuda_graphs(CompileOptions.parse(s.compile_options))
-        with left_as_found(self.model, self.plans, drew=self.may_draw):
+        with left_as_found(self.model, self.plans, drew=self.draws):
             for _ in range(3 if records else 1):
                 self.run_suffix(self.run_prefix(*args, **kwargs))
             if compiles:
@@ -433,7 +433,7 @@ class SplitRuntime(Told):
                 with torch.set_grad_enabled(training_now):
                     self.joined(*args, **kwargs)
             finally:
-                snapshot.restore(self.may_draw)
+                snapshot.restore(self.draws)
                 not_called(self.model, known)
 
     # --- cutting elsewhere ----------------------------------------------------------------------------------------
