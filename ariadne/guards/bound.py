@@ -1,4 +1,5 @@
-"""Bound: a call in the form of the example's, whose arguments came by name where that had them by position, or the other way."""
+"""Bound: a call in the form of the example's: its arguments came by name where that had them by position, or the other way, or a
+default of forward's was passed where that left it out, or the other way."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from ariadne import tree
+from ariadne.guards.attributes import lasts
 from ariadne.plan import TracePlan
 
 Form = tuple[tuple[Any, ...], dict[str, Any]]
@@ -30,15 +32,21 @@ def binding(model: nn.Module, spec: tree.Spec) -> Callable[[tuple[Any, ...], dic
         return lambda args, kwargs: None
     positional, keyword = spec.children
     first, named = [*asked.parameters][: len(positional.children)], [*keyword.keys]
+    wanted = {*first, *named}
 
     def bound(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Form | None:
         if len(args) == len(first) and kwargs.keys() == {*named}:
             return None
         try:
-            given = asked.bind(*args, **kwargs).arguments
+            given = dict(asked.bind(*args, **kwargs).arguments)
         except TypeError:  # forward would refuse it, too
             return None
-        if given.keys() != {*first, *named}:
+        for name, p in asked.parameters.items():
+            if name in given and name not in wanted and given[name] is p.default:
+                del given[name]  # forward finds the same there
+            elif name in wanted and name not in given and lasts(p.default):
+                given[name] = p.default
+        if given.keys() != wanted:
             return None
         return tuple(given[name] for name in first), {name: given[name] for name in named}
 

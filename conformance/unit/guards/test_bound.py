@@ -97,3 +97,35 @@ def test_another_argument_is_another_call() -> None:
     ):
         with pytest.raises(InputError, match="another structure than at capture"):
             runtime.run_prefix(*args, **kwargs)
+
+
+class Optional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 2.0) -> Tensor:
+        h = self.a(x) * scale
+        found: Tensor = self.b(h if mask is None else h * mask)
+        return found
+
+
+LEFT_OUT: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    ((), {}),
+    ((None,), {}),
+    ((None, 2.0), {}),
+    ((), {"mask": None}),
+    ((), {"scale": Optional.forward.__defaults__[1], "mask": None}),  # type: ignore[index]
+]
+
+
+@pytest.mark.parametrize("example", range(len(LEFT_OUT)))
+def test_a_default_that_is_passed_is_as_one_that_is_left_out(example: int) -> None:
+    model, x = Optional().eval(), torch.randn(2, 4)
+    args, kwargs = LEFT_OUT[example]
+    runtime = prepare_split(model, (x, *args), example_kwargs=kwargs, split="after:a")
+    for given, named in LEFT_OUT:
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(x, *given, **named)), model(x))
+    assert len(runtime.plans) == 1
+    with pytest.raises(InputError):
+        runtime.run_prefix(x, torch.ones(2, 4))

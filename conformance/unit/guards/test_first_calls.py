@@ -203,6 +203,6 @@ def test_what_forward_looks_up_in_a_table_before_it_makes_it_is_kept(asks: Calla
     with torch.no_grad():
         model.first.weight.mul_(2)
     with pytest.raises(
-        ModuleError, match="makes the attribute 'made' of the model of 'first.weight' at its first call"
+        ModuleError, match=r"makes the attribute 'made' of the model of 'first.weight' at its first call"
     ):
         call(split)

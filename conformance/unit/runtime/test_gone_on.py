@@ -131,3 +131,27 @@ def test_a_boundary_that_waits_meanwhile_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(SCALES, "two", 3.0)
     with pytest.raises(ModuleError, match="SCALES"):
         split.run_suffix(boundary)
+
+
+class Adapted(nn.Module):
+    """One of several adapters, by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.adapters = nn.ModuleDict({"one": nn.Linear(4, 4)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        found: Tensor = self.b(h + self.adapters["one"](h)) * len(self.adapters)
+        return found
+
+
+def test_where_a_dict_of_modules_has_one_more_a_call_is_captured_anew() -> None:
+    model, x = Adapted(), numbers(2, 4)
+    split = prepare_split(model, (x,), split="50%")
+    model.adapters["two"] = nn.Linear(4, 4)
+    same(model(x), split.run_suffix(split.run_prefix(x)), "with one more")
+    del model.adapters["one"]
+    with pytest.raises(ModuleError, match=r"'adapters.one' was replaced, added or removed"):
+        split.run_prefix(x)
