@@ -24,7 +24,7 @@ from ariadne.capture.followed import plain
 from ariadne.capture.measured import patch_sizes
 from ariadne.capture.outsiders import Outsiders
 from ariadne.capture.parts import Parts
-from ariadne.capture.recorder import Recorder
+from ariadne.capture.recorder import Recorder, modes_of_its_own
 from ariadne.capture.refusals import PATCHING, Patches, Run, called_by_torch, minds_its_own, refusing
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
@@ -386,23 +386,6 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
         patches.set(torch, name, watched_call("dtype", getattr(torch, name)))
 
 
-@contextmanager
-def _modes_of_its_own() -> Iterator[None]:
-    """While in the block, this thread has modes at the pre-dispatch key of its own: torch keeps one stack of them for all threads.
-
-    Another thread that puts its modes aside for a moment, as each fake tensor does, would take the recorder's off, too, and put it
-    onto itself.
-    """
-    ops: Any = torch._ops
-    plain, me = ops.mode_stack_state_for_pre_dispatch, get_ident()
-    own = type(plain())()
-    ops.mode_stack_state_for_pre_dispatch = lambda: own if get_ident() == me else plain()
-    try:
-        yield
-    finally:
-        ops.mode_stack_state_for_pre_dispatch = plain
-
-
 def _is_made_here(t: torch.Tensor, recording: Recording) -> bool:
     """Whether the memory of a tensor was made by an op."""
     key = storage_of(t)
@@ -439,7 +422,7 @@ def recording(
                 stack.enter_context(disguised(recorder.is_mine, patches, recorder.refuse_reading))
                 stack.enter_context(fake)
             stack.enter_context(enable_python_dispatcher())
-            stack.enter_context(_modes_of_its_own())
+            stack.enter_context(modes_of_its_own())
             stack.enter_context(recorder)
             if fake is None and watch is None:
                 read = stack.enter_context(surroundings(recorder.is_mine, snapshot.holds, recorder.aside))

@@ -431,6 +431,23 @@ def modes() -> tuple[Any, ...]:
     )
 
 
+@contextmanager
+def modes_of_its_own() -> Iterator[None]:
+    """While in the block, this thread has modes at the pre-dispatch key of its own: torch keeps one stack of them for all threads.
+
+    Another thread that puts its modes aside for a moment, as each fake tensor does, would take the recorder's off, too, and put it
+    onto itself.
+    """
+    ops: Any = torch._ops
+    plain, me = ops.mode_stack_state_for_pre_dispatch, threading.get_ident()
+    own = type(plain())()
+    ops.mode_stack_state_for_pre_dispatch = lambda: own if threading.get_ident() == me else plain()
+    try:
+        yield
+    finally:
+        ops.mode_stack_state_for_pre_dispatch = plain
+
+
 def sizes_in(t: torch.Tensor) -> tuple[int, ...]:
     """The sizes of a tensor, without telling that they were read; of a nested one, which has many, none."""
     return () if t.is_nested else tuple(_plain_shape(t))
