@@ -129,9 +129,8 @@ class _Search:
                 thing, self.runs, self.owner = self.todo.pop()
                 self.look(thing)
         for cls in self.classes:
-            names = {
-                n for n in self.written | self.declared.get(cls, set()) if not hasattr(vars(cls).get(n), "__get__")
-            }
+            names, table = self.written | self.declared.get(cls, set()), vars(cls)
+            names -= {n for n in table.keys() & names if hasattr(table[n], "__get__")}
             if names:
                 self.keep(Root(cls.__name__, cls, (), tuple(sorted(names))))
         for f in self.functions.values():
@@ -330,8 +329,8 @@ class _Search:
 
     def called_by(self, f: FunctionType, names: Collection[str]) -> list[FunctionType]:
         """The functions that one has these names for, and that it may hand a class or an object to."""
-        own = [vars(cls).get(name) for cls in _family(self.owner) for name in names]
-        found = [*inside(f), *map(f.__globals__.get, names), *own]
+        own = [vars(cls)[name] for cls in _family(self.owner) for name in vars(cls).keys() & names]
+        found = [*inside(f), *map(f.__globals__.get, f.__globals__.keys() & names), *own]
         found += [inner for thing in own for inner in around(thing)]
         return [thing for thing in found if is_a(thing, FunctionType) and not is_known(thing.__globals__)]
 
