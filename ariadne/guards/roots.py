@@ -180,8 +180,14 @@ class _Search:
         """Look at what these names mean in the classes in a value, and in all that it holds; of objects, in their own."""
         todo, seen = [value], set[int]()
         while todo:
-            thing = todo.pop()
+            thing: Any = todo.pop()
+            applied: Any = _applied(thing)
+            thing = applied or thing
             if is_a(thing, type):
+                if issubclass(thing, torch.autograd.Function) and thing not in self.declared:
+                    self.declared[thing] = {n for n in vars(thing) if not n.startswith("__")}
+                    for inner in vars(thing).values():
+                        self.enter_all(inner)
                 if not _is_known(thing):
                     self.classes[thing] = None
                 self.meet_class(thing, names)
@@ -355,10 +361,6 @@ class _Search:
         self.tensors.update((id(t), t) for t in several if is_a(t, torch.Tensor))
         if is_a(value, nn.Module):
             self.parts.update((id(t), t) for t in (*value.parameters(), *value.buffers()))
-        if is_a(value, type) and issubclass(value, torch.autograd.Function) and value not in self.classes:
-            self.declared[value] = {n for n in vars(value) if not n.startswith("__")}
-            for inner in vars(value).values():
-                self.enter_all(inner)
         self.meet(value, names)
         if is_a(value, ModuleType) and not is_known(vars(value)):
             for name in sorted(vars(value).keys() & names) if deep < _DEEP else ():
