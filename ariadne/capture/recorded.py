@@ -17,8 +17,9 @@ from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ariadne.capture import applied, listed, packed, repeated, taken, threads, wanted
+from ariadne.capture import applied, listed, packed, repeated, setters, taken, threads, wanted
 from ariadne.capture.disguise import disguised
+from ariadne.capture.flags import FLAG
 from ariadne.capture.followed import plain
 from ariadne.capture.measured import patch_sizes
 from ariadne.capture.outsiders import Outsiders
@@ -107,7 +108,7 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
     original_write = nn.Module.__setattr__
 
     def write(self: nn.Module, name: str, value: Any) -> None:
-        if outsiders.knows(self):
+        if (name == FLAG and id(self) in paths and mine()) or outsiders.knows(self):
             key = (paths[id(self)], name)
             if key not in recording.read_attributes:
                 recording.written.add(key)
@@ -379,10 +380,27 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
     patches.set(torch.Tensor, "is_contiguous", noted("layout", "is_contiguous"))
     for name in ("stride", "dim_order"):
         patches.set(torch.Tensor, name, noted("layout", name))
-    for part in (applied, repeated, taken, threads):
+    for part in (applied, repeated, setters, taken, threads):
         part.patch(recorder, patches)
     for name in _AUTOCAST:
         patches.set(torch, name, watched_call("dtype", getattr(torch, name)))
+
+
+@contextmanager
+def _modes_of_its_own() -> Iterator[None]:
+    """While in the block, this thread has modes at the pre-dispatch key of its own: torch keeps one stack of them for all threads.
+
+    Another thread that puts its modes aside for a moment, as each fake tensor does, would take the recorder's off, too, and put it
+    onto itself.
+    """
+    ops: Any = torch._ops
+    plain, me = ops.mode_stack_state_for_pre_dispatch, get_ident()
+    own = type(plain())()
+    ops.mode_stack_state_for_pre_dispatch = lambda: own if get_ident() == me else plain()
+    try:
+        yield
+    finally:
+        ops.mode_stack_state_for_pre_dispatch = plain
 
 
 def _is_made_here(t: torch.Tensor, recording: Recording) -> bool:
@@ -421,6 +439,7 @@ def recording(
                 stack.enter_context(disguised(recorder.is_mine, patches, recorder.refuse_reading))
                 stack.enter_context(fake)
             stack.enter_context(enable_python_dispatcher())
+            stack.enter_context(_modes_of_its_own())
             stack.enter_context(recorder)
             if fake is None and watch is None:
                 read = stack.enter_context(surroundings(recorder.is_mine, snapshot.holds, recorder.aside))
@@ -438,7 +457,7 @@ def recording(
                 )
         finally:
             if read is not None:
-                found.drew_python, found.drew = read.drew, found.drew or read.drew
+                found.drew |= read.drew
             switches.put_back(recorder.settings)
             patches.restore()
             if watch is not None:

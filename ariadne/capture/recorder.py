@@ -24,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from ariadne import tree
 from ariadne.capture.followed import own_numbers, plain
 from ariadne.capture.foreseen import on_fake, raised_by_data
+from ariadne.capture.generators import TORCH
 from ariadne.capture.refusals import Patches, refuse_transforms
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
@@ -89,8 +90,13 @@ class Recorder(ProxyTorchDispatchMode):
         What was imported meanwhile may hold what stood in the place of one of Python's own functions, in the methods of a named
         tuple, for as long as the process lives.
         """
-        self.__dict__.clear()
-        self.depth, self.thread, self.running = 1, 0, None  # nothing is `mine` any more
+        self.depth, self.thread, self.running = (
+            1,
+            0,
+            None,
+        )  # nothing is `mine` any more, as other threads may ask at any moment
+        for name in self.__dict__.keys() - {"depth", "thread", "running"}:
+            del self.__dict__[name]
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -291,7 +297,7 @@ class Recorder(ProxyTorchDispatchMode):
             after = torch.get_rng_state()
             on_device = "cuda" in self.snapshot.rng
             if on_device or not torch.equal(before, after):
-                self.recording.drew = True
+                self.recording.drew.add(TORCH)
                 self.recording.disturbed |= not torch.equal(before, self.drawn)
                 self.drawn = after
 

@@ -7,22 +7,25 @@ from typing import Any
 import torch
 
 from ariadne.capture.recorder import Recorder
-from ariadne.capture.refusals import Patches, called_by_torch
+from ariadne.capture.refusals import Patches, called_by_torch, is_wrapped
 from ariadne.errors import UnsupportedError
 from ariadne.plan import storage_of
 
 
 def patch(recorder: Recorder, patches: Patches) -> None:
     """Let `requires_grad_()`, and an assignment to `requires_grad`, be refused of inputs, and of the model's tensors if it
-    changes anything: a plan has no op for it, and it stays once the call is over."""
+    changes anything: a plan has no op for it, and it stays once the call is over. Else the plan holds for these flags alone."""
     plain: Any = torch.Tensor.requires_grad_
     asked: Any = vars(torch.Tensor)["requires_grad"]
 
     def refuse(t: torch.Tensor, value: bool) -> None:
-        if recorder.fake is not None or not recorder.is_mine() or called_by_torch(3) or id(t) in recorder.own:
+        if not recorder.is_mine() or id(t) in recorder.own or is_wrapped(t):
             return
         of_model = storage_of(t) in recorder.state
         if of_model and asked.__get__(t) == bool(value):
+            recorder.recording.looked.add("requires_grad")
+            return
+        if not of_model and (recorder.fake is not None or called_by_torch(3)):
             return
         todo = (
             "set it before the call"

@@ -37,6 +37,7 @@ _SWITCHES = (torch._C._set_grad_enabled,)  # what lies after the cut may stand i
 ANSWERED: frozenset[Any] = frozenset(
     {*(getattr(_Tensor, n).__get__ for n in _GETTERS), *(getattr(_Tensor, n) for n in _METHODS), *_SWITCHES}
 )
+SET_DATA: Any = _Tensor.data.__set__  # what torch calls for `t.data = ...`
 
 
 class Absent:

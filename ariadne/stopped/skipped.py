@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from ariadne import tree
 from ariadne.errors import BoundaryError, named
 from ariadne.guards import global_hooks
-from ariadne.stopped.absent import ANSWERED, Absent, Ghost, Standing, filled, present, settled
+from ariadne.stopped.absent import ANSWERED, SET_DATA, Absent, Ghost, Standing, filled, present, settled
 from ariadne.stopped.ambient import Saving, within_function
 from ariadne.stopped.gate import Awaited
 from ariadne.stopped.laid import Laid
@@ -113,6 +113,11 @@ class Skipping(TorchFunctionMode):
             return found
 
         args, kwargs = tree.map_leaves(current, (args, kwargs))
+        if func == SET_DATA and isinstance(args[1], Ghost):  # no op, of which the ghost itself would hear
+            raise self.standing.fail(
+                f"after the cut forward puts {args[1].told}, which was made before it, in the place of a tensor's data "
+                "(`t.data = ...`). Run the suffix in the process of the prefix; or cut elsewhere"
+            )
         found = func(*args, **kwargs)
         for name, t, version in versions:
             if t._version != version:
@@ -194,11 +199,13 @@ def run_rest(
     known: frozenset[Place],
     laid: Laid | None = None,
     trains: bool = False,
+    watch: bool = False,
 ) -> tuple[Any, list[Any]]:
     """The model's output, from what crossed; and the names of what the suffix used.
 
     `crossed`: the tensors of the module's output, then those of `before.crossing`. `known`: attributes that may be set.
     `laid`: what was laid out of the model before. `trains`: whether gradients go back from there.
+    `watch`: what it puts in the place of a tensor's data after the cut, too, of which nobody hears else.
     """
     if before.refusal:
         raise BoundaryError(f"this boundary can't be run from what crossed alone: {before.refusal}")
@@ -222,7 +229,7 @@ def run_rest(
         _refuse_other(model, before)
         output = skipping.pass_cut(output)
         undoing.append(start.undoing())
-        if not skipping.stale:
+        if not skipping.stale and not watch:
             leave(skipping)
         return output
 

@@ -41,7 +41,7 @@ from ariadne.stopped.ending import refuse_changing_end
 from ariadne.stopped.forward import Forward
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import Before, Noting, Wanted
-from ariadne.stopped.proof import hold, isolated, measured_on, prove_step
+from ariadne.stopped.proof import counted, hold, isolated, measured_on, prove_step
 from ariadne.stopped.skipped import run_rest
 from ariadne.stopped.standing import Stood, unmoved_since
 from ariadne.units import size
@@ -95,6 +95,11 @@ class PythonSplit(NotCalled):
     def split_id(self) -> str:
         """The string that names the cut in use: "after:backbone"."""
         return self.candidate.split_id
+
+    @property
+    def draws(self) -> frozenset[str]:
+        """The random generators of the process that the example was seen to draw from."""
+        return frozenset(self._measured.drew)
 
     def prefix_parameters(self) -> list[nn.Parameter]:
         """The parameters that the example used before the cut, each once."""
@@ -195,13 +200,13 @@ class PythonSplit(NotCalled):
 
     def warmup(self, *args: Any, **kwargs: Any) -> None:
         """Run both sides once; the model stays as it is."""
-        snapshot = Snapshot(self.model)
+        snapshot, names = Snapshot(self.model), counted(self.draws)
         snapshot.save_all()
         try:
             with no_weights_cached():
                 self.run_suffix(self.run_prefix(*args, **kwargs))
         finally:
-            snapshot.restore()
+            snapshot.restore(names)
 
     # --- training -------------------------------------------------------------------------------------------------
 
@@ -384,13 +389,13 @@ class PythonSplit(NotCalled):
             with self._lock:
                 self._refuse_changing_end(self._example, False)
                 self._look_for_kept(self._example, False)
-            hold(self.model, self._example, False, self.model, self._joined, self.split_id)
+            hold(self.model, self._example, False, self.model, self._joined, self.split_id, self.draws)
         if self.settings.spec.trainable:
             self.prove_training(self._example)
 
     def _refuse_changing_end(self, example: Example, grad: bool) -> None:
         others = nearby(self.candidates, self.candidate)
-        refuse_changing_end(self.model, example, grad, self._started, self.candidate.after, others)
+        refuse_changing_end(self.model, example, grad, self._started, self.candidate.after, others, self.draws)
 
     def _look_for_kept(self, example: Example, grad: bool) -> None:
         """Find out what the suffix uses from before the cut, by running it on all that there is; `stays` says why none leaves."""
@@ -411,7 +416,9 @@ class PythonSplit(NotCalled):
             places = frozenset(place for place, _, _ in halt.before.attributes)
             crossed = handed_on((*tensors, *halt.kept), grad)
             known = self.wanted.attributes | places
-            _, used = run_rest(self.model, self.module, self.candidate.call, halt.before, crossed, known=known)
+            _, used = run_rest(
+                self.model, self.module, self.candidate.call, halt.before, crossed, known=known, watch=True
+            )
             self.wanted.add(used, noting.site_of, places)
 
         def afar(*args: Any, **kwargs: Any) -> Any:
@@ -421,8 +428,8 @@ class PythonSplit(NotCalled):
             return self._run_rest(boundary, grad)
 
         try:
-            isolated(self.model, example, grad, run)
-            hold(self.model, example, grad, self.model, afar, self.split_id)
+            isolated(self.model, example, grad, run, self.draws)
+            hold(self.model, example, grad, self.model, afar, self.split_id, self.draws)
         except Exception as error:  # whatever forward raises where it is run in such a way: then it is not
             self.stays = f"{type(error).__name__}: {error}"
 
@@ -436,7 +443,7 @@ class PythonSplit(NotCalled):
             self._look_for_kept(example, True)
             was, self._proved = self._proved, True
             try:
-                prove_step(self.model, example, self, self.split_id)
+                prove_step(self.model, example, self, self.split_id, self.draws)
             except BaseException:
                 self._proved = was
                 raise

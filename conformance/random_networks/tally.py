@@ -35,7 +35,7 @@ class Extent:
 ALL = Extent()
 EXTENT = {
     "smoke": Extent(least=(1,)),  # batch 0 stands in the corpus
-    "wide": Extent(steps=5, both_modes=False, cuts=3, session_steps=4, actions=8, named=True),
+    "wide": Extent(steps=5, both_modes=False, cuts=3, session_steps=4, actions=14, named=True),
 }.get(PROFILE, ALL)
 
 

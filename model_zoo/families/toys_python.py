@@ -82,4 +82,16 @@ class PythonWrites(_Three):
         return found
 
 
+@toy("weight_rebound", "no-graph")
+class WeightRebound(_Three):
+    """The norms of weights are held by `weight.data = ...`, as EEGNet does: a weight that is within its bounds stays as it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.enter.weight.data = torch.renorm(self.enter.weight.data, p=2, dim=0, maxnorm=1.0)
+        h = self.middle(self.enter(x).tanh())
+        self.leave.weight.data = torch.renorm(self.leave.weight.data, p=2, dim=0, maxnorm=9.0)
+        found: Tensor = self.leave(h.relu())
+        return found
+
+
 ENTRIES = tuple(toy.entries)

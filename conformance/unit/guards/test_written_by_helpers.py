@@ -1,4 +1,4 @@
-"""What forward puts into containers outside of the model, by functions that only decorators, objects or modules lead to."""
+"""What forward puts into containers outside of the model, by functions that decorators, objects or modules of others lead to."""
 
 from __future__ import annotations
 

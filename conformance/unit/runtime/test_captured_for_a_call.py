@@ -31,6 +31,9 @@ class Base(nn.Module):
         self.own = torch.Generator()
 
 
+_Base: Any = torch._C.TensorBase
+
+
 def from_five(change: Callable[[Any, Tensor], Tensor]) -> type[Base]:
     """A model that does something only where the batch is larger than 4."""
 
@@ -45,19 +48,19 @@ def from_five(change: Callable[[Any, Tensor], Tensor]) -> type[Base]:
 
 def new_data(s: Any, h: Tensor) -> Tensor:
     t = h.clone()
-    t.data = t.data * 2
+    _Base.data.__set__(t, t.data * 2)  # as `t.data = ...`, which capture would refuse by itself
     return t
 
 
 def applied(s: Any, h: Tensor) -> Tensor:
     t = h.detach().clone()
-    t.apply_(lambda v: v * 2)
+    _Base.apply_(t, lambda v: v * 2)
     return h + t
 
 
 def mapped(s: Any, h: Tensor) -> Tensor:
     t = h.detach().clone()
-    t.map_(t, lambda v, w: v * w)
+    _Base.map_(t, t, lambda v, w: v * w)
     return h + t
 
 
