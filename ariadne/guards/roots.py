@@ -134,9 +134,8 @@ class _Search:
                 thing, self.runs, self.owner = self.todo.pop()
                 self.look(thing)
         for cls in self.classes:
-            names = {
-                n for n in self.written | self.declared.get(cls, set()) if not hasattr(vars(cls).get(n), "__get__")
-            }
+            names, table = self.written | self.declared.get(cls, set()), vars(cls)
+            names -= {n for n in table.keys() & names if hasattr(table[n], "__get__")}
             if names:
                 self.keep(Root(cls.__name__, cls, (), tuple(sorted(names))))
         for f in self.functions.values():
@@ -187,8 +186,14 @@ class _Search:
         """Look at what these names mean in the classes in a value, and in all that it holds; of objects, in their own."""
         todo, seen = [value], set[int]()
         while todo:
-            thing = todo.pop()
+            thing: Any = todo.pop()
+            applied: Any = _applied(thing)
+            thing = applied or thing
             if is_a(thing, type):
+                if issubclass(thing, torch.autograd.Function) and thing not in self.declared:
+                    self.declared[thing] = {n for n in vars(thing) if not n.startswith("__")}
+                    for inner in vars(thing).values():
+                        self.enter_all(inner)
                 if not _is_known(thing):
                     self.classes[thing] = None
                 self.meet_class(thing, names)
@@ -336,8 +341,8 @@ class _Search:
 
     def called_by(self, f: FunctionType, names: Collection[str]) -> list[FunctionType]:
         """The functions that one has these names for, and that it may hand a class or an object to."""
-        own = [vars(cls).get(name) for cls in _family(self.owner) for name in names]
-        found = [*inside(f), *map(f.__globals__.get, names), *own]
+        own = [vars(cls)[name] for cls in _family(self.owner) for name in vars(cls).keys() & names]
+        found = [*inside(f), *map(f.__globals__.get, f.__globals__.keys() & names), *own]
         found += [inner for thing in own for inner in around(thing)]
         return [thing for thing in found if is_a(thing, FunctionType) and not is_known(thing.__globals__)]
 
@@ -364,10 +369,6 @@ class _Search:
         self.tensors.update((id(t), t) for t in several if is_a(t, torch.Tensor))
         if is_a(value, nn.Module):
             self.parts.update((id(t), t) for t in (*value.parameters(), *value.buffers()))
-        if is_a(value, type) and issubclass(value, torch.autograd.Function) and value not in self.classes:
-            self.declared[value] = {n for n in vars(value) if not n.startswith("__")}
-            for inner in vars(value).values():
-                self.enter_all(inner)
         self.meet(value, names)
         if is_a(value, ModuleType) and not is_known(vars(value)):
             for name in sorted(vars(value).keys() & names) if deep < _DEEP else ():
