@@ -35,6 +35,7 @@ from ariadne.guards.codes import around, globals_in, inside
 from ariadne.guards.links import absolute, is_known
 
 _DEEP = 4  # modules in modules are looked through so far
+_MOST = 1 << 15
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _TENSORS_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _CALLED = (FunctionType, MethodType, partial)
@@ -118,6 +119,7 @@ class _Search:
         self.spoken = set[str]()  # all names in what runs: an object or a class may have been handed to any of it
         self.own: dict[type, set[str]] = {}  # those in the methods of a class that run
         self.opened: dict[int, Any] = {}  # the classes and functions that what runs meets
+        self.left = _MOST  # things that may be looked into for the classes in them
         self.done: dict[tuple[int, bool], tuple[Any, set[str]]] = {}  # the names that were looked at in each
         self.todo: list[
             tuple[Any, bool, type | None]
@@ -185,8 +187,11 @@ class _Search:
     def meet(self, value: Any, names: Collection[str] = ()) -> None:
         """Look at what these names mean in the classes in a value, and in all that it holds; of objects, in their own."""
         todo, seen = [value], set[int]()
-        while todo:
+        while todo and self.left:
             thing: Any = todo.pop()
+            self.left -= 1
+            if _is_ours(thing if is_a(thing, type) else type(thing)):  # a split that forward calls looks after its own
+                continue
             applied: Any = _applied(thing)
             thing = applied or thing
             if is_a(thing, type):
@@ -416,6 +421,10 @@ def _family(cls: Any) -> tuple[type, ...]:
     """A class, its bases and the class that made it, but for torch's and Python's own; none for what is no class."""
     found = (*cls.__mro__[:-1], *type(cls).__mro__[:-2]) if is_a(cls, type) else ()
     return tuple(base for base in found if not _is_known(base))
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == "ariadne"
 
 
 def _is_known(cls: type) -> bool:
