@@ -58,6 +58,7 @@ from ariadne.guards.attributes import (
     is_array,
     is_followed,
     is_opaque,
+    is_ours,
     lasts,
     own_of,
     place,

@@ -28,6 +28,7 @@ from ariadne.guards.attributes import (
     is_array,
     is_memory,
     is_opaque,
+    is_ours,
     kind_of,
 )
 from ariadne.guards.classes import own_dict
@@ -190,7 +191,7 @@ class _Search:
         while todo and self.left:
             thing: Any = todo.pop()
             self.left -= 1
-            if _is_ours(thing if is_a(thing, type) else type(thing)):  # a split that forward calls looks after its own
+            if is_ours(thing if is_a(thing, type) else type(thing)):
                 continue
             applied: Any = _applied(thing)
             thing = applied or thing
@@ -421,10 +422,6 @@ def _family(cls: Any) -> tuple[type, ...]:
     """A class, its bases and the class that made it, but for torch's and Python's own; none for what is no class."""
     found = (*cls.__mro__[:-1], *type(cls).__mro__[:-2]) if is_a(cls, type) else ()
     return tuple(base for base in found if not _is_known(base))
-
-
-def _is_ours(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] == "ariadne"
 
 
 def _is_known(cls: type) -> bool:

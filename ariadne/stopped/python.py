@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.guards import VERSION, Reached, codes_of, contents_of, outside_of, refill, variables
+from ariadne.guards import VERSION, Reached, codes_of, contents_of, is_ours, outside_of, refill, variables
 from ariadne.stopped.absent import Ghost, filled
 from ariadne.stopped.handed import LOCKS
 from ariadne.stopped.laid import PLAIN, SKIPPED, Laid, Tables
@@ -74,7 +74,7 @@ class _Held:
         kind = type(value)
         if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)):
             return
-        if kind in PLAIN or id(value) in self.seen or isinstance(value, (nn.Module, type)):
+        if kind in PLAIN or id(value) in self.seen or isinstance(value, (nn.Module, type)) or is_ours(kind):
             return
         self.seen.add(id(value))
         if isinstance(value, torch.Tensor):

@@ -178,3 +178,20 @@ def test_where_only_what_changes_is_noticed_a_later_change_would_be_lost(monkeyp
         for of in (whole, model):
             of.b.weight.fill_(10.0)
     assert not torch.equal(whole(X), split.run_suffix(split.run_prefix(X)))
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["no gradients", "gradients"])
+def test_a_gradient_that_forward_takes_of_what_it_made_sets_none(kept: bool) -> None:
+    def forward(s: Any, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            h = s.a(x).detach().requires_grad_()
+            (slope,) = torch.autograd.grad(h.pow(3).sum(), h)
+        return s.b(h + slope)
+
+    model = net(forward)
+    grads = [torch.ones_like(p) for p in model.parameters()] if kept else []
+    for p, gradient in zip(model.parameters(), grads, strict=False):
+        p.grad = gradient
+    split = prepare_split(model, (X,), split="50%")
+    same(model(X), split.run_suffix(split.run_prefix(X)))
+    assert all(p.grad is g for p, g in zip(model.parameters(), grads, strict=False))
