@@ -370,7 +370,8 @@ def _watch_backward(run: Run) -> None:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         if not run.mine():
             return original(*args, **kwargs)
-        put: Any = torch._C.TensorBase.grad.__set__  # past what hears of forward's own
+        base: Any = torch._C.TensorBase
+        put = base.grad.__set__  # past what hears of forward's own
         held = [(p, p.grad) for p in run.model.parameters()]
         try:
             for p, _ in held:
