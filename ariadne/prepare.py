@@ -15,10 +15,19 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ariadne import tree
-from ariadne.capture import Captured, Example, batch_dims, capture, declared, left_as_found, swallowed
+from ariadne.capture import Captured, Example, batch_dims, capture, capturing, declared, left_as_found, swallowed
 from ariadne.compare import difference
 from ariadne.cut import ExecutionMode, Objective, SplitSpec, frontiers, parse_boundary
-from ariadne.errors import BatchError, CaptureError, InputError, SpecError, UnsupportedError, VerificationError, named
+from ariadne.errors import (
+    BatchError,
+    CaptureError,
+    InputError,
+    SpecError,
+    TrainingError,
+    UnsupportedError,
+    VerificationError,
+    named,
+)
 from ariadne.guards import is_a, not_called
 from ariadne.plan import TracePlan, uses
 from ariadne.runtime import AT_FAULT, Settings, SplitRuntime, prove
@@ -171,11 +180,14 @@ class Recapture:
             capture, self.model, example, batch_symbol=symbol, batches=batches, grad=training, needed=True, like=like
         )
         try:
-            return copy_context().run(
-                captured
-            )  # what forward sets in context variables, it sets in none of the caller's
+            with capturing():  # what forward sets in context variables, it sets in none of the caller's
+                return copy_context().run(captured)
         except CaptureError as error:
             raise type(error)(f"{error}. {_WAY_OUT_OF_A_CALL}") from error
+        except RuntimeError as error:
+            if training and (made := _of_inference(self.model, error)):
+                raise TrainingError(f"nothing can be trained here: {made}") from error
+            raise
 
     def of(self, model: nn.Module) -> Recapture:
         """The same for another model."""
@@ -237,17 +249,18 @@ def _prepare(
     model: nn.Module, example: Example, settings: Settings, training: bool, more: Sequence[Any] = ()
 ) -> SplitRuntime:
     not_called(model)  # of an earlier split's calls nothing stands in the model
-    recapture, captures = captured_for(model, example, settings.spec, training)
-    first = captures[-1] if len(captures) > 1 and not settings.spec.trainable else captures[0]
-    plans = {c.plan: (frontiers(c.plan), c.baseline) for c in captures}
     compiles = settings.mode == "compiled"  # in its own rounding: what it is made from is held against the model
     plain = replace(settings, mode="generated_eager", compile_options=None) if compiles else settings
-    runtime = SplitRuntime(model, plain, plans, recapture)
-    trains = settings.spec.trainable and training
-    for captured in captures:
-        not_called(model)  # each of them may serve the first call
-        prove(model, runtime.variant_of(captured.plan), captured, example, trains=trains and captured is first)
-    for inputs in more:
+    with capturing():
+        recapture, captures = captured_for(model, example, settings.spec, training)
+        first = captures[-1] if len(captures) > 1 and not settings.spec.trainable else captures[0]
+        plans = {c.plan: (frontiers(c.plan), c.baseline) for c in captures}
+        runtime = SplitRuntime(model, plain, plans, recapture)
+        trains = settings.spec.trainable and training
+        for captured in captures:
+            not_called(model)  # each of them may serve the first call
+            prove(model, runtime.variant_of(captured.plan), captured, example, trains=trains and captured is first)
+    for inputs in more:  # each capture of theirs waits for its turn by itself: calls take locks of their own
         runtime.learn(inputs)
     not_called(model)  # the proof's count for nothing
     return runtime.resplit(mode="compiled", compile_options=settings.compile_options) if compiles else runtime
@@ -283,7 +296,15 @@ def captured_for(
     """
     lo, hi = spec.batch_range
     recapture = Recapture(model, spec.batch_symbol, range(lo, hi + 1))
-    captures = [_capture(recapture, example, training)]
+    try:
+        captures = [_capture(recapture, example, training)]
+    except RuntimeError as error:  # the model's own
+        made = _of_inference(model, error) if training else ""
+        if not made:
+            raise
+        if spec.trainable:
+            raise SpecError(f"trainable=True asks for what can't be: {made}") from error
+        training, captures = False, [_capture(recapture, example, False)]
     _warn_of_unread(model, example, captures[0].plan)
     if training and captures[0].plan.assumption.grad is not None:
         captures.append(_capture(recapture, example, False))
@@ -292,8 +313,24 @@ def captured_for(
     return recapture, captures
 
 
+def _of_inference(model: nn.Module, error: RuntimeError) -> str:
+    """What is wrong, where torch raised since the model's tensors were made for inference alone; else empty."""
+    named_ones = (*model.named_parameters(), *model.named_buffers())
+    name = next((n for n, t in named_ones if t.is_inference()), None)
+    if name is None or "inference tensor" not in str(error).lower():
+        return ""
+    return (
+        f"the model's {name!r} is an inference tensor, made under torch.inference_mode(), and no graph of gradients holds such. "
+        "Build or load the model outside of that, or take a copy made outside of it, copy.deepcopy(model); without gradients it "
+        "runs as it is"
+    )
+
+
 def _capture(recapture: Recapture, example: Example, grad: bool) -> Captured:
-    return capture(recapture.model, example, batch_symbol=recapture.batch_symbol, batches=recapture.batches, grad=grad)
+    with capturing():
+        return capture(
+            recapture.model, example, batch_symbol=recapture.batch_symbol, batches=recapture.batches, grad=grad
+        )
 
 
 def validate_dynamic_batches(
@@ -334,7 +371,7 @@ def validate_dynamic_batches(
     for size in batch_sizes:
         results = []
         for run in (whole, halves):
-            with left_as_found(runtime.model, runtime.plans, drew=runtime.may_draw):
+            with left_as_found(runtime.model, runtime.plans, drew=runtime.draws):
                 args, kwargs = tree.unflatten(example.resized(size), example.spec)
                 results.append(run(*args, **kwargs))
         wrong = difference(*results)

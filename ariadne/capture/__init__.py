@@ -8,6 +8,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     copies        what a tensor holds, kept before it is written and put back after
     state         what a forward may move, noted before it runs and put back after
     example       the inputs that a model is captured with, and what a capture gives
+    flags         training flags that forward itself sets
     disguise      symbols that pose as numbers to forward's Python
     followed      sizes that are followed through arithmetic, and end the run where C would read them
     values        the values of a plan in the making: live tensors and objects by name
@@ -17,6 +18,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     call          calls of Python that is kept whole
     copied        the objects of a plan for a deep copy of its model
     scripted      functions under `torch.jit.script`, each call kept whole as an op
+    drawn         which random generators forward drew from, and no other thread
     reach         the containers that forward can put something into
     written       the data of what a forward writes, kept before it does
     history       what forward keeps from one call to the next
@@ -52,11 +54,13 @@ against and a baseline of the model flow out. The model is left as found. The fi
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ariadne.capture.call import QUESTIONS, Call, is_opaque_call
+from ariadne.capture.call import QUESTIONS, Call, drawn_by, is_opaque_call
 from ariadne.capture.copied import copied_plan
+from ariadne.capture.drawn import noted
 from ariadne.capture.example import Captured, Example, batch_dims, called, declared, swallowed
+from ariadne.capture.generators import ALL, NUMPY, PYTHON, TORCH, Names
 from ariadne.capture.reach import Reach
-from ariadne.capture.refusals import PATCHING, Patches
+from ariadne.capture.refusals import PATCHING, Patches, calls_class, capturing, for_forward
 from ariadne.capture.scripted import is_scripted
 from ariadne.capture.state import Snapshot, left_as_found
 
@@ -70,6 +74,13 @@ __all__ = [
     "left_as_found",
     "is_scripted",
     "is_opaque_call",
+    "drawn_by",
+    "noted",
+    "ALL",
+    "NUMPY",
+    "PYTHON",
+    "TORCH",
+    "Names",
     "Call",
     "copied_plan",
     "QUESTIONS",
@@ -80,7 +91,10 @@ __all__ = [
     "batch_dims",
     "swallowed",
     "PATCHING",
+    "capturing",
+    "for_forward",
     "Patches",
+    "calls_class",
 ]
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ariadne import tree
+from ariadne.capture.generators import OF_PYTHON, TORCH
 from ariadne.errors import WitnessError
-from ariadne.plan import TraceNode
+from ariadne.guards import is_a
+from ariadne.plan import TraceNode, TracePlan, may_draw
 
 OPAQUE = "python.opaque."  # how the target of an op begins that `ariadne.opaque` was told of
 
@@ -79,6 +82,14 @@ def version(t: torch.Tensor) -> int:
 def is_opaque_call(node: TraceNode) -> bool:
     """Whether an op of a plan is a call of a part that `ariadne.opaque` was told of."""
     return node.target.startswith(OPAQUE)
+
+
+def drawn_by(plans: Iterable[TracePlan]) -> frozenset[str]:
+    """The random generators of the process that a run of these plans may draw from."""
+    plans = [*plans]
+    calls = (thing for plan in plans for thing in plan.objects.values() if is_a(thing, Call))
+    found = {name for call in calls if call.draws for name in OF_PYTHON}
+    return frozenset({TORCH, *found} if any(may_draw(plan.nodes) for plan in plans) else found)
 
 
 def itself(value: Any) -> Any:

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from ariadne import tree
 from ariadne.capture.example import Example
 from ariadne.capture.filled import Filling, data_at, held_tensors
+from ariadne.capture.generators import Names
 from ariadne.capture.history import gives
 from ariadne.capture.recorded import recording
 from ariadne.capture.state import Snapshot
@@ -26,7 +27,7 @@ _OVERWRITES = frozenset({"copy_", "zero_", "fill_"})  # and read nothing of what
 
 
 def carried(
-    model: nn.Module, example: Example, batch: int, grad: bool, drew: bool, snapshot: Snapshot,
+    model: nn.Module, example: Example, batch: int, grad: bool, drew: Names, snapshot: Snapshot,
     kept: Mapping[tuple[Place, Any], Filling], changes: Mapping[Place, Change],
 ) -> tuple[str, ...]:  # fmt: skip
     """Those of the `kept` things, in words, that a later call's results follow; `changes`: what the first call did to containers.
@@ -36,7 +37,7 @@ def carried(
     if not kept:
         return ()
     snapshot.again(drew)
-    gives(model, example, batch, grad, False, snapshot)
+    gives(model, example, batch, grad, (), snapshot)
     at = {
         _memory(t): place.words(*_step(key))
         for (place, key), had in kept.items()

@@ -281,10 +281,10 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Captured:
-    """A plan, the real runs that it was held against, the model as it was, and whether forward was seen to draw from torch's
-    generators."""
+    """A plan, the real runs that it was held against, the model as it was, and the random generators that forward was
+    seen to draw from."""
 
     plan: TracePlan
     evidence: tuple[Evidence, ...]
     baseline: Baseline
-    drew: bool
+    drew: frozenset[str]

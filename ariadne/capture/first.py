@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.guards import BOOKKEEPING, Recording, is_a, owner_of
+from ariadne.guards import BOOKKEEPING, Recording, is_a, owner_of, refill
 
 _MOST = 12  # so many runs at most to find out what forward fills again
 Slot = tuple[nn.Module, str]
@@ -90,5 +90,4 @@ def emptied(slots: Sequence[tuple[Slot, bool]]) -> Iterator[None]:
             if [*own] != order[id(own)]:
                 found = {name: own[name] for name in order[id(own)] if name in own}
                 found |= own
-                own.clear()
-                own.update(found)
+                refill(own, found)

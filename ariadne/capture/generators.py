@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 
-_OF_PYTHON = ("random", "numpy.random")
+TORCH = "torch"  # with those of its devices
+PYTHON, NUMPY = OF_PYTHON = ("random", "numpy.random")
+ALL = frozenset({TORCH, *OF_PYTHON})
+Names = Collection[str]  # of `ALL`
 
 
 def states() -> dict[str, Any]:
@@ -27,32 +30,23 @@ def moved_of_python(then: Mapping[str, Any]) -> list[str]:
     """Which of `random` and `numpy.random` moved since."""
     now, names = states(), []
     if now["python"] != then["python"]:
-        names.append(_OF_PYTHON[0])
+        names.append(PYTHON)
     if "numpy" in now and "numpy" in then:
         old, new = then["numpy"], now["numpy"]
         if any((a != b).any() if hasattr(a, "any") else a != b for a, b in zip(old, new, strict=True)):
-            names.append(_OF_PYTHON[1])
+            names.append(NUMPY)
     return names
 
 
-def put_back_of_torch(then: Mapping[str, Any]) -> None:
-    """Put torch's back."""
-    torch.set_rng_state(then["torch"])
-    if "cuda" in then:
-        torch.cuda.set_rng_state_all(then["cuda"])
-
-
-def put_back(then: Mapping[str, Any]) -> None:
-    """Put all back."""
-    put_back_of_torch(then)
-    put_back_of_python(then, _OF_PYTHON)
-
-
-def put_back_of_python(then: Mapping[str, Any], names: Collection[str]) -> None:
-    """Put back those of `random` and `numpy.random` that are named."""
-    if _OF_PYTHON[0] in names:
+def put_back(then: Mapping[str, Any], names: Names = ALL) -> None:
+    """Put back those that are named: to rewind one that another thread draws from would give that its numbers twice."""
+    if TORCH in names:
+        torch.set_rng_state(then["torch"])
+        if "cuda" in then:
+            torch.cuda.set_rng_state_all(then["cuda"])
+    if PYTHON in names:
         random.setstate(then["python"])
-    if _OF_PYTHON[1] in names and "numpy" in then:
+    if NUMPY in names and "numpy" in then:
         sys.modules["numpy"].random.set_state(then["numpy"])
 
 

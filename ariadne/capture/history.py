@@ -17,6 +17,7 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.capture.example import Example
+from ariadne.capture.generators import TORCH, Names
 from ariadne.capture.reach import Reach
 from ariadne.capture.state import Snapshot
 from ariadne.capture.written import Undone
@@ -48,12 +49,13 @@ def another(batch: int, batches: range) -> int:
     return next((b for b in (batch + 1, batch - 1) if b in batches and b > 0), batch)
 
 
-def gives(model: nn.Module, example: Example, batch: int, grad: bool, reseeded: bool, snapshot: Snapshot) -> Any:
-    """What forward gives in the state that Python is in; or how it raises. `reseeded`: with random numbers of its own.
+def gives(model: nn.Module, example: Example, batch: int, grad: bool, reseeded: Names, snapshot: Snapshot) -> Any:
+    """What forward gives in the state that Python is in; or how it raises. `reseeded`: with random numbers of its own, if torch's
+    are among these.
 
     The snapshot keeps what it writes.
     """
-    if reseeded:
+    if TORCH in reseeded:
         torch.manual_seed(_OTHER_SEED)
     args, kwargs = tree.unflatten(example.resized(batch), example.spec)
     drawn, alone = torch.get_rng_state(), threading.active_count() == 1
@@ -64,13 +66,15 @@ def gives(model: nn.Module, example: Example, batch: int, grad: bool, reseeded: 
     except Exception as error:  # of inputs that nobody asked it to take
         return type(error).__name__
     finally:
-        if not reseeded and alone:  # on another path than the first run's it may have drawn; else another thread did
+        if (
+            TORCH not in reseeded and alone
+        ):  # on another path than the first run's it may have drawn; else another thread did
             torch.set_rng_state(drawn)
 
 
 def lived(
     model: nn.Module, example: Example, batch: int, other: int, grad: bool, reach: Reach, snapshot: Snapshot, output: Any,
-    drew: bool, moved: bool, left: Callable[[int], None] = lambda batch: None,
+    drew: Names, moved: bool, left: Callable[[int], None] = lambda batch: None,
 ) -> History:  # fmt: skip
     """The history of a model that gave `output` at `batch`; `moved`: and left something in Python. `left` is told of each batch
     that ran after it.
@@ -86,7 +90,7 @@ def lived(
         return History()
     snapshot.again(drew)
     two = _Look(reach, snapshot)
-    differs = difference(output, gives(model, example, batch, grad, False, snapshot))
+    differs = difference(output, gives(model, example, batch, grad, (), snapshot))
     left(batch)
     puts_again, assigned_again = two.changes()
     if differs:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,13 +15,16 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.capture.carried import carried
+from ariadne.capture.drawn import drawn_from, put_back
 from ariadne.capture.example import Evidence, Example, called
 from ariadne.capture.filled import left_by, made_of, made_of_inputs, reads_of
+from ariadne.capture.flags import set_in
 from ariadne.capture.generalize import SIZE
 from ariadne.capture.history import History, alike, lived
 from ariadne.capture.hung import refuse_hung, refuse_hung_again
 from ariadne.capture.identity import watching
 from ariadne.capture.lower import Lowering
+from ariadne.capture.outcome import refuse_unrun
 from ariadne.capture.parts import refuse_shared
 from ariadne.capture.reach import Reach
 from ariadne.capture.recorded import recording
@@ -149,6 +151,7 @@ def observe(
                 watch.tell(leaves[i], tuple(batch_symbol if d == dim else None for d in range(leaves[i].dim())))
         with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
             found.output = model(*args, **kwargs)
+        refuse_unrun(found.output)
         found.effects = containers.changes(snapshot.is_inside)
         settled = _refuse_python_state(found, snapshot, batch, effects)
         marked = refuse_hung(snapshot)
@@ -210,16 +213,18 @@ def observe(
             effects.settled, primed = set(settled), held.primed
             effects.renew(changes, history.renewed)
             effects.assigned |= history.assigned - found.read_attributes.keys()
-            effects.kept = held.kept(found.changed, effects.assigned, bool(effects.known - effects.rules.keys()))
-            found.flags = held.flags(found.changed, effects.assigned)
+            flags = set_in(found, snapshot.modules)
+            besides = [change for change in found.changed if change[:2] not in flags]
+            effects.kept = held.kept(besides, effects.assigned, bool(effects.known - effects.rules.keys())) | {*flags}
+            found.flags = held.flags(besides, effects.assigned)
             # Of those that held nothing before, too, forward may ask anything.
-            settled |= {key: change for key, change in held.holders.items() if change[0] is None}
+            settled |= {key: change for key, change in held.holders.items() if change[0] is None} | flags
         refuse_repeated(found, unpruned, snapshot, effects.rules, containers)
         unpruned = with_stores(unpruned, effects, changes, put, reach)
         found.made_of = made_of(slots, unpruned, effects)
         found.decided = reads_of(unpruned, found, effects)
         found.left = left_by(slots, unpruned, found.decided, effects)
-        filled = made_of_inputs(slots, unpruned, effects, found.drew) if first else {}
+        filled = made_of_inputs(slots, unpruned, effects, bool(found.drew)) if first else {}
         goes_on = carried(model, example, batch, grad, found.drew, snapshot, filled, changes)
         plan = check(prune(unpruned))
         return Observation(
@@ -237,20 +242,6 @@ def observe(
         )
     finally:
         put_back(snapshot, found)
-
-
-def put_back(snapshot: Snapshot, found: Recording | None) -> None:
-    """Let all be as it was before a run, as far as that came: of random generators those that it drew from, and no other thread."""
-    if found is None:
-        snapshot.restore()
-    else:
-        snapshot.restore(found.drew and not found.disturbed, drawn_from(found, snapshot))
-
-
-def drawn_from(found: Recording, snapshot: Snapshot) -> list[str]:
-    """Which of Python's own generators forward drew from, and no other thread."""
-    mine = found.drew_python or threading.active_count() == 1
-    return [name for name in snapshot.moved_rng(found.numbers) if mine or name != "random"]
 
 
 def _refuse_renewed(found: Recording, effects: Effects) -> None:
@@ -299,7 +290,7 @@ def _refuse_python_state(
         )
     moved = drawn_from(found, snapshot)
     if moved:
-        found.drew = True
+        found.drew.update(moved)
         raise UnsupportedError(
             f"forward draws from {' and '.join(moved)}, whose numbers would be frozen in the plan; draw from torch's RNG instead"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 import torch
@@ -14,9 +15,19 @@ from torch.nn import Parameter
 from ariadne import tree
 from ariadne.capture.state import Snapshot
 from ariadne.capture.values import CONSTANTS, SYMBOLIC, Values
-from ariadne.errors import UnsupportedError, named
+from ariadne.errors import SpecError, UnsupportedError, named
 from ariadne.guards import SIMPLE, Change, Place, Put, Recording, is_a, lasts, refused
 from ariadne.plan import Ref, Store, tensors_in
+
+
+def refuse_unrun(output: Any) -> None:
+    """Raise `SpecError` for a forward of which nothing has run when it returns."""
+    if isinstance(output, (GeneratorType, CoroutineType, AsyncGeneratorType)):
+        what = "a coroutine" if isinstance(output, CoroutineType) else "a generator"
+        raise SpecError(
+            f"forward returns {what}, whose code runs when it is asked for its values, after the call that would be split; have "
+            "forward return them, as a list or a tuple (return [*self.parts(x)])"
+        )
 
 
 def _is_made_leaf(t: torch.Tensor) -> bool:

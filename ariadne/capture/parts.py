@@ -22,7 +22,7 @@ from ariadne.capture.refusals import refuse_transforms
 from ariadne.capture.state import Snapshot, Spot
 from ariadne.capture.values import CONSTANTS, SYMBOLIC
 from ariadne.errors import UnsupportedError, named
-from ariadne.guards import LEAVES, Effect, Recording, held, is_a, is_array
+from ariadne.guards import LEAVES, Effect, Recording, held, is_a, is_array, refill
 from ariadne.plan import storage_of, tensors_in
 
 _DEEP = 8  # so many steps into what forward reads, what a part changes is looked for
@@ -120,11 +120,12 @@ class Parts:
             recorder.kept |= left
             recording.left_by_parts |= left
             snapshot.inside |= before.spots()
-            drew = bool(before.moved_rng())
+            moved_on = before.moved_rng()
+            drew = bool(moved_on)
             if alone:
                 recording.numbers = self.last.rng
-            snapshot.draws_inside |= drew
-            recording.drew |= drew
+            snapshot.draws_inside.update(moved_on)
+            recording.drew.update(moved_on)
             recording.opaque = True
         unwritten = tuple(
             i for i, leaf in enumerate(leaves)
@@ -229,8 +230,7 @@ class _Marks:
                 for table, known in ((t._backward_hooks or {}, hooks), (t._post_accumulate_grad_hooks or {}, after)):
                     for key in [k for k in table if k not in known]:
                         del table[key]
-                vars(t).clear()
-                vars(t).update(own)
+                refill(vars(t), own)
         return first
 
 

@@ -19,11 +19,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ariadne.capture import applied, listed, packed, repeated, setters, taken, threads, wanted
 from ariadne.capture.disguise import disguised
+from ariadne.capture.flags import FLAG
 from ariadne.capture.followed import plain
 from ariadne.capture.measured import patch_sizes
 from ariadne.capture.outsiders import Outsiders
 from ariadne.capture.parts import Parts
-from ariadne.capture.recorder import Recorder
+from ariadne.capture.recorder import Recorder, modes_of_its_own
 from ariadne.capture.refusals import PATCHING, Patches, Run, called_by_torch, minds_its_own, refusing
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
@@ -107,7 +108,7 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
     original_write = nn.Module.__setattr__
 
     def write(self: nn.Module, name: str, value: Any) -> None:
-        if outsiders.knows(self):
+        if (name == FLAG and id(self) in paths and mine()) or outsiders.knows(self):
             key = (paths[id(self)], name)
             if key not in recording.read_attributes:
                 recording.written.add(key)
@@ -421,6 +422,7 @@ def recording(
                 stack.enter_context(disguised(recorder.is_mine, patches, recorder.refuse_reading))
                 stack.enter_context(fake)
             stack.enter_context(enable_python_dispatcher())
+            stack.enter_context(modes_of_its_own())
             stack.enter_context(recorder)
             if fake is None and watch is None:
                 read = stack.enter_context(surroundings(recorder.is_mine, snapshot.holds, recorder.aside))
@@ -438,7 +440,7 @@ def recording(
                 )
         finally:
             if read is not None:
-                found.drew_python, found.drew = read.drew, found.drew or read.drew
+                found.drew |= read.drew
             switches.put_back(recorder.settings)
             patches.restore()
             if watch is not None:
@@ -447,6 +449,7 @@ def recording(
     for at, before, now in snapshot.changed_containers():
         found.moved.add(at)
         found.containers.append((before, now))
+    found.moved.update(snapshot.changed_classes())
     found.defaults = dict(snapshot.filled_by_default())
     found.remembered = snapshot.memories.asked_again()
     if read:

@@ -24,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from ariadne import tree
 from ariadne.capture.followed import own_numbers, plain
 from ariadne.capture.foreseen import on_fake, raised_by_data
+from ariadne.capture.generators import TORCH
 from ariadne.capture.refusals import Patches, refuse_transforms
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
@@ -88,8 +89,13 @@ class Recorder(ProxyTorchDispatchMode):
         What was imported meanwhile may hold what stood in the place of one of Python's own functions, in the methods of a named
         tuple, for as long as the process lives.
         """
-        self.__dict__.clear()
-        self.depth, self.thread, self.running = 1, 0, None  # nothing is `mine` any more
+        self.depth, self.thread, self.running = (
+            1,
+            0,
+            None,
+        )  # nothing is `mine` any more, as other threads may ask at any moment
+        for name in self.__dict__.keys() - {"depth", "thread", "running"}:
+            del self.__dict__[name]
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -290,7 +296,7 @@ class Recorder(ProxyTorchDispatchMode):
             after = torch.get_rng_state()
             on_device = "cuda" in self.snapshot.rng
             if on_device or not torch.equal(before, after):
-                self.recording.drew = True
+                self.recording.drew.add(TORCH)
                 self.recording.disturbed |= not torch.equal(before, self.drawn)
                 self.drawn = after
 
@@ -422,6 +428,23 @@ def modes() -> tuple[Any, ...]:
         torch._C.is_inference_mode_enabled(),
         *((d, torch._C.is_autocast_enabled(d), torch._C.get_autocast_dtype(d), cache) for d in AUTOCAST_DEVICES),
     )
+
+
+@contextmanager
+def modes_of_its_own() -> Iterator[None]:
+    """While in the block, this thread has modes at the pre-dispatch key of its own: torch keeps one stack of them for all threads.
+
+    Another thread that puts its modes aside for a moment, as each fake tensor does, would take the recorder's off, too, and put it
+    onto itself.
+    """
+    ops: Any = torch._ops
+    plain, me = ops.mode_stack_state_for_pre_dispatch, threading.get_ident()
+    own = type(plain())()
+    ops.mode_stack_state_for_pre_dispatch = lambda: own if threading.get_ident() == me else plain()
+    try:
+        yield
+    finally:
+        ops.mode_stack_state_for_pre_dispatch = plain
 
 
 def sizes_in(t: torch.Tensor) -> tuple[int, ...]:

@@ -28,7 +28,40 @@ _ELSEWHERE = (
 _ELSEWHERE += "split need not train"
 
 _PLAIN = "_ariadne_plain"  # an attribute of what stands for a function: that function
-PATCHING = threading.RLock()  # of who replaces attributes of torch's own classes
+# Of who replaces attributes of torch's own classes, and of who captures a plan and holds it against the model: one thread at a time
+# does. Who takes other locks as well takes this one first.
+PATCHING = threading.RLock()
+
+
+_FOR_FORWARD = threading.local()  # whether a thread does for another what forward handed to it while it was looked at
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """A block in which plans are captured, and held against the model: one thread of the process at a time is in one.
+
+    Raises `UnsupportedError` in a thread for which a forward waits that is captured itself: both would wait forever.
+    """
+    if getattr(_FOR_FORWARD, "works", False):
+        raise UnsupportedError(
+            "forward has another thread call a split that needs a plan of its own, and only one thread at a time captures one: "
+            "they would wait for each other. Call that split with such inputs once before, or in the thread of forward"
+        )
+    with PATCHING:
+        yield
+
+
+def for_forward(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a thread that may not capture: the forward that hands it on is looked at in a thread which does."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before, _FOR_FORWARD.works = getattr(_FOR_FORWARD, "works", False), True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _FOR_FORWARD.works = before
+
+    return run
 
 
 class Patches:
@@ -357,3 +390,18 @@ def _watch_backward(run: Run) -> None:
         return found
 
     run.patches.set(torch.autograd, "_engine_run_backward", run_backward)
+
+
+def calls_class(error: Exception) -> bool:
+    """Whether torch raised since forward called a class of tensors, such as `Marked(x)`, while a mode looked on."""
+    return isinstance(error, RuntimeError) and "Creating a new Tensor subclass" in str(error)
+
+
+def refuse_called_class(error: Exception) -> None:
+    """Raise `UnsupportedError` where torch raised for that."""
+    if calls_class(error):
+        name = str(error).partition("Creating a new Tensor subclass ")[2].partition(" ")[0]
+        raise UnsupportedError(
+            f"forward calls a class of tensors on a tensor, {name}(x), which torch takes only where nothing looks on; write "
+            f"x.as_subclass({name}), which does the same"
+        ) from error

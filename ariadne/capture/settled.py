@@ -16,6 +16,7 @@ from torch import nn
 from ariadne import tree
 from ariadne.capture.example import Example
 from ariadne.capture.followed import Node, ReadError, Real, Size, followed
+from ariadne.capture.generators import Names
 from ariadne.capture.history import gives
 from ariadne.capture.reach import Reach
 from ariadne.capture.recorded import recording
@@ -116,11 +117,11 @@ def refuse_questions(
     grad: bool,
     settled: Mapping[Key, tuple[Any, Any]],
     batches: Iterable[int],
-    drew: bool,
+    drew: Names,
 ) -> None:
     """Raise `UnsupportedError` where forward asks something else of what holds a batch than whether it is that of the call.
 
-    `drew`: whether it draws random numbers; else the generators, which are every thread's, are left alone.
+    `drew`: the random generators that it draws from; others, which are every thread's, are left alone.
     """
     holders = [(key, change) for key, change in settled.items() if type(change[1]) is int]
     for key, (before, now) in holders:
@@ -129,7 +130,9 @@ def refuse_questions(
                 refuse_change(key, before, now)
 
 
-def _asks_equality(model: nn.Module, example: Example, grad: bool, key: Key, batch: int, held: int, drew: bool) -> bool:
+def _asks_equality(
+    model: nn.Module, example: Example, grad: bool, key: Key, batch: int, held: int, drew: Names
+) -> bool:
     args, kwargs = tree.unflatten(example.resized(batch), example.spec)
     reach = Reach(model)
     snapshot, watch = reach.snapshot(args, kwargs), Watch()
@@ -141,7 +144,7 @@ def _asks_equality(model: nn.Module, example: Example, grad: bool, key: Key, bat
         snapshot.modules[key[0]].__dict__[key[1]] = followed(Node(held, "held", watch))
         with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
             output = model(*args, **kwargs)
-            drew |= found.drew
+            drew = {*drew, *found.drew}
             given = [output, *(event.args for event in found.events)]
             given += [v for at, m in snapshot.modules.items() for n, v in m.__dict__.items() if (at, n) != key]
             leaks = any(isinstance(leaf, Size | Real) for one in given for leaf in tree.leaves(one))
@@ -160,7 +163,7 @@ def refuse_flags(
     grad: bool,
     settled: Mapping[Key, tuple[Any, Any]],
     batches: Iterable[int],
-    drew: bool,
+    drew: Names,
 ) -> None:
     """Raise `UnsupportedError` where what a call gives at one of the batches follows a flag of the first call; `drew` as above."""
     flags = [(key, change) for key, change in settled.items() if type(change[1]) is bool]
@@ -170,7 +173,7 @@ def refuse_flags(
                 refuse_change(key, before, now)
 
 
-def _follows_the_first(model: nn.Module, example: Example, grad: bool, batch: int, drew: bool) -> str | None:
+def _follows_the_first(model: nn.Module, example: Example, grad: bool, batch: int, drew: Names) -> str | None:
     args, kwargs = tree.unflatten(example.leaves, example.spec)
     snapshot = Reach(model).snapshot(args, kwargs)
     snapshot.save_buffers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from ariadne.guards import (
     is_opaque,
     lasts,
     outside_of,
+    own_dict,
     own_of,
     refill,
     slot_of,
@@ -80,7 +82,7 @@ class Snapshot:
         outside = outside_of(self.modules) if outside is None else outside
         self._taken = model, others, outside
         self.inside: set[Spot] = set()  # what parts that are taken as they are changed by themselves
-        self.draws_inside = False  # one of them drew from Python's own generators
+        self.draws_inside: set[str] = set()  # those of Python's own generators that one of them drew from
         self.memories = Memories(outside.memories)
         self.strays = strays(self.modules)
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
@@ -312,11 +314,11 @@ class Snapshot:
                 else:
                     self.note([holder])
 
-    def again(self, drew: bool = True) -> None:
+    def again(self, drew: generators.Names = generators.ALL) -> None:
         """Put back buffers, tensors' data and torch's generators, and leave what Python keeps as it is now, but for what parts do
         that are taken as they are.
 
-        Those of the process are left where they are unless forward `drew` from them: then only another thread can have.
+        Generators of the process are left where they are unless forward `drew` from them: then only another thread can have.
         """
         registries = {id(table) for m in self.modules.values() for table in (m._parameters, m._buffers)}
         for d, old in self._dicts:
@@ -325,8 +327,7 @@ class Snapshot:
         self._restore_tensors()
         if self.inside:
             self._put_back(self.is_inside)
-        if drew:
-            (generators.put_back if self.draws_inside else generators.put_back_of_torch)(self.rng)
+        generators.put_back(self.rng, {generators.TORCH, *self.draws_inside}.intersection(drew))
         for put, state in self._generators:
             put(state)
 
@@ -358,6 +359,12 @@ class Snapshot:
             ]  # fmt: skip
             if moved:
                 yield id(slots.thing), [was for was, _ in moved], [now for _, now in moved]
+
+    def changed_classes(self) -> Iterator[int]:
+        """The dicts of the classes of which an attribute stands for another now, by id."""
+        for thing, names, was in self._variables:
+            if is_a(thing, type) and _moved(variables(thing, names), was):
+                yield id(own_dict(thing))
 
     def moved(self) -> bool:
         """Whether a container holds other things now, or a variable stands for another."""
@@ -425,11 +432,11 @@ class Snapshot:
                     ):
                         yield path, name, what
 
-    def restore(self, drew: bool = True, python: Collection[str] = ()) -> None:
+    def restore(self, drew: generators.Names = generators.ALL) -> None:
         """Put everything back.
 
         The random generators of the process are left where they are unless the model `drew` from them: they are every thread's,
-        and to rewind them would give another thread its numbers twice. Of Python's own, `python` names those that it drew from.
+        and to rewind them would give another thread its numbers twice. Where no other thread is there, all of them are.
         """
         self._put_back(None)
         self.memories.forget()
@@ -445,10 +452,7 @@ class Snapshot:
         self._saved.clear()
         for put, state in self._generators:
             put(state)
-        if drew:
-            self.restore_rng()
-        else:
-            generators.put_back_of_python(self.rng, python)
+        generators.put_back(self.rng, generators.ALL if drew and threading.active_count() == 1 else drew)
 
     def _put_back(self, only: Callable[..., bool] | None) -> None:
         """Put back what Python keeps: all of it, or `only` what this says of a container and a key of it."""
@@ -496,18 +500,15 @@ class Snapshot:
         for copy in reversed(self._saved.values()):  # of two that share memory, the first was kept first
             copy.put_back()
 
-    def restore_rng(self) -> None:
-        """Put every RNG back."""
-        generators.put_back(self.rng)
-
 
 @contextmanager
 def left_as_found(
-    model: nn.Module, plans: Iterable[TracePlan] = (), *, buffers: bool = False, drew: bool = True
+    model: nn.Module, plans: Iterable[TracePlan] = (), *, buffers: bool = False, drew: generators.Names = generators.ALL
 ) -> Iterator[None]:
     """Put back after a block whatever the model's forward, or a run of these plans, moves in it.
 
-    With `buffers` the data of all buffers too, whatever moves them. The random generators stay where they are unless it `drew`.
+    With `buffers` the data of all buffers too, whatever moves them. The random generators stay where they are unless it `drew`
+    from them.
     """
     snapshot = Snapshot(model)
     snapshot.save_outside()  # where a backward pass counts, for one

@@ -10,10 +10,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ariadne import tree
+from ariadne.capture.drawn import drawn_from
 from ariadne.capture.example import Example, called
 from ariadne.capture.foreseen import forget_real
 from ariadne.capture.lower import Lowering
-from ariadne.capture.observed import drawn_from, with_stores
+from ariadne.capture.observed import with_stores
 from ariadne.capture.reach import Reach
 from ariadne.capture.recorded import recording
 from ariadne.capture.shapes import (
@@ -92,7 +93,7 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
             found.read_attributes = {k: read for k, read in found.read_attributes.items() if simple(read[1])}
             recordings.append(found)
     finally:
-        snapshot.restore(False, drawn_from(found, snapshot))  # no fake tensor draws; Python does
+        snapshot.restore(drawn_from(found, snapshot))  # no fake tensor draws; Python does
         forget_real(fake)
     of_ops, of_forward = shapes.asked("op", symbols), shapes.asked("forward", symbols)
     if over:  # no batch is tried at other sizes: where an op asks, its answer counts as well

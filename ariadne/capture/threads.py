@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ariadne.capture.recorder import Recorder
-from ariadne.capture.refusals import Patches
+from ariadne.capture.refusals import Patches, for_forward
 from ariadne.errors import UnsupportedError
 from ariadne.guards import Recording
 from ariadne.plan import bind, storage_of, tensors_in, written_arguments
@@ -41,9 +41,10 @@ def patch(recorder: Recorder, patches: Patches) -> None:
     plain_submit: Any = pools.ThreadPoolExecutor.submit
 
     def submit(self: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        run = _looked_at(function, recorder) if recorder.is_mine() else function
+        if not recorder.is_mine():
+            return plain_submit(self, function, *args, **kwargs)
         with recorder.aside():  # a worker that it starts for this serves others after it
-            return plain_submit(self, run, *args, **kwargs)
+            return plain_submit(self, _looked_at(function, recorder), *args, **kwargs)
 
     patches.set(pools.ThreadPoolExecutor, "submit", submit)
 
@@ -64,7 +65,7 @@ def _looked_at(function: Callable[..., Any], recorder: Recorder) -> Callable[...
         with _Elsewhere(recording, where):
             return function(*args, **kwargs)
 
-    return run
+    return for_forward(run)
 
 
 class _Elsewhere(TorchDispatchMode):

@@ -12,6 +12,7 @@ from ariadne import tree
 from ariadne.capture.beside import Ranging, differs_from, first_line, held_against, over_sizes
 from ariadne.capture.example import Captured, Evidence, Example
 from ariadne.capture.first import emptied, filled_again, filled_before
+from ariadne.capture.flags import set_again
 from ariadne.capture.followed import ReadError
 from ariadne.capture.generalize import (
     Disagreement,
@@ -27,8 +28,8 @@ from ariadne.capture.history import another, gives, standing
 from ariadne.capture.leaks import refuse_kept_data, refuse_leaks, refuse_unlike_constants
 from ariadne.capture.observed import Observation, observe
 from ariadne.capture.reach import Reach
-from ariadne.capture.refusals import refuse_cached_weights, refuse_hooks, refuse_scripted
-from ariadne.capture.settled import NO_BATCH, refuse_flags, refuse_questions
+from ariadne.capture.refusals import refuse_cached_weights, refuse_called_class, refuse_hooks, refuse_scripted
+from ariadne.capture.settled import NO_BATCH, refuse_change, refuse_flags, refuse_questions
 from ariadne.capture.shapes import PlainNumberError, within_shapes
 from ariadne.capture.sizes import Watch, holding
 from ariadne.capture.symbolic import above_1, symbolic
@@ -66,14 +67,15 @@ TYPED_CLASSES = frozenset(name for name in dir(torch) if name.endswith("Tensor")
 
 def capture(
     model: nn.Module, example: Example, *, batch_symbol: str, batches: range, grad: bool, needed: bool = False,
-    like: TracePlan | None = None,
+    like: TracePlan | None = None, stood: bool = False,
 ) -> Captured:  # fmt: skip
     """The plan of the model's forward on inputs like `example`, for as many of `batches` as it can be shown to hold for.
 
     Tried in this order: symbolic; observed at several batch sizes; observed at the example's batch alone. Whatever made
     the plan, real runs at the example's batch and at batch 1 are held against it, op by op. `grad`: gradients enabled.
     `needed`: the plan must serve the example's own batch, be it that batch alone. `like`: a plan of other batches; where a real
-    run does what it says, that run is the plan of the example's batch, and nothing else is tried.
+    run does what it says, that run is the plan of the example's batch, and nothing else is tried. `stood`: training flags that
+    forward sets stand otherwise already.
 
     Raises `UnsupportedError` where forward does something that no plan can hold, and what the model raises itself.
     """
@@ -89,6 +91,7 @@ def capture(
     except AriadneError:
         raise
     except Exception as error:
+        refuse_called_class(error)
         if size == example.batch:
             raise  # the model's own
         raise CaptureError(
@@ -96,16 +99,21 @@ def capture(
             f"inputs cut or repeated to batch {size} forward raises {type(error).__name__}: {str(error)[:200].rstrip('.')}. Give "
             "an example whose batch lies in the range. The batch is dim 0 of the first tensor, and of each other of that size there"
         ) from error
-    if real.primed:
-        modules = dict(model.named_modules())
-        with standing([(modules[path], name, NO_BATCH) for path, name in real.primed]):
+    modules = dict(model.named_modules())
+    flags = [*set_again(real.recorded, modules)]
+    if flags and stood:
+        refuse_change(flags[0][:2], *flags[0][2:])
+    if flags or real.primed:
+        holders = [(modules[path], name, NO_BATCH) for path, name in real.primed]
+        with standing([*holders, *((modules[path], name, other) for path, name, other, _ in flags)]):
             return capture(
-                model, example, batch_symbol=batch_symbol, batches=batches, grad=grad, needed=needed, like=like
-            )
+                model, example, batch_symbol=batch_symbol, batches=batches, grad=grad, needed=needed, like=like,
+                stood=bool(flags),
+            )  # fmt: skip
     if real.settled:
         _refuse_unsettled(model, example, grad, real, other, batches)
     slots = filled_again(
-        filled_before(dict(model.named_modules()), real.recorded),
+        filled_before(modules, real.recorded),
         lambda full: _still_gives(model, example, size, grad, real, full),
     )
     if slots:
@@ -165,7 +173,7 @@ def _still_gives(
     snapshot = Reach(model).snapshot(*tree.unflatten(example.leaves, example.spec))
     snapshot.save_buffers()
     try:  # a run that needs what was taken away gives what it raises
-        return difference(real.evidence.output, gives(model, example, batch, grad, False, snapshot)) is None and holds()
+        return difference(real.evidence.output, gives(model, example, batch, grad, (), snapshot)) is None and holds()
     finally:
         snapshot.restore(real.recorded.drew)
 
@@ -264,7 +272,7 @@ def _captured(
                 refuse_unlike_constants(again.plan, other.plan)
                 refuse_kept_data(real.plan, again.plan)
     plan = replace(plan, given=_given(plan, example), sizes=example.sizes, traced_sizes=tuple(here.items()))
-    drew = any(recorded.drew for recorded in recordings)
+    drew = frozenset[str]().union(*(recorded.drew for recorded in recordings))
     return Captured(check(plan), (*shown, *more), Baseline(model, recordings, example.leaves), drew)
 
 

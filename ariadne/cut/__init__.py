@@ -10,7 +10,7 @@ A plan and what a user typed flow in; candidates, and the one that is meant, flo
 """
 
 from ariadne.cut.frontier import Ends, SplitCandidate, crosses, ends_of, frontiers, with_trainable
-from ariadne.cut.part import SIDES, Part, parameters_read, parts
+from ariadne.cut.part import SIDES, Part, others_read, parameters_read, parts
 from ariadne.cut.selection import around, best, select
 from ariadne.cut.spec import (
     MODES,

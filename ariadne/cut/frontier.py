@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ariadne.cut.state import State, held_by_itself
-from ariadne.plan import Groups, TraceNode, TracePlan, Value, uses
+from ariadne.plan import Disjoint, Groups, TraceNode, TracePlan, Value, uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,8 @@ class SplitCandidate:
     into, and so copies first. `boundary_bytes`: bytes per sample. `trainable`: the suffix reads a parameter that requires
     grad; `trainable_prefix`: the prefix does. `after`: the outermost module that ends here, if one does.
     `reason` says why a cut is not `safe`, and is empty where it is; `inexact` says why gradients across it may differ from the
-    whole's in the last bits, and is empty where they don't.
+    whole's in the last bits, and is empty where they don't; that rests on `ungraphed` state, which must have no graph when a step
+    begins.
     """
 
     cut: int
@@ -35,6 +36,7 @@ class SplitCandidate:
     after: str
     reason: str
     inexact: str = ""
+    ungraphed: tuple[str, ...] = ()
 
     @property
     def split_id(self) -> str:
@@ -127,6 +129,11 @@ def _gradients(node: TraceNode) -> int:
     return 2 if space == "python" or (kind not in _SINGLE and node.has_kernel("CompositeImplicitAutograd")) else 1
 
 
+def _is_plain(value: Value) -> bool:
+    """Whether it is state that could have a graph, and had none at capture."""
+    return value.kind in ("buffer", "attribute") and value.differentiable and not value.requires_grad
+
+
 class GradientOrder:
     """What autograd makes of writes into views, by which a cut may add up gradients in another order or layout than the whole.
 
@@ -159,7 +166,9 @@ class GradientOrder:
         self.mixed = {root for root, found in storages.items() if len(found) > 1}
         self.tensor: dict[str, str] = {}  # values that are or may be one tensor, by the first of them
         self.uses: dict[str, list[int]] = {}  # of the bases, the ops; one may take several gradients back
-        self.states = [*self._states()]
+        self.states, self.if_graphed = [*self._states()], [*self._states(may_have=True)]
+        read = {name for node in plan.nodes for name in node.reads} if len(self.if_graphed) > len(self.states) else {""}
+        self.plain = tuple(name for name, value in plan.values.items() if name in read and _is_plain(value))
         bases = {*self.bases.values()}
         for i, node in enumerate(plan.nodes if self.writes else ()):
             for name in uses((node.args, tuple(v for _, v in node.kwargs))):
@@ -173,45 +182,79 @@ class GradientOrder:
                 source = next((r for r in known if (groups.find(r), plan.values[r].storage) == memory), name)
                 self.tensor[name] = self.tensor.get(source, source)
 
-    def _states(self) -> Iterator[tuple[str, int, int]]:
-        """State that ops write into with a graph: its name, the first of these ops, and the last op that reads it with one."""
+    def _states(self, *, may_have: bool = False) -> Iterator[tuple[str, int, int]]:
+        """State that ops write into with a graph: its name, the first of these ops, and the last op that reads it with one.
+
+        `may_have`: as if any state had a graph when the call begins.
+        """
         values, root_of = self.plan.values, self.groups.find
-        graphed = self._graphed() if self.writes else set[str]()
+        if not self.writes:
+            return
+        alike, members = self._alike(), dict[str, set[str]]()
+        for name, other in alike.items():
+            members.setdefault(other, set()).add(name)
+        graphed = self._graphed(alike, members, may_have)
         for name, value in values.items():
             root = root_of(name) if value.is_state and name in self.groups.parent else None
+            mine = members.get(alike.get(name, ""), set())
             for i in self.writes.get(root, ()) if root is not None and value.kind != "parameter" else ():
                 node = self.plan.nodes[i]
-                taken = [r for r in node.reads if r in self.groups.parent and root_of(r) != root]
-                given = any(o in self.groups.parent and root_of(o) == root for o in node.outputs)
+                taken = [r for r in node.reads if r in self.groups.parent and r not in mine]
+                given = not mine.isdisjoint(node.outputs)
                 if given and node.region.grad is not False and not graphed.isdisjoint(taken):
-                    yield name, i, max(k for k, n in enumerate(self.plan.nodes) if self._reads(n, root))
+                    yield name, i, max(k for k, n in enumerate(self.plan.nodes) if self._reads(n, mine))
                     break
 
-    def _graphed(self) -> set[str]:
-        """The values that may have a graph: not what follows from others by a detach, or where gradients are off."""
-        values, find = self.plan.values, self.groups.find
-        found = {name for name, value in values.items() if value.differentiable and name not in self.plan.definitions}
-        members: dict[str, list[str]] = {}
-        for name in values:
-            if name in self.groups.parent and find(name) in self.writes:
-                members.setdefault(find(name), []).append(name)
+    def _alike(self) -> dict[str, str]:
+        """The values of memory that is written, by which have a graph where one of them has: not what was detached of them."""
+        root_of = self.groups.find
+        written = {n: root_of(n) for n in self.plan.values if n in self.groups.parent and root_of(n) in self.writes}
+        same, first = Disjoint(written), dict[str, str]()
+        for name, root in written.items():
+            if name not in self.plan.definitions:
+                same.join(name, first.setdefault(root, name))
         for node in self.plan.nodes:
-            if node.target == "aten.detach.default" or node.region.grad is False or found.isdisjoint(node.reads):
-                continue
-            found.update(name for name in node.outputs if values[name].differentiable)
-            for root in {find(name) for name in node.writes}:
-                found.update(members.get(root, ()))
+            for name in () if node.target == "aten.detach.default" else node.outputs:
+                for read in node.reads if name in written else ():
+                    if written.get(read) == written[name]:
+                        same.join(name, read)
+        return {name: same.find(name) for name in written}
+
+    def _graphed(self, alike: dict[str, str], members: dict[str, set[str]], may_have: bool) -> set[str]:
+        """The values that may have a graph: not what follows from others by a detach, or where gradients are off.
+
+        State has one where it had one at capture, `may_have` it, or an earlier call left it one.
+        """
+        values = self.plan.values
+        found = {
+            name for name, value in values.items()
+            if value.differentiable and name not in self.plan.definitions
+            and (may_have or not _is_plain(value))
+        }  # fmt: skip
+        known = -1
+        while known != len(found):
+            known = len(found)
+            for node in self.plan.nodes:
+                detaches = node.target == "aten.detach.default" or node.region.grad is False
+                if detaches or found.isdisjoint(node.reads):
+                    continue
+                found.update(name for name in node.outputs if values[name].differentiable)
+                for other in {alike[name] for name in node.writes if name in alike}:
+                    found.update(members[other])
         return found
 
-    def _reads(self, node: TraceNode, root: str | None) -> bool:
-        known = (r for r in node.reads if r in self.groups.parent)
-        return node.target != "aten.detach_.default" and any(self.groups.find(r) == root for r in known)
+    def _reads(self, node: TraceNode, names: set[str]) -> bool:
+        return node.target != "aten.detach_.default" and not names.isdisjoint(node.reads)
 
     def at(self, cut: int, live: Iterable[str]) -> str:
         """Why gradients across a cut may differ from the whole model's in the last bits; empty where they don't."""
         if not self.writes:
             return ""
         return self._written_before(cut, live) or self._written_after(cut, live) or self._written_state(cut)
+
+    def ungraphed(self, cut: int) -> tuple[str, ...]:
+        """The state that must have no graph when a step begins, or one could lead past the boundary, too."""
+        return self.plain if any(at < cut <= last for _, at, last in self.if_graphed) else ()
 
     def _written_state(self, cut: int) -> str:
         for name, at, last in self.states:
@@ -392,6 +435,7 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
             ends.get(cut, ""),
             reason,
             nested(live) or order_of_gradients.at(cut, live),
+            order_of_gradients.ungraphed(cut),
         )
 
     return tuple(weigh(cut, live) for cut, live in _sweep(plan))[::-1]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ariadne.cut.frontier import SplitCandidate
-from ariadne.plan import Store, TraceNode, TracePlan, uses
+from ariadne.plan import Store, TraceNode, TracePlan, Value, uses
 
 SIDES = ("prefix", "suffix")
 
@@ -69,3 +69,12 @@ def parameters_read(plan: TracePlan, part: Part) -> dict[tuple[str, str], None]:
     """The parameters that a part reads, as (module path, name), in the order of their first use."""
     values = map(plan.values.get, part.reads(plan))
     return {(v.origin[0], v.origin[1]): None for v in values if v is not None and v.kind == "parameter"}
+
+
+def others_read(plan: TracePlan, part: Part) -> list[Value]:
+    """The tensors that a part reads and that may get gradients, but are no parameters: such as weights that a hypernetwork made."""
+    values = {name: v for name in part.reads(plan) if (v := plan.values.get(name)) is not None}
+    held = {"attribute": True, "constant": True, "buffer": False}  # of buffers there are many, and few do
+    return [
+        v for v in values.values() if v.differentiable and (held.get(v.kind) or (v.kind in held and v.requires_grad))
+    ]

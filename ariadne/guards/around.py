@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import singledispatchmethod
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import BuiltinMethodType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -87,6 +87,15 @@ _LOGGERS = (logging.Logger.getEffectiveLevel.__code__, logging.Logger.isEnabledF
 _ENVIRONMENT: CodeType | None = getattr(getattr(type(os.environ), "__getitem__", None), "__code__", None)
 
 
+def of_numpy() -> tuple[Any, ...]:
+    """Numpy's own generator and its modules, where numpy was imported."""
+    numbers = getattr(sys.modules.get("numpy"), "random", None)
+    if numbers is None:
+        return ()
+    functions = (getattr(numbers, name) for name in ("seed", "sample", "ranf"))  # those that are no methods
+    return (numbers, numbers.mtrand, numbers.mtrand._rand, *functions)
+
+
 @dataclass
 class Surroundings:
     """What the functions that ran have read, as it was when each ran first.
@@ -97,13 +106,14 @@ class Surroundings:
     """
 
     belongs: Callable[[Any], bool]
+    numpys: tuple[Any, ...] = ()  # numpy's own generator, and what leads to it
     found: dict[tuple[int, Any, Any], Outside] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     whole: dict[int, Any] = field(default_factory=dict)
     assigned: set[str] = field(default_factory=set)  # attributes that the code assigns
     filled: set[str] = field(default_factory=set)  # attributes that it reads where it puts something into a container
     quiet: set[int] = field(default_factory=set)  # codes that read nothing that counts
-    drew: bool = False  # this thread drew from Python's own generator
+    drew: set[str] = field(default_factory=set)  # from Python's own generator; from numpy's, if a name leads there
     switches: set[str] = field(default_factory=set)
     codes: set[CodeType] = field(default_factory=set)  # of functions of the user's
     by_name: set[str] = field(default_factory=set)  # names of which only a variable told
@@ -304,6 +314,8 @@ class Surroundings:
             value, name = link.value, link.name
             if kind == "asked":
                 break
+        if self.numpys and self._draws_by_numpy(value):
+            self.drew.add("numpy.random")
         if others:
             if callable(value) and not is_a(value, (type, nn.Module)):
                 yield from way
@@ -326,6 +338,11 @@ class Surroundings:
         idle = chain.entered if not rest else len(rest) == 1 and is_a(rest[0][1], Dropped)
         # What is read of a module of the model is noted, whatever led to it.
         self._open(value, name, None if self._is_own_module(value) else outside, read.wholesale, idle, rest)
+
+    def _draws_by_numpy(self, value: Any) -> bool:
+        """Whether a value is a method of numpy's own generator, or what leads to all of these."""
+        owner = value.__self__ if type(value) in (MethodType, BuiltinMethodType) else value
+        return any(owner is thing for thing in self.numpys)
 
     def _is_own_module(self, value: Any) -> bool:
         return is_a(value, nn.Module) and self.belongs(value)

@@ -125,10 +125,20 @@ def is_opaque(value: Any) -> bool:
     return kind in LEAVES or _is_opaque(kind)
 
 
+_OURS = ("ariadne.runtime", "ariadne.stopped", "ariadne.pipeline", "ariadne.remote")
+
+
+def is_ours(kind: type) -> bool:
+    """Whether it is a class of a split's: one that forward calls looks after its own."""
+    return kind.__module__.startswith(_OURS)
+
+
 @lru_cache(maxsize=4096)
 def _is_opaque(kind: Any) -> bool:
     home = kind.__module__.partition(".")[0]
     if issubclass(kind, _PLAIN) or (home == "torch" and not issubclass(kind, _CONTAINERS)):
+        return True
+    if is_ours(kind):
         return True
     return is_pythons_own(kind) and not issubclass(kind, _CONTAINERS) and not is_open(kind)
 

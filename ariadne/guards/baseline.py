@@ -36,7 +36,7 @@ from ariadne.guards.left import AsLeft, merged
 from ariadne.guards.marks import ASKING_FOR_CLASSES, Asked, Listed, Marks, Registered, Strides, marks_on, state_of
 from ariadne.guards.opened import State, counts_by_which
 from ariadne.guards.outside import Outside, add_to, in_class, of_kind, with_contents
-from ariadne.guards.recording import Recording
+from ariadne.guards.recording import Recording, flags_set
 from ariadne.guards.referred import Read, references
 from ariadne.guards.ties import Tied
 from ariadne.guards.whole import looked_into
@@ -86,6 +86,7 @@ class Baseline:
 
     The keys after the first are steps into what the attribute holds. `training` has the flags of the whole and of all modules
     but those of torch whose code names none: there it decides nothing, and a look at a module's dict costs a few cache misses.
+    Nor has it those that forward sets itself.
     `followed` are modules of opaque parts, run as they are then, `foreign` those that another one's code looked at, `strays` those
     that ran and stand in no registry, `outsiders` those of them that the model does not hold at all. Nothing here belongs to one
     cut.
@@ -103,7 +104,9 @@ class Baseline:
         self.strays = {**{p: m for p, m in held.items() if p in ran}, **self.outsiders}
         self.ties = self._ties()
         self.modules |= self.strays
-        self.training = {p: m.training for p, m in self.modules.items() if not p or looks_at_its_flag(m)}
+        flags = {p: m.training for p, m in self.modules.items() if not p or looks_at_its_flag(m)}
+        set_by_forward = flags_set(recordings)
+        self.training = {p: flag for p, flag in flags.items() if p not in set_by_forward}
         self.classes: dict[str, type] = {p: type(m) for p, m in self.modules.items()}
         self.children = {p: list(m._modules.items()) for p, m in self.modules.items()}
         self.hooks = {(p, h): list(m.__dict__[h].values()) for p, m in self.modules.items() for h in HOOKS}
@@ -173,7 +176,8 @@ class Baseline:
             self.installed |= {f.__code__ for f in hooks if hasattr(f, "__code__")}
             for (path, name), (module, value, at) in recorded.read_attributes.items():
                 if name == "training":
-                    self.training.setdefault(path, value)
+                    if path not in set_by_forward:
+                        self.training.setdefault(path, value)
                 elif at in recorded.defaults and path in self.modules:
                     put = recorded.defaults[at]
                     self.attributes.append((path, (name,), Defaults(module.__dict__.get(name, value), put)))

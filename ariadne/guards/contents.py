@@ -21,13 +21,36 @@ def contents_of(thing: Any) -> Any:
 
 
 def refill(thing: Any, contents: Any) -> None:
-    """Have a dict, a set, a list or a deque hold this and nothing else."""
+    """Have a dict, a set, a list or a deque hold this and nothing else, in this order.
+
+    What belongs there stays where it is meanwhile: another thread may look into it.
+    """
     own = _own(thing)
-    own.clear(thing)
     if issubclass(own, dict):
-        for key, value in contents.items():
-            own.__setitem__(thing, key, value)
+        _refill_dict(own, thing, contents)
     elif own is set:
+        kept = {*map(id, contents)}
+        set.difference_update(thing, [member for member in set.__iter__(thing) if id(member) not in kept])
         set.update(thing, contents)
+    elif own is list:
+        list.__setitem__(thing, slice(None), contents)
     else:
-        own.extend(thing, contents)
+        for at, value in enumerate(contents[: deque.__len__(thing)]):
+            if deque.__getitem__(thing, at) is not value:
+                deque.__setitem__(thing, at, value)
+        for _ in range(deque.__len__(thing) - len(contents)):
+            deque.pop(thing)
+        deque.extend(thing, contents[deque.__len__(thing) :])
+
+
+def _refill_dict(own: Any, thing: Any, contents: Any) -> None:
+    for key in [key for key in own.__iter__(thing) if key not in contents]:
+        own.__delitem__(thing, key)
+    for key, value in contents.items():
+        if own.get(thing, key, own) is not value:
+            own.__setitem__(thing, key, value)
+    pairs = enumerate(zip(own.__iter__(thing), contents, strict=True))
+    first = next((at for at, (key, belongs) in pairs if key is not belongs), len(contents))
+    for key in [*contents][first:]:  # each to the end, by the key itself, where another that is equal may stand
+        own.__delitem__(thing, key)
+        own.__setitem__(thing, key, contents[key])

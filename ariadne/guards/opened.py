@@ -164,7 +164,7 @@ def unfolded(
                 todo.extend(_named(plain, names, assigned if id(vars(thing)) in moved else ()))
             continue
         try:
-            parts = list(_inside(thing, names, assigned if id(own_of(thing)) in moved else ()))
+            parts = list(_inside(thing, names, assigned, moved))
         except ClosedError:
             if first:
                 raise
@@ -228,7 +228,10 @@ class _Fresh:
             yield _Fresh(one) if type(one) in (tuple, list, dict) and not lasts(one) else one
 
 
-def _inside(thing: Any, names: Collection[str] | None, assigned: Collection[str]) -> Iterator[Any]:
+def _inside(
+    thing: Any, names: Collection[str] | None, written: Collection[str], moved: Collection[int | None]
+) -> Iterator[Any]:
+    assigned = written if id(own_of(thing)) in moved else ()
     if is_a(thing, weakref.ProxyTypes):
         yield referent(thing)
         return
@@ -264,7 +267,8 @@ def _inside(thing: Any, names: Collection[str] | None, assigned: Collection[str]
     yield from _named(own_of(thing) or {}, names, assigned)
     for cls in changeable(type(thing)):
         if not is_pythons_own(cls) and cls.__module__.partition(".")[0] != "numpy":
-            yield from _named({n: v for n, v in vars(cls).items() if lasts(v) and n[:2] != "__"}, names, assigned)
+            plain = {n: v for n, v in vars(cls).items() if lasts(v) and n[:2] != "__"}
+            yield from _named(plain, names, written if id(own_dict(cls)) in moved else assigned)
 
 
 def _named(own: dict[str, Any], names: Collection[str] | None, assigned: Collection[str]) -> Iterator[Any]:

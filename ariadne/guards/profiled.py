@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
-from ariadne.guards.around import Surroundings
+from ariadne.guards.around import Surroundings, of_numpy
 from ariadne.guards.links import is_torchs_import
 from ariadne.guards.readers import READS
 
@@ -26,7 +26,7 @@ def surroundings(
 
     To look is done `aside`. A profiler that is at work meanwhile sees nothing of the block.
     """
-    found, before = Surroundings(belongs), sys.getprofile()
+    found, before = Surroundings(belongs, of_numpy()), sys.getprofile()
     quiet, shared = found.quiet, random.seed.__self__  # type: ignore[attr-defined]
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
@@ -48,7 +48,7 @@ def surroundings(
                     found.note(frame)
         elif event == "c_call":
             if getattr(argument, "__self__", None) is shared:
-                found.drew = True
+                found.drew.add("random")
             if mine():
                 with aside():
                     found.ask(argument, frame)

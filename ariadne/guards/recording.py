@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -66,9 +67,11 @@ class Recording:
     outside_of_parts: set[tuple[int, Any]] = field(default_factory=set)  # what Python changed outside of such parts
     numbers: dict[str, Any] | None = None  # how the last such part left Python's own generators
     scripted: bool = False  # functions under torch.jit.script ran
-    drew: bool = False  # it drew from a generator of the process
-    drew_python: bool = False  # and that was Python's, `random`
+    drew: set[str] = field(
+        default_factory=set
+    )  # the generators of the process it drew from, as `capture.generators` names them
     disturbed: bool = False  # another thread drew from torch's while forward drew
+    beside: bool | None = None  # whether another thread draws from numpy's, once that was asked
     elsewhere: str = ""  # what another thread did for it that no plan does, in words
     repeated: set[tuple[int, Any]] = field(default_factory=set)  # and inside of parts that the backward pass runs again
     overtaken: str = ""  # what such a part puts somewhere, and forward something else later, in words
@@ -119,3 +122,10 @@ class Recording:
         self.again.clear()
         self.unchanged.clear()
         self.effects.clear()
+
+
+def flags_set(recordings: Collection[Recording]) -> set[str]:
+    """The modules whose training flag forward sets before it reads it, or of which results don't follow what it was."""
+    before = {path for recorded in recordings for path, name in recorded.read_attributes if name == "training"}
+    first = {path for recorded in recordings for path, name in recorded.written if name == "training"} - before
+    return first | {path for recorded in recordings for path, name, *_ in recorded.flags if name == "training"}

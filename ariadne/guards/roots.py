@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -22,25 +23,28 @@ from ariadne.guards.attributes import (
     MISSING,
     Attribute,
     follow,
+    held,
     is_a,
     is_array,
     is_memory,
     is_opaque,
+    is_ours,
     kind_of,
-    own_of,
 )
 from ariadne.guards.classes import own_dict
 from ariadne.guards.codes import around, globals_in, inside
 from ariadne.guards.links import absolute, is_known
 
-_SHORT = 256  # tables of functions that are longer are not looked through
-_DEEP = 4  # containers in containers, and modules in modules, are looked through so far
+_DEEP = 4  # modules in modules are looked through so far
+_MOST = 1 << 15
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _TENSORS_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _CALLED = (FunctionType, MethodType, partial)
-_ATTRIBUTED = (type, FunctionType)  # global things that a function may assign attributes of
-_BY_NAME = frozenset({"modules", "import_module", "__import__"})
+_OF_A_THREAD = (threading.local, type(threading.RLock()), threading._RLock, threading.Condition)
+_ATTRIBUTED = (type, FunctionType)  # things that a function may assign attributes of
 _MEANING_A_CLASS = ("__class__", "type", "cls", "__func__")
+_CONTENTS = Attribute("cell_contents")
+_BY_NAME = frozenset({"modules", "import_module", "__import__"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +71,15 @@ class Root:
 class Reached:
     """What forward can reach outside of a model: `roots`, and the results that `functools.lru_cache` keeps for its functions.
 
-    `tensors`: those that a variable, a class or a default holds; `parts`: those of modules that stand there.
+    `tensors`: those that a variable, a class or a default holds; `parts`: those of modules that stand there. `of_threads`: where
+    things stand that are one thread's at a time, which are no roots: what threads keep for themselves, and locks.
     """
 
     roots: tuple[Root, ...] = ()
     memories: tuple[Any, ...] = ()
     tensors: tuple[torch.Tensor, ...] = ()
     parts: tuple[torch.Tensor, ...] = ()
+    of_threads: tuple[Root, ...] = ()
 
 
 def outside_of(modules: Mapping[str, nn.Module]) -> Reached:
@@ -83,22 +89,7 @@ def outside_of(modules: Mapping[str, nn.Module]) -> Reached:
     """
     search = _Search()
     for module in modules.values():
-        for table in _HOOKS:
-            for hook in module.__dict__[table].values():
-                search.enter(hook)
-        for tensor in module._parameters.values():
-            for table in _TENSORS_HOOKS if tensor is not None else ():
-                for hook in (getattr(tensor, table, None) or {}).values():
-                    search.enter(hook)
-        kind: Any = type(module)
-        for key, value in module.__dict__.items():
-            if is_a(value, _CALLED) or is_memory(value):
-                search.enter(value)
-            elif (function := _applied(value)) is not None:
-                search.consider(function, Root(function.__name__, function))
-            elif key not in BOOKKEEPING and type(value) not in LEAVES:
-                search.methods(value, _names_of(kind))
-        search.of_class(kind)
+        search.of_module(module)
     return search.all()
 
 
@@ -116,11 +107,24 @@ class _Search:
         self.memories: dict[int, Any] = {}
         self.tensors: dict[int, torch.Tensor] = {}
         self.parts: dict[int, torch.Tensor] = {}
+        self.of_threads: dict[tuple[int, tuple[Any, ...]], Root] = {}
         self.written: set[str] = (
             set()
-        )  # names of attributes that functions assign which may mean a class's or a function's
-        self.named: set[str] = set()  # names in these functions
-        self.todo: list[Any] = []  # what can be called, and is yet to be looked at
+        )  # names of attributes that functions assign, which may mean a class's or a function's
+        self.assigning: set[str] = set()  # names in those of them that may mean a function's
+        self.runs = (
+            True  # what is looked at now is what forward's names lead to, and no mere neighbour of it in a class
+        )
+        self.modules: dict[int, nn.Module] = {}
+        self.owner: type | None = None  # the class that it stands in
+        self.spoken = set[str]()  # all names in what runs: an object or a class may have been handed to any of it
+        self.own: dict[type, set[str]] = {}  # those in the methods of a class that run
+        self.opened: dict[int, Any] = {}  # the classes and functions that what runs meets
+        self.left = _MOST  # things that may be looked into for the classes in them
+        self.done: dict[tuple[int, bool], tuple[Any, set[str]]] = {}  # the names that were looked at in each
+        self.todo: list[
+            tuple[Any, bool, type | None]
+        ] = []  # what can be called, and is yet to be looked at; `runs`, `owner`
         self.looked: dict[tuple[int, ...], Any] = {}  # what was, and what holds others that can be called
 
     def all(self) -> Reached:
@@ -128,33 +132,130 @@ class _Search:
 
         However many calls away: what forward does there is as much its own.
         """
-        while self.todo:
-            self.look(self.todo.pop())
+        while self.todo or self.opens():
+            while self.todo:
+                thing, self.runs, self.owner = self.todo.pop()
+                self.look(thing)
         for cls in self.classes:
-            names = {
-                n for n in self.written | self.declared.get(cls, set()) if not hasattr(vars(cls).get(n), "__get__")
-            }
+            names, table = self.written | self.declared.get(cls, set()), vars(cls)
+            names -= {n for n in table.keys() & names if hasattr(table[n], "__get__")}
             if names:
                 self.keep(Root(cls.__name__, cls, (), tuple(sorted(names))))
         for f in self.functions.values():
-            if f.__name__ in self.named and self.written:
+            if f.__name__ in self.assigning:
                 self.keep(Root(f"the attributes of {_called(f)}", f.__dict__))
         return Reached(
             tuple(self.found.values()),
             tuple(self.memories.values()),
             tuple(self.tensors.values()),
             tuple(self.parts.values()),
+            tuple(self.of_threads.values()),
         )
+
+    def opens(self) -> bool:
+        """Look at what names mean in the classes and functions that what runs meets; whether that led to more that can be called.
+
+        The names in a class's methods may mean other methods of it. What is no method may be read by all that runs.
+        """
+        self.runs, done = True, 0
+        while done < len(self.opened) and not self.todo:
+            for thing in [*self.opened.values()][done:]:
+                done += 1
+                for base in (family := _family(thing)):
+                    self.inside(base, {n for cls in family for n in self.own.get(cls, ())})
+        for thing in () if self.todo else [*self.opened.values()]:
+            self.inside(thing, self.spoken, methods=False)
+        return bool(self.todo) or done < len(self.opened)
+
+    def inside(self, thing: Any, names: Collection[str], methods: bool = True) -> None:
+        """Look at what stands under these names in a class or a function, and at the methods that run without being named."""
+        table = own_dict(thing) if is_a(thing, type) else thing.__dict__
+        _, done = self.done.setdefault((id(thing), self.runs), (thing, set()))
+        more = table.keys() & names
+        if self.runs and is_a(thing, type) and methods:
+            unasked = {"__init__"} if issubclass(thing, nn.Module) else set()
+            more |= {n for n in table if n[:2] == "__" and is_a(table[n], FunctionType)} - unasked
+        for name in sorted(more - done):
+            inner = table[name]
+            if is_method := is_a(inner, FunctionType) or bool(around(inner)):
+                if not methods:
+                    continue
+                self.enter_all(inner, thing if is_a(thing, type) else None)
+            done.add(name)
+            if not is_method and not name.startswith("__"):
+                self.consider(inner, _of_class(thing, name, inner), names if methods else ())
+
+    def meet(self, value: Any, names: Collection[str] = ()) -> None:
+        """Look at what these names mean in the classes in a value, and in all that it holds; of objects, in their own."""
+        todo, seen = [value], set[int]()
+        while todo and self.left:
+            thing: Any = todo.pop()
+            self.left -= 1
+            if is_ours(thing if is_a(thing, type) else type(thing)):
+                continue
+            applied: Any = _applied(thing)
+            thing = applied or thing
+            if is_a(thing, type):
+                if issubclass(thing, torch.autograd.Function) and thing not in self.declared:
+                    self.declared[thing] = {n for n in vars(thing) if not n.startswith("__")}
+                    for inner in vars(thing).values():
+                        self.enter_all(inner)
+                if not _is_known(thing):
+                    self.classes[thing] = None
+                self.meet_class(thing, names)
+            elif type(thing) in LEAVES and not is_a(thing, FunctionType):
+                continue
+            elif is_a(thing, _CALLED) or is_memory(thing):
+                self.enter(thing)
+            elif is_a(thing, nn.Module):  # one that stands in no registry of the model's
+                for module in thing.modules() if self.runs else ():
+                    if id(module) not in self.modules:
+                        self.of_module(module)
+            elif id(thing) not in seen and not is_opaque(thing) and not is_array(thing):
+                seen.add(id(thing))
+                self.meet_class(type(thing), names)
+                todo += set.__iter__(thing) if is_a(thing, set) else [inner for _, inner in held(thing)]
+
+    def meet_class(self, cls: type, names: Collection[str]) -> None:
+        """Look at what these names mean in a class, in its bases, and in the class that made it."""
+        for base in _family(cls):
+            if self.runs:
+                self.classes[base] = None
+                self.opened[id(base)] = base
+            self.inside(base, names)
+
+    def of_module(self, module: nn.Module) -> None:
+        self.modules[id(module)] = module
+        for table in _HOOKS:
+            for hook in module.__dict__[table].values():
+                self.enter(hook)
+        for tensor in module._parameters.values():
+            for table in _TENSORS_HOOKS if tensor is not None else ():
+                for hook in (getattr(tensor, table, None) or {}).values():
+                    self.enter(hook)
+        kind: Any = type(module)
+        for key, value in module.__dict__.items():
+            if (function := _applied(value)) is not None:
+                self.consider(function, Root(function.__name__, function))
+            elif key not in BOOKKEEPING:
+                self.runs = False
+                self.meet(value, _names_of(kind))
+                self.runs = True
+                self.meet(value)
+        self.of_class(kind)
 
     def of_class(self, cls: type) -> None:
         if (id(cls),) in self.seen:
             return
         self.seen.add((id(cls),))
+        self.meet_class(type(cls), ())
         for base in cls.__mro__[:-1]:
             if base.__module__.partition(".")[0] == "torch" or base is nn.Module:
                 continue
             self.classes[base] = None
             self.declared[base] = {n for n in vars(base) if not n.startswith("__")}
+            self.opened[id(base)] = base
+            self.own.setdefault(base, {"forward"})
             for name, thing in list(vars(base).items()):
                 if is_a(thing, (staticmethod, classmethod)):
                     thing = thing.__func__
@@ -163,21 +264,21 @@ class _Search:
                 if is_a(thing, cached_property):
                     thing = thing.func
                 if is_a(thing, (FunctionType, partial)) or is_memory(thing):
-                    self.enter(thing)
+                    self.todo.append((thing, False, base))
                 elif not name.startswith("__"):
                     self.consider(thing, _of_class(base, name, thing))
 
-    def enter(self, thing: Any) -> None:
-        """Have a function, or something else that can be called, looked at."""
-        self.todo.append(thing)
+    def enter(self, thing: Any, owner: type | None = None) -> None:
+        """Have a function, or something else that can be called, looked at: of its `owner`, if it stands in a class."""
+        self.todo.append((thing, self.runs, owner))
 
     def is_new(self, thing: Any) -> bool:
         """Whether a thing comes for the first time; a method is made anew whenever it is asked for."""
         method = is_a(thing, MethodType)
         at = (id(thing.__self__), id(thing.__func__)) if method else (id(thing),)
-        if at in self.looked:
+        if (*at, True) in self.looked or (*at, self.runs) in self.looked:
             return False
-        self.looked[at] = thing
+        self.looked[*at, self.runs] = thing
         return True
 
     def look(self, thing: Any) -> None:
@@ -192,13 +293,15 @@ class _Search:
         elif is_a(thing, MethodType):
             name = f"the {type(thing.__self__).__name__} of {_called(thing)}"
             self.consider(thing.__self__, Root(name, thing.__self__))
-            self.enter(thing.__func__)
+            self.enter(thing.__func__, thing.__self__ if is_a(thing.__self__, type) else type(thing.__self__))
         elif is_memory(thing):
             if not is_known(getattr(thing.__wrapped__, "__globals__", {})):
                 self.memories[id(thing)] = thing
-            self.enter(thing.__wrapped__)
+            self.enter(thing.__wrapped__, self.owner)
         elif is_a(thing, FunctionType):
             self.function(thing)
+        elif is_a(thing, type):
+            self.meet_class(thing, ())
         elif callable(thing) and not is_opaque(thing):
             self.consider(thing, Root(f"the {type(thing).__name__} that is called", thing))
             self.enter(type(thing).__call__)
@@ -207,92 +310,83 @@ class _Search:
         table = f.__globals__
         if id(table) not in self.known:
             self.known[id(table)] = is_known(table), table
-        at = (id(f.__code__), id(table), *map(id, f.__closure__ or ()))
+        at = (self.runs, id(f.__code__), id(table), *map(id, f.__closure__ or ()))
         if at in self.seen:
             return
         self.seen.add(at)
         if self.known[id(table)][0]:
             for inner in inside(f):  # what a decorator stands around
-                self.enter(inner)
+                self.enter(inner, self.owner)
             return
         self.functions[id(f)] = f
+        names = {*_names(f.__code__)}
+        named = names | _words(f.__code__) if "getattr" in names else names
+        if self.runs:
+            self.spoken |= named
+            if self.owner is not None:
+                self.own.setdefault(self.owner, set()).update(named)
+            if f.__dict__:
+                self.opened[id(f)] = f
+            named = named.union(*(_names(g.__code__) for g in self.called_by(f, named)))
         for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
-            root = Root(f"the variable {name!r} of {_called(f)}", cell, (Attribute("cell_contents"),))
-            self.consider(root.now(), root)
+            root = Root(f"the variable {name!r} of {_called(f)}", cell, (_CONTENTS,))
+            self.consider(root.now(), root, named)
             if name in _assigned(f.__code__)[0]:
                 self.keep(Root(root.name, cell, (), ("cell_contents",)))
         for value in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()):
-            self.consider(value, Root(f"a default argument of {_called(f)}", value))
+            self.consider(value, Root(f"a default argument of {_called(f)}", value), named)
         counted = sorted(_assigned(f.__code__)[1])
         if counted:
             self.keep(Root(f"the globals of {f.__module__}", table, (), tuple(counted)))
-        names = {*_names(f.__code__)}
-        named = names | _words(f.__code__) if "getattr" in names else names
         for name in sorted(_globals(f.__code__) & table.keys()):
             self.consider(table[name], Root(f"the global {name!r}", table, (name,)), named)
         for name in _imported(f.__code__):
             module = sys.modules.get(absolute(name, table))
             self.consider(module, Root(name, module), named)
-        written = _written(f.__code__)
-        means = not {*_MEANING_A_CLASS}.isdisjoint({*names, *f.__code__.co_varnames, *f.__code__.co_freevars})
-        if written and (means or any(is_a(table.get(name), _ATTRIBUTED) for name in names)):
-            self.written |= written
-            self.named |= names
+        self.assigns(f, names)
 
-    def consider(self, value: Any, root: Root, names: Iterable[str] = (), deep: int = 0) -> None:
+    def called_by(self, f: FunctionType, names: Collection[str]) -> list[FunctionType]:
+        """The functions that one has these names for, and that it may hand a class or an object to."""
+        own = [vars(cls)[name] for cls in _family(self.owner) for name in vars(cls).keys() & names]
+        found = [*inside(f), *map(f.__globals__.get, f.__globals__.keys() & names), *own]
+        found += [inner for thing in own for inner in around(thing)]
+        return [thing for thing in found if is_a(thing, FunctionType) and not is_known(thing.__globals__)]
+
+    def assigns(self, f: FunctionType, names: set[str]) -> None:
+        """Take note of the attributes that a function with these names assigns, if they may be those of a class or a function."""
+        written = _written(f.__code__)
+        if not written:
+            return
+        variables = f.__code__.co_freevars
+        cells = (follow(cell, (_CONTENTS,)) for cell in f.__closure__ or () if cell != CellType())
+        attributed = any(is_a(thing, _ATTRIBUTED) for thing in (*map(f.__globals__.get, names), *cells))
+        means = not {*_MEANING_A_CLASS}.isdisjoint({*names, *f.__code__.co_varnames, *variables})
+        if means or attributed:
+            self.assigning |= {*names, *variables}
+        if means or attributed or self.runs:
+            self.written |= written
+
+    def consider(self, value: Any, root: Root, names: Collection[str] = (), deep: int = 0) -> None:
         """Keep a root, if something can be put into what it holds; go on from there if it can be called."""
         value = _applied(value) or value
-        held = value if is_a(value, tuple) else (value,)
-        self.tensors.update((id(t), t) for t in held if is_a(t, torch.Tensor))
+        if is_a(value, _OF_A_THREAD):
+            self.of_threads.setdefault((id(root.thing), root.steps), root)
+        several = value if is_a(value, tuple) else (value,)
+        self.tensors.update((id(t), t) for t in several if is_a(t, torch.Tensor))
         if is_a(value, nn.Module):
             self.parts.update((id(t), t) for t in (*value.parameters(), *value.buffers()))
-        if is_a(value, type) and issubclass(value, torch.autograd.Function) and value not in self.classes:
-            self.declared[value] = {n for n in vars(value) if not n.startswith("__")}
-            for inner in vars(value).values():
-                self.enter_all(inner)
-            names = {*names, *_names_of(value)}
-        if is_a(value, type) and not is_known(getattr(sys.modules.get(value.__module__), "__dict__", {})):
-            self.classes[value] = None
-        if is_a(value, _CALLED) or is_memory(value):
-            self.enter(value)
-        elif is_a(value, ModuleType) and not is_known(vars(value)):
-            for name in sorted({*names} & vars(value).keys()) if deep < _DEEP else ():
+        self.meet(value, names)
+        if is_a(value, ModuleType) and not is_known(vars(value)):
+            for name in sorted(vars(value).keys() & names) if deep < _DEEP else ():
                 at = Root(f"{value.__name__}.{name}", vars(value), (name,))
                 self.consider(vars(value)[name], at, names if is_a(at.now(), ModuleType) else (), deep + 1)
-        elif is_a(value, type) and not is_a(value, ModuleType) and not issubclass(value, nn.Module):
-            if value.__module__.partition(".")[0] != "torch":
-                for name in sorted({*names} & vars(value).keys()):
-                    inner = vars(value)[name]
-                    if is_a(inner, FunctionType) or around(inner):
-                        self.enter_all(inner)
-                    elif not is_opaque(inner):
-                        self.consider(inner, _of_class(value, name, inner))
         elif type(value) not in LEAVES and value is not MISSING and not is_opaque(value) and not is_array(value):
             self.keep(root)
-            self.todo += _table(value)
-            for inner in (own_of(value) or {}).values():
-                self.todo += [inner] if is_a(inner, _CALLED) or is_memory(inner) else _table(inner)
-            self.methods(value, names)
 
-    def methods(self, value: Any, names: Iterable[str], deep: int = 0) -> None:
-        """Look at what the methods of these names, and functions held under them, reach: of an object of a user's class, or of
-        those in a short container, such as a registry.
-        """
-        if type(value) in (list, tuple, dict):
-            if len(value) <= _SHORT and deep < _DEEP:
-                for inner in value.values() if type(value) is dict else value:
-                    self.methods(inner, names, deep + 1)
-        elif not is_opaque(value):
-            own = own_of(value) or {}
-            self.todo += [own[n] for n in sorted({*names} & own.keys()) if is_a(own[n], _CALLED) or is_memory(own[n])]
-            for cls in type(value).__mro__[:-1]:
-                if not is_known({"__name__": cls.__module__}):
-                    for name in sorted({*names, "__call__"} & vars(cls).keys()):
-                        self.enter_all(vars(cls)[name])
-
-    def enter_all(self, thing: Any) -> None:
+    def enter_all(self, thing: Any, owner: type | None = None) -> None:
         """The same of what stands in a class, be it a function, a property or a static method."""
-        self.todo += [thing] if is_a(thing, FunctionType) else around(thing)
+        for inner in [thing] if is_a(thing, (FunctionType, partial)) or is_memory(thing) else around(thing):
+            self.enter(inner, owner)
 
     def keep(self, root: Root) -> None:
         if not root.names and not kind_of(root.now()):
@@ -324,17 +418,20 @@ def _names_of(cls: type) -> frozenset[str]:
     return frozenset(name for f in functions if is_a(f, FunctionType) for name in _names(f.__code__))
 
 
-def _table(value: Any) -> list[Any]:
-    """The functions in a short table of such, which forward may choose from."""
-    if not is_a(value, (dict, list, tuple)) or len(value) > _SHORT:
-        return []
-    inner = dict.values(value) if is_a(value, dict) else value
-    return [thing for thing in inner if is_a(thing, _CALLED)]
+def _family(cls: Any) -> tuple[type, ...]:
+    """A class, its bases and the class that made it, but for torch's and Python's own; none for what is no class."""
+    found = (*cls.__mro__[:-1], *type(cls).__mro__[:-2]) if is_a(cls, type) else ()
+    return tuple(base for base in found if not _is_known(base))
 
 
-def _of_class(cls: type, name: str, thing: Any) -> Root:
-    """What stands in a class under a name: by the name, so that another that is put there is found."""
-    table, what = own_dict(cls), f"{cls.__name__}.{name}"
+def _is_known(cls: type) -> bool:
+    """Whether a class is torch's or Python's own."""
+    return is_known(getattr(sys.modules.get(cls.__module__), "__dict__", {"__name__": ""}))
+
+
+def _of_class(cls: Any, name: str, thing: Any) -> Root:
+    """What stands in a class, or a function, under a name: by the name, so that another that is put there is found."""
+    table, what = own_dict(cls) if is_a(cls, type) else cls.__dict__, f"{cls.__name__}.{name}"
     return Root(what, table, (name,)) if table.get(name) is thing else Root(what, thing)
 
 

@@ -137,8 +137,11 @@ def check(node: TraceNode, op: OpOverload, values: dict[str, Value]) -> None:
     for arg, atom in given:
         kind, optional, listed = _kind(arg.type)
         if arg.is_out:
-            made = isinstance(atom, Ref) and values[atom.name].kind == "tensor"
-            need(made, f"{node.target} writes its result into what no op here made")
+            mine = isinstance(atom, Ref) and values[atom.name].kind in ("tensor", "buffer")
+            need(
+                mine,
+                f"{node.target} writes its result into what is neither a buffer of the half nor made by an op of it",
+            )
         right = _fits(atom, kind, optional, listed, values)
         if arg.name in ("dim", "dim0", "dim1") and type(atom) is int:
             right = right and abs(atom) <= 64

@@ -404,7 +404,7 @@ def _read_back(told: str) -> None:
             .removesuffix(". Save it again, or refuse who sent it")
         )
         raise HalfError(
-            f"this half can't be kept in a file: {why}. Rename it, or run this half beside the model"
+            f"this half can't be kept in a file: {why}. Rename it, if a name is the reason, or run this half beside the model"
         ) from error
 
 

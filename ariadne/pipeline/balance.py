@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.capture import Example, left_as_found
+from ariadne.capture import Example, drawn_by, left_as_found
 from ariadne.cut import SIDES, Part, SplitCandidate
 from ariadne.errors import FrontierError, SpecError
-from ariadne.plan import TracePlan, may_draw
+from ariadne.plan import TracePlan
 from ariadne.segment import Interpreter
 
 Balance = Literal["time", "parameters", "memory", "boundary_bytes"]
@@ -37,7 +37,7 @@ def op_times(model: nn.Module, plan: TracePlan, example: Example, rounds: int = 
     best = [float("inf")] * len(plan.nodes)
     batch = example.batch if example.batch in plan.batches else next(iter(plan.batches))
     for _ in range(rounds):
-        with left_as_found(model, [plan], drew=may_draw(plan.nodes)):
+        with left_as_found(model, [plan], drew=drawn_by([plan])):
             leaves = example.resized(batch)
             taken: list[float] = []
             timed = _Timed(

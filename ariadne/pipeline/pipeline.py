@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.capture import Captured, Example, left_as_found
+from ariadne.capture import Captured, Example, capturing, left_as_found
 from ariadne.cut import SIDES, BatchDim, ExecutionMode, SplitCandidate, SplitSpec, frontiers, parse_boundary
 from ariadne.errors import AriadneError, SpecError
 from ariadne.guards import Baseline
@@ -272,8 +272,9 @@ class Pipeline:
 
     def extend(self, example: Example, trains: bool) -> None:
         """Capture a plan for other inputs, and cut it as the first one is."""
-        captured = self._recapture(example, trains)
-        self.take(captured, example, trains)
+        with capturing():
+            captured = self._recapture(example, trains)
+            self.take(captured, example, trains)
 
     def extend_to(self, batch: int, trains: bool) -> None:
         """Capture a plan for a batch that another rank has captured one for: that of the example, resized."""
@@ -445,8 +446,9 @@ def prepare_pipeline(
     pipeline = Pipeline(model, example, settings, texts, {first.plan: (cuts, first.baseline)}, recapture)
     if draws not in (None, "whole", "seeded"):
         raise SpecError(f"draws is 'whole' or 'seeded'; found {draws!r}")
-    pipeline.prove(first, example, trains and any(p.requires_grad for p in model.parameters()))
-    for captured in captures[1:]:
-        pipeline.take(captured, example, False)
+    with capturing():
+        pipeline.prove(first, example, trains and any(p.requires_grad for p in model.parameters()))
+        for captured in captures[1:]:
+            pipeline.take(captured, example, False)
     pipeline.draws = draws or ("whole" if pipeline.foreseeable() else "seeded")
     return pipeline

@@ -19,7 +19,7 @@ from ariadne.plan.atoms import Ref, substitute, uses
 from ariadne.plan.batches import Batches
 from ariadne.plan.expr import FUNCTIONS, Expr
 from ariadne.plan.names import HELPERS, Namespace, one_line
-from ariadne.plan.pruning import Groups, prune, reached, without
+from ariadne.plan.pruning import Disjoint, Groups, prune, reached, without
 from ariadne.plan.schema import WHOLE, bind, may_draw, tensors_in, writes_silently, written_arguments
 from ariadne.plan.sized import MOST, Size, sizes_at, sizes_in
 from ariadne.plan.solve import where

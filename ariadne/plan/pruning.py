@@ -10,30 +10,36 @@ from ariadne.plan.atoms import uses
 from ariadne.plan.trace import TraceNode, TracePlan, Value
 
 
-class Groups:
-    """Values that may share memory, as disjoint sets: by what was seen at capture, and by what the ops' schemas allow."""
+class Disjoint:
+    """Names in disjoint sets, each alone at first."""
 
-    def __init__(self, plan: TracePlan) -> None:
-        self.parent: dict[str, str] = {}
-        by_storage: dict[int, str] = {}
-        for name, value in plan.values.items():
-            self.parent[name] = name
-            if value.storage >= 0:
-                self.join(name, by_storage.setdefault(value.storage, name))
-        for node in plan.nodes:
-            for a, b in node.may_alias:
-                self.join(a, b)
+    def __init__(self, names: Iterable[str]) -> None:
+        self.parent: dict[str, str] = {name: name for name in names}
 
     def find(self, name: str) -> str:
-        """The name that stands for all values that may share memory with `name`."""
+        """The name that stands for all that are in one set with `name`."""
         while self.parent[name] != name:
             self.parent[name] = self.parent[self.parent[name]]
             name = self.parent[name]
         return name
 
     def join(self, a: str, b: str) -> None:
-        """Note that two values may share memory."""
+        """Put two into one set."""
         self.parent[self.find(a)] = self.find(b)
+
+
+class Groups(Disjoint):
+    """Values that may share memory, as disjoint sets: by what was seen at capture, and by what the ops' schemas allow."""
+
+    def __init__(self, plan: TracePlan) -> None:
+        super().__init__(plan.values)
+        by_storage: dict[int, str] = {}
+        for name, value in plan.values.items():
+            if value.storage >= 0:
+                self.join(name, by_storage.setdefault(value.storage, name))
+        for node in plan.nodes:
+            for a, b in node.may_alias:
+                self.join(a, b)
 
 
 def reached(plan: TracePlan, groups: Groups, starts: Iterable[str], begins: Callable[[TraceNode], bool]) -> set[int]:

@@ -172,7 +172,7 @@ class Kept:
             else:
                 table[key] = was
         if self.snapshot is not None:
-            self.snapshot.restore(False)
+            self.snapshot.restore(())
         for t, data, _ in self.tensors:
             with torch.inference_mode(t.is_inference()):
                 t.data.copy_(data)

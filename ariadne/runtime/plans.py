@@ -11,12 +11,12 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload, no_boundary
-from ariadne.capture import Captured, Example
+from ariadne.capture import Captured, Example, capturing, drawn_by
 from ariadne.compiled import SegmentReport
 from ariadne.cut import SIDES, Boundary, SplitCandidate, frontiers, select
 from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError
 from ariadne.guards import Baseline, as_before, explain, matched, state_types
-from ariadne.plan import TracePlan, may_draw, sizes_at, sizes_in
+from ariadne.plan import TracePlan, sizes_at, sizes_in
 from ariadne.runtime.proof import prove
 from ariadne.runtime.training import NO_SLOTS, SideSlots
 from ariadne.runtime.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device
@@ -91,9 +91,9 @@ class Plans:
         return tuple(self._plans)
 
     @property
-    def may_draw(self) -> bool:
-        """Whether a run of any of its plans may draw random numbers."""
-        return any(may_draw(plan.nodes) for plan in self._plans)
+    def draws(self) -> frozenset[str]:
+        """The random generators of the process that a run of any of its plans may draw from."""
+        return drawn_by(self._plans)
 
     def variant_of(self, plan: TracePlan) -> Variant:
         """The variant of one of its plans."""
@@ -202,7 +202,18 @@ class Plans:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
     ) -> tuple[Variant, tuple[Any, ...]]:
         """The plan that serves this call, captured now if none does; or the error that says why none can."""
-        self._main.flight.keep()  # forward may run, for a capture
+        found = self._known(args, kwargs, training)
+        if found is None:
+            self._main.flight.keep()  # forward runs, for a capture
+            with capturing():
+                # Another thread may have captured it meanwhile.
+                found = self._known(args, kwargs, training) or self._captured(args, kwargs, training)
+        return found
+
+    def _known(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
+    ) -> tuple[Variant, tuple[Any, ...]] | None:
+        """The plan that serves this call, if there is one; raises where the model was changed."""
         with self._lock:
             latest = self._variants[::-1]
             for variant in sorted(latest, key=self._asked, reverse=True):
@@ -220,7 +231,7 @@ class Plans:
                 for guard in self._now[training].guards:
                     if not guard():
                         guard.explain(serving=False)
-            return self._captured(args, kwargs, training)
+        return None
 
     def _use(self, variant: Variant, training: bool) -> None:
         """Take a plan for the next call, too; of those that may make way for others, the one used last goes last."""
@@ -269,7 +280,7 @@ class Plans:
     def _captured_for(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
     ) -> tuple[Variant, tuple[Any, ...]]:
-        with self._lock:
+        with capturing():  # `_lock` is held for moments alone: calls that have a plan go on
             base = self._now[training]
             args, kwargs = as_before(self.model, base.plan, args, kwargs)
             lo, hi = self.settings.spec.batch_range
@@ -279,7 +290,7 @@ class Plans:
             sizes = sizes_in(example.sizes, example.leaves)
             mine = (
                 v.plan
-                for v in self._variants
+                for v in [*self._variants]
                 if v.serves(training)
                 and v.plan.input_spec == example.spec
                 and v.plan.captured_by == "observed"
@@ -288,15 +299,19 @@ class Plans:
             )
             captured = self._recapture(example, training, next(mine, None))
             plan, candidates = captured.plan, frontiers(captured.plan)
-            variant = self._cut(plan, candidates, captured.baseline)
+            with self._lock:
+                variant = self._cut(plan, candidates, captured.baseline)
             self._prove(variant, captured, example, training)
-            self._add(variant)
-            self._plans[plan] = candidates, captured.baseline
-            entered = variant.enter(args, kwargs)
-            if entered is None:
-                explain(plan, self.model, args, kwargs, range(lo, hi + 1))
-                raise AriadneError("the plan captured for this call does not accept it; please report this as a bug")
-            self._now[training] = variant
+            with self._lock:
+                self._add(variant)
+                self._plans[plan] = candidates, captured.baseline
+                entered = variant.enter(args, kwargs)
+                if entered is None:
+                    explain(plan, self.model, args, kwargs, range(lo, hi + 1))
+                    raise AriadneError(
+                        "the plan captured for this call does not accept it; please report this as a bug"
+                    )
+                self._now[training] = variant
             return variant, entered
 
     def _prove(self, variant: Variant, captured: Captured, example: Example, trains: bool) -> None:

@@ -12,12 +12,14 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ariadne import tree
-from ariadne.capture import Captured, Example, is_scripted, left_as_found
+from ariadne.capture import Captured, Example, drawn_by, is_scripted, left_as_found
 from ariadne.compare import difference
 from ariadne.errors import VerificationError
-from ariadne.plan import TracePlan, may_draw, own
+from ariadne.plan import TracePlan, own
+from ariadne.runtime.moved import getter
 from ariadne.runtime.variant import Variant
 from ariadne.runtime.waiting import leaves_of, without_hooks
 
@@ -58,12 +60,12 @@ def prove(model: nn.Module, variant: Variant, captured: Captured, example: Examp
         _prove_gradients(runs, variant, example)
 
 
-def _draws(captured: Captured) -> bool:
-    """Whether the generators are put back after a run: to rewind what another thread draws from would give it numbers twice.
+def _draws(captured: Captured) -> frozenset[str]:
+    """The generators that are put back after a run: to rewind what another thread draws from would give it numbers twice.
 
     Alone in its process, what an op of the model's own, or its backward, may draw is put back as well.
     """
-    return captured.drew or (threading.active_count() == 1 and may_draw(captured.plan.nodes))
+    return captured.drew | (drawn_by([captured.plan]) if threading.active_count() == 1 else frozenset())
 
 
 def _rounds(plan: TracePlan) -> int:
@@ -76,7 +78,7 @@ class _Runs:
 
     model: nn.Module
     plan: TracePlan
-    drew: bool
+    drew: frozenset[str]
 
     def of(self, run: Callable[..., Any], example: Example, batch: int, grad: bool, then: Callable[[Any], Any]) -> Any:
         """What `then` makes of one run on inputs of a batch."""
@@ -109,9 +111,11 @@ def _prove_gradients(runs: _Runs, variant: Variant, example: Example) -> None:
     model, batch = runs.model, _trained_at(variant.plan, example)
     parameters = [p for p in model.parameters() if p.requires_grad]
 
+    made = edges_of(model, variant.plan)
+
     def gradients(run: Callable[..., Any]) -> tuple[dict[str, bool], list[torch.Tensor | None]]:
         found: tuple[dict[str, bool], list[torch.Tensor | None]] = runs.of(
-            run, example, batch, True, lambda out: _gradients(out, parameters)
+            run, example, batch, True, lambda out: _gradients(out, parameters, made)
         )
         return found
 
@@ -261,9 +265,26 @@ def deterministic() -> Iterator[None]:
         cudnn.deterministic, cudnn.benchmark = chosen
 
 
-def _gradients(output: Any, parameters: list[nn.Parameter]) -> tuple[dict[str, bool], list[torch.Tensor | None]]:
+def edges_of(model: nn.Module, plan: TracePlan) -> list[GradientEdge]:
+    """Where the graphs of the model's own tensors begin that were made elsewhere, as a hypernetwork makes weights.
+
+    These are the caller's, who will walk back through them once.
+    """
+    held = [getter(value, model)() for value in plan.values.values() if value.is_state and value.requires_grad]
+    made = {
+        id(t): t for t in (*held, *plan.constants.values()) if isinstance(t, torch.Tensor) and t.grad_fn is not None
+    }
+    return [get_gradient_edge(t) for t in made.values()]
+
+
+def _gradients(
+    output: Any, parameters: list[nn.Parameter], made: list[GradientEdge]
+) -> tuple[dict[str, bool], list[torch.Tensor | None]]:
     """Which tensors of the output require grad; and what `backward` puts on parameters, of a loss in which each element of the
-    output has a weight of its own. No hook of theirs sees it; a reentrant checkpoint takes nothing but `backward`."""
+    output has a weight of its own. No hook of theirs sees it; a reentrant checkpoint takes nothing but `backward`.
+
+    Where weights were `made` elsewhere, the walk ends at them, and their gradients count.
+    """
     outputs = {at: t for at, t in tree.paths(output) if isinstance(t, torch.Tensor)}
     wanting = {at: t.requires_grad for at, t in outputs.items()}
     losses = [
@@ -274,8 +295,11 @@ def _gradients(output: Any, parameters: list[nn.Parameter]) -> tuple[dict[str, b
     if not losses:
         return wanting, []
     loss = torch.stack(losses).sum()
-    leaves = list({id(p): p for p in (*parameters, *leaves_of(loss, ()))}.values())
+    leaves = list({id(p): p for p in (*parameters, *leaves_of(loss, {edge.node for edge in made}))}.values())
     with without_hooks(leaves):
+        if made:
+            ends: list[Any] = [*leaves, *made]
+            return wanting, [*torch.autograd.grad(loss, ends, allow_unused=True)]
         before = [leaf.grad for leaf in leaves]
         try:
             for leaf in leaves:

@@ -120,6 +120,8 @@ class SplitRuntime(Told):
                 f"a training step across {self.split_id} may differ from the whole model's in the last bits: "
                 f"{variant.candidate.inexact}. Cut elsewhere; SplitSpec(trainable=True) takes only cuts that train exactly"
             )
+        if trains:
+            variant.refuse_graphs()
         begun = None
         if not (trains or variant.state.before or self.settings.mode == "compiled"):  # on its path, it writes no state
             begun = kept, raw = self._begin(variant, entered, call, trains)
@@ -202,7 +204,7 @@ class SplitRuntime(Told):
         s = self.settings
         compiles = s.mode == "compiled"
         records = compiles and cuda_graphs(CompileOptions.parse(s.compile_options))
-        with left_as_found(self.model, self.plans, drew=self.may_draw):
+        with left_as_found(self.model, self.plans, drew=self.draws):
             for _ in range(3 if records else 1):
                 self.run_suffix(self.run_prefix(*args, **kwargs))
             if compiles:
@@ -431,7 +433,7 @@ class SplitRuntime(Told):
                 with torch.set_grad_enabled(training_now):
                     self.joined(*args, **kwargs)
             finally:
-                snapshot.restore(self.may_draw)
+                snapshot.restore(self.draws)
                 not_called(self.model, known)
 
     # --- cutting elsewhere ----------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from ariadne.cut import (
     SplitSpec,
     State,
     held_by_itself,
+    others_read,
     parameters_read,
     parts,
 )
@@ -113,7 +114,11 @@ class Variant:
             self.reads = {p.name: parameters_read(plan, p) for p in self.parts.values()}
             module = cache(model.get_submodule)
             slots = {
-                side: [(module(path)._parameters, key) for path, key in found] for side, found in self.reads.items()
+                side: [
+                    *((module(path)._parameters, key) for path, key in found),
+                    *(_slot(v, plan, model) for v in others_read(plan, self.parts[side])),
+                ]
+                for side, found in self.reads.items()
             }
         except (AttributeError, LookupError, TypeError):  # a module or a tensor of the plan is gone: say which
             for guard in guards.values():
@@ -133,6 +138,7 @@ class Variant:
             (getter(v, model) if v.is_state else partial(plan.constants.__getitem__, v.name), v.name in silent)
             for v in self.state.watched
         ]
+        self._ungraphed = [(name, getter(plan.values[name], model)) for name in candidate.ungraphed]
         apart = [(module(path)._parameters, key) for path, key in known.shared] if plan.apart else []
         # Of a side that is not here, those that it shares.
         self._slots = SideSlots([slots.get(side, apart) for side in SIDES])
@@ -311,6 +317,16 @@ class Variant:
         """Whether the prefix of this very variant made a boundary; it may have come over a wire otherwise."""
         return boundary.labels is self.candidate.live
 
+    def refuse_graphs(self) -> None:
+        """Raise `TrainingError` where state has a graph as a step begins, had none at capture, and would hand it on."""
+        for name, get in self._ungraphed:
+            if get().requires_grad:
+                raise TrainingError(
+                    f"a training step across {self.candidate.split_id} may differ from the whole model's in the last bits: "
+                    f"{name!r}, which the model holds, requires a gradient or has a graph now, and had none at capture: what is "
+                    "made of it is written into what the model holds, and read after the cut. Detach it, or prepare again"
+                )
+
     def refuse_views(self, raw: Sequence[Any]) -> None:
         """Raise `TrainingError` where a value that the suffix writes into is a view, and was none at capture.
 
@@ -329,6 +345,17 @@ class Variant:
     def owned(self) -> Owned:
         """The parameters that the ops of each side read now; laid out again only where one was replaced."""
         return self._slots.owned()
+
+
+def _slot(value: Value, plan: TracePlan, model: nn.Module) -> tuple[dict[str, Any], str]:
+    """A dict, and where in it a tensor stands that is no parameter."""
+    if not value.is_state:
+        return dict(plan.constants), value.name
+    path, *keys = value.origin
+    if len(keys) > 1:  # in a container, of which another may come to hold another
+        return {value.name: getter(value, model)()}, value.name
+    owner = model.get_submodule(path)
+    return (owner._buffers if value.kind == "buffer" else owner.__dict__), keys[0]
 
 
 def told_apart(plan: TracePlan, candidate: SplitCandidate, part: str = "", first: int = 0) -> Apart:

@@ -3,6 +3,7 @@
 A model, its example and the reason why there is no graph flow in; a runtime with the methods of `SplitRuntime` flows out. The
 files, in import order::
 
+    handed      what Python keeps for each thread, handed on between two
     ambient     what a thread has of its own: modes and switches
     gate        where the end of one call of a module is noticed
     absent      tensors without data, for what was made before the cut

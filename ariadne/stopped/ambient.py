@@ -29,6 +29,9 @@ _WORDS = {
     "replay": "the replay of views",
     "threads": "multithreaded backward passes",
     "cuda": "the current CUDA device or stream",
+    "forward_ad": "forward-mode gradients",
+    "unhooked": "why hooks on saved tensors are off",
+    "keys": "which keys of torch's dispatcher are in use or left out",
 }
 
 
@@ -92,18 +95,23 @@ def _forwards(cls: type) -> dict[CodeType, str]:
 class Ambient:
     """The modes of one thread, and the switches of the process, at one moment.
 
-    `autocast`: device, dtype and whether casts are kept, of each that is on. `modes`: default devices. `hooks`: those on tensors
-    that are saved for a backward pass. `switches` are the process's, in the order of `SWITCHES`.
+    `autocast`: device, whether it is on, and its dtype, of each; `cache`: whether casts are kept. `modes`: default devices.
+    `hooks`: those on tensors that are saved for a backward pass, and `unhooked` why there may be none. `keys`: of torch's
+    dispatcher, which are included and excluded. `switches` are the process's, in the order of `SWITCHES`.
     """
 
     grad: bool
     inference: bool
-    autocast: tuple[tuple[str, torch.dtype, bool], ...]
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    cache: bool
     modes: tuple[Any, ...]
     hooks: Any
     replay: bool
     threads: bool
     cuda: Any
+    forward_ad: bool
+    unhooked: str | None
+    keys: tuple[int, int]
     switches: tuple[Any, ...]
 
     @classmethod
@@ -122,17 +130,25 @@ class Ambient:
                 "a Python split runs forward in a thread of its own, where a transform of torch.func does not reach; call it "
                 "outside of the transform, or transform the model itself"
             )
-        cache = torch.is_autocast_cache_enabled()
-        autocast = tuple((d, torch.get_autocast_dtype(d), cache) for d in _DEVICES if torch.is_autocast_enabled(d))
+        if not torch._C._is_torch_function_enabled():
+            raise UnsupportedError(
+                "a Python split runs forward in a thread of its own, and torch functions are disabled in this one alone "
+                "(DisableTorchFunctionSubclass or DisableTorchFunction); call it outside of that block"
+            )
+        autocast = tuple([(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES])
         return cls(
             grad,
             torch.is_inference_mode_enabled(),
             autocast,
+            torch.is_autocast_cache_enabled(),
             modes,
             top_hooks(False),
             torch._C._is_view_replay_enabled(),
             torch._C._is_multithreading_enabled(),
             (torch.cuda.current_device(), torch.cuda.current_stream()) if torch.cuda.is_initialized() else None,
+            torch._C._is_fwd_grad_enabled(),
+            torch._C._autograd._saved_tensors_hooks_get_disabled_error_message(),
+            _keys(),
             switches(),
         )
 
@@ -163,10 +179,29 @@ class Ambient:
                 _push_hooks(*self.hooks)
             if self.inference:
                 stack.enter_context(torch.inference_mode())
-            for device, dtype, cache in self.autocast:
-                stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=cache))
+            for device, on, dtype in self.autocast:
+                if on:
+                    stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=self.cache))
+                elif torch.get_autocast_dtype(device) != dtype:
+                    torch.set_autocast_dtype(device, dtype)
+            torch.set_autocast_cache_enabled(self.cache)
+            torch._C._set_fwd_grad_enabled(self.forward_ad)
+            if self.unhooked is not None:
+                torch._C._autograd._saved_tensors_hooks_disable(self.unhooked)
             torch._C._set_grad_enabled(self.grad)
+            if self.keys != _keys():
+                raise UnsupportedError(
+                    "a Python split runs forward in a thread of its own, and in yours torch's dispatcher leaves out other keys, "
+                    "as it does within _AutoDispatchBelowAutograd or under autocast of another device than the CPU and CUDA; call "
+                    "it outside of that block"
+                )
             yield
+
+
+def _keys() -> tuple[int, int]:
+    """The keys of torch's dispatcher that this thread has included and excluded."""
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    return included.raw_repr(), excluded.raw_repr()
 
 
 def switches() -> tuple[Any, ...]:

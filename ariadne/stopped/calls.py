@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ariadne import tree
-from ariadne.capture import PATCHING, Patches
+from ariadne.capture import PATCHING, TORCH, Patches, for_forward, noted
 from ariadne.cut import Boundary, Objective, around, best
 from ariadne.errors import FrontierError, named, nearest
 from ariadne.stopped.ambient import Saving, switched, switches
@@ -67,6 +69,7 @@ class Measured:
     counts: Counter[str] = field(default_factory=Counter)
     uses: dict[int, list[int]] = field(default_factory=dict)  # parameter, by id: ops that read it
     spans: list[tuple[int, int, int]] = field(default_factory=list)  # of other memory: made, last read, bytes
+    drew: set[str] = field(default_factory=set)  # the random generators of the process that it drew from
     needs_gradients: bool = False  # forward raises without, as where it calls torch.autograd.grad
     saving: dict[tuple[str, int], Saving] = field(
         default_factory=dict
@@ -129,6 +132,8 @@ class _Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.found.ops += 1
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+            self.found.drew.add(TORCH)
         now = self.found.ops
         given = {_memory(t) for t in tree.leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         for memory in given:
@@ -159,16 +164,28 @@ class _Counting(TorchDispatchMode):
             self._close(memory)
 
 
-def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Measured:
-    """Run forward, and note where the calls of its modules end."""
-    found, paths = Measured(), {id(m): path for path, m in reversed([*model.named_modules()]) if path}
-    began, patches = switches(), Patches()
+def measure(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], drew: set[str], *, plainly: bool = False
+) -> Measured:
+    """Run forward, and note where the calls of its modules end, and in `drew` what it draws from, also where it raises.
+
+    `plainly`: classes of tensors are called, as `Marked(x)`, past all that counts: torch raises there in a `TorchDispatchMode`.
+    """
+    with PATCHING:
+        return _measured(model, args, kwargs, drew, plainly)
+
+
+def _measured(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], drew: set[str], plainly: bool
+) -> Measured:
+    found, paths = Measured(drew=drew), {id(m): path for path, m in reversed([*model.named_modules()]) if path}
+    began, patches, me = switches(), Patches(), get_ident()
     counting = _Counting(found, model, (args, kwargs))
     original: Callable[..., Any] = nn.Module.__call__
 
     def call(self: nn.Module, *given: Any, **options: Any) -> Any:
         path = paths.get(id(self))
-        if path is None or torch._C._len_torch_dispatch_stack() == 0:  # another thread's
+        if path is None or get_ident() != me or torch._C._len_torch_dispatch_stack() == 0:
             return original(self, *given, **options)
         found.counts[path] += 1
         number = found.counts[path]
@@ -183,16 +200,31 @@ def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         found.ends.append((found.ops, path, number, reason))
         return output
 
-    with PATCHING:
-        patches.set(nn.Module, "__call__", call)
-        torch.clear_autocast_cache()  # a weight that it has cast already would not be seen to be read
-        try:
-            with counting:
-                found.output = model(*args, **kwargs)
-                counting.finish(found.output)
-        finally:
-            patches.restore()
+    plain_submit = ThreadPoolExecutor.submit
+
+    def submit(self: ThreadPoolExecutor, function: Any, /, *given: Any, **options: Any) -> Any:
+        return plain_submit(self, for_forward(function) if get_ident() == me else function, *given, **options)
+
+    patches.set(ThreadPoolExecutor, "submit", submit)
+    patches.set(nn.Module, "__call__", call)
+    if plainly:
+        patches.set(torch.Tensor, "__new__", staticmethod(_made_plainly))
+    torch.clear_autocast_cache()  # a weight that it has cast already would not be seen to be read
+    try:
+        with counting, noted(drew):
+            found.output = model(*args, **kwargs)
+            counting.finish(found.output)
+    finally:
+        patches.restore()
     return found
+
+
+_make: Callable[..., Any] = torch.Tensor.__new__
+
+
+def _made_plainly(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    with _disable_current_modes():
+        return _make(cls, *args, **kwargs)
 
 
 def choose(

@@ -7,33 +7,34 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ariadne.capture import Example
+from ariadne.capture import Example, Names
 from ariadne.compare import difference
 from ariadne.errors import FrontierError
 from ariadne.stopped.forward import Forward
-from ariadne.stopped.proof import drawn, isolated, own, tensors_of
+from ariadne.stopped.proof import counted, drawn, isolated, own, tensors_of
 from ariadne.stopped.python import PythonState
 
 Started = Callable[[tuple[Any, ...], dict[str, Any], bool], Forward]
 
 
 def refuse_changing_end(
-    model: nn.Module, example: Example, grad: bool, start: Started, after: str, others: str
+    model: nn.Module, example: Example, grad: bool, start: Started, after: str, others: str, drew: Names
 ) -> None:
     """Raise `FrontierError` where a forward that waits after the module `after` would change the model by being let go.
 
-    `start` starts one; `others` names cuts that may do instead. What only puts back what forward has changed before the cut
-    changes nothing, but for random generators. The model is left as found.
+    `start` starts one; `others` names cuts that may do instead; `drew`: the random generators that forward draws from. What
+    only puts back what forward has changed before the cut changes nothing, but for random generators. The model is left as found.
     """
 
     def changed(*args: Any, **kwargs: Any) -> str | None:
-        began = _values(model)
+        began = _values(model, drew)
         forward = start(args, kwargs, grad)
-        halted, values = PythonState(model), _values(model)
+        halted, values = PythonState(model), _values(model, drew)
         forward.end()
-        return next(_changes(model, forward.halt.left.since, halted, began, values), None)
+        return next(_changes(model, forward.halt.left.since, halted, began, values, drew), None)
 
-    what = isolated(model, example, grad, changed)
+    drew = counted(drew)
+    what = isolated(model, example, grad, changed, drew)
     if what is not None:
         raise FrontierError(
             f"cannot split after {after!r}: the cut lies within a block of forward (try and finally, with, a bare except) that "
@@ -43,20 +44,25 @@ def refuse_changing_end(
         )
 
 
-def _values(model: nn.Module) -> dict[str, Any]:
-    """The model's tensors, copied, and the random generators."""
-    return {name: own(t) for name, t in tensors_of(model).items()} | drawn()
+def _values(model: nn.Module, drew: Names) -> dict[str, Any]:
+    """The model's tensors, copied, and the random generators that forward draws from."""
+    return {name: own(t) for name, t in tensors_of(model).items()} | drawn(drew)
 
 
 def _changes(
-    model: nn.Module, began: PythonState, halted: PythonState, first: dict[str, Any], then: dict[str, Any]
+    model: nn.Module,
+    began: PythonState,
+    halted: PythonState,
+    first: dict[str, Any],
+    then: dict[str, Any],
+    drew: Names,
 ) -> Iterator[str]:
     """What stands neither as when forward began (`first`, of tensors) nor as when it waited (`then`), in words."""
     otherwise, known = began.otherwise(), began.contained()
     for (at, name), where in halted.otherwise().items():
         if (at, name) in otherwise or not (name or at in known):
             yield where
-    numbers = drawn()
+    numbers = drawn(drew)
     now: dict[str, Any] = {**tensors_of(model), **numbers}
     for name, value in now.items():
         # A generator is the process's: to put it back would undo what was drawn or seeded since.

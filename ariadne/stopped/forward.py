@@ -12,10 +12,11 @@ import contextvars
 import os
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -24,15 +25,19 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
-from ariadne.errors import BoundaryError, ConsumedError
+from ariadne.errors import BoundaryError, ConsumedError, FrontierError
 from ariadne.stopped.ambient import Ambient, Saving, switches
 from ariadne.stopped.gate import Awaited
+from ariadne.stopped.handed import Handed, NewlyFound, held_of, refuse_held
 from ariadne.stopped.noted import Before, Noting
-from ariadne.stopped.python import PythonState, Undoing
+from ariadne.stopped.python import PythonState, Undoing, loaded_by
 from ariadne.stopped.skipped import leave
 from ariadne.stopped.standing import Stood
 
 count: Callable[[], int] = torch._C._autograd._get_sequence_nr  # how many autograd nodes this thread has made
+
+
+_HERE = os.path.dirname(__file__)
 
 
 class _Dropped(BaseException):
@@ -46,7 +51,7 @@ class Halt:
     `made`: how many autograd nodes its thread had made. `autocast`: whether weights may have been cast for both halves. `switches`:
     how those of the process stood. `before`: what was done so far, and `kept`
     what crosses besides the output, for a suffix elsewhere. `left`: the changes that Python has made so far. `saving`: the
-    part under `torch.utils.checkpoint` in which it waits.
+    part under `torch.utils.checkpoint` in which it waits. `locked`: where a lock stands that its thread holds meanwhile.
     """
 
     output: Any
@@ -58,6 +63,7 @@ class Halt:
     kept: list[torch.Tensor]
     left: Undoing
     saving: Saving | None
+    locked: str
 
 
 @dataclass(frozen=True)
@@ -92,10 +98,21 @@ class Forward:
         self._tokens: dict[contextvars.ContextVar[Any], contextvars.Token[Any]] = {}
         python = PythonState(model) if noting is None else noting.python
         looking = noting or (stood.looking if stood is not None else None)
-        self._worker = _Worker((context, self.ambient, model, args, kwargs, module, number, noting, looking, python))
+        self._locks, self._read = python.held.locks, partial(loaded_by, model)
+        self.refuse_held()
+        self.handed = Handed(python.held.locals)
+        self._worker = _Worker(
+            (context, self.ambient, self.handed, model, args, kwargs, module, number, noting, looking, python)
+        )
         weakref.finalize(self, self._worker.end, _PATIENCE).atexit = False
         self._worker.start()
         self.halt: Halt = self._next()
+        if self.halt.locked:
+            self.end()
+            raise FrontierError(
+                f"forward holds the lock {self.halt.locked!r} at the cut, and would while it waits there: another call would wait "
+                "for that lock for ever. Cut outside of the block that holds it"
+            )
         self.stood = stood.stop(self.halt.left) if stood is not None else None
 
     @property
@@ -107,6 +124,10 @@ class Forward:
     def process(self) -> int:
         """The process in which it waits."""
         return self._worker.process
+
+    def refuse_held(self) -> None:
+        """Raise `UnsupportedError` where this thread holds a lock that forward may take again, in its own."""
+        refuse_held(self._locks, self._read)
 
     def end(self) -> None:
         """Unwind it where it waits, and return when that is done; nothing where it went on, or has ended."""
@@ -125,6 +146,7 @@ class Forward:
                 "split is run once; make another with run_prefix"
             )
         self.halt.output = None
+        self.handed.lend()
         self._worker.order(_Order(mode, then or _itself))
         return self._next()
 
@@ -150,6 +172,10 @@ class Forward:
             self._worker.order(None)
             raise
         self._hand_on_variables()
+        try:
+            self.handed.settle()
+        except NewlyFound as error:
+            raise error from (value if kind == "raised" else None)
         if kind == "raised":
             try:
                 raise value
@@ -213,6 +239,7 @@ def _worked(
     worker: _Worker,
     context: contextvars.Context,
     ambient: Ambient,
+    handed: Handed,
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -226,25 +253,40 @@ def _worked(
     given: list[_Order] = []
 
     def waits(output: Any, ended: bool = False) -> Any:
+        handed.give()
         before, kept = Before(refusal="what forward did before the cut was not noted"), list[torch.Tensor]()
         if looking is not None:
             leave(looking)
         if noting is not None:
             before, kept = noting.finish(output)
+            if not before.refusal and (what := next(handed.written(), None)) is not None:
+                before = replace(before, refusal=f"before the cut forward changes {what}")
         autocast = any(torch.is_autocast_enabled(d) for d in ("cpu", "cuda")) and torch.is_autocast_cache_enabled()
         held = [output]
         del output
         order = worker.halt(
-            Halt(held[0], ended, count(), autocast, switches(), before, kept, python.undoing(), Saving.now())
-        )
+            Halt(
+                held[0], ended, count(), autocast, switches(), before, kept, python.undoing(), Saving.now(),
+                next((where for where, _ in held_of(python.held.locks)), ""),
+            )
+        )  # fmt: skip
         if order is None:
+            handed.dropped = True
             raise _Dropped
+        handed.take()
         given.append(order)
         if order.mode is not None:
             _beneath(order.mode)
         return held.pop()
 
     def run() -> Any:
+        handed.take()
+        try:
+            return forward()
+        finally:
+            handed.give()
+
+    def forward() -> Any:
         with ambient.entered():
             begins = partial(noting.begins, module) if noting is not None else None
             awaited = Awaited(module, number, waits, begins)
@@ -264,6 +306,12 @@ def _worked(
         return "dropped", None
     except BaseException as error:
         return "raised", error
+
+
+def is_forwards(error: BaseException) -> bool:
+    """Whether forward raised it, in its own thread, and not what Ariadne does there."""
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return _worked.__code__ in codes and not codes[-1].co_filename.startswith(_HERE)
 
 
 def _beneath(mode: TorchFunctionMode) -> None:

@@ -311,7 +311,7 @@ class MixedSplit(NotCalled):
             return replace(before, used=dict.fromkeys(read, ""))  # of no origin: the prefix may run anywhere
 
         with self._lock:
-            before: Before = isolated(self.model, self._example, grad, run, batch)
+            before: Before = isolated(self.model, self._example, grad, run, self.python.draws, batch)
         moved = [*(place[2] for place, _, _ in before.attributes), *before.generators]
         if before.refusal or moved:
             raise UnsupportedError(
@@ -357,7 +357,7 @@ class MixedSplit(NotCalled):
         def split(*args: Any, **kwargs: Any) -> Any:
             return self.run_suffix(self.run_prefix(*args, **kwargs))
 
-        hold(self.model, self._example, False, self.model, split, self.split_id)
+        hold(self.model, self._example, False, self.model, split, self.split_id, self.python.draws)
         if self.settings.spec.trainable:
             self.prove_training()
 
@@ -366,7 +366,7 @@ class MixedSplit(NotCalled):
         with self._lock:
             self._proved = True
             try:
-                prove_step(self.model, self._example, self, self.split_id)
+                prove_step(self.model, self._example, self, self.split_id, self.python.draws)
             except BaseException:
                 self._proved = False
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import GeneratorType
 from typing import Any, Protocol
@@ -13,24 +14,32 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.capture import Example, Snapshot
+from ariadne.capture import ALL, NUMPY, PYTHON, TORCH, Example, Names, Snapshot, calls_class
 from ariadne.compare import difference
-from ariadne.errors import UnsupportedError, VerificationError, named
+from ariadne.errors import AriadneError, UnsupportedError, VerificationError, named
 from ariadne.guards import BOOKKEEPING, is_a, no_weights_cached, simple
 from ariadne.stopped.calls import Measured, measure
+from ariadne.stopped.forward import is_forwards
+from ariadne.stopped.handed import NewlyFound, put_back
+from ariadne.stopped.python import PythonState
+
+_MORE = 4  # proofs at most that end since something was found which had been unknown
 
 
-def isolated(model: nn.Module, example: Example, grad: bool, run: Callable[..., Any], batch: int | None = None) -> Any:
-    """What `run` gives on fresh inputs like the example; the model and all random generators are left as found.
+def isolated(
+    model: nn.Module, example: Example, grad: bool, run: Callable[..., Any], drew: Names, batch: int | None = None
+) -> Any:
+    """What `run` gives on fresh inputs like the example; the model is left as found, and so are the random generators that forward
+    `drew` from: of others, another thread would get its numbers twice. Where there is no other, all are put back.
 
     Raises `UnsupportedError` where it moves on a generator of Python's that the model holds: that can't be put back.
     """
-    snapshot = Snapshot(model)
+    snapshot, names = Snapshot(model), counted(drew)  # a forward that waits is a thread, too
     snapshot.save_all()
     stood = {where: _at(one) for where, one in _generators(model)}
     args, kwargs = tree.unflatten(example.resized(batch or example.batch), example.spec)
     try:
-        with no_weights_cached(), torch.set_grad_enabled(grad):
+        with put_back(PythonState(model).held.locals), no_weights_cached(), torch.set_grad_enabled(grad):
             found = contextvars.copy_context().run(run, *args, **kwargs)
         if moved := next((where for where, one in _generators(model) if stood.get(where) != _at(one)), None):
             raise UnsupportedError(
@@ -39,7 +48,12 @@ def isolated(model: nn.Module, example: Example, grad: bool, run: Callable[..., 
             )
         return found
     finally:
-        snapshot.restore()
+        snapshot.restore(names)
+
+
+def counted(drew: Names) -> Names:
+    """The random generators that count: where other threads may draw, those that forward drew from."""
+    return ALL if threading.active_count() == 1 else drew
 
 
 def _generators(model: nn.Module) -> Iterator[tuple[str, GeneratorType[Any, Any, Any]]]:
@@ -56,28 +70,55 @@ def _at(generator: GeneratorType[Any, Any, Any]) -> Any:
     return frame and (id(generator), frame.f_lasti, [(k, id(v)) for k, v in frame.f_locals.items()])
 
 
-def measured_on(model: nn.Module, example: Example, trains: bool) -> Measured:
+def in_its_thread(model: nn.Module, example: Example, trains: bool, drew: Names, prove: Callable[[], None]) -> None:
+    """Run a proof, once more where it shows what belongs to a thread and was not known.
+
+    Raises `UnsupportedError` where forward raises in a thread of its own and the model does not, in that of who calls.
+    """
+    for _ in range(_MORE):
+        try:
+            return prove()
+        except NewlyFound:
+            continue
+        except Exception as error:  # whatever forward raises
+            if isinstance(error, AriadneError) or not is_forwards(error):
+                raise
+            isolated(model, example, trains, model, drew)  # which may raise the same
+            raise UnsupportedError(
+                f"a Python split runs forward in a thread of its own, and there it raises {type(error).__name__}: {error}. In "
+                "yours the model raises nothing, so it may use what belongs to one thread, such as a connection of sqlite3. Have "
+                "forward make it where it uses it, ask for it before the call and pass the answer, or run the model itself"
+            ) from error
+    prove()
+
+
+def measured_on(model: nn.Module, example: Example, trains: bool, *, plainly: bool = False) -> Measured:
     """What a run of the example shows of forward: one without gradients, or, where it raises then and the split `trains`, with.
 
-    Raises `UnsupportedError` where forward runs with gradients alone and the split does not train.
+    `plainly`: classes of tensors that it calls are called past what looks on. Raises `UnsupportedError` where forward runs with
+    gradients alone and the split does not train.
     """
 
+    drew = set[str]()
+
     def run(*args: Any, **kwargs: Any) -> Measured:
-        found = measure(model, args, kwargs)
+        found = measure(model, args, kwargs, drew, plainly=plainly)
         found.output = None
         return found
 
     found: Measured
     try:
-        found = isolated(model, example, False, run)
+        found = isolated(model, example, False, run, drew)
     except Exception as error:  # whatever forward raises
+        if calls_class(error) and not plainly:
+            return measured_on(model, example, trains, plainly=True)
         without = error
     else:
         if trains:
-            found.saving = isolated(model, example, True, run).saving
+            found.saving = isolated(model, example, True, run, drew).saving
         return found
     try:
-        found = isolated(model, example, True, run)
+        found = isolated(model, example, True, run, drew)
     except Exception:  # so it is not for want of gradients
         raise without from None
     if not trains:
@@ -90,15 +131,19 @@ def measured_on(model: nn.Module, example: Example, trains: bool) -> Measured:
     return found
 
 
-def traces(model: nn.Module) -> dict[str, Any]:
-    """What a call leaves behind: the model's tensors, plain attributes of its modules, and the random generators."""
+def traces(model: nn.Module, drew: Names) -> dict[str, Any]:
+    """What a call leaves behind: the model's tensors, plain attributes of its modules, and the random generators it drew from."""
     plain = {
         f"the attribute {name!r} of {path or 'the model'}": value
         for path, module in model.named_modules()
         for name, value in module.__dict__.items()
         if type(value) in (bool, int, float, str) or (type(value) in (list, tuple, dict) and simple(value))
     }
-    return {**{k: own(t) for k, t in tensors_of(model).items()}, **{k: repr(v) for k, v in plain.items()}, **drawn()}
+    return {
+        **{k: own(t) for k, t in tensors_of(model).items()},
+        **{k: repr(v) for k, v in plain.items()},
+        **drawn(drew),
+    }
 
 
 def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -107,12 +152,16 @@ def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return tensors | {f"the parameter {name!r}": t for name, t in model.named_parameters()}
 
 
-def drawn() -> dict[str, Any]:
-    """How the random generators stand, by what they are called in words."""
-    found: dict[str, Any] = {"torch's random generator": torch.get_rng_state(), "random": random.getstate()}
-    if torch.cuda.is_initialized():
-        found["the generators of CUDA"] = torch.cuda.get_rng_state_all()
-    if "numpy" in sys.modules:
+def drawn(drew: Names) -> dict[str, Any]:
+    """How the random generators stand that forward `drew` from, by what they are called in words."""
+    found = dict[str, Any]()
+    if TORCH in drew:
+        found["torch's random generator"] = torch.get_rng_state()
+        if torch.cuda.is_initialized():
+            found["the generators of CUDA"] = torch.cuda.get_rng_state_all()
+    if PYTHON in drew:
+        found["random"] = random.getstate()
+    if NUMPY in drew and "numpy" in sys.modules:
         kind, keys, *rest = sys.modules["numpy"].random.get_state()
         found["numpy.random"] = (kind, keys.tolist(), *rest)
     return found
@@ -136,16 +185,26 @@ def _kept(leaf: Any) -> Any:
 
 
 def hold(
-    model: nn.Module, example: Example, grad: bool, whole: Callable[..., Any], split: Callable[..., Any], at: str
+    model: nn.Module,
+    example: Example,
+    grad: bool,
+    whole: Callable[..., Any],
+    split: Callable[..., Any],
+    at: str,
+    drew: Names,
 ) -> None:
-    """Raise `VerificationError` unless `split` gives what `whole` gives and leaves behind what that leaves; each from one state."""
+    """Raise `VerificationError` unless `split` gives what `whole` gives and leaves behind what that leaves; each from one state.
+
+    `drew`: the random generators that the whole draws from.
+    """
+    drew = counted(drew)
 
     def seen(run: Callable[..., Any]) -> Any:
         def with_traces(*args: Any, **kwargs: Any) -> Any:
             found = kept(run(*args, **kwargs))
-            return {"": found, **traces(model)}
+            return {"": found, **traces(model, drew)}
 
-        return isolated(model, example, grad, with_traces)
+        return isolated(model, example, grad, with_traces, drew)
 
     theirs, mine = seen(whole), seen(split)
     wrong = difference(theirs, mine)
@@ -156,7 +215,7 @@ def hold(
         raise UnsupportedError(
             f"the model gives another result when it runs again from the same state ({moves}): it keeps state outside of itself, "
             "or is not deterministic, so nothing can be said of a split. Keep state in buffers or attributes, draw from torch's, "
-            "Python's or numpy's own random numbers"
+            "Python's or numpy's own random numbers, and prepare while no other thread draws from those that forward draws from"
         )
     raise VerificationError(
         f"stopped at {at} and gone on, forward differs from the model: {wrong}. It may look at the thread it runs in, at "
@@ -188,7 +247,7 @@ class Trained(Protocol):
         """As `SplitRuntime.backward_prefix`."""
 
 
-def prove_step(model: nn.Module, example: Example, split: Trained, at: str) -> None:
+def prove_step(model: nn.Module, example: Example, split: Trained, at: str, drew: Names) -> None:
     """Hold a training step against the whole model's, whose loss weighs each element of the output; both from one state."""
     parameters = dict(model.named_parameters())
 
@@ -215,5 +274,5 @@ def prove_step(model: nn.Module, example: Example, split: Trained, at: str) -> N
         split.backward_prefix(boundary, found)
         return gradients((args, kwargs)), loss
 
-    if isolated(model, example, True, whole)[1] is not None:
-        hold(model, example, True, whole, halves, at)
+    if isolated(model, example, True, whole, drew)[1] is not None:
+        hold(model, example, True, whole, halves, at, drew)

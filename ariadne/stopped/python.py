@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import random
 import sys
+import threading
 import types
 import weakref
 from collections import deque
@@ -20,8 +21,9 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.guards import VERSION, Reached, codes_of, contents_of, outside_of, refill, variables
+from ariadne.guards import VERSION, Reached, codes_of, contents_of, is_ours, outside_of, refill, variables
 from ariadne.stopped.absent import Ghost, filled
+from ariadne.stopped.handed import LOCKS
 from ariadne.stopped.laid import PLAIN, SKIPPED, Laid, Tables
 
 _registries_of, _names_of, _holders_of = attrgetter("registries"), attrgetter("names"), attrgetter("holders")
@@ -63,13 +65,16 @@ class _Held:
         self.opaque: list[tuple[str, Any, Any]] = []  # where, a thing with neither items nor a __dict__, what it was
         self.crossed: list[tuple[str, torch.Tensor, int]] = []
         self.seen: set[int] = set()
+        self.locals: list[threading.local] = []
+        self.by_thread: set[int] = set()  # ids of dicts that hold what this thread has of those
+        self.locks: list[tuple[str, Any]] = []  # where, a lock that a thread may take again
 
     def note(self, where: str, value: Any) -> None:
         """Note what a value holds, and what that holds."""
         kind = type(value)
         if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)):
             return
-        if kind in PLAIN or id(value) in self.seen or isinstance(value, (nn.Module, type)):
+        if kind in PLAIN or id(value) in self.seen or isinstance(value, (nn.Module, type)) or is_ours(kind):
             return
         self.seen.add(id(value))
         if isinstance(value, torch.Tensor):
@@ -91,7 +96,13 @@ class _Held:
         elif isinstance(value, random.Random):
             self.things.append((where, value, value.getstate()))
             return
+        elif isinstance(value, LOCKS):
+            self.locks.append((where, value))
+            return
         elif isinstance(vars_of := getattr(value, "__dict__", None), dict):
+            if isinstance(value, threading.local):
+                self.locals.append(value)
+                self.by_thread.add(id(vars_of))
             self.things.append((where, vars_of, dict(vars_of)))
             children = list(vars_of.values())
         else:
@@ -125,7 +136,7 @@ class PythonState:
 
     def __init__(self, model: nn.Module, laid: Laid | None = None) -> None:
         self._model, self._laid = weakref.ref(model), laid or Laid()  # what is known of a model must not keep it alive
-        self.held = _Held()
+        self.held, self._thread = _Held(), threading.get_ident()
         self.generators = generators()
         self._tables = self._laid.tables(model)
         # Registries of hooks in which nothing is: most of all that a model holds.
@@ -147,6 +158,8 @@ class PythonState:
                 self.variables.append((root.name, root.thing, was))
             else:
                 self.held.note(root.name, root.now())
+        for root in reached_by(model).of_threads:
+            self.held.note(root.name, root.now())
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors of the model by name, those in plain attributes too, each once."""
@@ -205,6 +218,10 @@ class PythonState:
         found |= {(id(thing), ""): where for where, thing in chain(moved, opaque)}
         return found | {(id(registry), ""): "a registry of hooks" for registry in self.empty if registry}
 
+    def anothers(self) -> set[int]:
+        """The ids of what a thread has for itself, and this is another one: a forward that began there keeps what it had."""
+        return self.held.by_thread if self.held.by_thread and threading.get_ident() != self._thread else set()
+
     def contained(self) -> set[int]:
         """The ids of the containers and objects that it tells of."""
         return {id(thing) for _, thing, _ in chain(self.held.things, self.held.opaque)} | {*map(id, self.empty)}
@@ -243,7 +260,7 @@ class PythonState:
         for table, name in self.registered():  # which forward may ask for without a name, as `len(self._buffers)` does
             if (id(table), name) not in done.registered:
                 yield repr(name), ""
-        filled = {id(thing) for _, thing, _, _ in done.held}
+        filled = {id(thing) for _, thing, _, _ in done.held} | self.anothers()
         yield from ((where, "") for where, thing, _ in self.held.moved() if id(thing) not in filled)
 
 
@@ -302,7 +319,8 @@ class Undoing:
 
     def _refilled(self) -> Iterator[str]:
         """Where a container holds something else than it did when this was made."""
-        return (where for where, thing, _, now in self.held if not _same(thing, now))
+        skipped = self.since.anothers()
+        return (where for where, thing, _, now in self.held if id(thing) not in skipped and not _same(thing, now))
 
     def run(self) -> None:
         """Put back what stands as it stood when this was made."""

@@ -39,9 +39,10 @@ from ariadne.stopped.calls import WITHIN, CallCandidate, Measured, choose, nearb
 from ariadne.stopped.crossing import Crossing, foreign_of, handed_on, refuse_rejoined, refuse_strays
 from ariadne.stopped.ending import refuse_changing_end
 from ariadne.stopped.forward import Forward
+from ariadne.stopped.handed import NewlyFound, look_for_all
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import Before, Noting, Wanted
-from ariadne.stopped.proof import hold, isolated, measured_on, prove_step
+from ariadne.stopped.proof import counted, hold, in_its_thread, isolated, measured_on, prove_step
 from ariadne.stopped.skipped import run_rest
 from ariadne.stopped.standing import Stood, unmoved_since
 from ariadne.units import size
@@ -95,6 +96,11 @@ class PythonSplit(NotCalled):
     def split_id(self) -> str:
         """The string that names the cut in use: "after:backbone"."""
         return self.candidate.split_id
+
+    @property
+    def draws(self) -> frozenset[str]:
+        """The random generators of the process that the example was seen to draw from."""
+        return frozenset(self._measured.drew)
 
     def prefix_parameters(self) -> list[nn.Parameter]:
         """The parameters that the example used before the cut, each once."""
@@ -195,13 +201,13 @@ class PythonSplit(NotCalled):
 
     def warmup(self, *args: Any, **kwargs: Any) -> None:
         """Run both sides once; the model stays as it is."""
-        snapshot = Snapshot(self.model)
+        snapshot, names = Snapshot(self.model), counted(self.draws)
         snapshot.save_all()
         try:
             with no_weights_cached():
                 self.run_suffix(self.run_prefix(*args, **kwargs))
         finally:
-            snapshot.restore()
+            snapshot.restore(names)
 
     # --- training -------------------------------------------------------------------------------------------------
 
@@ -380,17 +386,20 @@ class PythonSplit(NotCalled):
 
     def prove(self) -> None:
         """Hold the split against the model on the example; raises `VerificationError`."""
+        in_its_thread(self.model, self._example, self.needs_gradients, self.draws, self._prove)
+
+    def _prove(self) -> None:
         if not self.needs_gradients:
             with self._lock:
                 self._refuse_changing_end(self._example, False)
                 self._look_for_kept(self._example, False)
-            hold(self.model, self._example, False, self.model, self._joined, self.split_id)
+            hold(self.model, self._example, False, self.model, self._joined, self.split_id, self.draws)
         if self.settings.spec.trainable:
-            self.prove_training(self._example)
+            self._prove_training(self._example)
 
     def _refuse_changing_end(self, example: Example, grad: bool) -> None:
         others = nearby(self.candidates, self.candidate)
-        refuse_changing_end(self.model, example, grad, self._started, self.candidate.after, others)
+        refuse_changing_end(self.model, example, grad, self._started, self.candidate.after, others, self.draws)
 
     def _look_for_kept(self, example: Example, grad: bool) -> None:
         """Find out what the suffix uses from before the cut, by running it on all that there is; `stays` says why none leaves."""
@@ -423,8 +432,10 @@ class PythonSplit(NotCalled):
             return self._run_rest(boundary, grad)
 
         try:
-            isolated(self.model, example, grad, run)
-            hold(self.model, example, grad, self.model, afar, self.split_id)
+            isolated(self.model, example, grad, run, self.draws)
+            hold(self.model, example, grad, self.model, afar, self.split_id, self.draws)
+        except NewlyFound:
+            raise
         except Exception as error:  # whatever forward raises where it is run in such a way: then it is not
             self.stays = f"{type(error).__name__}: {error}"
 
@@ -433,12 +444,15 @@ class PythonSplit(NotCalled):
 
     def prove_training(self, example: Example) -> None:
         """Hold a training step against the whole model's on an example; raises `VerificationError`."""
+        in_its_thread(self.model, example, True, self.draws, lambda: self._prove_training(example))
+
+    def _prove_training(self, example: Example) -> None:
         with self._lock:
             self._refuse_changing_end(example, True)
             self._look_for_kept(example, True)
             was, self._proved = self._proved, True
             try:
-                prove_step(self.model, example, self, self.split_id)
+                prove_step(self.model, example, self, self.split_id, self.draws)
             except BaseException:
                 self._proved = was
                 raise
@@ -481,6 +495,7 @@ class PythonSplit(NotCalled):
     def _refuse_moved(self, boundary: StoppedBoundary) -> None:
         """Raise `BoundaryError` where a forward would go on under other conditions than those it has run under so far."""
         boundary.refuse_if_written()
+        boundary.forward.refuse_held()
         began = boundary.forward.ambient
         now = type(began).now(began.grad)
         found = began.changed(replace(now, switches=began.switches)) or began.changed(now)
@@ -489,6 +504,7 @@ class PythonSplit(NotCalled):
         if not (found or boundary.forward.taken):  # else it moved on by itself
             moved = next(boundary.forward.halt.left.moved(), None)
             found = moved and f"{moved}, into which the prefix had put something, by another call or by you"
+            found = found or boundary.forward.handed.moved()
         if found:
             raise BoundaryError(
                 f"since the prefix ran, a condition of its forward was changed: {found}; the whole model would have run under "
@@ -501,6 +517,7 @@ def prepared(model: nn.Module, settings: Settings, example: Example, why: str, *
     if not training:
         settings = replace(settings, spec=replace(settings.spec, trainable=False))
     measured = measured_on(model, example, settings.spec.trainable)
+    look_for_all()  # now that a first call has made what it makes
     made = PythonSplit(model, settings, example, measured, why)
     made.prove()
     return made

@@ -499,3 +499,17 @@ def test_a_split_counts_as_many_operations_as_the_whole() -> None:
 def test_what_is_captured_under_a_counter_is_refused_by_its_name() -> None:
     with FlopCounterMode(display=False), pytest.raises(CaptureError, match="capture outside of FlopCounterMode"):
         split(Net(lambda m, h: h))
+
+
+def test_weights_of_inference_mode_are_split_for_inference_and_told_of_in_training() -> None:
+    with torch.inference_mode():
+        model = Net(lambda m, h: h.relu())
+    runtime = prepare_split(model, inputs(2), split="after:a")
+    with torch.no_grad():
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(*inputs(3))), model(*inputs(3)))
+    told = r"'p' is an inference tensor, made under torch.inference_mode\(\).*copy.deepcopy\(model\)"
+    with pytest.raises(TrainingError, match=told):
+        runtime.run_training_prefix(*inputs(3))
+    with pytest.raises(SpecError, match=f"trainable=True asks for what can't be.*{told}"):
+        prepare_split(model, inputs(2), split=SplitSpec("after:a", trainable=True))
+    prepare_split(copy.deepcopy(model), inputs(2), split=SplitSpec("after:a", trainable=True))

@@ -11,6 +11,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,10 @@ def torchs() -> float:
     return float(torch.rand(1, dtype=torch.float64))
 
 
+def numpys() -> float:
+    return float(numpy.random.rand())
+
+
 class Asking(torch.autograd.Function):
     """It might draw, for all that a plan knows of it; while its backward runs, another thread does."""
 
@@ -91,7 +96,7 @@ def test_what_another_thread_draws_comes_once_beside_a_function_that_might_draw(
     assert len(found) == len(set(found)) > 1
 
 
-@pytest.mark.parametrize("draw", [torchs, random.random])
+@pytest.mark.parametrize("draw", [torchs, random.random, numpys])
 def test_what_another_thread_draws_meanwhile_comes_once(draw: Callable[[], float]) -> None:
     with another(draw) as found:
         split = prepare_split(Net(), (torch.ones(2, 4),), split="50%")
@@ -117,6 +122,30 @@ class Chosen(Net):
         return h * random.choice([1.0, 2.0, 3.0])
 
 
+class GatedByNumpy(Net):
+    def between(self, h: Tensor) -> Tensor:
+        return h * float(numpy.random.rand())
+
+
+class ImportedFromNumpy(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.draw = numpy.random.uniform
+
+    def between(self, h: Tensor) -> Tensor:
+        return h * float(self.draw())
+
+
+class SteadyByNumpy(Net):
+    """What it draws is never seen in what it gives."""
+
+    def between(self, h: Tensor) -> Tensor:
+        return h if UNIFORM() < 2 else -h
+
+
+UNIFORM = numpy.random.uniform
+
+
 class Hidden(Net):
     """By no call that a profiler sees: the numbers are other ones when forward runs again."""
 
@@ -124,15 +153,15 @@ class Hidden(Net):
         return h * partial(random.random)()
 
 
-@pytest.mark.parametrize("kind", [Gated, Imported, Chosen, Hidden])
+@pytest.mark.parametrize("kind", [Gated, Imported, Chosen, Hidden, GatedByNumpy, ImportedFromNumpy, SteadyByNumpy])
 def test_what_forward_itself_draws_from_python_is_refused_whoever_draws_beside_it(kind: type[Net]) -> None:
-    for beside in (torchs, random.random):
+    for beside in (torchs, numpys if "Numpy" in kind.__name__ else random.random):
         with (
             another(beside),
-            pytest.raises(UnsupportedError, match=r"forward (draws from random|gives another result)"),
+            pytest.raises(UnsupportedError, match=r"forward (draws from (numpy\.)?random|gives another result)"),
         ):
             prepare_split(kind(), (torch.ones(2, 4),), split="50%")
-    with pytest.raises(UnsupportedError, match=r"forward (draws from random|gives another result)"):
+    with pytest.raises(UnsupportedError, match=r"forward (draws from (numpy\.)?random|gives another result)"):
         prepare_split(kind(), (torch.ones(2, 4),), split="50%")
 
 
@@ -169,6 +198,45 @@ def in_a_thread(work: Callable[[], object]) -> None:
 
 
 POOL = ThreadPoolExecutor(1)
+
+
+DRAWN: SimpleQueue[float] = SimpleQueue()  # no list, which would be left as it was found
+
+
+def meanwhile(draw: Callable[[], float]) -> None:
+    DRAWN.put(POOL.submit(draw).result())
+
+
+class Masked(Net):
+    """While it runs, another thread draws from a generator that it does not draw from."""
+
+    def between(self, h: Tensor) -> Tensor:
+        meanwhile(random.random)
+        return nn.functional.dropout(h, 0.5)
+
+
+class Counted(Net):
+    calls = 0
+
+    def between(self, h: Tensor) -> Tensor:
+        meanwhile(self.draw)
+        self.calls += 1
+        return h * self.calls
+
+    draw = staticmethod(torchs)
+
+
+class CountedBeside(Counted):
+    draw = staticmethod(random.random)
+
+
+@pytest.mark.parametrize(("kind", "fallback"), [(Masked, "refuse"), (Counted, "python"), (CountedBeside, "python")])
+def test_generators_that_forward_does_not_draw_from_are_left_to_other_threads(kind: type[Net], fallback: Any) -> None:
+    POOL.submit(int).result()  # so that it is there
+    split = prepare_split(kind(), (torch.ones(2, 4),), split="after:a", fallback=fallback)
+    split.run_suffix(split.run_prefix(torch.ones(2, 4)))
+    found = [DRAWN.get() for _ in range(DRAWN.qsize())]
+    assert len(found) == len(set(found)) > 2
 
 
 class Elsewhere(Net):

@@ -1,4 +1,4 @@
-"""What forward puts into containers outside of the model, by functions that only decorators or objects lead to."""
+"""What forward puts into containers outside of the model, by functions that decorators, objects or modules of others lead to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Counts(nn.Module):
         super().__init__()
         self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
         self.counter: Any = Counter()
-        self.counters = [Counter()]
+        self.counters: list[Any] = [Counter()]
 
 
 class Decorated(_Counts):
@@ -49,7 +49,33 @@ class OfAnObjectThatIsMade(_Counts):
         return self.last(Counter().note(self.first(x)))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("kind", [Decorated, OfAnObject, OfAnObjectInAList, OfAnObjectThatIsMade])
+class _Counted(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        CALLS.append(1)
+        return super().forward(x)
+
+
+TEACHER = _Counted(4, 4)
+
+
+class OfAModuleInAList(_Counts):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counters = [_Counted(4, 4)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.counters[0](self.first(x)))  # type: ignore[no-any-return]
+
+
+class OfAModuleOutside(_Counts):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(TEACHER(self.first(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Decorated, OfAnObject, OfAnObjectInAList, OfAnObjectThatIsMade, OfAModuleInAList, OfAModuleOutside],
+)
 def test_what_a_helper_appends_is_left_as_found_and_appended_at_each_call(kind: type[_Counts]) -> None:
     x = torch.randn(2, 4)
     CALLS[:] = [0]

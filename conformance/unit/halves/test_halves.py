@@ -402,7 +402,7 @@ def _out_of_state(header: dict[str, Any], target: str) -> None:
     [
         (lambda h: h["plans"][0]["nodes"][0].update(op="aten.from_file.default"), "no schema"),
         (lambda h: h["ops"].update({"aten.from_file.default": "x"}), "reaches beyond the tensors"),
-        (lambda h: _out_of_state(h, "aten.add.out"), "writes its result into what no op here made"),
+        (lambda h: _out_of_state(h, "aten.add.out"), "writes its result into what is neither a buffer"),
         (lambda h: h["ops"].update({"prims.add.default": "x"}), "of the library 'prims'"),
         (lambda h: h["ops"].update({"aten.save.default": "x"}), "has not"),
         (lambda h: h["plans"][0].update(batch="__import__"), "no name for a value"),

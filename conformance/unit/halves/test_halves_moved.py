@@ -464,3 +464,15 @@ def test_pruned_layers_go_in_files(cut: str, tmp_path: Path) -> None:
     prefix, suffix = (ariadne.load(tmp_path / side) for side in ("prefix", "suffix"))
     with torch.no_grad():
         assert torch.equal(suffix.run_suffix(prefix.run_prefix(x)), model(x))
+
+
+def test_halves_of_spectral_norm_in_training_mode_write_their_buffers_by_out(tmp_path: Path) -> None:
+    norm = nn.utils.parametrizations.spectral_norm
+    model, x = nn.Sequential(norm(nn.Linear(4, 6)), nn.ReLU(), norm(nn.Linear(6, 2))), torch.randn(3, 4)
+    runtime = ariadne.prepare_split(model, (x,), split="after:1")
+    halves = []
+    for side in ("prefix", "suffix"):
+        runtime.save(tmp_path / side, side=side)
+        halves.append(ariadne.load(tmp_path / side))
+    for _ in range(2):
+        assert torch.equal(halves[1].run_suffix(halves[0].run_prefix(x)), model(x))

@@ -72,7 +72,7 @@ def in_front(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rewound(monkeypatch: pytest.MonkeyPatch) -> None:
     restore = ariadne.capture.state.Snapshot.restore
-    monkeypatch.setattr(ariadne.capture.state.Snapshot, "restore", lambda self, drew=True: restore(self, True))
+    monkeypatch.setattr(ariadne.capture.state.Snapshot, "restore", lambda self, drew=(): restore(self))
 
 
 def unseen_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
