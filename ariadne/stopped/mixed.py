@@ -363,6 +363,7 @@ class MixedSplit(NotCalled):
 
     def prove_training(self) -> None:
         """Hold a training step on the example against the whole model's; raises `VerificationError`."""
+        self.python.note_draws(self._example, True)
         with self._lock:
             self._proved = True
             try:

@@ -42,7 +42,7 @@ from ariadne.stopped.forward import Forward
 from ariadne.stopped.handed import NewlyFound, look_for_all
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import Before, Noting, Wanted
-from ariadne.stopped.proof import counted, hold, in_its_thread, isolated, measured_on, prove_step
+from ariadne.stopped.proof import counted, hold, in_its_thread, isolated, measured_on, prove_step, see_draws
 from ariadne.stopped.skipped import run_rest
 from ariadne.stopped.standing import Stood, unmoved_since
 from ariadne.units import size
@@ -99,8 +99,12 @@ class PythonSplit(NotCalled):
 
     @property
     def draws(self) -> frozenset[str]:
-        """The random generators of the process that the example was seen to draw from."""
+        """The random generators of the process that the examples were seen to draw from."""
         return frozenset(self._measured.drew)
+
+    def note_draws(self, example: Example, grad: bool) -> None:
+        """Have `draws` hold what the model draws from on this example, as it is switched now."""
+        see_draws(self.model, example, grad, self._measured.drew)
 
     def prefix_parameters(self) -> list[nn.Parameter]:
         """The parameters that the example used before the cut, each once."""
@@ -201,6 +205,7 @@ class PythonSplit(NotCalled):
 
     def warmup(self, *args: Any, **kwargs: Any) -> None:
         """Run both sides once; the model stays as it is."""
+        self.note_draws(Example.of(args, kwargs), torch.is_grad_enabled())
         snapshot, names = Snapshot(self.model), counted(self.draws)
         snapshot.save_all()
         try:
@@ -374,6 +379,7 @@ class PythonSplit(NotCalled):
         args, kwargs = example if len(example) == 2 and isinstance(example[1], dict) else (example, {})
         with self._lock:
             for grad in [g for g in (False, True) if (self._proved if g else not self.needs_gradients)]:
+                self.note_draws(Example.of(args, kwargs), grad)
                 self._look_for_kept(Example.of(args, kwargs), grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PythonSplit:
@@ -444,6 +450,7 @@ class PythonSplit(NotCalled):
 
     def prove_training(self, example: Example) -> None:
         """Hold a training step against the whole model's on an example; raises `VerificationError`."""
+        self.note_draws(example, True)
         in_its_thread(self.model, example, True, self.draws, lambda: self._prove_training(example))
 
     def _prove_training(self, example: Example) -> None:
