@@ -19,6 +19,7 @@ from torch import nn
 from ariadne.boundary import BoundaryPayload
 from ariadne.cut import Sides, Slot
 from ariadne.errors import BoundaryError, named
+from ariadne.forks import rlock
 from ariadne.plan import own
 
 
@@ -33,7 +34,7 @@ class Flight:
         self.before: dict[frozenset[Slot], int] = {}  # what prefixes wrote, with the number of the last time
         self.after: dict[frozenset[Slot], int] = {}  # what suffixes wrote
         self.out: WeakSet[BoundaryPayload] = WeakSet()
-        self._lock = threading.RLock()
+        self._lock = rlock()
 
     def __enter__(self) -> None:
         self._lock.acquire()

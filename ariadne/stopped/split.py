@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Never
@@ -17,6 +16,7 @@ from ariadne.capture import Example, Snapshot
 from ariadne.compiled import CompileReport
 from ariadne.cut import ExecutionMode, parse_boundary
 from ariadne.errors import BoundaryError, SpecError, TrainingError
+from ariadne.forks import rlock
 from ariadne.guards import copied_model, no_weights_cached
 from ariadne.runtime import (
     Gradients,
@@ -76,7 +76,7 @@ class PythonSplit(NotCalled):
         chosen: CallCandidate | None = None,
     ) -> None:
         self.model, self.settings, self.why = model, settings, why
-        self._example, self._measured, self._lock = example, measured, threading.RLock()
+        self._example, self._measured, self._lock = example, measured, rlock()
         self._proved = False  # that training gives what the whole model's gives
         self.candidates = measured.candidates([*model.parameters()])
         spec = settings.spec
