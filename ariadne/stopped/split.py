@@ -377,9 +377,9 @@ class PythonSplit(NotCalled):
         >>> runtime.learn(([image, another],))
         """
         args, kwargs = example if len(example) == 2 and isinstance(example[1], dict) else (example, {})
-        with self._lock:
-            for grad in [g for g in (False, True) if (self._proved if g else not self.needs_gradients)]:
-                self.note_draws(Example.of(args, kwargs), grad)
+        for grad in [g for g in (False, True) if (self._proved if g else not self.needs_gradients)]:
+            self.note_draws(Example.of(args, kwargs), grad)  # which takes its turn, and that comes before other locks
+            with self._lock:
                 self._look_for_kept(Example.of(args, kwargs), grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PythonSplit:
