@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import nn
@@ -29,9 +29,12 @@ from ariadne.errors import (
     named,
 )
 from ariadne.guards import is_a, not_called
+from ariadne.imports import imported
 from ariadne.plan import TracePlan, uses
 from ariadne.runtime import AT_FAULT, Settings, SplitRuntime, prove
-from ariadne.stopped import MixedSplit, PythonSplit, beside, prepared
+
+if TYPE_CHECKING:
+    from ariadne.stopped import MixedSplit, PythonSplit
 
 Fallback = Literal["refuse", "python", "python-suffix"]
 _FALLBACKS = ("refuse", "python", "python-suffix")
@@ -223,7 +226,7 @@ def _with_fallback(
         Exception
     ) as error:  # at another batch forward may raise whatever it likes; if it does on the example, it will again
         why = f"no graph holds it: {type(error).__name__}: {error}"
-    stopped = prepared(model, settings, example, why, training=training)
+    stopped: PythonSplit = imported("ariadne.stopped").prepared(model, settings, example, why, training=training)
     for inputs in more:
         stopped.learn(inputs)
     if fallback == "python":
@@ -242,7 +245,8 @@ def _with_fallback(
         spec = replace(settings.spec, boundary=boundary, trainable=False, max_paths=1)
         return _prepare(part, example, replace(settings, spec=spec, boundary=parse_boundary(boundary)), training)
 
-    return beside(stopped, prefix, example)
+    mixed: MixedSplit = imported("ariadne.stopped").beside(stopped, prefix, example)
+    return mixed
 
 
 def _prepare(

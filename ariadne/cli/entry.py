@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import sys
 import traceback
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from ariadne.cli.grammar import parser
 from ariadne.cli.output import NO_PLAN, USAGE, ModelError, UsageError, paint
 from ariadne.errors import AriadneError, SpecError
+from ariadne.imports import imported
 
 INTERRUPTED, CLOSED = 130, 141
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # What a model prints, as it is imported or run, is no part of the answer.
         with contextlib.redirect_stdout(sys.stderr):
-            answer = importlib.import_module(f"ariadne.cli.{options.command}").run(options)
+            answer = imported(f"ariadne.cli.{options.command}").run(options)
         sys.stdout.write(answer.json() if options.json else paint(answer.text) + "\n")
         sys.stdout.flush()
         return int(answer.status)

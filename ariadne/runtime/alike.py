@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
+from typing import TYPE_CHECKING
 
 from ariadne import tree
 from ariadne.cut import SIDES, Part, SplitCandidate, crosses, parts
-from ariadne.halves import Cut
 from ariadne.plan import Assumption, TraceNode, TracePlan, Value
 from ariadne.runtime.shared import is_pure, same_value
 from ariadne.runtime.variant import told_apart
+
+if TYPE_CHECKING:
+    from ariadne.halves import Cut
 
 Sided = tuple[TracePlan, SplitCandidate]
 Key = tuple[str, ...] | int

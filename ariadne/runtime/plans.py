@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -11,7 +11,6 @@ from torch import nn
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload, no_boundary
 from ariadne.capture import Captured, Example, capturing, drawn_by
-from ariadne.compiled import SegmentReport
 from ariadne.cut import SIDES, Boundary, SplitCandidate, frontiers, select
 from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError
 from ariadne.forks import rlock
@@ -20,6 +19,9 @@ from ariadne.plan import TracePlan, sizes_at, sizes_in
 from ariadne.runtime.proof import prove
 from ariadne.runtime.training import NO_SLOTS, SideSlots
 from ariadne.runtime.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device
+
+if TYPE_CHECKING:
+    from ariadne.compiled import SegmentReport
 
 MOST_PLANS = 16
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,7 +14,6 @@ from torch import nn
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.capture import Example, Snapshot, copied_plan, left_as_found
-from ariadne.compiled import CompileReport, cuda_graphs
 from ariadne.cut import (
     SIDES,
     CompileOptions,
@@ -26,13 +25,17 @@ from ariadne.cut import (
 )
 from ariadne.errors import BoundaryError, HalfError, SpecError, TrainingError, WitnessError
 from ariadne.guards import calls_of, copied_model, not_called
-from ariadne.halves import Cut, save, side_of, slots
+from ariadne.imports import imported
 from ariadne.plan import Value
 from ariadne.runtime import casts, taps, training
 from ariadne.runtime.alike import together
 from ariadne.runtime.told import Told
 from ariadne.runtime.variant import Variant, told_apart
 from ariadne.segment import Halted
+
+if TYPE_CHECKING:
+    from ariadne.compiled import CompileReport
+    from ariadne.halves import Cut
 
 _is_grad_enabled = torch._C.is_grad_enabled
 _set_grad_enabled = torch._C._set_grad_enabled
@@ -203,7 +206,7 @@ class SplitRuntime(Told):
         """
         s = self.settings
         compiles = s.mode == "compiled"
-        records = compiles and cuda_graphs(CompileOptions.parse(s.compile_options))
+        records = compiles and imported("ariadne.compiled").cuda_graphs(CompileOptions.parse(s.compile_options))
         with left_as_found(self.model, self.plans, drew=self.draws):
             for _ in range(3 if records else 1):
                 self.run_suffix(self.run_prefix(*args, **kwargs))
@@ -231,7 +234,8 @@ class SplitRuntime(Told):
         It has two segments for each plan that was ever made. What is compiled for a further plan of the same model counts as
         compiled again.
         """
-        return CompileReport.of(self.settings.mode, self.settings.compile_options, tuple(self._reports))
+        kind: type[CompileReport] = imported("ariadne.compiled").CompileReport
+        return kind.of(self.settings.mode, self.settings.compile_options, tuple(self._reports))
 
     # --- training -------------------------------------------------------------------------------------------------
 
@@ -367,7 +371,7 @@ class SplitRuntime(Told):
         for example in examples:
             self.learn(example)
         spec = self.settings.spec
-        save(
+        imported("ariadne.halves").save(
             path,
             side,
             self.model,
@@ -388,8 +392,9 @@ class SplitRuntime(Told):
         return self._state_dict("suffix")
 
     def _state_dict(self, side: str) -> dict[str, torch.Tensor]:
-        cuts = self._cuts()
-        used = {id(slot.tensor) for slot in slots(self.model, [(side_of(cut, side, self.model), cut) for cut in cuts])}
+        side_of = imported("ariadne.halves").side_of
+        sides = [(side_of(cut, side, self.model), cut) for cut in self._cuts()]
+        used = {id(slot.tensor) for slot in imported("ariadne.halves").slots(self.model, sides)}
         return {n: t.detach() for n, t in self.model.state_dict(keep_vars=True).items() if id(t) in used}
 
     def _cuts(self) -> list[Cut]:
@@ -403,8 +408,9 @@ class SplitRuntime(Told):
         if not holding:
             for guard in self._main.guards:
                 guard.explain()
+        of: type[Cut] = imported("ariadne.halves").Cut
         return [
-            Cut(
+            of(
                 v.plan,
                 v.candidate,
                 self._plans[v.plan][1],

@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ariadne import visualization
 from ariadne.cut import SIDES, ends_of
 from ariadne.errors import SpecError
 from ariadne.guards import VERSION, stamp
+from ariadne.imports import imported
 from ariadne.plan import short_dtype
 from ariadne.runtime.paths import Paths
 from ariadne.runtime.training import Owned, SideSlots
 from ariadne.runtime.variant import Variant
 from ariadne.segment import Source
 from ariadne.units import size
-from ariadne.visualization import Depth, Detail, View
+
+if TYPE_CHECKING:
+    from ariadne.visualization import Depth, Detail, View
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ class Told(NotCalled, Paths):
         >>> runtime.visualize(view="split", outpath="split_graph", fileformat="svg")
         PosixPath('split_graph.svg')
         """
-        return visualization.visualize(
+        drawn: str | Path = imported("ariadne.visualization").visualize(
             self.plan,
             self.candidate,
             view=view,
@@ -179,3 +181,4 @@ class Told(NotCalled, Paths):
             show_node_indices=show_node_indices,
             fold_repeats=fold_repeats,
         )
+        return drawn

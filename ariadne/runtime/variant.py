@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from ariadne.boundary import BoundaryPayload, Memo, sizes_of
 from ariadne.capture import is_opaque_call
-from ariadne.compiled import SegmentReport, compiled
 from ariadne.cut import (
     MODES,
     SIDES,
@@ -40,6 +39,7 @@ from ariadne.errors import (
     named,
 )
 from ariadne.guards import Baseline, ModuleGuard, StateGuard, entrance, has_grown, switches
+from ariadne.imports import imported
 from ariadne.plan import Apart, Expr, Groups, TraceNode, TracePlan, Value, as_bytes, short_dtype, uses
 from ariadne.runtime.caught import refuse_caught
 from ariadne.runtime.moved import Getter, Moves, getter
@@ -47,6 +47,9 @@ from ariadne.runtime.shared import rest
 from ariadne.runtime.standing import flight_of, refuse_filled
 from ariadne.runtime.training import Owned, SideSlots
 from ariadne.segment import Interpreter, Source, emit, halting, load
+
+if TYPE_CHECKING:
+    from ariadne.compiled import SegmentReport
 
 
 @dataclass(frozen=True)
@@ -157,8 +160,11 @@ class Variant:
             if settings.mode == "debug_interpreter":
                 return Interpreter(plan, part, model)
             if settings.mode == "compiled":
-                self.reports.append(SegmentReport(source.name, candidate.split_id))
-                return compiled(source, plan, part.nodes(plan), label, settings.compile_options, self.reports[-1])
+                self.reports.append(imported("ariadne.compiled").SegmentReport(source.name, candidate.split_id))
+                made: Callable[..., Any] = imported("ariadne.compiled").compiled(
+                    source, plan, part.nodes(plan), label, settings.compile_options, self.reports[-1]
+                )
+                return made
             return load(source, label)
 
         self.prefix_moves, self.suffix_moves = self._moves(model)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -13,9 +15,9 @@ import pytest
 from ariadne.check import CHECKS
 from ariadne.check.model import Kind
 from ariadne.check.profile import FORMATS
-from ariadne.cli import completion, cuts, grammar, options
+from ariadne.cli import completion, cuts, grammar, main, options
 from ariadne.cli.options import batch_dim, dynamic, sizes
-from ariadne.cli.output import UsageError
+from ariadne.cli.output import Answer, UsageError
 from ariadne.cut import MODES
 from ariadne.pipeline.balance import BALANCES
 from ariadne.remote import Limits
@@ -34,6 +36,20 @@ finally:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "AssertionError" not in done.stderr
     assert done.returncode == (0 if "--help" in line else 2)
+
+
+def test_a_command_is_imported_without_the_collector(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
+
+    def note(name: str) -> Any:
+        seen.append((name, gc.isenabled()))
+        return SimpleNamespace(run=lambda options: Answer("done", {}, 0))
+
+    monkeypatch.setattr("importlib.import_module", note)
+    assert main(["doctor"]) == 0
+    assert (capsys.readouterr().out, seen) == ("done\n", [("ariadne.cli.doctor", False)])
 
 
 def test_choices_are_those_that_there_are() -> None:

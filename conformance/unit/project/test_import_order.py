@@ -10,19 +10,26 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import ariadne
+from ariadne import prepare
 from ariadne.imports import imported
+from ariadne.runtime import plans, split, told, variant
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "ariadne"
 ROOMS = sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py"))
 ORDERED = ("ariadne", *(f"ariadne.{room}" for room in ROOMS))
 HEAVY = ("torch._dynamo", "torch._inductor", "triton")
+# Which an eager split does without: each is imported where it is first asked for.
+LATER = {"benchmark", "check", "cli", "compiled", "half", "halves", "pipeline", "remote", "stopped", "visualization"}
 
 
 def folder(package: str) -> Path:
@@ -46,15 +53,26 @@ def present(package: str) -> set[str]:
     return {name for name in names if not name.startswith("__")}
 
 
+@cache
 def imports(source: str) -> list[str]:
-    """What a module imports, inside functions too; `from a.b import c` counts as `a.b.c`."""
+    """What a module imports, inside functions too; `from a.b import c` counts as `a.b.c`, and so does `imported("a.b").c`."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             found += [f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute) and (module := asked_for(node.value)):
+            found.append(f"{module}.{node.attr}")
     return found
+
+
+def asked_for(node: ast.AST) -> str | None:
+    """The module of `imported("a.b")`."""
+    match node:
+        case ast.Call(func=ast.Name(id="imported"), args=[ast.Constant(value=str(name))]):
+            return name
+    return None
 
 
 def backward(package: str, module: str, source: str) -> list[str]:
@@ -97,6 +115,7 @@ def past_the_door(path: str, source: str) -> list[str]:
     for node in ast.walk(ast.parse(source)):
         modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
         modules += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        modules += [module] if (module := asked_for(node)) else []
         found += [m for m in modules if m.count(".") > 1 and m.startswith("ariadne.") and m.split(".")[1] != here]
     return found
 
@@ -112,6 +131,7 @@ def test_nobody_imports_past_the_door_of_a_room() -> None:
         "from ariadne.plan.trace import Value",
         "import ariadne.plan.trace",
         "def f():\n    from ariadne.cut.spec import MODES",
+        'def f():\n    imported("ariadne.halves.writing").save()',
     ],
 )
 def test_a_planted_import_past_the_door_is_noticed(line: str) -> None:
@@ -136,12 +156,11 @@ def test_a_door_hands_out_what_others_use_and_no_more(room: str) -> None:
     """What `ariadne` itself asks for; tests may go past a door, and do not count."""
     handed = handed_out(room)
     asked = {
-        alias.name
+        name.removeprefix(f"ariadne.{room}.")
         for path, source in SOURCES.items()
         if not path.startswith(f"ariadne.{room}.")
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.ImportFrom) and node.module == f"ariadne.{room}"
-        for alias in node.names
+        for name in imports(source)
+        if name.rpartition(".")[0] == f"ariadne.{room}"
     }
     assert asked - {p.stem for p in (PACKAGE / room).glob("*.py")} <= handed
     assert handed - asked <= SHOWN.get(room, set())
@@ -189,6 +208,7 @@ def test_the_runtime_imports_python_torch_safetensors_and_itself_only(path: str)
     [
         ("ariadne", "plan", "from ariadne.capture import capture", "ariadne.capture.capture"),
         ("ariadne", "plan", "def f():\n    from ariadne import runtime", "ariadne.runtime"),
+        ("ariadne", "plan", "def f():\n    imported('ariadne.halves').save()", "ariadne.halves.save"),
         ("ariadne", "check", "import ariadne.cli.output", "ariadne.cli.output"),
         ("ariadne", "prepare", "from ariadne import SplitSpec", "ariadne.SplitSpec"),
         ("ariadne", "prepare", "import ariadne", "ariadne"),
@@ -229,7 +249,23 @@ def test_importing_what_captures_loads_no_compiler_and_no_package_but_those_that
     # torch's symbolic sizes are sympy's expressions, and every capture asks for them.
     # Python's own, too, whose name says what it was built for, and so is not in the list.
     found = {name.split(".")[0] for name in own if not name.startswith("_sysconfigdata_")}
-    assert found - sys.stdlib_module_names <= {"ariadne", "torch", "sympy", "mpmath", "safetensors"}
+    assert found - sys.stdlib_module_names <= {"ariadne", "torch", "sympy", "mpmath"}
+    assert {n.split(".")[1] for n in own if n.startswith("ariadne.")}.isdisjoint(LATER)
+
+
+def test_an_eager_split_is_prepared_and_run_without_the_rooms_that_are_imported_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} was asked for")
+
+    for module in (prepare, plans, split, told, variant):
+        monkeypatch.setattr(module, "imported", refuse, raising=False)
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(3, 4)
+    runtime = prepare.prepare_split(model, (x,), split="after:1")
+    assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
+    with pytest.raises(AssertionError, match=r"ariadne\.visualization was asked for"):
+        runtime.visualize(return_dot=True)
 
 
 @pytest.mark.parametrize("on", [True, False])
