@@ -51,13 +51,13 @@ _BY_NAME = frozenset({"modules", "import_module", "__import__"})
 class Root:
     """A variable, or an object, outside of the model: by `steps` from `thing` one comes to what it holds now.
 
-    With `names`, the variables of these names themselves, of a cell, of a class or among the globals in `thing`.
+    With `names`, the variables of these names themselves, of a cell, of a class (then a set) or among the globals in `thing`.
     """
 
     name: str
     thing: Any
     steps: tuple[Any, ...] = ()
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] | frozenset[str] = ()
 
     def now(self) -> Any:
         """What it holds now; `MISSING` where it holds nothing."""
@@ -140,7 +140,7 @@ class _Search:
             names, table = self.written | self.declared.get(cls, set()), vars(cls)
             names -= {n for n in table.keys() & names if hasattr(table[n], "__get__")}
             if names:
-                self.keep(Root(cls.__name__, cls, (), tuple(sorted(names))))
+                self.keep(Root(cls.__name__, cls, (), frozenset(names)))
         for f in self.functions.values():
             if f.__name__ in self.assigning:
                 self.keep(Root(f"the attributes of {_called(f)}", f.__dict__))
