@@ -70,18 +70,31 @@ class Stood:
     def __init__(
         self, dicts: list[dict[Any, Any]], things: list[Any], modules: Mapping[str, ModuleType | None]
     ) -> None:
-        self._dicts = [(table, [*dict.keys(table)], [*dict.values(table)]) for table in dicts]
-        self._things = [(thing, _state(thing)) for thing in things]
-        self._modules = modules
+        self._dicts, self._things, self._modules = dicts, things, modules
+        # Most are registries of modules in which nothing is.
+        self._held = [*map(_copy, dicts)]
+        self._states = [*map(_state, things)]
 
     def stands(self) -> bool:
         """Whether each of these things still is what it was, and holds the same."""
-        if any(sys.modules.get(name) is not module for name, module in self._modules.items()):
-            return False
-        return all(
-            len(table) == len(keys) and _same([*dict.values(table)], values) and _same([*dict.keys(table)], keys)
-            for table, keys, values in self._dicts
-        ) and all(_same(_state(thing), was) for thing, was in self._things)
+        return (
+            all(map(_holds_same, self._dicts, self._held))
+            and all(map(_same, map(_state, self._things), self._states))
+            and all(sys.modules.get(name) is module for name, module in self._modules.items())
+        )
+
+
+def _copy(table: dict[Any, Any]) -> dict[Any, Any]:
+    if not dict.__len__(table):
+        return _NOTHING
+    return table.copy() if type(table) is dict else dict(dict.items(table))  # one of the user's may give other things
+
+
+def _holds_same(table: dict[Any, Any], was: dict[Any, Any]) -> bool:
+    if not was:
+        return not dict.__len__(table)
+    same = dict.__len__(table) == len(was) and all(map(is_, dict.values(table), was.values()))
+    return same and all(map(is_, dict.keys(table), was))
 
 
 @contextmanager
@@ -113,6 +126,7 @@ def found_again(modules: Mapping[str, nn.Module], search: Callable[[], tuple[Rea
 
 _KEPT: ContextVar[dict[tuple[int, ...], tuple[Any, Stood, Any]] | None] = ContextVar("kept", default=None)
 _HOLDING = (list, deque, set)
+_NOTHING: dict[Any, Any] = {}
 
 
 def _same(now: list[Any], was: list[Any]) -> bool:

@@ -9,7 +9,7 @@ import gc
 import sys
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
 from types import CodeType, FunctionType
@@ -118,6 +118,19 @@ def test_a_module_that_was_asked_for_and_comes_is_a_change() -> None:
         assert not stood.stands()
     finally:
         del sys.modules["ariadne_of_nowhere"]
+
+
+class Making(OrderedDict[str, Any]):
+    """A dict that makes something anew whenever it is asked, as transformers' table of activations does."""
+
+    def __getitem__(self, key: str) -> Any:
+        return [OrderedDict.__getitem__(self, key)]
+
+
+def test_a_dict_that_gives_something_new_each_time_stands() -> None:
+    read = Read()
+    read.thing(Making(a=1))
+    assert read.stood().stands()
 
 
 def test_what_is_put_back_stands_again() -> None:
