@@ -4,6 +4,7 @@ A room for each stage of the pipeline, in import order; nothing imports backward
 
     imports                   many modules at once, without the garbage collector
     errors, tree, compare     the ground: the tree of errors, the walker of nested values, the comparator of results
+    forks                     what another thread held as the process was forked
     units                     numbers with units, as people read them
     plan                      a forward as frozen data: ops, values, sizes as expressions in the batch
     boundary                  what crosses, in memory and as bytes

@@ -3,6 +3,7 @@
 A model and inputs flow in. Forward is recorded, on real and on symbolic tensors; a plan, the runs that it was held
 against and a baseline of the model flow out. The model is left as found. The files, in import order::
 
+    turn          one thread at a time captures
     refusals      what a forward may not do while it is recorded
     generators    where the process's random generators stand
     copies        what a tensor holds, kept before it is written and put back after
@@ -60,9 +61,10 @@ from ariadne.capture.drawn import noted
 from ariadne.capture.example import Captured, Example, batch_dims, called, declared, swallowed
 from ariadne.capture.generators import ALL, NUMPY, PYTHON, TORCH, Names
 from ariadne.capture.reach import Reach
-from ariadne.capture.refusals import PATCHING, Patches, calls_class, capturing, for_forward
+from ariadne.capture.refusals import Patches, calls_class
 from ariadne.capture.scripted import is_scripted
 from ariadne.capture.state import Snapshot, left_as_found
+from ariadne.capture.turn import capturing
 
 if TYPE_CHECKING:
     from ariadne.capture.ways import capture
@@ -90,9 +92,7 @@ __all__ = [
     "called",
     "batch_dims",
     "swallowed",
-    "PATCHING",
     "capturing",
-    "for_forward",
     "Patches",
     "calls_class",
 ]

@@ -25,11 +25,13 @@ from ariadne.capture.measured import patch_sizes
 from ariadne.capture.outsiders import Outsiders
 from ariadne.capture.parts import Parts
 from ariadne.capture.recorder import Recorder, modes_of_its_own
-from ariadne.capture.refusals import PATCHING, Patches, Run, called_by_torch, minds_its_own, refusing
+from ariadne.capture.refusals import Patches, Run, called_by_torch, minds_its_own, refusing
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
+from ariadne.capture.turn import capturing
 from ariadne.errors import UnsupportedError
+from ariadne.forks import undone
 from ariadne.guards import BOOKKEEPING, Recording, Taken, is_a, is_whole, simple, surroundings, switches
 from ariadne.plan import storage_of, tensors_in
 
@@ -413,8 +415,9 @@ def recording(
     found, patches = Recording(), Patches()
     recorder = Recorder(found, fake, snapshot, patches, watch)
     read = None
-    with PATCHING, ExitStack() as stack:
+    with capturing(), ExitStack() as stack:
         stack.callback(recorder.forget)
+        stack.callback(undone(recorder.leave))
         try:
             _patch(recorder, paths, snapshot.strays, patches)
             run = Run(model, recorder.is_mine, recorder.where, recorder.backward, patches)

@@ -31,6 +31,7 @@ from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot, Spot
 from ariadne.capture.written import Writes
 from ariadne.errors import AriadneError, UnsupportedError
+from ariadne.forks import undone
 from ariadne.guards import Effect, Event, Recording, switches
 from ariadne.plan import PLAIN, Region, bind, storage_of, tensors_in, written_arguments
 
@@ -96,6 +97,11 @@ class Recorder(ProxyTorchDispatchMode):
         )  # nothing is `mine` any more, as other threads may ask at any moment
         for name in self.__dict__.keys() - {"depth", "thread", "running"}:
             del self.__dict__[name]
+
+    def leave(self) -> None:
+        """In a child that another thread forked meanwhile: put the settings back, and forget."""
+        switches.put_back(self.settings)
+        self.forget()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -440,11 +446,17 @@ def modes_of_its_own() -> Iterator[None]:
     ops: Any = torch._ops
     plain, me = ops.mode_stack_state_for_pre_dispatch, threading.get_ident()
     own = type(plain())()
+
+    def put_back() -> None:
+        ops.mode_stack_state_for_pre_dispatch = plain
+
+    end = undone(put_back)
     ops.mode_stack_state_for_pre_dispatch = lambda: own if threading.get_ident() == me else plain()
     try:
         yield
     finally:
-        ops.mode_stack_state_for_pre_dispatch = plain
+        put_back()
+        end()
 
 
 def sizes_in(t: torch.Tensor) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from torch.autograd import forward_ad, graph
 from torch.nn.utils.parametrize import is_parametrized
 
 from ariadne.errors import AriadneError, UnsupportedError, named
+from ariadne.forks import undone
 from ariadne.guards import GLOBAL_HOOKS, TORCH, Recording, caches_parametrizations, global_hooks, looked_into
 
 _ELSEWHERE = (
@@ -28,40 +29,6 @@ _ELSEWHERE = (
 _ELSEWHERE += "split need not train"
 
 _PLAIN = "_ariadne_plain"  # an attribute of what stands for a function: that function
-# Of who replaces attributes of torch's own classes, and of who captures a plan and holds it against the model: one thread at a time
-# does. Who takes other locks as well takes this one first.
-PATCHING = threading.RLock()
-
-
-_FOR_FORWARD = threading.local()  # whether a thread does for another what forward handed to it while it was looked at
-
-
-@contextmanager
-def capturing() -> Iterator[None]:
-    """A block in which plans are captured, and held against the model: one thread of the process at a time is in one.
-
-    Raises `UnsupportedError` in a thread for which a forward waits that is captured itself: both would wait forever.
-    """
-    if getattr(_FOR_FORWARD, "works", False):
-        raise UnsupportedError(
-            "forward has another thread call a split that needs a plan of its own, and only one thread at a time captures one: "
-            "they would wait for each other. Call that split with such inputs once before, or in the thread of forward"
-        )
-    with PATCHING:
-        yield
-
-
-def for_forward(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for a thread that may not capture: the forward that hands it on is looked at in a thread which does."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        before, _FOR_FORWARD.works = getattr(_FOR_FORWARD, "works", False), True
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _FOR_FORWARD.works = before
-
-    return run
 
 
 class Patches:
@@ -69,12 +36,14 @@ class Patches:
 
     def __init__(self) -> None:
         self.undo: list[tuple[Any, str, Any]] = []
+        self._end: Callable[[], object] | None = None  # of what is undone where another thread forks the process
         # Those of Python's own functions: the plain one, and what stands for it.
         self.builtins: dict[str, tuple[Any, Any]] = {}
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace one, whether the owner has it itself or inherits it."""
         before = owner.__dict__.get(name, Patches)
+        self._end = self._end or undone(self.restore)
         self.undo.append((owner, name, before))
         if owner is builtins:
             self.builtins[name] = before, value
@@ -90,10 +59,12 @@ class Patches:
     def restore(self) -> None:
         """Put all of them back."""
         for owner, name, value in reversed(self.undo):
-            if value is Patches:
-                delattr(owner, name)
-            else:
+            if value is not Patches:
                 setattr(owner, name, value)
+            elif name in owner.__dict__:  # a fork may have come before it was set
+                delattr(owner, name)
+        if self._end is not None:
+            self._end()
 
 
 def unpatched(value: Any) -> Any:

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ariadne.capture.recorder import Recorder
-from ariadne.capture.refusals import Patches, for_forward
+from ariadne.capture.refusals import Patches
 from ariadne.errors import UnsupportedError
 from ariadne.guards import Recording
 from ariadne.plan import bind, storage_of, tensors_in, written_arguments
@@ -65,7 +65,7 @@ def _looked_at(function: Callable[..., Any], recorder: Recorder) -> Callable[...
         with _Elsewhere(recording, where):
             return function(*args, **kwargs)
 
-    return for_forward(run)
+    return run
 
 
 class _Elsewhere(TorchDispatchMode):

@@ -12,6 +12,8 @@ import json
 import os
 import platform
 import re
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -191,6 +193,11 @@ class Ahead:
             admitted = (
                 _admitted(env, symbols, self.lifted.symbol, served, free) if dim is not None else Batches.of([hint])
             )
+            if device >= 0 and (died := _killed(path, device)):
+                raise self.refused(
+                    f"what was compiled ends the process that loads it, as a try in another process showed: {died}. "
+                    "compile_options={'backend': 'inductor'} compiles for CUDA"
+                )
             run = _loaded(path, device)
             if keep is not None:
                 keep(path, admitted)
@@ -423,6 +430,18 @@ def _admitted(env: Any, symbols: Mapping[Any, Expr], batch: str, served: Batches
         return within and all(d.subs(values) == 0 for d in apart) and all(bool(c.subs(values)) for c in conditions)
 
     return Batches.of(b for b in served if holds(b))
+
+
+_TRY = "import sys, torch; torch._C._aoti.AOTIModelPackageLoader(sys.argv[1], 'model', False, 1, int(sys.argv[2]))"
+
+
+def _killed(path: str, device: int) -> str | None:
+    """How a process that loads this package dies of it, or None; an error that is raised comes up again where it is loaded.
+
+    On the one CUDA machine where it was tried (torch 2.11, an H100), every package ended its process with a segmentation fault.
+    """
+    done = subprocess.run([sys.executable, "-c", _TRY, path, str(device)], capture_output=True, check=False)
+    return None if done.returncode >= 0 else f"signal {-done.returncode}"
 
 
 def _loaded(path: str, device: int) -> Callable[..., Any]:

@@ -101,7 +101,7 @@ def _hoisted(lifted: Lifted) -> Lifted:
             read.add(call["name"])
         copies.append(copy)
     results = (*(r for r in lifted.results if r not in read), *copies)
-    return replace(lifted, body=tuple(body), results=results, after=(*late, *lifted.after))
+    return replace(lifted, body=tuple(body), results=results, after=(*late, *lifted.after), looked_at=tuple(copies))
 
 
 def odd_strides(lifted: Lifted, args: Sequence[Any], known: Mapping[tuple[str, int], int | None]) -> Strides:

@@ -32,7 +32,8 @@ class Lifted:
 
     `body` is the kernel's body, a function of `arguments`: the segment's own, then `state`, the texts by which the shell
     reads tensors of the model and constants. It returns the tuple of `results`. `after` is what the shell does with them.
-    `sizes` holds, for each of the segment's tensor arguments, what the plan knows of its dims.
+    `sizes` holds, for each of the segment's tensor arguments, what the plan knows of its dims. `looked_at` are the results that
+    the shell looks at and gives to nobody.
     """
 
     source: Source
@@ -44,6 +45,7 @@ class Lifted:
     results: tuple[str, ...]
     after: tuple[str, ...]
     sizes: Mapping[str, tuple[int | Expr, ...]]
+    looked_at: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -102,7 +104,8 @@ class Lifted:
               read: Reader | None = None) -> Source:  # fmt: skip
         """The Python around the kernel: `call` is formatted with `given`, the arguments, `results` and `batch`.
 
-        `first` are lines to run before, `last` what is done to every tensor result, `read` is a `reader` of the state.
+        `first` are lines to run before, `last` what is done to every tensor result that is given away, `read` is a `reader` of the
+        state.
         """
         given = ", ".join((*self.inputs, *(self.state if read is None else ("*_read()",))))
         namespace = namespace if read is None else {**namespace, "_read": read}
@@ -111,7 +114,8 @@ class Lifted:
         results = f"({''.join(f'{r}, ' for r in self.results)})" if self.results else "nothing"
         lines = [f"def {self.name}({', '.join((self.symbol, *self.source.parameters))}):", *first]
         lines += call.format(given=given, results=results, batch=self.symbol).splitlines()
-        lines += [f"{r} = {last.format(r)}" for r in self.results] if last != "{}" else []
+        given_away = () if last == "{}" else [r for r in self.results if r not in self.looked_at]
+        lines += [f"{r} = {last.format(r)}" for r in given_away]
         text = "\n    ".join([*lines, *self.after]) + "\n"
         return Source(
             self.name, text, {**self.source.namespace, **namespace}, self.source.parameters, self.source.returns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import chain
@@ -12,7 +11,9 @@ import torch
 from torch._subclasses import fake_impls
 from torch.fx.experimental import _config as shape_config
 
-lock = threading.RLock()  # torch's compilers share settings and caches
+from ariadne.forks import rlock
+
+lock = rlock()  # torch's compilers share settings and caches
 SETTINGS = 4  # their version: torch's kept graphs are told apart by it, since its keys don't know of what is done here
 
 

@@ -16,6 +16,7 @@ from torch.autograd.graph import GradientEdge, Node
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.errors import TrainingError
+from ariadne.forks import rlock
 from ariadne.runtime.waiting import node_of
 
 NOT_HELD = (
@@ -31,7 +32,7 @@ _autograd: Any = torch.autograd
 _HERE = (
     threading.local()
 )  # the boundary whose loss function this thread runs, and the class of the nodes that stand at it
-_PATCHING = threading.Lock()
+_PATCHING = rlock()
 _plain: list[Callable[..., Any]] = []  # torch's own, once for each loss function that runs now
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from ariadne.capture import Captured, Example, capturing, drawn_by
 from ariadne.compiled import SegmentReport
 from ariadne.cut import SIDES, Boundary, SplitCandidate, frontiers, select
 from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError
+from ariadne.forks import rlock
 from ariadne.guards import Baseline, as_before, explain, matched, state_types
 from ariadne.plan import TracePlan, sizes_at, sizes_in
 from ariadne.runtime.proof import prove
@@ -48,7 +48,7 @@ class Plans:
         chosen: SplitCandidate | None = None,
     ) -> None:
         self.model, self.settings, self._recapture = model, settings, recapture
-        self._lock = threading.RLock()
+        self._lock = rlock()
         self._plans = dict(plans)
         self._variants: list[Variant] = []
         self._dropped: set[tuple[str, str]] = set()  # the keys of variants that made way for others

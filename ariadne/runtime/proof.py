@@ -18,6 +18,7 @@ from ariadne import tree
 from ariadne.capture import Captured, Example, drawn_by, is_scripted, left_as_found
 from ariadne.compare import difference
 from ariadne.errors import VerificationError
+from ariadne.forks import undone
 from ariadne.plan import TracePlan, own
 from ariadne.runtime.moved import getter
 from ariadne.runtime.variant import Variant
@@ -254,6 +255,12 @@ def deterministic() -> Iterator[None]:
     cudnn = torch.backends.cudnn
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     chosen = cudnn.deterministic, cudnn.benchmark
+
+    def put_back() -> None:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        cudnn.deterministic, cudnn.benchmark = chosen
+
+    end = undone(put_back)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
@@ -261,8 +268,8 @@ def deterministic() -> Iterator[None]:
             cudnn.deterministic, cudnn.benchmark = True, False
             yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        cudnn.deterministic, cudnn.benchmark = chosen
+        put_back()
+        end()
 
 
 def edges_of(model: nn.Module, plan: TracePlan) -> list[GradientEdge]:

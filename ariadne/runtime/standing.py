@@ -8,7 +8,7 @@ twice: there a call that comes between is noticed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -19,6 +19,7 @@ from torch import nn
 from ariadne.boundary import BoundaryPayload
 from ariadne.cut import Sides, Slot
 from ariadne.errors import BoundaryError, named
+from ariadne.forks import rlock
 from ariadne.plan import own
 
 
@@ -33,7 +34,7 @@ class Flight:
         self.before: dict[frozenset[Slot], int] = {}  # what prefixes wrote, with the number of the last time
         self.after: dict[frozenset[Slot], int] = {}  # what suffixes wrote
         self.out: WeakSet[BoundaryPayload] = WeakSet()
-        self._lock = threading.RLock()
+        self._lock = rlock()
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -89,6 +90,26 @@ class Flight:
 
     def _since(self, by: dict[frozenset[Slot], int], moves: int, used: frozenset[Slot]) -> frozenset[Slot]:
         return next((both for slots, at in by.items() if at > moves and (both := slots & used)), frozenset())
+
+
+def refuse_filled(
+    boundary: BoundaryPayload,
+    fills: Sequence[tuple[Slot, Mapping[str, Any]]],
+    absent: Mapping[str, Collection[tuple[str, str]]],
+) -> None:
+    """Raise `BoundaryError` where a buffer is there by now that was None as the prefix ran, and which its suffix would fill.
+
+    `fills`: the buffers that forward fills at its first call, each with the dict that holds it; `absent`: by module, (table, name)
+    of what is None as the suffix begins.
+    """
+    for slot, buffers in fills:
+        if buffers.get(slot[1]) is not None and ("_buffers", slot[1]) in absent.get(slot[0], ()):
+            raise BoundaryError(
+                f"cannot run the suffix of this boundary ({boundary.split_id}): {_told(slot)} was None when its prefix ran, and "
+                "another call, or you, has filled it since, as forward does at its first call. This suffix would fill it once "
+                "more; the whole model would use what is there. Make the boundary again, with the prefix, and run the first suffix "
+                "before the second prefix"
+            )
 
 
 def _told(slot: Slot) -> str:

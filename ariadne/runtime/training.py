@@ -7,7 +7,6 @@ prefix's graph, which is still alive. Nothing is computed twice.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch.autograd.graph import GradientEdge
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.errors import BoundaryError, TrainingError
+from ariadne.forks import rlock
 from ariadne.plan import short_dtype
 from ariadne.runtime.asked import NOT_HELD, KeptWhole
 from ariadne.runtime.casts import casts_of_both, refuse_other_casts
@@ -278,7 +278,7 @@ def loss_of(loss_fn: Callable[[Any, Any], torch.Tensor], output: Any, targets: A
 
 
 _walks = [0, 0]  # how many walks back through a prefix have begun, and how many have ended, in any thread
-_COUNTING = threading.Lock()
+_COUNTING = rlock()
 
 
 def walks() -> int | None:

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ariadne.forks import renewed
+
 
 class Turns:
     """Who walks back: any number of threads at a time (`enter`, `leave`), or one of them `alone`.
@@ -71,5 +73,14 @@ class Turns:
                 self._waiting -= not nested
             self.leave()
 
+    def renew(self) -> None:
+        """In a child that was forked: of those who were in, there is none but who forked."""
+        me = threading.get_ident()
+        deep = self._inside.get(me)
+        self.__init__()  # type: ignore[misc]
+        if deep is not None:
+            self._inside[me] = deep
+
 
 TURNS = Turns()
+renewed(TURNS.renew)

@@ -20,6 +20,7 @@ from ariadne.cut import (
     CompileOptions,
     ExecutionMode,
     Objective,
+    Slot,
     SplitCandidate,
     SplitSpec,
     State,
@@ -43,7 +44,7 @@ from ariadne.plan import Apart, Expr, Groups, TraceNode, TracePlan, Value, as_by
 from ariadne.runtime.caught import refuse_caught
 from ariadne.runtime.moved import Getter, Moves, getter
 from ariadne.runtime.shared import rest
-from ariadne.runtime.standing import flight_of
+from ariadne.runtime.standing import flight_of, refuse_filled
 from ariadne.runtime.training import Owned, SideSlots
 from ariadne.segment import Interpreter, Source, emit, halting, load
 
@@ -142,7 +143,9 @@ class Variant:
         apart = [(module(path)._parameters, key) for path, key in known.shared] if plan.apart else []
         # Of a side that is not here, those that it shares.
         self._slots = SideSlots([slots.get(side, apart) for side in SIDES])
-        self._fills = [(baseline.modules[s.path]._buffers, s.name) for s in plan.stores if baseline.is_filled_by(s)]
+        self._fills: list[tuple[Slot, dict[str, Any]]] = [
+            ((s.path, s.name), baseline.modules[s.path]._buffers) for s in plan.stores if baseline.is_filled_by(s)
+        ]
         self.opaque = any(map(is_opaque_call, plan.nodes))
         self._switches = switches.readers(plan.assumption.switches)
         self.taken = Memo()  # the kinds of boundaries from elsewhere that fit
@@ -213,7 +216,7 @@ class Variant:
         A buffer was None, which forward fills at its first call, and is there now; a dict of modules has more of them, such as
         another adapter; or a dict outside of the model, such as a registry of classes, has more entries.
         """
-        filled = any(buffers.get(name) is not None for buffers, name in self._fills)
+        filled = any(buffers.get(name) is not None for (_, name), buffers in self._fills)
         base = self.prefix_guard.baseline
         return filled or base.has_more_parts() or any(has_grown(outside.kept) for outside in base.outside)
 
@@ -242,7 +245,8 @@ class Variant:
         return self.suffix(entered[0], *self.prefix(*entered))
 
     def check_suffix(self, boundary: BoundaryPayload) -> None:
-        """Raise `ModuleError` where the model is not what the suffix relies on, `GuardError` where a setting of torch is not."""
+        """Raise `ModuleError` where the model is not what the suffix relies on, `GuardError` where a setting of torch is not, and
+        `BoundaryError` where another call has moved what it uses."""
         flight = self.flight
         if self.held or self.state.both or boundary._moves != flight.moves:
             flight.refuse_moved(boundary, self.state, self.made(boundary), self.stand() if self.state.both else ())
@@ -254,6 +258,7 @@ class Variant:
                     "sides under one, or prepare again"
                 )
         if not self.suffix_guard():
+            refuse_filled(boundary, self._fills, self.suffix_guard.absent)
             self.suffix_guard.explain()
         if self.suffix_state.asks and not self.suffix_state(here := self.made(boundary)):
             self.suffix_state.explain(here)

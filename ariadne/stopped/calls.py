@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
@@ -15,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ariadne import tree
-from ariadne.capture import PATCHING, TORCH, Patches, for_forward, noted
+from ariadne.capture import TORCH, Patches, capturing, noted
 from ariadne.cut import Boundary, Objective, around, best
 from ariadne.errors import FrontierError, named, nearest
 from ariadne.stopped.ambient import Saving, switched, switches
@@ -171,7 +170,7 @@ def measure(
 
     `plainly`: classes of tensors are called, as `Marked(x)`, past all that counts: torch raises there in a `TorchDispatchMode`.
     """
-    with PATCHING:
+    with capturing():
         return _measured(model, args, kwargs, drew, plainly)
 
 
@@ -200,12 +199,6 @@ def _measured(
         found.ends.append((found.ops, path, number, reason))
         return output
 
-    plain_submit = ThreadPoolExecutor.submit
-
-    def submit(self: ThreadPoolExecutor, function: Any, /, *given: Any, **options: Any) -> Any:
-        return plain_submit(self, for_forward(function) if get_ident() == me else function, *given, **options)
-
-    patches.set(ThreadPoolExecutor, "submit", submit)
     patches.set(nn.Module, "__call__", call)
     if plainly:
         patches.set(torch.Tensor, "__new__", staticmethod(_made_plainly))

@@ -8,9 +8,11 @@ from typing import Any
 
 from torch import nn
 
+from ariadne.forks import rlock
+
 _SLOT = "_call_impl"  # what `nn.Module.__call__` asks the instance for; with a compiled module it asks for the other
 _COMPILED = "_compiled_call_impl"
-_lock = threading.Lock()
+_lock = rlock()
 _here = threading.local()
 
 

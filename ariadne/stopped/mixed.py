@@ -7,7 +7,6 @@ saved to a file, and its boundaries are run wherever the model is, with the part
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from ariadne.boundary import BoundaryPayload
 from ariadne.capture import Example
 from ariadne.cut import parse_boundary
 from ariadne.errors import BoundaryError, FrontierError, HalfError, SpecError, UnsupportedError, named
+from ariadne.forks import rlock
 from ariadne.plan import TracePlan
 from ariadne.runtime import Gradients, NotCalled, SplitRuntime
 from ariadne.stopped.calls import CallCandidate
@@ -140,7 +140,7 @@ class MixedSplit(NotCalled):
     def __init__(self, python: PythonSplit, make: Make, example: Example) -> None:
         self.model, self.why, self.python = python.model, python.why, python
         self.settings, self.candidate, self.candidates = python.settings, python.candidate, python.candidates
-        self._make, self._example, self._lock = make, example, threading.RLock()
+        self._make, self._example, self._lock = make, example, rlock()
         self._tables: dict[Any, Before] = {}
         self._laid = Laid()
         self._proved = False
@@ -363,6 +363,7 @@ class MixedSplit(NotCalled):
 
     def prove_training(self) -> None:
         """Hold a training step on the example against the whole model's; raises `VerificationError`."""
+        self.python.note_draws(self._example, True)
         with self._lock:
             self._proved = True
             try:

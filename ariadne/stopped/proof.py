@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import GeneratorType
 from typing import Any, Protocol
 
@@ -129,6 +130,25 @@ def measured_on(model: nn.Module, example: Example, trains: bool, *, plainly: bo
         ) from without
     found.needs_gradients = True
     return found
+
+
+def see_draws(model: nn.Module, example: Example, grad: bool, drew: set[str]) -> None:
+    """Add to `drew` what a run of the example draws from, where another thread may draw: a model that trains may draw from others.
+
+    Raises what forward raises.
+    """
+    if threading.active_count() == 1:
+        return  # all are put back
+
+    def run(*args: Any, plainly: bool = False, **kwargs: Any) -> None:
+        measure(model, args, kwargs, drew, plainly=plainly)
+
+    try:
+        isolated(model, example, grad, run, drew)
+    except Exception as error:  # whatever forward raises
+        if not calls_class(error):
+            raise
+        isolated(model, example, grad, partial(run, plainly=True), drew)
 
 
 def traces(model: nn.Module, drew: Names) -> dict[str, Any]:

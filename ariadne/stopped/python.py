@@ -74,12 +74,14 @@ class _Held:
         kind = type(value)
         if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)):
             return
-        if kind in PLAIN or id(value) in self.seen or isinstance(value, (nn.Module, type)) or is_ours(kind):
+        if kind in PLAIN or id(value) in self.seen or isinstance(value, (nn.Module, type)):
             return
         self.seen.add(id(value))
         if isinstance(value, torch.Tensor):
             if isinstance(value, Ghost) and value.here is not None:
                 self.crossed.append((where, value.here, value.here._version))
+            return
+        if is_ours(kind):
             return
         if isinstance(value, (list, deque)):
             children = contents_of(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Never
@@ -17,6 +16,7 @@ from ariadne.capture import Example, Snapshot
 from ariadne.compiled import CompileReport
 from ariadne.cut import ExecutionMode, parse_boundary
 from ariadne.errors import BoundaryError, SpecError, TrainingError
+from ariadne.forks import rlock
 from ariadne.guards import copied_model, no_weights_cached
 from ariadne.runtime import (
     Gradients,
@@ -42,7 +42,7 @@ from ariadne.stopped.forward import Forward
 from ariadne.stopped.handed import NewlyFound, look_for_all
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import Before, Noting, Wanted
-from ariadne.stopped.proof import counted, hold, in_its_thread, isolated, measured_on, prove_step
+from ariadne.stopped.proof import counted, hold, in_its_thread, isolated, measured_on, prove_step, see_draws
 from ariadne.stopped.skipped import run_rest
 from ariadne.stopped.standing import Stood, unmoved_since
 from ariadne.units import size
@@ -76,7 +76,7 @@ class PythonSplit(NotCalled):
         chosen: CallCandidate | None = None,
     ) -> None:
         self.model, self.settings, self.why = model, settings, why
-        self._example, self._measured, self._lock = example, measured, threading.RLock()
+        self._example, self._measured, self._lock = example, measured, rlock()
         self._proved = False  # that training gives what the whole model's gives
         self.candidates = measured.candidates([*model.parameters()])
         spec = settings.spec
@@ -99,8 +99,12 @@ class PythonSplit(NotCalled):
 
     @property
     def draws(self) -> frozenset[str]:
-        """The random generators of the process that the example was seen to draw from."""
+        """The random generators of the process that the examples were seen to draw from."""
         return frozenset(self._measured.drew)
+
+    def note_draws(self, example: Example, grad: bool) -> None:
+        """Have `draws` hold what the model draws from on this example, as it is switched now."""
+        see_draws(self.model, example, grad, self._measured.drew)
 
     def prefix_parameters(self) -> list[nn.Parameter]:
         """The parameters that the example used before the cut, each once."""
@@ -201,6 +205,7 @@ class PythonSplit(NotCalled):
 
     def warmup(self, *args: Any, **kwargs: Any) -> None:
         """Run both sides once; the model stays as it is."""
+        self.note_draws(Example.of(args, kwargs), torch.is_grad_enabled())
         snapshot, names = Snapshot(self.model), counted(self.draws)
         snapshot.save_all()
         try:
@@ -372,8 +377,9 @@ class PythonSplit(NotCalled):
         >>> runtime.learn(([image, another],))
         """
         args, kwargs = example if len(example) == 2 and isinstance(example[1], dict) else (example, {})
-        with self._lock:
-            for grad in [g for g in (False, True) if (self._proved if g else not self.needs_gradients)]:
+        for grad in [g for g in (False, True) if (self._proved if g else not self.needs_gradients)]:
+            self.note_draws(Example.of(args, kwargs), grad)  # which takes its turn, and that comes before other locks
+            with self._lock:
                 self._look_for_kept(Example.of(args, kwargs), grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PythonSplit:
@@ -444,6 +450,7 @@ class PythonSplit(NotCalled):
 
     def prove_training(self, example: Example) -> None:
         """Hold a training step against the whole model's on an example; raises `VerificationError`."""
+        self.note_draws(example, True)
         in_its_thread(self.model, example, True, self.draws, lambda: self._prove_training(example))
 
     def _prove_training(self, example: Example) -> None:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ariadne.compiled import SegmentReport
-from ariadne.compiled.ahead import Ahead, _admitted, _ambient
+from ariadne.compiled.ahead import Ahead, _admitted, _ambient, _killed
 from ariadne.compiled.package import Layout
 from ariadne.errors import CompileError, SpecError
 from ariadne.plan import Batches, Expr
@@ -262,6 +262,20 @@ def test_what_is_compiled_serves_though_it_can_not_be_kept(tmp_path: Path, monke
     with torch.no_grad():
         assert len(runtime.run_prefix(numbers(2, 5)).tensors)
     assert any(note.startswith("not kept for the next process: ") for note in runtime.report().segments[0].notes)
+
+
+def test_a_package_whose_loading_ends_a_process_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen on CUDA with torch 2.11: the loader ends in a segmentation fault, which nothing can catch."""
+    monkeypatch.setattr("ariadne.compiled.ahead._TRY", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", lambda program, package_path, **_: None)
+    monkeypatch.setattr(Ahead, "_device", lambda self, tensors: 0)
+    runtime = made(Offset, 5, boundary="after:first", backend="aot_inductor")
+    with torch.no_grad(), pytest.raises(CompileError, match=r"ends the process that loads it.*signal 11.*'inductor'"):
+        runtime.run_prefix(numbers(2, 5))
+
+
+def test_a_package_that_is_no_package_ends_no_process() -> None:
+    assert _killed("there is none", 0) is None
 
 
 def test_packages_that_serve_few_batches_are_kept_side_by_side_and_found_by_each_batch_of_theirs(

@@ -313,3 +313,48 @@ def test_halves_in_files_refuse_such_a_cut(tmp_path: Any) -> None:
     split = prepare_split(Net(adds).eval(), (torch.randn(2, 4),), split="80%")
     with pytest.raises(FrontierError, match="would have one of its own"):
         split.save(tmp_path / "half.safetensors", side="prefix")
+
+
+def fills(m: Any, x: Tensor) -> Tensor:
+    h = m.first(x)
+    if m.buffer is None:
+        m.buffer = h.detach().abs().mean(0)
+    found: Tensor = m.last(h / m.buffer)
+    return found
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_suffix_whose_buffer_another_first_call_has_filled_says_what_to_do(trains: bool) -> None:
+    model, twin = Net(fills).eval(), Net(fills).eval()
+    model.buffer = twin.buffer = None  # type: ignore[assignment]
+    x = torch.linspace(-1, 1, 12).view(3, 4)
+    split = prepare_split(model, (x,), split=SplitSpec("after:first", trainable=trains))
+    prefix = split.run_training_prefix if trains else split.run_prefix
+
+    def suffix(boundary: BoundaryPayload) -> Any:
+        if trains:
+            return split.train_suffix(boundary, loss_fn=lambda out, _: out.sum())[0]
+        return split.run_suffix(boundary)
+
+    first, second = prefix(x), prefix(x + 1)
+    found = [suffix(first)]
+    with pytest.raises(
+        BoundaryError, match=r"'buffer' of the model was None when its prefix ran.* Make the boundary again"
+    ):
+        suffix(second)
+    found.append(suffix(prefix(x + 1)))
+    with torch.no_grad():
+        whole = [twin(given).sum() if trains else twin(given) for given in (x, x + 1)]
+    assert all(map(torch.equal, found, whole))
+
+
+def test_a_buffer_that_is_filled_before_the_cut_stops_no_suffix() -> None:
+    model, twin = Net(fills).eval(), Net(fills).eval()
+    model.buffer = twin.buffer = None  # type: ignore[assignment]
+    x = torch.linspace(-1, 1, 12).view(3, 4)
+    split = prepare_split(model, (x,), split="90%")
+    boundaries = [split.run_prefix(given) for given in (x, x + 1)]
+    with torch.no_grad():
+        assert all(
+            torch.equal(split.run_suffix(b), twin(given)) for b, given in zip(boundaries, (x, x + 1), strict=True)
+        )

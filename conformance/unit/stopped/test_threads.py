@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ariadne import BoundaryPayload, prepare_split
+from ariadne import BoundaryPayload, SplitSpec, prepare_split
 from ariadne.errors import BoundaryError, FrontierError, UnsupportedError
 from ariadne.stopped.handed import Handed, look_for_all, registers
 
@@ -374,6 +374,38 @@ def test_the_smallest_numbers_are_zero_in_forward_where_they_are_in_its_caller()
         assert registers()[0]
     finally:
         torch.set_flush_denormal(False)
+
+
+class _Shuffles(nn.Module):
+    """Draws from torch's generator in training mode alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)[torch.randperm(len(x))] if self.training else self.first(x)
+        return self.last(h * random.random())
+
+
+def test_a_step_is_proved_on_the_numbers_of_training_while_another_thread_lives() -> None:
+    model, x, done = _Shuffles().eval(), torch.randn(6, 4), threading.Event()
+    other = threading.Thread(target=done.wait)
+    other.start()
+    try:
+        spec = SplitSpec("after:first", trainable=False)
+        split = prepare_split(model, (x,), split=spec, fallback="python")
+        model.train()
+        torch.manual_seed(0), random.seed(0)
+        model(x)
+        stood = torch.get_rng_state()
+        torch.manual_seed(0), random.seed(0)
+        boundary = split.run_training_prefix(x)
+        split.train_suffix(boundary, loss_fn=lambda out, _: out.sum())
+        assert torch.equal(torch.get_rng_state(), stood)
+    finally:
+        done.set()
+        other.join()
 
 
 def test_ops_of_forward_take_as_many_threads_as_those_of_its_caller() -> None:

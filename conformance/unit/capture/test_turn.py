@@ -1,0 +1,183 @@
+"""Who waits for a turn that never comes: threads that forward waits for, and processes that were forked within another's turn."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ariadne import prepare_split
+from ariadne.errors import UnsupportedError
+
+X = torch.ones(2, 4)
+PATIENCE = 20.0  # seconds; what is tested takes a tenth of one
+ASKED: SimpleQueue[bool] = SimpleQueue()
+ANSWERED: SimpleQueue[bool] = SimpleQueue()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def between(self, h: Tensor) -> Tensor:
+        return h
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.b(self.between(self.a(x)))
+        return found
+
+
+def prepares(**options: Any) -> Any:
+    return prepare_split(Net(), (X,), split="after:a", **options)
+
+
+def in_a_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert not thread.is_alive(), "it waits for the thread that waits for it"
+
+
+def noted(work: Callable[[], object]) -> object:
+    try:
+        return work()
+    except UnsupportedError as error:
+        return error
+
+
+@pytest.mark.parametrize("deep", [1, 2])
+@pytest.mark.parametrize("fallback", ["refuse", "python"])
+def test_a_thread_that_forward_starts_and_joins_does_not_wait_for_forwards_turn(deep: int, fallback: Any) -> None:
+    found: SimpleQueue[object] = SimpleQueue()
+
+    def deeper(left: int) -> None:
+        if left:
+            in_a_thread(lambda: deeper(left - 1))
+        else:
+            found.put(noted(lambda: prepares(fallback=fallback)))
+
+    class Joins(Net):
+        def between(self, h: Tensor) -> Tensor:
+            deeper(deep)
+            return h * random.random()
+
+    model = Joins()
+    split = prepare_split(model, (X,), split="after:a", fallback="python")
+    told = [found.get() for _ in range(found.qsize())]
+    refused = [str(one) for one in told if isinstance(one, UnsupportedError)]
+    assert refused
+    assert all("they would wait for each other" in one for one in refused)
+    assert len(refused) < len(told), "where forward is proved, no turn is taken"
+    with torch.no_grad():
+        random.seed(0)
+        whole = model(X)
+        random.seed(0)
+        assert torch.equal(split.run_suffix(split.run_prefix(X)), whole)
+    assert not any(isinstance(found.get(), UnsupportedError) for _ in range(found.qsize()))
+
+
+class ByRows(Net):
+    """As many ops as the batch has rows, so that each batch has a plan of its own."""
+
+    def between(self, h: Tensor) -> Tensor:
+        for _ in range(h.shape[0]):
+            h = torch.relu(h)
+        return h
+
+
+def test_a_python_split_that_forward_has_another_thread_call_may_not_wait_for_forwards_turn_either() -> None:
+    inner = prepare_split(ByRows(), (X,), split="after:a")
+    rows = [2]
+
+    class Calls(Net):
+        def between(self, h: Tensor) -> Tensor:
+            inner.run_prefix(torch.ones(rows[0], 4))
+            return h * random.random()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * 2
+
+    stopped = prepare_split(Calls(), (X,), split="after:b", fallback="python")
+    told: SimpleQueue[object] = SimpleQueue()
+    rows[0] = 3
+
+    class Outer(Net):
+        def between(self, h: Tensor) -> Tensor:
+            in_a_thread(lambda: told.put(noted(lambda: stopped.run_prefix(X))))
+            return h
+
+    prepare_split(Outer(), (X,), split="after:a")
+    assert any("they would wait for each other" in str(told.get()) for _ in range(told.qsize()))
+
+
+class Asks(Net):
+    def between(self, h: Tensor) -> Tensor:
+        ASKED.put(True)
+        ANSWERED.get(timeout=PATIENCE)
+        return h
+
+
+class AsksAndDraws(Asks):
+    def between(self, h: Tensor) -> Tensor:
+        return super().between(h) * random.random()
+
+
+def in_a_child(work: Callable[[], bool]) -> int:
+    """Whether `work` held in a process forked now: 0; 1 where it did not, -9 where it hung."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: there are other threads
+        pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            status = 0 if work() else 1
+        finally:
+            os._exit(status)
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+@pytest.mark.parametrize(("kind", "by"), [(Asks, "ariadne.capture"), (AsksAndDraws, "ariadne.stopped.calls")])
+def test_a_process_that_is_forked_while_another_thread_prepares_prepares_itself(kind: type[Asks], by: str) -> None:
+    called = nn.Module.__call__.__module__
+
+    def holds() -> bool:
+        split, x = prepares(), torch.randn(5, 4)
+        with torch.no_grad():
+            same = torch.equal(split.run_suffix(split.run_prefix(x)), split.model(x))
+        plain: Any = torch._ops.mode_stack_state_for_pre_dispatch  # type: ignore[attr-defined]
+        return same and nn.Module.__call__.__module__ == called and plain.__module__ == "torch._ops"
+
+    other = threading.Thread(
+        target=lambda: prepare_split(kind(), (X,), split="after:a", fallback="python"), daemon=True
+    )
+    other.start()
+    status = None
+    while other.is_alive():
+        ASKED.get(timeout=PATIENCE) if status is None else time.sleep(1e-3)
+        if status is None and nn.Module.__call__.__module__.startswith(by):
+            status = in_a_child(holds)
+        ANSWERED.put(True)
+    while not ANSWERED.empty():
+        ANSWERED.get()
+    while not ASKED.empty():
+        ASKED.get()
+    assert status == 0
