@@ -28,7 +28,7 @@ from ariadne.errors import (
     VerificationError,
     named,
 )
-from ariadne.guards import is_a, not_called
+from ariadne.guards import is_a, not_called, searched_once
 from ariadne.imports import imported
 from ariadne.plan import TracePlan, uses
 from ariadne.runtime import AT_FAULT, Settings, SplitRuntime, prove
@@ -183,7 +183,10 @@ class Recapture:
             capture, self.model, example, batch_symbol=symbol, batches=batches, grad=training, needed=True, like=like
         )
         try:
-            with capturing():  # what forward sets in context variables, it sets in none of the caller's
+            with (
+                capturing(),
+                searched_once(),
+            ):  # what forward sets in context variables, it sets in none of the caller's
                 return copy_context().run(captured)
         except CaptureError as error:
             raise type(error)(f"{error}. {_WAY_OUT_OF_A_CALL}") from error
@@ -255,7 +258,7 @@ def _prepare(
     not_called(model)  # of an earlier split's calls nothing stands in the model
     compiles = settings.mode == "compiled"  # in its own rounding: what it is made from is held against the model
     plain = replace(settings, mode="generated_eager", compile_options=None) if compiles else settings
-    with capturing():
+    with capturing(), searched_once():
         recapture, captures = captured_for(model, example, settings.spec, training)
         first = captures[-1] if len(captures) > 1 and not settings.spec.trainable else captures[0]
         plans = {c.plan: (frontiers(c.plan), c.baseline) for c in captures}

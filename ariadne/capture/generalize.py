@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,21 +29,7 @@ def disagreement(plan: TracePlan, seen: TracePlan) -> str | None:
     env: dict[str, Any] = {plan.batch_symbol: seen.traced_batch}
     names: dict[str, str] = {a: b for (_, a), (_, b) in zip(plan.inputs, seen.inputs, strict=True)}
 
-    def same(a: Any, b: Any) -> bool:
-        if isinstance(a, Ref):
-            if not isinstance(b, Ref):
-                return a.name in env and _same_number(env[a.name], b)
-            if a.name not in names and a.name in plan.values and a.name not in plan.definitions:
-                if not _same_source(plan, plan.values[a.name], seen, seen.values[b.name]):
-                    return False
-                names[a.name] = b.name
-            return names.get(a.name) == b.name
-        if isinstance(a, Expr):
-            return _same_number(a.evaluate(env), env.get(b.source) if isinstance(b, Expr) else b)
-        if type(a) is tuple and type(b) is tuple:
-            return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-        return _same_number(a, b)
-
+    same = partial(_same, plan, seen, env, names)
     rest = _ops(seen)
     at = 0
     for i, node in enumerate(plan.nodes):
@@ -82,6 +69,26 @@ def disagreement(plan: TracePlan, seen: TracePlan) -> str | None:
         if replace(left, atoms=(), needs=()) != replace(right, atoms=(), needs=()) or not same(left.atoms, right.atoms):
             return f"what forward assigns to {left.where} differs"
     return None if len(plan.stores) == len(seen.stores) else "what forward assigns to attributes differs"
+
+
+def _same(plan: TracePlan, seen: TracePlan, env: Mapping[str, Any], names: dict[str, str], a: Any, b: Any) -> bool:
+    """Whether an argument is the same in both plans; `names`: what their values are called, so far, `env`: what numbers are.
+
+    No function inside of another that calls itself: such keep what they see, here two plans, until garbage is collected.
+    """
+    if isinstance(a, Ref):
+        if not isinstance(b, Ref):
+            return a.name in env and _same_number(env[a.name], b)
+        if a.name not in names and a.name in plan.values and a.name not in plan.definitions:
+            if not _same_source(plan, plan.values[a.name], seen, seen.values[b.name]):
+                return False
+            names[a.name] = b.name
+        return names.get(a.name) == b.name
+    if isinstance(a, Expr):
+        return _same_number(a.evaluate(env), env.get(b.source) if isinstance(b, Expr) else b)
+    if type(a) is tuple and type(b) is tuple:
+        return len(a) == len(b) and all(_same(plan, seen, env, names, x, y) for x, y in zip(a, b, strict=True))
+    return _same_number(a, b)
 
 
 def evaluated(plan: TracePlan) -> TracePlan:

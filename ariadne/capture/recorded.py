@@ -90,7 +90,9 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
         if (me := id(self)) not in paths and not outsiders.knows(self):
             return value
         if name in listed.TABLES and not minds_its_own():
-            listed.note(recording, paths[me], name, value, partial(read, self))
+            listed.note(
+                recording, paths[me], name, value, partial(nn.Module.__getattribute__, self)
+            )  # this very function
         if name in listed.TABLES and paths[me] in strays:  # a list of parts may be gone through and not called
             recording.used.add(paths[me])
         if name not in BOOKKEEPING:

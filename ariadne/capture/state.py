@@ -116,7 +116,7 @@ class Snapshot:
             self._attributes.add(id(vars(t)))
             self._note(vars(t))
         self._held = {*self._seen}
-        self._variables: list[tuple[Any, tuple[str, ...], dict[str, Any]]] = []
+        self._variables: list[tuple[Any, Collection[str], dict[str, Any]]] = []
         self.note(others)
         for root in outside.roots:
             if root.names:
@@ -208,9 +208,9 @@ class Snapshot:
             return False
         return True
 
-    def note_variables(self, thing: Any, names: Iterable[str]) -> None:
+    def note_variables(self, thing: Any, names: Collection[str]) -> None:
         """Note the globals of these names in a dict, the attributes of a class, or what a cell holds."""
-        self._variables.append((thing, tuple(names), variables(thing, names)))
+        self._variables.append((thing, names, variables(thing, names)))
 
     def storages(self) -> set[int]:
         """What tells the memory of parameters and buffers, and of other tensors that dicts and lists hold, from that of others."""

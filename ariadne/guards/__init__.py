@@ -23,10 +23,12 @@ order::
     ties          which tensors in containers are which
     switches      settings of torch that forward asks for
     kinds         what abstract classes say is derived from them
+    instructions  the few in a function's code that tell what it loads and assigns outside of itself
     links         what one step of such a read leads to
     codes         the code that a function may run, as far as names lead
     around        what forward's own functions read outside of the model
     profiled      the block in which these functions are looked at as they start
+    searched      what a search through Python objects read, as it was
     roots         the variables and objects outside of a model that forward reaches
     effects       what forward puts into containers
     left          what a first call leaves, and what another one would have left
@@ -99,6 +101,7 @@ from ariadne.guards.profiled import surroundings
 from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.remembered import Memories
 from ariadne.guards.roots import Reached, outside_of
+from ariadne.guards.searched import searched_once
 from ariadne.guards.switches import SETTERS, SWITCHES, TORCH, Switched, caches_parametrizations, no_weights_cached
 from ariadne.guards.tensors import StateGuard, asks_sizes
 from ariadne.guards.told import told_of, without_content

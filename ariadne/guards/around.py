@@ -82,6 +82,7 @@ _CONTAINERS = (dict, list, set, frozenset, deque, tuple)
 _LARGE = 4096  # so many entries of a container are looked into
 _IDENTITY = (operator.is_, operator.is_not)
 _BY_NAME = (getattr, hasattr)
+_LOOKED_AT = (*_BY_NAME, *_IDENTITY)
 _BETWEEN = ("os", "collections.abc", "_collections_abc", "ariadne.capture.recorded")  # between who asks and what tells
 _LOGGERS = (logging.Logger.getEffectiveLevel.__code__, logging.Logger.isEnabledFor.__code__)
 _ENVIRONMENT: CodeType | None = getattr(getattr(type(os.environ), "__getitem__", None), "__code__", None)
@@ -199,6 +200,11 @@ class Surroundings:
         for chain in read.chains:
             for outside in self._read(chain, table, mine, outer, read, others):
                 add_to(self.found, outside)
+
+    @staticmethod
+    def asks(function: Any) -> bool:
+        """Whether a function of C's is one of those that `ask` looks at: few are, of thousands that are called."""
+        return switches.asked(function) is not None or function in _LOOKED_AT or function.__name__ == "get"
 
     def ask(self, function: Any, frame: FrameType) -> None:
         """Look at a call of a function of C's."""

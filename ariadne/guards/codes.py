@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dis
 from collections.abc import Iterable, Iterator
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -12,16 +11,13 @@ from torch import nn
 
 from ariadne.guards.attributes import is_a, is_memory, own_of
 from ariadne.guards.classes import own_dict
+from ariadne.guards.instructions import globals_in
 from ariadne.guards.links import is_known
 
 # Functions in all; entries of a container, and steps from a name, that are looked at.
 _MOST, _SHORT, _DEPTH = 5000, 256, 4
 _ALWAYS = frozenset({"__init__", "__call__", "__enter__", "__exit__"})  # of classes: these run without being named
 _OF_MODULES = frozenset({"forward", "__call__"})  # each module is asked by itself
-# What the names of steps end in that load, assign or delete a global, in any code.
-_GLOBAL = ("_GLOBAL", "_GLOBALS", "_NAME")
-# What leads to globals by their names as texts.
-_BY_TEXT = frozenset({"globals", "__globals__", "modules", "import_module", "__import__", "eval", "exec", "f_globals"})
 
 
 def codes_of(things: Iterable[tuple[Any, Any]]) -> Iterator[CodeType]:
@@ -77,19 +73,6 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if is_a(constant, CodeType):
             yield from _with_inner(constant)
-
-
-@lru_cache(maxsize=4096)
-def globals_in(code: CodeType) -> frozenset[str]:
-    """The names in a code that may mean its globals: those that it loads or assigns as such, not those of attributes alone.
-
-    Where it has the globals as a dict, or modules by their names, any name and any text in it may. Not those that no source can
-    hold, which tools put there: pytest puts `@pytest_ar` where it rewrites `assert`, from which a way leads to all that it knows.
-    """
-    found = {s.argval for s in dis.get_instructions(code) if s.opname.endswith(_GLOBAL)}
-    if not _BY_TEXT.isdisjoint(code.co_names):
-        found.update(code.co_names, (c for c in code.co_consts if isinstance(c, str)))
-    return frozenset(filter(str.isidentifier, found))
 
 
 def _meant(names: frozenset[str], own: frozenset[str], table: dict[str, Any], owner: Any) -> Iterator[tuple[Any, Any]]:

@@ -49,7 +49,7 @@ def surroundings(
         elif event == "c_call":
             if getattr(argument, "__self__", None) is shared:
                 found.drew.add("random")
-            if mine():
+            if found.asks(argument) and mine():
                 with aside():
                     found.ask(argument, frame)
 

@@ -5,13 +5,12 @@ What forward puts into them is found by looking at them before and after a run; 
 
 from __future__ import annotations
 
-import dis
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -32,32 +31,32 @@ from ariadne.guards.attributes import (
     kind_of,
 )
 from ariadne.guards.classes import own_dict
-from ariadne.guards.codes import around, globals_in, inside
+from ariadne.guards.codes import around, inside
+from ariadne.guards.instructions import all_globals_in, assigned_in, imported_in, names_in, words_in, written_in
 from ariadne.guards.links import absolute, is_known
+from ariadne.guards.searched import TENSORS_HOOKS, Read, found_again
 
 _DEEP = 4  # modules in modules are looked through so far
 _MOST = 1 << 15
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_TENSORS_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _CALLED = (FunctionType, MethodType, partial)
 _OF_A_THREAD = (threading.local, type(threading.RLock()), threading._RLock, threading.Condition)
 _ATTRIBUTED = (type, FunctionType)  # things that a function may assign attributes of
 _MEANING_A_CLASS = ("__class__", "type", "cls", "__func__")
 _CONTENTS = Attribute("cell_contents")
-_BY_NAME = frozenset({"modules", "import_module", "__import__"})
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
     """A variable, or an object, outside of the model: by `steps` from `thing` one comes to what it holds now.
 
-    With `names`, the variables of these names themselves, of a cell, of a class or among the globals in `thing`.
+    With `names`, the variables of these names themselves, of a cell, of a class (then a set) or among the globals in `thing`.
     """
 
     name: str
     thing: Any
     steps: tuple[Any, ...] = ()
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] | frozenset[str] = ()
 
     def now(self) -> Any:
         """What it holds now; `MISSING` where it holds nothing."""
@@ -87,14 +86,19 @@ def outside_of(modules: Mapping[str, nn.Module]) -> Reached:
 
     Its backward pass runs hooks of parameters, and functions of `autograd.Function`: theirs as well.
     """
-    search = _Search()
-    for module in modules.values():
-        search.of_module(module)
-    return search.all()
+
+    def search() -> tuple[Read, Reached]:
+        looking = _Search()
+        for module in modules.values():
+            looking.of_module(module)
+        return looking.read, looking.all()
+
+    return found_again(modules, search)
 
 
 class _Search:
     def __init__(self) -> None:
+        self.read = Read()  # whatever is looked into is noted here, before it is
         self.found: dict[tuple[int, tuple[Any, ...], bool], Root] = {}
         self.names: set[str] = set()
         self.seen: set[tuple[int, ...]] = set()
@@ -140,7 +144,7 @@ class _Search:
             names, table = self.written | self.declared.get(cls, set()), vars(cls)
             names -= {n for n in table.keys() & names if hasattr(table[n], "__get__")}
             if names:
-                self.keep(Root(cls.__name__, cls, (), tuple(sorted(names))))
+                self.keep(Root(cls.__name__, cls, (), frozenset(names)))
         for f in self.functions.values():
             if f.__name__ in self.assigning:
                 self.keep(Root(f"the attributes of {_called(f)}", f.__dict__))
@@ -170,6 +174,7 @@ class _Search:
     def inside(self, thing: Any, names: Collection[str], methods: bool = True) -> None:
         """Look at what stands under these names in a class or a function, and at the methods that run without being named."""
         table = own_dict(thing) if is_a(thing, type) else thing.__dict__
+        self.read.table(table)
         _, done = self.done.setdefault((id(thing), self.runs), (thing, set()))
         more = table.keys() & names
         if self.runs and is_a(thing, type) and methods:
@@ -197,6 +202,7 @@ class _Search:
             thing = applied or thing
             if is_a(thing, type):
                 if issubclass(thing, torch.autograd.Function) and thing not in self.declared:
+                    self.read.table(own_dict(thing))
                     self.declared[thing] = {n for n in vars(thing) if not n.startswith("__")}
                     for inner in vars(thing).values():
                         self.enter_all(inner)
@@ -213,11 +219,13 @@ class _Search:
                         self.of_module(module)
             elif id(thing) not in seen and not is_opaque(thing) and not is_array(thing):
                 seen.add(id(thing))
+                self.read.thing(thing)
                 self.meet_class(type(thing), names)
                 todo += set.__iter__(thing) if is_a(thing, set) else [inner for _, inner in held(thing)]
 
     def meet_class(self, cls: type, names: Collection[str]) -> None:
         """Look at what these names mean in a class, in its bases, and in the class that made it."""
+        self.read.thing(cls)
         for base in _family(cls):
             if self.runs:
                 self.classes[base] = None
@@ -226,11 +234,15 @@ class _Search:
 
     def of_module(self, module: nn.Module) -> None:
         self.modules[id(module)] = module
+        self.read.module(module)
         for table in _HOOKS:
             for hook in module.__dict__[table].values():
                 self.enter(hook)
         for tensor in module._parameters.values():
-            for table in _TENSORS_HOOKS if tensor is not None else ():
+            if tensor is None:
+                continue
+            self.read.thing(tensor)
+            for table in TENSORS_HOOKS:
                 for hook in (getattr(tensor, table, None) or {}).values():
                     self.enter(hook)
         kind: Any = type(module)
@@ -252,6 +264,7 @@ class _Search:
         for base in cls.__mro__[:-1]:
             if base.__module__.partition(".")[0] == "torch" or base is nn.Module:
                 continue
+            self.read.table(own_dict(base))
             self.classes[base] = None
             self.declared[base] = {n for n in vars(base) if not n.startswith("__")}
             self.opened[id(base)] = base
@@ -262,6 +275,7 @@ class _Search:
                 if is_a(thing, property):
                     thing = thing.fget
                 if is_a(thing, cached_property):
+                    self.read.thing(thing)
                     thing = thing.func
                 if is_a(thing, (FunctionType, partial)) or is_memory(thing):
                     self.todo.append((thing, False, base))
@@ -286,6 +300,7 @@ class _Search:
         if not self.is_new(thing):
             return
         if is_a(thing, partial):
+            self.read.thing(thing)
             self.enter(thing.func)
             name = f"an argument of {_called(thing.func)}"
             for value in (*thing.args, *thing.keywords.values()):
@@ -295,6 +310,7 @@ class _Search:
             self.consider(thing.__self__, Root(name, thing.__self__))
             self.enter(thing.__func__, thing.__self__ if is_a(thing.__self__, type) else type(thing.__self__))
         elif is_memory(thing):
+            self.read.thing(thing)
             if not is_known(getattr(thing.__wrapped__, "__globals__", {})):
                 self.memories[id(thing)] = thing
             self.enter(thing.__wrapped__, self.owner)
@@ -311,50 +327,60 @@ class _Search:
         if id(table) not in self.known:
             self.known[id(table)] = is_known(table), table
         at = (self.runs, id(f.__code__), id(table), *map(id, f.__closure__ or ()))
+        self.read.thing(f)
         if at in self.seen:
             return
         self.seen.add(at)
+        for cell in f.__closure__ or ():
+            self.read.thing(cell)
         if self.known[id(table)][0]:
             for inner in inside(f):  # what a decorator stands around
                 self.enter(inner, self.owner)
             return
+        self.read.table(table)
         self.functions[id(f)] = f
-        names = {*_names(f.__code__)}
-        named = names | _words(f.__code__) if "getattr" in names else names
+        names = {*names_in(f.__code__)}
+        named = names | words_in(f.__code__) if "getattr" in names else names
         if self.runs:
             self.spoken |= named
             if self.owner is not None:
                 self.own.setdefault(self.owner, set()).update(named)
             if f.__dict__:
                 self.opened[id(f)] = f
-            named = named.union(*(_names(g.__code__) for g in self.called_by(f, named)))
+            named = named.union(*(names_in(g.__code__) for g in self.called_by(f, named)))
         for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
             root = Root(f"the variable {name!r} of {_called(f)}", cell, (_CONTENTS,))
             self.consider(root.now(), root, named)
-            if name in _assigned(f.__code__)[0]:
+            if name in assigned_in(f.__code__)[0]:
                 self.keep(Root(root.name, cell, (), ("cell_contents",)))
         for value in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()):
             self.consider(value, Root(f"a default argument of {_called(f)}", value), named)
-        counted = sorted(_assigned(f.__code__)[1])
+        counted = sorted(assigned_in(f.__code__)[1])
         if counted:
             self.keep(Root(f"the globals of {f.__module__}", table, (), tuple(counted)))
-        for name in sorted(_globals(f.__code__) & table.keys()):
+        for name in sorted(all_globals_in(f.__code__) & table.keys()):
             self.consider(table[name], Root(f"the global {name!r}", table, (name,)), named)
-        for name in _imported(f.__code__):
-            module = sys.modules.get(absolute(name, table))
+        for name in imported_in(f.__code__):
+            module = self.read.imported(absolute(name, table))
             self.consider(module, Root(name, module), named)
         self.assigns(f, names)
 
     def called_by(self, f: FunctionType, names: Collection[str]) -> list[FunctionType]:
         """The functions that one has these names for, and that it may hand a class or an object to."""
-        own = [vars(cls)[name] for cls in _family(self.owner) for name in vars(cls).keys() & names]
+        for cls in (family := _family(self.owner)):
+            self.read.thing(cls)
+            self.read.table(own_dict(cls))
+        own = [vars(cls)[name] for cls in family for name in vars(cls).keys() & names]
         found = [*inside(f), *map(f.__globals__.get, f.__globals__.keys() & names), *own]
         found += [inner for thing in own for inner in around(thing)]
-        return [thing for thing in found if is_a(thing, FunctionType) and not is_known(thing.__globals__)]
+        called = [thing for thing in found if is_a(thing, FunctionType) and not is_known(thing.__globals__)]
+        for thing in called:
+            self.read.thing(thing)
+        return called
 
     def assigns(self, f: FunctionType, names: set[str]) -> None:
         """Take note of the attributes that a function with these names assigns, if they may be those of a class or a function."""
-        written = _written(f.__code__)
+        written = written_in(f.__code__)
         if not written:
             return
         variables = f.__code__.co_freevars
@@ -375,8 +401,11 @@ class _Search:
         self.tensors.update((id(t), t) for t in several if is_a(t, torch.Tensor))
         if is_a(value, nn.Module):
             self.parts.update((id(t), t) for t in (*value.parameters(), *value.buffers()))
+            for module in value.modules():
+                self.read.module(module)
         self.meet(value, names)
         if is_a(value, ModuleType) and not is_known(vars(value)):
+            self.read.table(vars(value))
             for name in sorted(vars(value).keys() & names) if deep < _DEEP else ():
                 at = Root(f"{value.__name__}.{name}", vars(value), (name,))
                 self.consider(vars(value)[name], at, names if is_a(at.now(), ModuleType) else (), deep + 1)
@@ -385,6 +414,8 @@ class _Search:
 
     def enter_all(self, thing: Any, owner: type | None = None) -> None:
         """The same of what stands in a class, be it a function, a property or a static method."""
+        if is_a(thing, cached_property):
+            self.read.thing(thing)
         for inner in [thing] if is_a(thing, (FunctionType, partial)) or is_memory(thing) else around(thing):
             self.enter(inner, owner)
 
@@ -415,7 +446,7 @@ def _names_of(cls: type) -> frozenset[str]:
     """The names in the functions of a class, but for torch's own."""
     own = (base for base in cls.__mro__[:-1] if base.__module__.partition(".")[0] != "torch")
     functions = (f for base in own for thing in vars(base).values() for f in (thing, *around(thing)))
-    return frozenset(name for f in functions if is_a(f, FunctionType) for name in _names(f.__code__))
+    return frozenset(name for f in functions if is_a(f, FunctionType) for name in names_in(f.__code__))
 
 
 def _family(cls: Any) -> tuple[type, ...]:
@@ -433,59 +464,6 @@ def _of_class(cls: Any, name: str, thing: Any) -> Root:
     """What stands in a class, or a function, under a name: by the name, so that another that is put there is found."""
     table, what = own_dict(cls) if is_a(cls, type) else cls.__dict__, f"{cls.__name__}.{name}"
     return Root(what, table, (name,)) if table.get(name) is thing else Root(what, thing)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """The names in a function's code, and in that of functions inside; not those that no source can hold, which tools put there."""
-    yield from filter(str.isidentifier, code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
-
-
-def _globals(code: CodeType) -> frozenset[str]:
-    """The names in a function's code, and in that of functions inside, that may mean its globals."""
-    return globals_in(code).union(*(_globals(c) for c in code.co_consts if isinstance(c, CodeType)))
-
-
-@lru_cache(maxsize=4096)
-def _written(code: CodeType) -> frozenset[str]:
-    """The names of the attributes that a function assigns, by `setattr` too; with those of functions inside."""
-    found = {s.argval for s in dis.get_instructions(code) if s.opname in ("STORE_ATTR", "DELETE_ATTR")}
-    if "setattr" in code.co_names:
-        found |= _words(code)
-    return frozenset(found.union(*(_written(c) for c in code.co_consts if isinstance(c, CodeType))))
-
-
-@lru_cache(maxsize=4096)
-def _imported(code: CodeType) -> tuple[str, ...]:
-    """The modules that a function imports or may ask for, named as `import_module` has them; with those of functions inside."""
-    found, level = list[str](), 0
-    for step in dis.get_instructions(code):
-        if step.opname.startswith("LOAD") and type(step.argval) is int:
-            level = step.argval
-        elif step.opname == "IMPORT_NAME":
-            found.append("." * level + step.argval)
-    if not _BY_NAME.isdisjoint(code.co_names):
-        found += (c for c in code.co_consts if isinstance(c, str) and c)
-    return (*found, *(name for c in code.co_consts if isinstance(c, CodeType) for name in _imported(c)))
-
-
-def _words(code: CodeType) -> set[str]:
-    return {c for c in code.co_consts if isinstance(c, str) and c.isidentifier()}
-
-
-@lru_cache(maxsize=4096)
-def _assigned(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """The variables of functions around, and the globals, that a function assigns; with those of functions inside."""
-    inner = [_assigned(c) for c in code.co_consts if isinstance(c, CodeType)]
-    steps = [(s.opname, s.argval) for s in dis.get_instructions(code)]
-    around = {name for kind, name in steps if kind == "STORE_DEREF"}.union(*(a for a, _ in inner))
-    counted = {name for kind, name in steps if kind in ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME")}
-    if "globals" in code.co_names:
-        counted |= _words(code)
-    counted = counted.union(*(b for _, b in inner))
-    return frozenset(around), frozenset(counted)
 
 
 def _called(f: Any) -> str:

@@ -156,7 +156,7 @@ class PythonState:
         ] = []  # where, a table of them, what stood under which name
         for root in reached_by(model).roots:
             if root.names:
-                was = dict.fromkeys(root.names, MISSING) | variables(root.thing, root.names)
+                was = dict.fromkeys(sorted(root.names), MISSING) | variables(root.thing, root.names)
                 self.variables.append((root.name, root.thing, was))
             else:
                 self.held.note(root.name, root.now())

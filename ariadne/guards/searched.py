@@ -1,0 +1,150 @@
+"""Searched: what a search through Python objects read, so that its result is known to hold as long as all of it stands.
+
+A model is looked through before each run of its forward, and after most of them everything stands as it stood.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from operator import is_
+from types import CellType, FunctionType, ModuleType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from ariadne.guards.attributes import MISSING, is_a, own_of, slot_of, slots_of
+from ariadne.guards.contents import contents_of
+
+Found = TypeVar("Found")
+TENSORS_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+class Read:
+    """What a search read: dicts, and what else may come to hold, or to be, something else."""
+
+    def __init__(self) -> None:
+        self._dicts: dict[int, dict[Any, Any]] = {}
+        self._things: dict[int, Any] = {}
+        self._modules: dict[str, ModuleType | None] = {}
+
+    def table(self, table: dict[Any, Any]) -> None:
+        """Take note of a dict."""
+        self._dicts[id(table)] = table
+
+    def thing(self, thing: Any) -> None:
+        """Take note of an object, a container, a class, a function, a cell or a tensor, with the dicts that it has of its own."""
+        if id(thing) in self._things:
+            return
+        self._things[id(thing)] = thing
+        tables = _state(thing) if is_a(thing, (FunctionType, torch.Tensor, partial)) else [thing]
+        for table in (*tables, None if is_a(thing, (type, torch.Tensor)) else own_of(thing)):
+            if is_a(table, dict):
+                self.table(table)
+
+    def module(self, module: nn.Module) -> None:
+        """Take note of a module, with its registries."""
+        self.thing(module)
+        for table in module.__dict__.values():
+            if is_a(table, dict):
+                self.table(table)
+
+    def imported(self, name: str) -> ModuleType | None:
+        """The module of this name, if it is there."""
+        found = self._modules[name] = sys.modules.get(name)
+        return found
+
+    def stood(self) -> Stood:
+        """All of it as it is now."""
+        return Stood([*self._dicts.values()], [*self._things.values()], self._modules)
+
+
+class Stood:
+    """What a search read, as it was."""
+
+    def __init__(
+        self, dicts: list[dict[Any, Any]], things: list[Any], modules: Mapping[str, ModuleType | None]
+    ) -> None:
+        self._dicts, self._things, self._modules = dicts, things, modules
+        # Most are registries of modules in which nothing is.
+        self._held = [*map(_copy, dicts)]
+        self._states = [*map(_state, things)]
+
+    def stands(self) -> bool:
+        """Whether each of these things still is what it was, and holds the same."""
+        return (
+            all(map(_holds_same, self._dicts, self._held))
+            and all(map(_same, map(_state, self._things), self._states))
+            and all(sys.modules.get(name) is module for name, module in self._modules.items())
+        )
+
+
+def _copy(table: dict[Any, Any]) -> dict[Any, Any]:
+    if not dict.__len__(table):
+        return _NOTHING
+    return table.copy() if type(table) is dict else dict(dict.items(table))  # one of the user's may give other things
+
+
+def _holds_same(table: dict[Any, Any], was: dict[Any, Any]) -> bool:
+    if not was:
+        return not dict.__len__(table)
+    same = dict.__len__(table) == len(was) and all(map(is_, dict.values(table), was.values()))
+    return same and all(map(is_, dict.keys(table), was))
+
+
+@contextmanager
+def searched_once() -> Iterator[None]:
+    """A block in which a search through the same modules is done again only once something that it read is otherwise."""
+    if _KEPT.get() is not None:
+        yield
+        return
+    kept: dict[tuple[int, ...], tuple[Any, Stood, Any]] = {}
+    token = _KEPT.set(kept)
+    try:
+        yield
+    finally:
+        kept.clear()  # a context that forward has copied holds it still
+        _KEPT.reset(token)
+
+
+def found_again(modules: Mapping[str, nn.Module], search: Callable[[], tuple[Read, Found]]) -> Found:
+    """What a search through these modules finds, or found before, if all that it read then stands."""
+    kept, key = _KEPT.get(), tuple(map(id, modules.values()))
+    if kept is not None and key in kept and kept[key][1].stands():
+        before: Found = kept[key][2]
+        return before
+    read, found = search()
+    if kept is not None:
+        kept[key] = modules, read.stood(), found
+    return found
+
+
+_KEPT: ContextVar[dict[tuple[int, ...], tuple[Any, Stood, Any]] | None] = ContextVar("kept", default=None)
+_HOLDING = (list, deque, set)
+_NOTHING: dict[Any, Any] = {}
+
+
+def _same(now: list[Any], was: list[Any]) -> bool:
+    return len(now) == len(was) and all(map(is_, now, was))
+
+
+def _state(thing: Any) -> list[Any]:
+    """What a thing is and holds beside dicts, by identity."""
+    kind = type(thing)
+    if kind is FunctionType:
+        return [thing.__code__, thing.__name__, thing.__defaults__, thing.__kwdefaults__]
+    if kind is CellType:
+        return [thing.cell_contents if thing != CellType() else MISSING]
+    if is_a(thing, type):
+        return [kind, thing.__mro__]
+    if is_a(thing, torch.Tensor):
+        return [getattr(thing, table, None) for table in TENSORS_HOOKS]
+    if is_a(thing, partial):
+        return [kind, thing.func, thing.args, thing.keywords]
+    held = contents_of(thing) if is_a(thing, _HOLDING) else ()
+    return [kind, *held, *(slot_of(thing, name) for name in slots_of(thing))]
