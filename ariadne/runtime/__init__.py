@@ -15,6 +15,7 @@ order::
     shared      what two plans share up to a question
     caught      errors of ops that forward itself may catch
     variant     a plan, cut, with its guards and segments
+    taken       what a boundary from elsewhere is held to
     alike       prefixes that do the same, so that the suffix of each path may follow
     proof       a variant held against the model before it serves
     plans       the plans of a split, and which of them serves a call

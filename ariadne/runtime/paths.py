@@ -17,7 +17,8 @@ from ariadne.runtime.alike import serves
 from ariadne.runtime.moved import Kept, Moves, Numbers, alike, numbers
 from ariadne.runtime.plans import Plans, has_done
 from ariadne.runtime.shared import Going, made_alike
-from ariadne.runtime.variant import Variant, check_values
+from ariadne.runtime.taken import check_values
+from ariadne.runtime.variant import Variant
 from ariadne.segment import Halted, halting
 
 _is_grad_enabled = torch._C.is_grad_enabled

@@ -17,8 +17,9 @@ from ariadne.forks import rlock
 from ariadne.guards import Baseline, as_before, explain, matched, state_types
 from ariadne.plan import TracePlan, sizes_at, sizes_in
 from ariadne.runtime.proof import prove
+from ariadne.runtime.taken import check_values, other_device
 from ariadne.runtime.training import NO_SLOTS, SideSlots
-from ariadne.runtime.variant import Nobody, Settings, Variant, check_values, keeps_sides, other_device
+from ariadne.runtime.variant import Nobody, Settings, Variant, keeps_sides
 
 if TYPE_CHECKING:
     from ariadne.compiled import SegmentReport
