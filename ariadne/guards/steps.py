@@ -136,6 +136,7 @@ _CLASSES = {("LOAD_GLOBAL", "type"), ("LOAD_GLOBAL", "isinstance"), ("ATTRIBUTE"
 _KINDS = {("LOAD_GLOBAL", "type"), ("LOAD_GLOBAL", "dir"), ("ATTRIBUTE", "__class__")}
 _NAMES = {("ATTRIBUTE", "__name__"), ("ATTRIBUTE", "__qualname__")}
 _STATIC = {("ATTRIBUTE", "__getattribute__"), ("ATTRIBUTE", "getattr_static"), ("LOAD_GLOBAL", "getattr_static")}
+_STATIC |= {("LOAD_SUPER_ATTR", "__getattribute__")}  # since Python 3.12
 _CLASSES |= {(kind, name) for kind in ("LOAD_GLOBAL", "ATTRIBUTE") for name in ("Parameter", "Buffer")}
 
 
@@ -156,7 +157,7 @@ def asks_which(steps: Sequence[Step]) -> Iterator[str]:
         yield "kinds"
     if not _NAMES.isdisjoint(steps_of):
         yield "names"
-    if not _STATIC.isdisjoint(steps_of):
+    if not _STATIC.isdisjoint(steps):
         yield "static"
     if not _CLASSES.isdisjoint(steps_of):
         yield "class"
