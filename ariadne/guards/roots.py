@@ -40,6 +40,7 @@ _DEEP = 4  # modules in modules are looked through so far
 _MOST = 1 << 15
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _CALLED = (FunctionType, MethodType, partial)
+_HOLDING_NOTHING = LEAVES - {type, FunctionType}
 _OF_A_THREAD = (threading.local, type(threading.RLock()), threading._RLock, threading.Condition)
 _ATTRIBUTED = (type, FunctionType)  # things that a function may assign attributes of
 _MEANING_A_CLASS = ("__class__", "type", "cls", "__func__")
@@ -124,7 +125,8 @@ class _Search:
         self.spoken = set[str]()  # all names in what runs: an object or a class may have been handed to any of it
         self.own: dict[type, set[str]] = {}  # those in the methods of a class that run
         self.opened: dict[int, Any] = {}  # the classes and functions that what runs meets
-        self.left = _MOST  # things that may be looked into for the classes in them
+        self.left = _MOST  # things that may be looked into for the classes in them, each counted once
+        self.counted: dict[int, Any] = {}
         self.done: dict[tuple[int, bool], tuple[Any, set[str]]] = {}  # the names that were looked at in each
         self.todo: list[
             tuple[Any, bool, type | None]
@@ -168,7 +170,7 @@ class _Search:
                 for base in (family := _family(thing)):
                     self.inside(base, {n for cls in family for n in self.own.get(cls, ())})
         for thing in () if self.todo else [*self.opened.values()]:
-            self.inside(thing, self.spoken, methods=False)
+            self.inside(thing, self.spoken)
         return bool(self.todo) or done < len(self.opened)
 
     def inside(self, thing: Any, names: Collection[str], methods: bool = True) -> None:
@@ -193,9 +195,8 @@ class _Search:
     def meet(self, value: Any, names: Collection[str] = ()) -> None:
         """Look at what these names mean in the classes in a value, and in all that it holds; of objects, in their own."""
         todo, seen = [value], set[int]()
-        while todo and self.left:
+        while todo:
             thing: Any = todo.pop()
-            self.left -= 1
             if is_ours(thing if is_a(thing, type) else type(thing)):
                 continue
             applied: Any = _applied(thing)
@@ -221,7 +222,12 @@ class _Search:
                 seen.add(id(thing))
                 self.read.thing(thing)
                 self.meet_class(type(thing), names)
-                todo += set.__iter__(thing) if is_a(thing, set) else [inner for _, inner in held(thing)]
+                if id(thing) not in self.counted and self.left:
+                    self.left -= 1
+                    self.counted[id(thing)] = thing
+                if id(thing) in self.counted:
+                    inner = set.__iter__(thing) if is_a(thing, set) else (inner for _, inner in held(thing))
+                    todo += (x for x in inner if type(x) not in _HOLDING_NOTHING)
 
     def meet_class(self, cls: type, names: Collection[str]) -> None:
         """Look at what these names mean in a class, in its bases, and in the class that made it."""
