@@ -100,7 +100,7 @@ class Snapshot:
         ]
         self.marks: list[
             tuple[torch.Tensor, dict[str, Any]]
-        ] = []  # the model's tensors, and what Python has set on them
+        ] = []  # the model's tensors, and those that variables outside of it hold, and what Python has set on them
         self._owners: dict[int, list[torch.Tensor]] = {}
         self._generators: list[tuple[Callable[[Any], Any], Any]] = []
         self._own_rng: list[tuple[Any, Callable[[], Any], Callable[[Any], Any], Any]] = []
@@ -109,13 +109,14 @@ class Snapshot:
         for module in (*self.modules.values(), *self.strays.values()):
             self._note(module.__dict__)
         tables = [old for _, old in self._dicts] + [dict(enumerate(was)) for _, was in self._lists]
-        for t in {id(v): v for table in tables for v in table.values() if is_a(v, torch.Tensor)}.values():
+        own = {id(v): v for table in tables for v in table.values() if is_a(v, torch.Tensor)}
+        for t in own.values():
             if t.layout is torch.strided and not t.is_meta:
                 self._owners.setdefault(t.untyped_storage()._cdata, []).append(t)
-            self.marks.append((t, dict(vars(t))))
-            self._attributes.add(id(vars(t)))
-            self._note(vars(t))
+            self._mark(t)
         self._held = {*self._seen}
+        for t in {id(t): t for t in (*outside.tensors, *outside.parts) if id(t) not in own}.values():
+            self._mark(t)
         self._variables: list[tuple[Any, Collection[str], dict[str, Any]]] = []
         self.note(others)
         for root in outside.roots:
@@ -123,6 +124,12 @@ class Snapshot:
                 self.note_variables(root.thing, root.names)
             elif (held := root.now()) is not MISSING:
                 self.note([held])
+
+    def _mark(self, t: torch.Tensor) -> None:
+        """Note what Python has set on a tensor."""
+        self.marks.append((t, dict(vars(t))))
+        self._attributes.add(id(vars(t)))
+        self._note(vars(t))
 
     def anew(self) -> Snapshot:
         """All that it covers as it is now."""
@@ -156,6 +163,10 @@ class Snapshot:
         self._seen.add(id(module))
         self._attributes.add(id(module.__dict__))
         self._note(module.__dict__)
+        known = {id(t) for t, _ in self.marks}
+        for t in (*module._parameters.values(), *module._buffers.values()):
+            if t is not None and id(t) not in known:
+                self._mark(t)
 
     def note(self, others: Iterable[Any]) -> None:
         """Note what others hold, which are not the model's."""
