@@ -51,6 +51,11 @@ def _moved(d: dict[Any, Any], old: dict[Any, Any]) -> bool:
     return dict.__len__(d) != len(old) or any(dict.get(d, k, d) is not v for k, v in old.items())
 
 
+def _reordered(d: dict[Any, Any], old: dict[Any, Any]) -> bool:
+    """Whether a dict that holds what it did has it in another order."""
+    return any(map(is_not, (OrderedDict if is_a(d, OrderedDict) else dict).__iter__(d), old))
+
+
 def _by_key(holder: Any, names: Iterable[str]) -> dict[Any, Any]:
     """What a container holds now, by key or position; of an object what these attributes are."""
     if is_a(holder, Slots):
@@ -192,7 +197,7 @@ class Snapshot:
             seen.add(id(value))
             own = own_of(value)
             if issubclass(kind, dict):
-                self._dicts.append((value, dict(dict.items(value))))
+                self._dicts.append((value, contents_of(value)))
             elif issubclass(kind, (list, deque)):
                 self._lists.append((value, contents_of(value)))
             elif issubclass(kind, set):
@@ -469,6 +474,8 @@ class Snapshot:
         """Put back what Python keeps: all of it, or `only` what this says of a container and a key of it."""
         for d, old in self._dicts:
             if not _moved(d, old):
+                if only is None and _reordered(d, old):
+                    refill(d, old)
                 continue
             if only is None or only(d):
                 refill(d, old)

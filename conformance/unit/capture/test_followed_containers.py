@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -448,3 +448,33 @@ def test_a_table_that_forward_can_not_fill_again_stays_where_it_is() -> None:
     model.left = torch.zeros(4)
     with torch.no_grad():
         assert difference(model(X), runtime.run_suffix(runtime.run_prefix(X))) is None
+
+
+def moved_to_the_end(m: Any, h: Tensor, g: Tensor) -> None:
+    m.order["first"] = len(h)
+    m.order.move_to_end("first")
+
+
+def moved_alone(m: Any, h: Tensor, g: Tensor) -> None:
+    m.order.move_to_end("first")
+
+
+def moved_where_it_stands(m: Any, h: Tensor, g: Tensor) -> None:
+    m.order.move_to_end("last")
+
+
+def taken_out_and_put(m: Any, h: Tensor, g: Tensor) -> None:
+    m.acts.pop("first", None)
+    m.acts["first"] = len(h)
+
+
+@pytest.mark.parametrize("keep", [moved_to_the_end, moved_alone, moved_where_it_stands, taken_out_and_put])
+def test_a_dict_whose_keys_come_to_stand_in_another_order_is_refused(keep: Callable[..., None]) -> None:
+    model: Any = Keeps(keep).eval()
+    model.order = OrderedDict(first=0, last=0)
+    model.acts.update(first=0, last=0)
+    with pytest.raises(
+        UnsupportedError, match=r"'(acts|order)' of the model, which comes to hold its keys in another order"
+    ):
+        prepare_split(model, (X,), split="after:a")
+    assert [*model.order] == [*model.acts] == ["first", "last"]
