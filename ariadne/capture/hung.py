@@ -1,4 +1,4 @@
-"""Hung: what forward sets on the model's own tensors, as `self.weight.last = h`. No plan does that.
+"""Hung: what forward sets on the model's own tensors, as `self.weight.last = h`, and on a teacher's. No plan does that.
 
 A plain value that it sets once, such as a flag, is a cache: a split may leave it out.
 """
@@ -17,7 +17,7 @@ Hung = dict[tuple[int, str], Any]
 
 
 def hung(snapshot: Snapshot) -> Hung:
-    """What stands on the model's tensors now and did not before, by the tensor's number and the attribute's name."""
+    """What stands on the tensors now and did not before, by the tensor's number and the attribute's name."""
     return {
         (i, name): vars(t).get(name, MISSING)
         for i, (t, was) in enumerate(snapshot.marks)
@@ -44,17 +44,16 @@ def refuse_hung_again(snapshot: Snapshot, first: Hung) -> None:
 
 def _refusal(snapshot: Snapshot, i: int, name: str) -> UnsupportedError:
     mine: torch.Tensor = snapshot.marks[i][0]
-    where = next(
-        (
-            f"{path}.{key}".lstrip(".")
-            for path, module in snapshot.modules.items()
-            for table in (module._parameters, module._buffers, module.__dict__)
-            for key, t in table.items()
-            if t is mine
-        ),
-        "a tensor of the model",
+    at = (
+        f"{path}.{key}".lstrip(".")
+        for path, module in (*snapshot.modules.items(), *snapshot.strays.items())
+        for table in (module._parameters, module._buffers, module.__dict__)
+        for key, t in table.items()
+        if t is mine
     )
+    name_of = next(at, "")
+    where = f"the tensor {name_of!r} of the model" if name_of else "a tensor that the model's code leads to"
     return UnsupportedError(
-        f"forward sets the attribute {name!r} on the tensor {where!r} of the model, which no plan does; keep it in an attribute of "
+        f"forward sets the attribute {name!r} on {where}, which no plan does; keep it in an attribute of "
         "the module, or in a buffer"
     )

@@ -153,6 +153,7 @@ def observe(
             found.output = model(*args, **kwargs)
         refuse_unrun(found.output)
         found.effects = containers.changes(snapshot.is_inside)
+        containers.refuse_ordering(found.names)
         settled = _refuse_python_state(found, snapshot, batch, effects)
         marked = refuse_hung(snapshot)
         _refuse_strides(found, leaves)

@@ -43,6 +43,19 @@ def _is_made_leaf(t: torch.Tensor) -> bool:
     )  # of a view that `no_grad` made, and wrote, torch tells nothing
 
 
+def _containers(value: Any) -> Iterator[Any]:
+    """The lists and dicts that a value is, or that it holds within others and in tuples."""
+    todo, seen = [value], set[int]()
+    while todo:
+        one = todo.pop()
+        if not is_a(one, (list, dict, tuple)) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if not is_a(one, tuple):
+            yield one
+        todo += dict.values(one) if is_a(one, dict) else one
+
+
 def _shown(leaf: torch.Tensor) -> str:
     return "a Parameter" if isinstance(leaf, Parameter) else "a tensor that requires grad (by requires_grad_())"
 
@@ -148,6 +161,11 @@ class Outcome:
                     f"forward assigns attribute {name!r} of {named(path)}, a module that stands in no registry; register it as a "
                     "submodule, or keep what it assigns in a buffer"
                 )
+            if self._is_returned(now):
+                raise UnsupportedError(
+                    f"forward returns the very list or dict that it leaves in attribute {name!r} of {named(path)}, of which a plan "
+                    "makes two: what is put into the one is not in the other. Return a copy, or leave a copy there (dict(found))"
+                )
             leaves, spec = tree.flatten(now)
             leaf = next(
                 (t for t in leaves if isinstance(t, torch.Tensor) and _is_made_leaf(t) and self._is_ops(t)), None
@@ -201,6 +219,15 @@ class Outcome:
         read = {id(t) for e in self.recorded.events for t in tensors_in(e.args)}
         return read - {*map(id, self.values.input_tensors)}
 
+    @cached_property
+    def _returned(self) -> set[int]:
+        """The lists and dicts that forward returns, by id."""
+        return {*map(id, _containers(self.recorded.output))}
+
+    def _is_returned(self, value: Any) -> bool:
+        """Whether forward returns this very list or dict, or one that it holds."""
+        return any(id(one) in self._returned for one in _containers(value))
+
     def _put(self, place: Place, change: Change, key: Any) -> Put:
         """What was put into a container at one key; or the error that says why no plan can put it there."""
         value = change.after[key]
@@ -212,6 +239,12 @@ class Outcome:
             )
         if not is_a(key, SIMPLE) and not lasts(key):
             return refused(place, key, f"under a key that is a {type(key).__name__}; use strings and numbers as keys")
+        if self._is_returned(value):
+            return refused(
+                place,
+                key,
+                "that it returns, too, a list or a dict, of which a plan makes two; return a copy, or put a copy there",
+            )
         if place.path in self.snapshot.strays:
             return refused(place, key, "of a module that stands in no registry; register it as a submodule")
         if not all(isinstance(leaf, (torch.Tensor, *SYMBOLIC, *CONSTANTS)) for leaf in leaves):

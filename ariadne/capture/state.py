@@ -51,6 +51,11 @@ def _moved(d: dict[Any, Any], old: dict[Any, Any]) -> bool:
     return dict.__len__(d) != len(old) or any(dict.get(d, k, d) is not v for k, v in old.items())
 
 
+def _reordered(d: dict[Any, Any], old: dict[Any, Any]) -> bool:
+    """Whether a dict that holds what it did has it in another order."""
+    return any(map(is_not, (OrderedDict if is_a(d, OrderedDict) else dict).__iter__(d), old))
+
+
 def _by_key(holder: Any, names: Iterable[str]) -> dict[Any, Any]:
     """What a container holds now, by key or position; of an object what these attributes are."""
     if is_a(holder, Slots):
@@ -100,7 +105,7 @@ class Snapshot:
         ]
         self.marks: list[
             tuple[torch.Tensor, dict[str, Any]]
-        ] = []  # the model's tensors, and what Python has set on them
+        ] = []  # the model's tensors, and those that variables outside of it hold, and what Python has set on them
         self._owners: dict[int, list[torch.Tensor]] = {}
         self._generators: list[tuple[Callable[[Any], Any], Any]] = []
         self._own_rng: list[tuple[Any, Callable[[], Any], Callable[[Any], Any], Any]] = []
@@ -109,13 +114,14 @@ class Snapshot:
         for module in (*self.modules.values(), *self.strays.values()):
             self._note(module.__dict__)
         tables = [old for _, old in self._dicts] + [dict(enumerate(was)) for _, was in self._lists]
-        for t in {id(v): v for table in tables for v in table.values() if is_a(v, torch.Tensor)}.values():
+        own = {id(v): v for table in tables for v in table.values() if is_a(v, torch.Tensor)}
+        for t in own.values():
             if t.layout is torch.strided and not t.is_meta:
                 self._owners.setdefault(t.untyped_storage()._cdata, []).append(t)
-            self.marks.append((t, dict(vars(t))))
-            self._attributes.add(id(vars(t)))
-            self._note(vars(t))
+            self._mark(t)
         self._held = {*self._seen}
+        for t in {id(t): t for t in (*outside.tensors, *outside.parts) if id(t) not in own}.values():
+            self._mark(t)
         self._variables: list[tuple[Any, Collection[str], dict[str, Any]]] = []
         self.note(others)
         for root in outside.roots:
@@ -123,6 +129,12 @@ class Snapshot:
                 self.note_variables(root.thing, root.names)
             elif (held := root.now()) is not MISSING:
                 self.note([held])
+
+    def _mark(self, t: torch.Tensor) -> None:
+        """Note what Python has set on a tensor."""
+        self.marks.append((t, dict(vars(t))))
+        self._attributes.add(id(vars(t)))
+        self._note(vars(t))
 
     def anew(self) -> Snapshot:
         """All that it covers as it is now."""
@@ -156,6 +168,10 @@ class Snapshot:
         self._seen.add(id(module))
         self._attributes.add(id(module.__dict__))
         self._note(module.__dict__)
+        known = {id(t) for t, _ in self.marks}
+        for t in (*module._parameters.values(), *module._buffers.values()):
+            if t is not None and id(t) not in known:
+                self._mark(t)
 
     def note(self, others: Iterable[Any]) -> None:
         """Note what others hold, which are not the model's."""
@@ -181,7 +197,7 @@ class Snapshot:
             seen.add(id(value))
             own = own_of(value)
             if issubclass(kind, dict):
-                self._dicts.append((value, dict(dict.items(value))))
+                self._dicts.append((value, contents_of(value)))
             elif issubclass(kind, (list, deque)):
                 self._lists.append((value, contents_of(value)))
             elif issubclass(kind, set):
@@ -458,6 +474,8 @@ class Snapshot:
         """Put back what Python keeps: all of it, or `only` what this says of a container and a key of it."""
         for d, old in self._dicts:
             if not _moved(d, old):
+                if only is None and _reordered(d, old):
+                    refill(d, old)
                 continue
             if only is None or only(d):
                 refill(d, old)

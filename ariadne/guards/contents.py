@@ -16,7 +16,7 @@ def contents_of(thing: Any) -> Any:
     """A plain copy of a dict, a set, a list or a deque: as a dict, a set or a list."""
     own = _own(thing)
     if issubclass(own, dict):
-        return dict(dict.items(thing))
+        return dict(own.items(thing))  # an OrderedDict's order is another one than that of the dict below it
     return set(set.__iter__(thing)) if own is set else [*own.__iter__(thing)]
 
 

@@ -7,7 +7,7 @@ second run in the state that the first one left: what changes there again is no 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,11 +34,13 @@ from ariadne.guards.attributes import (
     slots_of,
     variables,
 )
+from ariadne.guards.contents import contents_of
 from ariadne.guards.roots import Root
 from ariadne.plan import Store
 
 Put = tuple[tree.Spec, tuple[Any, ...]] | UnsupportedError  # a value as a plan holds it, or why none can
 
+_ORDER = "comes to hold its keys in another order, as by move_to_end, or where a key is taken out and put again"
 _DEEP = 8  # so many steps into what an attribute, an input or a variable holds
 
 
@@ -91,6 +93,14 @@ class Change:
     def gone(self) -> list[Any]:
         """The keys of a dict, or attributes of an object, that are no more."""
         return [k for k in self.before if k not in self.after] if self.kind in ("dict", "object") else []
+
+    def reordered(self) -> bool:
+        """Whether the keys of a dict stand otherwise than where new ones come to its end, and all others stay where they are."""
+        if self.kind != "dict" or is_a(self.thing, Root):
+            return False
+        at = {key: i for i, key in enumerate(self.before)}
+        places = [at.get(key, len(at)) for key in self.after]
+        return places != sorted(places)
 
     def added(self) -> int | None:
         """How many things were put at a list's end, if nothing else happened to it but that a full deque let go of its first."""
@@ -191,6 +201,15 @@ class Containers:
             for step, inner in held(value):
                 todo.append((Place(place.table, place.path, (*place.steps, step)), inner))
 
+    def refuse_ordering(self, names: Collection[str]) -> None:
+        """Raise `UnsupportedError` for an `OrderedDict` where code of these names may move keys of it.
+
+        In the call that is looked at, the key may have been the last one already.
+        """
+        for place, thing, _, _ in self._noted.values() if "move_to_end" in names else ():
+            if is_a(thing, OrderedDict):
+                raise refusal(place, _ORDER)
+
     def thing(self, place: Place) -> Any:
         """What stands at a place."""
         found = next(thing for at, thing, _, _ in self._noted.values() if at == place)
@@ -201,7 +220,10 @@ class Containers:
         return {place for key, (place, *_) in self._noted.items() if key in ids}
 
     def changes(self, inside: Callable[..., bool] = lambda thing, key: False) -> dict[Place, Change]:
-        """The containers that hold other things now; not those, or those keys, that are changed `inside` of an opaque part."""
+        """The containers that hold other things now; not those, or those keys, that are changed `inside` of an opaque part.
+
+        Raises `UnsupportedError` for a dict whose keys stand in another order, since a plan puts things where they stood.
+        """
         found = {}
         for place, thing, kind, was in self._noted.values():
             change = Change(kind, was, contents(thing, kind), thing.maxlen if is_a(thing, deque) else None, thing)
@@ -210,6 +232,8 @@ class Containers:
                     continue
             else:
                 change = _outside(change, thing, inside)
+            if change.reordered():
+                raise refusal(place, _ORDER)
             if kind == "set":
                 if change.before != change.after:
                     found[place] = change
@@ -233,7 +257,7 @@ def contents(value: Any, kind: str) -> Any:
     if is_a(value, Root):
         return variables(value.thing, value.names)
     if kind == "dict":
-        return dict(dict.items(value))
+        return contents_of(value)
     if kind == "list":
         return [*(list if is_a(value, list) else deque).__iter__(value)]
     if kind == "set":

@@ -57,7 +57,7 @@ def set_generators(states: dict[str, Any]) -> None:
             sys.modules["numpy"].random.set_state(state)
 
 
-class _Held:
+class Held:
     """Containers, objects and the like, as they are at one moment; of tensors without data, what crossed for them."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class PythonState:
 
     def __init__(self, model: nn.Module, laid: Laid | None = None) -> None:
         self._model, self._laid = weakref.ref(model), laid or Laid()  # what is known of a model must not keep it alive
-        self.held, self._thread = _Held(), threading.get_ident()
+        self.held, self._thread = Held(), threading.get_ident()
         self.generators = generators()
         self._tables = self._laid.tables(model)
         # Registries of hooks in which nothing is: most of all that a model holds.
@@ -239,7 +239,7 @@ class PythonState:
         hooks: list[tuple[str, Any, Any, Any]] = [("a hook", thing, {}, _copy(thing)) for thing in full]
         made = []
         for _, name, _, after in attributes:
-            made.append(_Held())
+            made.append(Held())
             made[-1].note(name, after)
         return Undoing(attributes, held + hooks, made, self, {(id(table), name) for table, name in self.registered()})
 
@@ -272,7 +272,7 @@ class Undoing:
 
     attributes: list[tuple[Any, str, Any, Any]]
     held: list[tuple[str, Any, Any, Any]]
-    made: list[_Held]  # what each of these attributes and variables holds
+    made: list[Held]  # what each of these attributes and variables holds
     since: PythonState  # the moment since which they were made
     registered: set[tuple[int, str]] = field(default_factory=set)  # tables of modules, and what came there or is gone
 

@@ -26,7 +26,7 @@ from ariadne.stopped.gate import Awaited
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import CONTAINERS, Before, Lost
 from ariadne.stopped.plain import Told, told_of
-from ariadne.stopped.python import MISSING, Place, PythonState, Undoing, fill_kept, set_generators
+from ariadne.stopped.python import MISSING, Held, Place, PythonState, Undoing, fill_kept, set_generators
 
 _ASTRAY = (
     "before the cut forward goes another way here than where the prefix ran ({}): what it follows differs, such as an attribute, a "
@@ -55,6 +55,7 @@ class Skipping(TorchFunctionMode):
             raise BoundaryError(_ASTRAY.format(f"the prefix writes {strange!r}, which this model has not"))
         self.stale = {id(self.state[name]): name for name in before.written}
         self.inputs = tree.map_leaves(self._input(), before.inputs)
+        self.held = Held()  # what the inputs' containers hold at the cut
 
     def _input(self) -> Callable[[Any], Any]:
         count = iter(range(1 << 30))
@@ -170,6 +171,7 @@ class Skipping(TorchFunctionMode):
             if isinstance(t, Ghost):
                 t.here = real
         standing.passed = True  # first: what is asked here of tensors is no call of forward's
+        self.held.note("inputs", self.inputs)
         inputs = [t for name, t in self.tensors.items() if name[0] == "input"]
         standing.watched = {
             id(t): (t, 0 if t.is_inference() else t._version)
@@ -282,6 +284,12 @@ def run_rest(
                 f"after the cut forward changes what {strange!r} holds, which the part before the cut made or changed; where "
                 "that part is skipped, there is another one. Set it anew after the cut, run the suffix in the process of the "
                 "prefix, once; or cut elsewhere"
+            )
+        elif skipping.held.changed() is not None:
+            skipping.standing.fail(
+                "after the cut forward changes what a list or a dict among its inputs holds; that one is the caller's, where the "
+                "prefix ran, and would stay as it was. Return the new state, run the suffix in the process of the prefix, once; or "
+                "cut elsewhere"
             )
     _end(start, undoing)
     args = kwargs = output = None

@@ -151,3 +151,29 @@ def test_a_model_that_refuses_other_numbers_is_prepared() -> None:
     x = torch.ones(2, 4)
     runtime = prepare_split(model, (x,), split=SplitSpec("50%", dynamic_batch=(2, 2)))
     assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
+
+
+class ReadsItsCount(nn.Module):
+    """Writes a tensor in place, and then takes all of it as plain numbers."""
+
+    def __init__(self, whole: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.whole, self.a, self.b = whole, nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("n", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        assert isinstance(self.n, torch.Tensor)
+        self.n += 1
+        return self.b(h * self.whole(self.n))
+
+
+@pytest.mark.parametrize("whole", [lambda n: n.tolist(), lambda n: float(n.numpy()), lambda n: float(f"{n}")])
+def test_a_tensor_that_was_written_is_taken_whole(whole: Callable[[torch.Tensor], Any]) -> None:
+    model, twin = ReadsItsCount(whole).eval(), ReadsItsCount(whole).eval()
+    runtime = prepare_split(model, (torch.randn(2, 4),), split=SplitSpec("50%", dynamic_batch=(1, 8)))
+    for batch in (3, 2, 3):
+        x = torch.randn(batch, 4)
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), twin(x))
+    assert torch.equal(model.n, twin.n)  # type: ignore[arg-type]

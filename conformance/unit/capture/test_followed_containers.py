@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -448,3 +448,77 @@ def test_a_table_that_forward_can_not_fill_again_stays_where_it_is() -> None:
     model.left = torch.zeros(4)
     with torch.no_grad():
         assert difference(model(X), runtime.run_suffix(runtime.run_prefix(X))) is None
+
+
+def moved_to_the_end(m: Any, h: Tensor, g: Tensor) -> None:
+    m.order["first"] = len(h)
+    m.order.move_to_end("first")
+
+
+def moved_alone(m: Any, h: Tensor, g: Tensor) -> None:
+    m.order.move_to_end("first")
+
+
+def moved_where_it_stands(m: Any, h: Tensor, g: Tensor) -> None:
+    m.order.move_to_end("last")
+
+
+def taken_out_and_put(m: Any, h: Tensor, g: Tensor) -> None:
+    m.acts.pop("first", None)
+    m.acts["first"] = len(h)
+
+
+@pytest.mark.parametrize("keep", [moved_to_the_end, moved_alone, moved_where_it_stands, taken_out_and_put])
+def test_a_dict_whose_keys_come_to_stand_in_another_order_is_refused(keep: Callable[..., None]) -> None:
+    model: Any = Keeps(keep).eval()
+    model.order = OrderedDict(first=0, last=0)
+    model.acts.update(first=0, last=0)
+    with pytest.raises(
+        UnsupportedError, match=r"'(acts|order)' of the model, which comes to hold its keys in another order"
+    ):
+        prepare_split(model, (X,), split="after:a")
+    assert [*model.order] == [*model.acts] == ["first", "last"]
+
+
+class Returns(Base):
+    """Leaves what it returns, as `leave` says: the very thing, or a copy of it."""
+
+    def __init__(self, leave: Callable[[Base, Any], None]) -> None:
+        super().__init__()
+        self.leave = leave
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x).relu()
+        found = {"h": h, "y": [self.c(h)]}
+        self.leave(self, found)
+        return found
+
+
+def left_whole(m: Any, found: Any) -> None:
+    m.left = found
+
+
+def left_in_part(m: Any, found: Any) -> None:
+    m.left = (found["h"], found["y"])
+
+
+def put_whole(m: Any, found: Any) -> None:
+    m.acts["found"] = found
+
+
+def left_as_a_copy(m: Any, found: Any) -> None:
+    m.left = {"h": found["h"], "y": [*found["y"]]}
+
+
+@pytest.mark.parametrize("leave", [left_whole, left_in_part, put_whole])
+def test_what_forward_keeps_and_returns_as_one_object_is_refused(leave: Callable[[Base, Any], None]) -> None:
+    with pytest.raises(UnsupportedError, match="of which a plan makes two"):
+        prepare_split(Returns(leave).eval(), (X,), split="after:a")
+
+
+def test_a_copy_of_what_it_returns_is_kept() -> None:
+    model = Returns(left_as_a_copy).eval()
+    runtime = prepare_split(model, (X,), split="after:a")
+    found = runtime.run_suffix(runtime.run_prefix(X))
+    assert difference(found, model.left) is None
+    assert found["y"] is not model.left["y"]

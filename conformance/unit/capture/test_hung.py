@@ -86,3 +86,25 @@ def test_a_flag_on_a_tensor_is_a_cache() -> None:
     with torch.no_grad():
         x = torch.randn(3, 4)
         assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
+
+
+_TEACHER = [nn.Linear(8, 8)]
+_TABLE = nn.Parameter(torch.zeros(1))
+
+
+def _on_a_teacher(m: Any, h: Tensor) -> Tensor:
+    _TEACHER[0].weight.last = h.detach().mean()  # type: ignore[assignment]
+    return h
+
+
+def _on_a_variable(m: Any, h: Tensor) -> Tensor:
+    _TABLE.last = h.detach().mean()  # type: ignore[attr-defined]
+    return h
+
+
+@pytest.mark.parametrize("body", [_on_a_teacher, _on_a_variable])
+def test_so_it_is_with_a_tensor_outside_of_the_model(body: Body) -> None:
+    with pytest.raises(UnsupportedError, match=r"sets the attribute 'last' on (a tensor that|the tensor '.outside of)"):
+        prepare_split(Net(body).eval(), (torch.randn(2, 4),), split="after:enter")
+    assert not vars(_TABLE)
+    assert not vars(_TEACHER[0].weight)

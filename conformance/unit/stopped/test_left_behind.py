@@ -220,6 +220,47 @@ def test_what_a_skipped_part_would_do_twice_or_elsewhere_is_named(kind: type[Net
     runtime.run_suffix(boundary)
 
 
+class PutsIntoItsDict(Net):
+    """A state that is handed in, as a cell's, and that is written where the inputs are large enough."""
+
+    def forward(self, x: Tensor, state: Any, only: float = -1e9) -> Any:
+        h = self.cut(self.first(x)) * random.random()
+        if x.sum() > only:
+            self.put(state, h)
+        return self.last(h)
+
+    def put(self, state: Any, h: Tensor) -> None:
+        state["h"] = h
+
+
+class AddsToItsInput(PutsIntoItsDict):
+    def put(self, state: Any, h: Tensor) -> None:
+        state["all"].append(h)
+
+
+@pytest.mark.parametrize("kind", [PutsIntoItsDict, AddsToItsInput])
+def test_what_is_put_into_a_container_among_the_inputs_after_the_cut_stays_in_the_process(kind: type[Net]) -> None:
+    def state() -> dict[str, Any]:
+        return {"h": X, "all": [X]}
+
+    spec = SplitSpec("after:cut", trainable=False, max_paths=1)
+    runtime = prepare_split(kind().eval(), (X, state()), split=spec, fallback="python")
+    assert isinstance(runtime, PythonSplit)
+    assert "changes what a list or a dict among its inputs holds" in runtime.stays
+    mine = state()
+    boundary = runtime.run_prefix(X, mine)
+    with pytest.raises(BoundaryError, match="no bytes can be made"):
+        boundary.to_bytes()
+    runtime.run_suffix(boundary)
+    assert mine["h"] is not X or len(mine["all"]) == 2
+    runtime = prepare_split(kind().eval(), (X, state(), 100.0), split=spec, fallback="python")
+    assert isinstance(runtime, PythonSplit)
+    assert runtime.stays == ""
+    runtime.run_suffix(sent(runtime.run_prefix(X, state(), 100.0)))
+    with pytest.raises(BoundaryError, match="changes what a list or a dict among its inputs holds"):
+        runtime.run_suffix(sent(runtime.run_prefix(X + 100, state(), 100.0)))
+
+
 def test_a_view_whose_memory_was_written_into_is_asked_no_sooner_than_in_the_model() -> None:
     model, twin = AsksAStaleView(), AsksAStaleView()
     runtime = split(model, trainable=True)
