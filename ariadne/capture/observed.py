@@ -34,6 +34,7 @@ from ariadne.capture.settled import Held, Key, refuse_change, settles
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
 from ariadne.capture.threads import refuse_elsewhere
+from ariadne.capture.unheard import refuse_unheard
 from ariadne.capture.values import state_tensors
 from ariadne.capture.written import Undone
 from ariadne.compare import difference
@@ -216,6 +217,7 @@ def observe(
             flags = set_in(found, snapshot.modules)
             besides = [change for change in found.changed if change[:2] not in flags]
             effects.kept = held.kept(besides, effects.assigned, bool(effects.known - effects.rules.keys())) | {*flags}
+            refuse_unheard(snapshot)
             found.flags = held.flags(besides, effects.assigned)
             # Of those that held nothing before, too, forward may ask anything.
             settled |= {key: change for key, change in held.holders.items() if change[0] is None} | flags
@@ -278,6 +280,7 @@ def _refuse_python_state(
     """Raise `UnsupportedError` for what no plan can follow; returns the attributes of which that is still to be found out."""
     settled: dict[Key, tuple[Any, Any]] = {}
     refuse_elsewhere(found)
+    refuse_unheard(snapshot)
     if found.disturbed:
         raise UnsupportedError(
             "another thread drew from torch's random generator while forward, which draws too, was captured: which numbers are "
