@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 from ariadne.guards import is_a, is_array
-
-
-def is_raw(value: Any) -> bool:
-    """Whether a value is such data."""
-    return is_a(value, (bytearray, array)) or is_array(value)
 
 
 def lender(view: memoryview) -> Any:

@@ -17,7 +17,7 @@ from torch import nn
 from ariadne.capture import generators
 from ariadne.capture.context import changed_variables
 from ariadne.capture.copies import Copy
-from ariadne.capture.raw import Raw, is_raw, lender
+from ariadne.capture.raw import Raw, lender
 from ariadne.guards import (
     LEAVES,
     MISSING,
@@ -30,6 +30,7 @@ from ariadne.guards import (
     held,
     is_a,
     is_opaque,
+    is_raw,
     lasts,
     outside_of,
     own_dict,
@@ -122,6 +123,7 @@ class Snapshot:
         self._held = {*self._seen}
         self._variables: list[tuple[Any, Collection[str], dict[str, Any]]] = []
         self.note(others)
+        self.note(root.now() for root in outside.moving)
         for root in outside.roots:
             if root.names:
                 self.note_variables(root.thing, root.names)

@@ -53,6 +53,6 @@ def _starts(snapshot: Snapshot) -> Iterator[tuple[Place, Any]]:
     for side, part in enumerate(snapshot.given):
         for step, value in held(part):
             yield Place("input", "", (side, step)), value
-    for root in snapshot.outside.roots:
+    for root in (*snapshot.outside.moving, *snapshot.outside.roots):
         if not root.names and (now := root.now()) is not MISSING:
             yield Place("outside", root.name, root.steps), now
