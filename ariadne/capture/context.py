@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import Context, ContextVar, copy_context
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from ariadne import tree
 from ariadne.guards import MISSING, lasts
 
 _OTHERS = frozenset({"torch", "ariadne"})
+_Given, _Found = ParamSpec("_Given"), TypeVar("_Found")
+
+
+def in_its_own_context(function: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
+    """The function, each call of which sets context variables for itself alone."""
+
+    @wraps(function)
+    def run(*args: _Given.args, **kwargs: _Given.kwargs) -> _Found:
+        return copy_context().run(function, *args, **kwargs)
+
+    return run
 
 
 def changed_variables(then: Context) -> Iterator[ContextVar[Any]]:

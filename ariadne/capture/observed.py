@@ -15,6 +15,7 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.capture.carried import carried
+from ariadne.capture.context import in_its_own_context
 from ariadne.capture.drawn import drawn_from, put_back
 from ariadne.capture.example import Evidence, Example, called
 from ariadne.capture.filled import left_by, made_of, made_of_inputs, reads_of
@@ -120,6 +121,7 @@ def with_stores(
     return check(replace(plan, stores=stores, objects={**plan.objects, **objects}))
 
 
+@in_its_own_context
 def observe(
     model: nn.Module,
     example: Example,

@@ -20,9 +20,9 @@ def refuse_unheard(snapshot: Snapshot) -> None:
     array = next(snapshot.changed_arrays(), None)
     if array is not None:
         raise UnsupportedError(
-            f"forward writes in place into {_words(snapshot, array)}, a {type(array).__module__}.{type(array).__qualname__}: no op of "
-            "torch does that, so a plan would leave it out. Keep such state in a buffer, and write it by torch's ops; if forward "
-            "does so when it runs first alone, run the model once, model(*example_inputs), and prepare then"
+            f"forward writes in place into {_words(snapshot, array)} ({_kind(array)}): no op of torch does that, so a plan would "
+            "leave it out. Keep such state in a buffer, and write it by torch's ops; if forward does so when it runs first alone, "
+            "run the model once, model(*example_inputs), and prepare then"
         )
     variable = next(snapshot.changed_context(), None)
     if variable is not None:
@@ -30,6 +30,11 @@ def refuse_unheard(snapshot: Snapshot) -> None:
             f"forward sets the context variable {variable.name!r}, which no plan does; return what it sets, or have forward put "
             "it back before it ends, by reset()"
         )
+
+
+def _kind(thing: Any) -> str:
+    cls = type(thing)
+    return f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
 
 
 def _words(snapshot: Snapshot, thing: Any) -> str:

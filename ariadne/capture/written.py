@@ -80,8 +80,8 @@ class _Lent:
         """Raise `UnsupportedError` where these are others now."""
         if not torch.equal(self.data, _data_of(self.tensor)):
             raise UnsupportedError(
-                f"forward writes into a tensor {list(self.tensor.shape)} through the array that .numpy() gave it in {self.where}: no "
-                "op of torch does that, so a plan would leave it out. Write into the tensor itself, or into a copy of the array"
+                f"forward writes into a tensor {list(self.tensor.shape)} through the array that .numpy() gave it in {self.where}: "
+                "no op of torch does that, so a plan would leave it out. Write into the tensor itself, or into a copy of the array"
             )
 
 

@@ -28,8 +28,8 @@ from ariadne.guards.attributes import (
     is_iterator,
     is_memory,
     is_opaque,
-    is_raw,
     is_ours,
+    is_raw,
     kind_of,
 )
 from ariadne.guards.classes import own_dict

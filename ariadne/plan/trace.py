@@ -144,7 +144,7 @@ class TraceNode:
         """Whether it is an op of torch's dispatcher with a kernel of its own for a key of it, as `AutocastCPU`."""
         space, _, rest = self.target.partition(".")
         name = f"{space}::{rest.removesuffix('.default')}"
-        return space != "python" and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+        return space not in ("python", "ariadne") and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 
 @dataclass(frozen=True, slots=True)

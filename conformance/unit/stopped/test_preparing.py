@@ -144,7 +144,9 @@ class Counts(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("make", [lambda: array.array("i", [0]), lambda: bytearray(1), lambda: memoryview(bytearray(1))])
+@pytest.mark.parametrize(
+    "make", [lambda: array.array("i", [0]), lambda: bytearray(1), lambda: memoryview(bytearray(1))]
+)
 def test_arrays_and_bytes_are_put_back(make: Callable[[], Any]) -> None:
     model, whole = Counts(make()), Counts(make())
     whole.load_state_dict(model.state_dict())
