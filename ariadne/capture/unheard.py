@@ -43,7 +43,8 @@ def _words(snapshot: Snapshot, thing: Any) -> str:
     while todo:
         place, value = todo.pop(0)
         if value is thing or (type(value) is memoryview and lender(value) is thing):
-            return replace(place, steps=place.steps[:-1]).words(*place.steps[-1:])
+            named_by_itself = place.table == "outside"
+            return place.words() if named_by_itself else replace(place, steps=place.steps[:-1]).words(*place.steps[-1:])
         if id(value) not in seen:
             seen.add(id(value))
             todo += [(Place(place.table, place.path, (*place.steps, step)), inner) for step, inner in held(value)]

@@ -106,7 +106,7 @@ def outside(m: Any, h: torch.Tensor) -> None:
         (in_bytes, r"'log'\['bytes'\] of the model \(bytearray\)"),
         (in_an_array, r"'log'\['array'\] of the model \(array.array\)"),
         (in_a_view, r"the attribute 'seen' of the model \(bytearray\)"),
-        (outside, "OUTSIDE"),
+        (outside, r"into the global 'OUTSIDE' \(numpy.ndarray\)"),
     ],
 )
 def test_so_it_is_in_containers_in_bytes_and_outside(way: Way, words: str) -> None:
@@ -121,6 +121,18 @@ def test_a_write_that_another_batch_alone_shows_is_refused() -> None:
     model = Notes(way)
     model.mean[0] = 2
     refused(way, "in place into the attribute 'mean'", model)
+
+
+def test_an_array_that_is_an_input_is_refused_too() -> None:
+    class Filled(Notes):
+        def forward(self, x: torch.Tensor, out: Any = None) -> torch.Tensor:
+            out[:] = x.sum().item()
+            return super().forward(x)
+
+    given = np.zeros(2)
+    with pytest.raises(UnsupportedError, match=r"in place into input 1 \(numpy.ndarray\)"):
+        prepare_split(Filled(lambda m, h: None), (X, given), split="after:a")
+    assert not given.any()
 
 
 def test_what_an_opaque_part_writes_is_its_own() -> None:
