@@ -7,6 +7,8 @@ against and a baseline of the model flow out. The model is left as found. The fi
     refusals      what a forward may not do while it is recorded
     generators    where the process's random generators stand
     copies        what a tensor holds, kept before it is written and put back after
+    raw           data that Python keeps as bytes
+    context       the context variables that stand otherwise than before
     state         what a forward may move, noted before it runs and put back after
     example       the inputs that a model is captured with, and what a capture gives
     flags         training flags that forward itself sets
@@ -22,6 +24,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     drawn         which random generators forward drew from, and no other thread
     reach         the containers that forward can put something into
     written       the data of what a forward writes, kept before it does
+    unheard       what forward changes by no op of torch
     history       what forward keeps from one call to the next
     recorder      the pre-dispatch ATen ops that a forward runs
     measured      what forward's Python asks of the sizes of tensors

@@ -15,6 +15,7 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.capture.carried import carried
+from ariadne.capture.context import in_its_own_context
 from ariadne.capture.drawn import drawn_from, put_back
 from ariadne.capture.example import Evidence, Example, called
 from ariadne.capture.filled import left_by, made_of, made_of_inputs, reads_of
@@ -34,6 +35,7 @@ from ariadne.capture.settled import Held, Key, refuse_change, settles
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
 from ariadne.capture.threads import refuse_elsewhere
+from ariadne.capture.unheard import refuse_unheard
 from ariadne.capture.values import state_tensors
 from ariadne.capture.written import Undone
 from ariadne.compare import difference
@@ -119,6 +121,7 @@ def with_stores(
     return check(replace(plan, stores=stores, objects={**plan.objects, **objects}))
 
 
+@in_its_own_context
 def observe(
     model: nn.Module,
     example: Example,
@@ -217,6 +220,7 @@ def observe(
             flags = set_in(found, snapshot.modules)
             besides = [change for change in found.changed if change[:2] not in flags]
             effects.kept = held.kept(besides, effects.assigned, bool(effects.known - effects.rules.keys())) | {*flags}
+            refuse_unheard(snapshot)
             found.flags = held.flags(besides, effects.assigned)
             # Of those that held nothing before, too, forward may ask anything.
             settled |= {key: change for key, change in held.holders.items() if change[0] is None} | flags
@@ -279,6 +283,7 @@ def _refuse_python_state(
     """Raise `UnsupportedError` for what no plan can follow; returns the attributes of which that is still to be found out."""
     settled: dict[Key, tuple[Any, Any]] = {}
     refuse_elsewhere(found)
+    refuse_unheard(snapshot)
     if found.disturbed:
         raise UnsupportedError(
             "another thread drew from torch's random generator while forward, which draws too, was captured: which numbers are "

@@ -437,6 +437,8 @@ def recording(
             if recorder.rerun:
                 with recorder.aside():
                     found.overtaken = repeated.overtaken(recorder.rerun, snapshot)
+            with recorder.aside():
+                recorder.writes.refuse_written()
             left = switches.between(recorder.settings, switches.settings())
             if left:
                 raise UnsupportedError(

@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from operator import is_not
 from types import CellType
 from typing import Any
@@ -14,7 +15,9 @@ import torch
 from torch import nn
 
 from ariadne.capture import generators
+from ariadne.capture.context import changed_variables
 from ariadne.capture.copies import Copy
+from ariadne.capture.raw import Raw, lender
 from ariadne.guards import (
     LEAVES,
     MISSING,
@@ -26,8 +29,8 @@ from ariadne.guards import (
     follow,
     held,
     is_a,
-    is_array,
     is_opaque,
+    is_raw,
     lasts,
     outside_of,
     own_dict,
@@ -86,13 +89,15 @@ class Snapshot:
         self.modules = dict(model.named_modules())
         outside = outside_of(self.modules) if outside is None else outside
         self._taken = model, others, outside
+        self.given, self.outside = others, outside
+        self._context = copy_context()
         self.inside: set[Spot] = set()  # what parts that are taken as they are changed by themselves
         self.draws_inside: set[str] = set()  # those of Python's own generators that one of them drew from
         self.memories = Memories(outside.memories)
         self.strays = strays(self.modules)
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._lists: list[tuple[Any, list[Any]]] = []  # and deques
-        self._arrays: list[tuple[Any, Any]] = []
+        self._arrays: list[Raw] = []
         self._slots: list[tuple[Slots, dict[str, Any]]] = []
         self._sets: list[tuple[set[Any], set[Any]]] = []
         self._saved: dict[int, Copy] = {}
@@ -124,6 +129,7 @@ class Snapshot:
             self._mark(t)
         self._variables: list[tuple[Any, Collection[str], dict[str, Any]]] = []
         self.note(others)
+        self.note(root.now() for root in outside.moving)
         for root in outside.roots:
             if root.names:
                 self.note_variables(root.thing, root.names)
@@ -153,7 +159,8 @@ class Snapshot:
                 found |= {(id(d), k) for k in keys} if by_key or id(d) in self._attributes else {(id(d), None)}
         found |= {(id(values), None) for values, was in self._lists if _changed(contents_of(values), was)}
         found |= {(id(s), None) for s, before in self._sets if set.__ne__(s, before)}
-        found |= {(id(array), None) for array, kept in self._arrays if array.tobytes() != kept.tobytes()}
+        found |= {(id(raw.thing), None) for raw in self._arrays if raw.moved()}
+        found |= {(id(variable), None) for variable in changed_variables(self._context)}
         for slots, names in self._slots:
             found |= {(id(slots.thing), n) for n, was in names.items() if slot_of(slots.thing, n) is not was}
         for thing, known, then in self._variables:
@@ -192,7 +199,11 @@ class Snapshot:
                     self._dicts.append((value, dict(value)))
                     todo += value.values()
                 continue
-            if self._draws(value) or id(value) in seen or is_opaque(value):
+            if kind is memoryview:
+                todo.append(lender(value))
+                continue
+            raw = is_raw(value)
+            if self._draws(value) or id(value) in seen or (not raw and is_opaque(value)):
                 continue
             seen.add(id(value))
             own = own_of(value)
@@ -202,8 +213,8 @@ class Snapshot:
                 self._lists.append((value, contents_of(value)))
             elif issubclass(kind, set):
                 self._sets.append((value, {*set.__iter__(value)}))
-            elif is_array(value):
-                self._arrays.append((value, value.copy()))
+            elif raw:
+                self._arrays.append(Raw(value))
             elif not issubclass(kind, (tuple, frozenset)):
                 slots = slots_of(value)
                 if slots:
@@ -365,9 +376,9 @@ class Snapshot:
         for s, before in self._sets:
             if set.__ne__(s, before) and not self.is_inside(s):
                 yield id(s), list(before), list(s)
-        for array, kept in self._arrays:
-            if array.tobytes() != kept.tobytes() and not self.is_inside(array):
-                yield id(array), kept.ravel().tolist(), array.ravel().tolist()
+        for raw in self._arrays:
+            if raw.moved() and not self.is_inside(raw.thing):
+                yield id(raw.thing), *raw.values()
         for slots, names in self._slots:
             moved = [
                 (was, now) for n, was in names.items()
@@ -375,6 +386,14 @@ class Snapshot:
             ]  # fmt: skip
             if moved:
                 yield id(slots.thing), [was for was, _ in moved], [now for _, now in moved]
+
+    def changed_arrays(self) -> Iterator[Any]:
+        """The arrays and bytearrays in which other data are now."""
+        return (raw.thing for raw in self._arrays if raw.moved() and not self.is_inside(raw.thing))
+
+    def changed_context(self) -> Iterator[ContextVar[Any]]:
+        """The context variables that stand otherwise now."""
+        return (variable for variable in changed_variables(self._context) if not self.is_inside(variable))
 
     def changed_classes(self) -> Iterator[int]:
         """The dicts of the classes of which an attribute stands for another now, by id."""
@@ -493,9 +512,9 @@ class Snapshot:
         for s, before in self._sets:
             if (only is None or only(s)) and set.__ne__(s, before):
                 refill(s, before)
-        for array, kept in self._arrays:
-            if (only is None or only(array)) and array.tobytes() != kept.tobytes():
-                array[...] = kept
+        for raw in self._arrays:
+            if (only is None or only(raw.thing)) and raw.moved():
+                raw.put_back()
         for slots, names in self._slots:
             for name, old_value in names.items():
                 if slot_of(slots.thing, name) is not old_value and (only is None or only(slots.thing, name)):

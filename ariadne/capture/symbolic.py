@@ -10,6 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ariadne import tree
+from ariadne.capture.context import in_its_own_context
 from ariadne.capture.drawn import drawn_from
 from ariadne.capture.example import Example, called
 from ariadne.capture.foreseen import forget_real
@@ -45,6 +46,7 @@ def above_1(batches: range) -> Batches:
     return Batches.of(range(max(2, batches.start), batches.stop))
 
 
+@in_its_own_context
 def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: range, grad: bool, effects: Effects,
              recordings: list[Recording] | None = None, over: Sequence[Size] = ()) -> TracePlan:  # fmt: skip
     """Run the forward on fake tensors whose batch is a symbol; the plan holds for batches that meet every guard.

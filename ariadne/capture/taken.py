@@ -19,7 +19,7 @@ def patch(recorder: Recorder, patches: Patches) -> None:
     """Note each tensor of which forward takes all data, with what these were."""
     mine = recorder.is_mine
 
-    def taken_out(name: str) -> Callable[..., Any]:
+    def taken_out(name: str, lends: bool = False) -> Callable[..., Any]:
         base = getattr(torch.Tensor, name)
 
         def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -30,6 +30,8 @@ def patch(recorder: Recorder, patches: Patches) -> None:
                 # A tensor from outside has data, though the run be on fake ones.
                 with nullcontext() if isinstance(self, FakeTensor) else unset_fake_temporarily():
                     seen = self.detach().clone()
+                    if lends and not isinstance(self, FakeTensor):
+                        recorder.writes.lend(self, recorder.where())
             recorder.add(WHOLE, (self, seen), None)
             return out
 
@@ -50,7 +52,8 @@ def patch(recorder: Recorder, patches: Patches) -> None:
 
         return method
 
-    for name in ("tolist", "numpy", "__array__"):
-        patches.set(torch.Tensor, name, taken_out(name))
+    patches.set(torch.Tensor, "tolist", taken_out("tolist"))
+    for name in ("numpy", "__array__"):
+        patches.set(torch.Tensor, name, taken_out(name, lends=True))
     for name in ("__repr__", "__format__"):
         patches.set(torch.Tensor, name, told(name))

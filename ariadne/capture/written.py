@@ -5,6 +5,7 @@ In runs that nobody records, too: in another state of Python, forward may write 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ariadne.capture.state import Snapshot
+from ariadne.errors import UnsupportedError
 from ariadne.plan import bind, storage_of, tensors_in, written_arguments
 
 
@@ -26,15 +28,35 @@ class Writes:
         self.snapshot = snapshot
         self._made = set[int]()
         self._kept = set[tuple[Any, ...]]()
+        self._lent: dict[int, _Lent] = {}  # by memory
+        self._rewritten: dict[int, _Lent] = {}  # those that an op writes at this moment
 
     def made(self, args: Any, out: Any) -> None:
         """An op was called with these, and gave that."""
         theirs = {storage_of(t) for t in tensors_in(args)}
         self._made |= {key for t in tensors_in(out) if (key := storage_of(t)) is not None and key not in theirs}
+        for lent in self._rewritten.values():
+            lent.data = _data_of(lent.tensor)
+        self._rewritten.clear()
+
+    def lend(self, t: torch.Tensor, where: str) -> None:
+        """Forward gets an array with a tensor's memory, into which it may write."""
+        memory = storage_of(t)
+        if memory is not None and t.device.type == "cpu":
+            self.keep(t)
+            self._lent.setdefault(memory, _Lent(t, where, _data_of(t)))
+
+    def refuse_written(self) -> None:
+        """Raise `UnsupportedError` where a tensor was written through its array."""
+        for lent in self._lent.values():
+            lent.refuse_written()
 
     def keep(self, t: torch.Tensor) -> None:
         """A tensor is about to be written."""
         memory = storage_of(t)
+        if memory is not None and memory in self._lent:
+            self._rewritten[memory] = self._lent[memory]
+            self._lent[memory].refuse_written()
         if memory in self._made:
             return
         self.snapshot.save_owners(t)
@@ -44,6 +66,30 @@ class Writes:
         if view not in self._kept:
             self._kept.add(view)
             self.snapshot.save(t)
+
+
+@dataclass
+class _Lent:
+    """A tensor of which forward has an array with the same memory: where it got that, and all bytes that are in the memory."""
+
+    tensor: torch.Tensor
+    where: str
+    data: torch.Tensor
+
+    def refuse_written(self) -> None:
+        """Raise `UnsupportedError` where these are others now."""
+        if not torch.equal(self.data, _data_of(self.tensor)):
+            raise UnsupportedError(
+                f"forward writes into a tensor {list(self.tensor.shape)} through the array that .numpy() gave it in {self.where}: "
+                "no op of torch does that, so a plan would leave it out. Write into the tensor itself, or into a copy of the array"
+            )
+
+
+def _data_of(t: torch.Tensor) -> torch.Tensor:
+    """A copy of the bytes of all memory that a tensor shows a part of."""
+    memory = torch._C.TensorBase.untyped_storage(t)
+    with torch.utils._python_dispatch._disable_current_modes():
+        return torch.empty(0, dtype=torch.uint8).set_(memory).clone()
 
 
 class Undone(TorchDispatchMode):

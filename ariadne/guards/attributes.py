@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import sysconfig
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
@@ -115,6 +116,16 @@ def is_array(value: Any) -> bool:
     """Whether a value is a numpy array, asked without numpy."""
     array: type | None = getattr(sys.modules.get("numpy"), "ndarray", None)
     return array is not None and issubclass(type(value), array)
+
+
+def is_raw(value: Any) -> bool:
+    """Whether a value is data that are written in place: an array of numpy's or of Python's own, or a bytearray."""
+    return is_a(value, (bytearray, array)) or is_array(value)
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether a value is an iterator of Python's own, as `iter` and `itertools` make: one that was asked stands elsewhere."""
+    return type(value).__module__ in ("builtins", "itertools") and hasattr(type(value), "__next__")
 
 
 def is_opaque(value: Any) -> bool:

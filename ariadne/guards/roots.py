@@ -25,9 +25,11 @@ from ariadne.guards.attributes import (
     held,
     is_a,
     is_array,
+    is_iterator,
     is_memory,
     is_opaque,
     is_ours,
+    is_raw,
     kind_of,
 )
 from ariadne.guards.classes import own_dict
@@ -72,7 +74,8 @@ class Reached:
     """What forward can reach outside of a model: `roots`, and the results that `functools.lru_cache` keeps for its functions.
 
     `tensors`: those that a variable, a class or a default holds; `parts`: those of modules that stand there. `of_threads`: where
-    things stand that are one thread's at a time, which are no roots: what threads keep for themselves, and locks.
+    things stand that are one thread's at a time, which are no roots: what threads keep for themselves, and locks. `moving`: where
+    arrays, bytes and iterators stand, which are none, for they hold nothing by name, and change by themselves.
     """
 
     roots: tuple[Root, ...] = ()
@@ -80,6 +83,7 @@ class Reached:
     tensors: tuple[torch.Tensor, ...] = ()
     parts: tuple[torch.Tensor, ...] = ()
     of_threads: tuple[Root, ...] = ()
+    moving: tuple[Root, ...] = ()
 
 
 def outside_of(modules: Mapping[str, nn.Module]) -> Reached:
@@ -113,6 +117,7 @@ class _Search:
         self.tensors: dict[int, torch.Tensor] = {}
         self.parts: dict[int, torch.Tensor] = {}
         self.of_threads: dict[tuple[int, tuple[Any, ...]], Root] = {}
+        self.moving: dict[tuple[int, tuple[Any, ...]], Root] = {}
         self.written: set[str] = (
             set()
         )  # names of attributes that functions assign, which may mean a class's or a function's
@@ -156,6 +161,7 @@ class _Search:
             tuple(self.tensors.values()),
             tuple(self.parts.values()),
             tuple(self.of_threads.values()),
+            tuple(self.moving.values()),
         )
 
     def opens(self) -> bool:
@@ -403,7 +409,9 @@ class _Search:
         value = _applied(value) or value
         if is_a(value, _OF_A_THREAD):
             self.of_threads.setdefault((id(root.thing), root.steps), root)
-        several = value if is_a(value, tuple) else (value,)
+        several = tuple.__getitem__(value, slice(None)) if is_a(value, tuple) else (value,)
+        if any(is_raw(v) or is_a(v, memoryview) or is_iterator(v) for v in several):
+            self.moving.setdefault((id(root.thing), root.steps), root)
         self.tensors.update((id(t), t) for t in several if is_a(t, torch.Tensor))
         if is_a(value, nn.Module):
             self.parts.update((id(t), t) for t in (*value.parameters(), *value.buffers()))

@@ -8,6 +8,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count, repeat
+from operator import length_hint
 from types import GeneratorType
 from typing import Any, Protocol
 
@@ -18,11 +20,11 @@ from ariadne import tree
 from ariadne.capture import ALL, NUMPY, PYTHON, TORCH, Example, Names, Snapshot, calls_class
 from ariadne.compare import difference
 from ariadne.errors import AriadneError, UnsupportedError, VerificationError, named
-from ariadne.guards import BOOKKEEPING, is_a, no_weights_cached, simple
+from ariadne.guards import BOOKKEEPING, is_a, is_iterator, no_weights_cached, simple
 from ariadne.stopped.calls import Measured, measure
 from ariadne.stopped.forward import is_forwards
 from ariadne.stopped.handed import NewlyFound, put_back
-from ariadne.stopped.python import PythonState
+from ariadne.stopped.python import PythonState, reached_by
 
 _MORE = 4  # proofs at most that end since something was found which had been unknown
 
@@ -33,18 +35,19 @@ def isolated(
     """What `run` gives on fresh inputs like the example; the model is left as found, and so are the random generators that forward
     `drew` from: of others, another thread would get its numbers twice. Where there is no other, all are put back.
 
-    Raises `UnsupportedError` where it moves on a generator of Python's that the model holds: that can't be put back.
+    Raises `UnsupportedError` where it moves on a generator of Python's, or another iterator, that the model holds or forward's
+    functions reach: that can't be put back.
     """
     snapshot, names = Snapshot(model), counted(drew)  # a forward that waits is a thread, too
     snapshot.save_all()
-    stood = {where: _at(one) for where, one in _generators(model)}
+    stood = {where: (one, _at(one)) for where, one in _iterators(model)}
     args, kwargs = tree.unflatten(example.resized(batch or example.batch), example.spec)
     try:
         with put_back(PythonState(model).held.locals), no_weights_cached(), torch.set_grad_enabled(grad):
             found = contextvars.copy_context().run(run, *args, **kwargs)
-        if moved := next((where for where, one in _generators(model) if stood.get(where) != _at(one)), None):
+        if moved := next((where for where, (one, at) in stood.items() if at != _at(one)), None):
             raise UnsupportedError(
-                f"forward moves on the Python generator {moved}, which nothing can put back: what preparing took from it, calls "
+                f"forward moves on {moved}, which nothing can put back: what preparing took from it, calls "
                 "miss. Keep such state in a buffer or in plain attributes, and prepare with a model made anew"
             )
         return found
@@ -57,18 +60,35 @@ def counted(drew: Names) -> Names:
     return ALL if threading.active_count() == 1 else drew
 
 
-def _generators(model: nn.Module) -> Iterator[tuple[str, GeneratorType[Any, Any, Any]]]:
-    """The generators of Python's in a model's attributes, and in containers there; with words for where."""
+def _iterators(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The generators and iterators of Python's in a model's attributes, in what its functions reach, and in containers there; with
+    words for which."""
     for path, module in model.named_modules():
         for name, value in module.__dict__.items():
             if name not in BOOKKEEPING:
-                yield from ((f"{name!r} of {named(path)}", v) for v in tree.leaves(value) if is_a(v, GeneratorType))
+                yield from ((f"{_kind(v)} {name!r} of {named(path)}", v) for v in tree.leaves(value) if is_iterator(v))
+    for root in (*(reached := reached_by(model)).moving, *reached.roots):
+        if not root.names:
+            yield from ((f"{_kind(v)} {root.name}", v) for v in tree.leaves(root.now()) if is_iterator(v))
 
 
-def _at(generator: GeneratorType[Any, Any, Any]) -> Any:
-    """Where a generator stands, and what its variables are, by id."""
-    frame = generator.gi_frame
-    return frame and (id(generator), frame.f_lasti, [(k, id(v)) for k, v in frame.f_locals.items()])
+def _kind(iterator: Any) -> str:
+    return "the Python generator" if is_a(iterator, GeneratorType) else f"the {type(iterator).__name__} in"
+
+
+def _at(one: Any) -> Any:
+    """Where a generator stands, and what its variables are, by id; where another iterator stands, as far as it tells."""
+    if is_a(one, GeneratorType):
+        frame = one.gi_frame
+        return frame and (frame.f_lasti, [(k, id(v)) for k, v in frame.f_locals.items()])
+    if is_a(one, (count, repeat)):
+        return repr(one)
+    left = length_hint(one, -1)
+    try:
+        parts = [] if left >= 0 else one.__reduce__()[1:]
+    except TypeError:  # those of `itertools` tell nothing from Python 3.14 on
+        return left
+    return left, [_at(v) if is_iterator(v) else repr(v) if simple(v) else id(v) for v in tree.leaves(parts)]
 
 
 def in_its_thread(model: nn.Module, example: Example, trains: bool, drew: Names, prove: Callable[[], None]) -> None:

@@ -1,8 +1,11 @@
 """A Python split is measured and proven under the modes that it is prepared in, and that its forward can run in."""
 
+import array
 import copy
+import itertools
 import random
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -126,3 +129,74 @@ class Delayed(nn.Module):
 def test_a_python_generator_that_forward_moves_on_is_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"moves on the Python generator 'line'.*made anew"):
         prepare_split(Delayed().eval(), (X,), split="after:a", fallback="python")
+
+
+class Counts(nn.Module):
+    """Two layers; from its fourth call on what lies between them is halved, by a count that is no plain attribute."""
+
+    def __init__(self, count: Any) -> None:
+        super().__init__()
+        self.a, self.b, self.held = nn.Linear(4, 8), nn.Linear(8, 2), [count]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.held[0][0] += 1
+        y: torch.Tensor = self.b(self.a(x) * (0.5 if self.held[0][0] > 3 else 1.0))
+        return y
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: array.array("i", [0]), lambda: bytearray(1), lambda: memoryview(bytearray(1))]
+)
+def test_arrays_and_bytes_are_put_back(make: Callable[[], Any]) -> None:
+    model, whole = Counts(make()), Counts(make())
+    whole.load_state_dict(model.state_dict())
+    runtime = prepare_split(model, (X,), split="after:a", fallback="python")
+    assert model.held[0][0] == 0
+    for _ in range(5):
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(X)), whole(X))
+
+
+FOUND, NUMBERS = bytearray(1), itertools.count()
+
+
+class Rings(nn.Module):
+    """Two layers; `takes` says which row of a tensor outside is written."""
+
+    def __init__(self, takes: Callable[[], int], rows: torch.Tensor) -> None:
+        super().__init__()
+        self.a, self.b, self.takes, self.rows = nn.Linear(4, 8), nn.Linear(8, 2), takes, [rows]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        self.rows[0][self.takes()] += 1
+        y: torch.Tensor = self.b(h)
+        return y
+
+
+def from_bytes() -> int:
+    FOUND[0] += 1
+    return FOUND[0] - 1
+
+
+def test_bytes_outside_are_put_back() -> None:
+    model = Rings(from_bytes, torch.zeros(4))
+    runtime = prepare_split(model, (X,), split="after:a", fallback="python")
+    runtime.run_suffix(runtime.run_prefix(X))
+    assert model.rows[0].tolist() == [1, 0, 0, 0]
+
+
+def rings_of(iterator: Iterator[int]) -> Callable[[], int]:
+    return lambda: next(iterator)
+
+
+@pytest.mark.parametrize(
+    ("takes", "words"),
+    [
+        (lambda: next(NUMBERS), "the count in the global 'NUMBERS'"),
+        (rings_of(iter([*range(4)] * 20)), "the list_iterator in the variable 'iterator'"),
+        (rings_of(map(int, [*range(4)] * 20)), "the map in the variable 'iterator'"),
+    ],
+)
+def test_an_iterator_outside_that_is_moved_on_is_refused(takes: Callable[[], int], words: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"forward moves on {words}"):
+        prepare_split(Rings(takes, torch.zeros(4)), (X,), split="after:a", fallback="python")
