@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import CellType, FunctionType
-from typing import Any
+from typing import Any, cast
 
 from ariadne import tree
 from ariadne.compare import difference
@@ -72,8 +72,8 @@ def refuse_asked(
         return
     before = [contents_of(one.thing) for one in grown]
     with ExitStack() as stack:
-        stack.callback(lambda: [refill(one.thing, was) for one, was in zip(grown, before, strict=True)])
-        for one in grown:
+        for one, was in zip(grown, before, strict=True):
+            stack.callback(refill, one.thing, was)
             refill(one.thing, _padded(one.thing))
         padded = [contents_of(one.thing) for one in grown]
         others = stack.enter_context(_in_place(grown))
@@ -112,9 +112,9 @@ def _grown(containers: Containers, rules: Mapping[Place, Rule], larger: Collecti
 def _grew(one: _Grown, was: Any, now: Any) -> bool:
     """Whether it holds what it held, and at its end as many more as a rule says."""
     if is_a(was, dict):
-        return was.keys() <= now.keys()
+        return bool(was.keys() <= now.keys())
     added = Change("list", was, now, one.thing.maxlen if is_a(one.thing, deque) else None).added()
-    return added is not None and one.count in (None, added)
+    return bool(added is not None and one.count in (None, added))
 
 
 def _padded(thing: Any) -> Any:
@@ -204,17 +204,17 @@ class _Given:
         return self.function.args if type(self.function) is partial else self.function.__defaults__
 
     def __setitem__(self, at: int, value: Any) -> None:
-        f, now = self.function, self.now()
+        now, f = self.now(), self.function
         given = (*now[:at], value, *now[at + 1 :])
         if type(f) is partial:
-            f.__setstate__((f.func, given, f.keywords, vars(f)))
+            cast("Any", f).__setstate__((f.func, given, f.keywords, vars(f)))
         else:
             f.__defaults__ = given
 
 
 def _noting(one: _Grown) -> Any:
     """A container of a class derived from this one's, with the same in it; itself where none can be derived, or none be made."""
-    cls = type(one.thing)
+    cls: Any = type(one.thing)
     start = len(contents_of(one.thing))
 
     def noting(name: str, what: str) -> Callable[..., Any]:
@@ -234,7 +234,8 @@ def _noting(one: _Grown) -> Any:
         asks.update(dict.fromkeys(_OF_LISTS, "takes out, or moves, what stands in it"))
     methods = {name: noting(name, what) for name, what in asks.items()}
     try:
-        derived = type(cls)(cls.__name__, (cls,), {**methods, "__hash__": cls.__hash__})
+        made: Any = type(cls)
+        derived = made(cls.__name__, (cls,), {**methods, "__hash__": cls.__hash__})
         other = derived.__new__(derived)
         if is_a(other, deque):
             deque.__init__(other, (), one.thing.maxlen)
