@@ -26,6 +26,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     written       the data of what a forward writes, kept before it does
     unheard       what forward changes by no op of torch
     history       what forward keeps from one call to the next
+    grown         containers that forward puts more into at each call, and asks as well
     recorder      the pre-dispatch ATen ops that a forward runs
     measured      what forward's Python asks of the sizes of tensors
     parts         parts that `ariadne.opaque` was told of, each call one op

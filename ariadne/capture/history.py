@@ -35,13 +35,15 @@ class History:
     """Runs after a first one: on other inputs, at its own batch and another, which gave `later`; and on the first one's again.
 
     `moved`: something in Python is otherwise after them than before the first one. `renewed`: the keys of containers at which both
-    put something, with the slots as they were in between; `assigned`: attributes of modules that both changed.
+    put something, with the slots as they were in between; `assigned`: attributes of modules that both changed. `larger`: the dicts
+    that got more keys at the other batch.
     """
 
     later: dict[int, Any] = field(default_factory=dict)
     moved: bool = False
     renewed: dict[tuple[Place, Any], Slot] = field(default_factory=dict)
     assigned: frozenset[tuple[str, str]] = frozenset()
+    larger: frozenset[Place] = frozenset()
 
 
 def another(batch: int, batches: range) -> int:
@@ -114,7 +116,10 @@ def lived(
     if batch not in later:
         snapshot.again(drew)
         later[batch] = gives(model, example.turned(), batch, grad, drew, snapshot)
-    return History(later, True, renewed, assigned & assigned_again)
+    larger = {
+        place for place, change in puts.items() if change.kind == "dict" and len(change.after) > len(change.before)
+    }
+    return History(later, True, renewed, assigned & assigned_again, frozenset(larger))
 
 
 @contextmanager

@@ -21,7 +21,8 @@ from ariadne.capture.example import Evidence, Example, called
 from ariadne.capture.filled import left_by, made_of, made_of_inputs, reads_of
 from ariadne.capture.flags import set_in
 from ariadne.capture.generalize import SIZE
-from ariadne.capture.history import History, alike, lived
+from ariadne.capture.grown import refuse_asked
+from ariadne.capture.history import History, alike, gives, lived
 from ariadne.capture.hung import refuse_hung, refuse_hung_again
 from ariadne.capture.identity import watching
 from ariadne.capture.lower import Lowering
@@ -224,6 +225,12 @@ def observe(
             found.flags = held.flags(besides, effects.assigned)
             # Of those that held nothing before, too, forward may ask anything.
             settled |= {key: change for key, change in held.holders.items() if change[0] is None} | flags
+
+            def once_more(drew: frozenset[str] = frozenset(found.drew)) -> Any:
+                snapshot.again(drew)
+                return gives(model, example, batch, grad, (), snapshot)
+
+            refuse_asked(once_more, output, containers, effects.rules, history.larger)
         refuse_repeated(found, unpruned, snapshot, effects.rules, containers)
         unpruned = with_stores(unpruned, effects, changes, put, reach)
         found.made_of = made_of(slots, unpruned, effects)
