@@ -17,7 +17,7 @@ from ariadne import tree
 from ariadne.errors import BatchError, InputError, ModuleError, named
 from ariadne.guards import switches
 from ariadne.guards.at_once import Calm, at_once, changed_since
-from ariadne.guards.attributes import Attribute, follow, lasts, own_of
+from ariadne.guards.attributes import Attribute, Slots, follow, lasts, own_of
 from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, table_of
 from ariadne.guards.bound import matched, once_more
 from ariadne.guards.classes import Lookup
@@ -296,6 +296,12 @@ def explain(
         )
 
 
+def _at(module: nn.Module, keys: tuple[Any, ...], table: Any) -> tuple[int, type, Any]:
+    """The same for two ways to one place: a class makes a new view of itself each time, and an object with slots has none."""
+    view = owner_of(module, keys[0]) if isinstance(table, MappingProxyType) else table
+    return id(table.thing if isinstance(table, Slots) else view), type(table), keys[-1]
+
+
 _own_of = attrgetter("__dict__")
 
 
@@ -380,10 +386,7 @@ class ModuleGuard:
                 elif isinstance(value, Same):
                     identical[id(table), keys[-1]] = table, keys[-1], value.thing
                 else:
-                    home = (
-                        table if isinstance(table, dict) else owner_of(m, keys[0])
-                    )  # a class makes a new view each time
-                    slots.setdefault((id(home), keys[-1]), (table, keys[-1], value))
+                    slots.setdefault(_at(m, keys, table), (table, keys[-1], value))
         nowhere = base.missing | base.handed_on
         for path, name in sorted(nowhere):  # nor come to stand in its class
             if path in modules:
