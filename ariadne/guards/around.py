@@ -238,7 +238,7 @@ class Surroundings:
                 found = Outside(Itself(logger), "", logger, f"the logger {getattr(logger, 'name', '')!r}")
                 known = self.found.get(found.place, found).kept
                 self.found[found.place] = replace(found, kept=asked_of(logger, frame.f_locals.get("level"), known))
-            return False
+            return True  # another logger may be asked next
         if frame.f_code in ASKING:
             self.found.update({one.place: one for one in asked_kind(frame)})
             return True
