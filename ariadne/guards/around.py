@@ -41,6 +41,7 @@ from ariadne.guards.attributes import (
     is_opaque,
     is_open,
     is_pythons_own,
+    is_torchs_own,
     lasts,
 )
 from ariadne.guards.classes import Below, home_of
@@ -144,10 +145,11 @@ class Surroundings:
             self._others[id(table)] = is_known(table), table
         others = self._others[id(table)][0]
         if id(code) not in self._reads:
-            if str(table.get("__name__")).partition(".")[0] not in ("ariadne", "torch"):
+            home = str(table.get("__name__"))
+            if home.partition(".")[0] != "ariadne" and not is_torchs_own(home):
                 self.names.update(code.co_names, texts(code.co_consts))
                 self.switches |= switches.named(code.co_names)
-            self._reads[id(code)] = Code.of(code, others, str(table.get("__name__")))
+            self._reads[id(code)] = Code.of(code, others, home)
             if not others:
                 self.codes.add(code)
                 self._made.update(made_inside(code))

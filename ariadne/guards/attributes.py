@@ -125,6 +125,15 @@ def is_opaque(value: Any) -> bool:
     return kind in LEAVES or _is_opaque(kind)
 
 
+_LIKE_USERS = "torch.utils.data."  # datasets, samplers and loaders: plain Python that steers forward by what it holds
+
+
+@lru_cache(maxsize=4096)
+def is_torchs_own(name: str) -> bool:
+    """Whether a module of this name is torch's, and none of those that are read as a user's are."""
+    return name.partition(".")[0] == "torch" and not name.startswith(_LIKE_USERS)
+
+
 _OURS = ("ariadne.runtime", "ariadne.stopped", "ariadne.pipeline", "ariadne.remote")
 
 
@@ -135,8 +144,7 @@ def is_ours(kind: type) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_opaque(kind: Any) -> bool:
-    home = kind.__module__.partition(".")[0]
-    if issubclass(kind, _PLAIN) or (home == "torch" and not issubclass(kind, _CONTAINERS)):
+    if issubclass(kind, _PLAIN) or (is_torchs_own(kind.__module__) and not issubclass(kind, _CONTAINERS)):
         return True
     if is_ours(kind):
         return True

@@ -45,6 +45,7 @@ from ariadne.guards.attributes import (
     is_memory,
     is_open,
     is_pythons_own,
+    is_torchs_own,
     lasts,
     own_of,
     slot_of,
@@ -97,7 +98,9 @@ def counts_by_which(value: Any) -> bool:
     home = str(kind.__module__)
     if home.startswith(_OPENED) and home_of(value) is object:
         return False
-    return home.partition(".")[0] in ("torch", "typing") and not is_a(value, (*_CONTAINERS, *weakref.ProxyTypes))
+    return (home.partition(".")[0] == "typing" or is_torchs_own(home)) and not is_a(
+        value, (*_CONTAINERS, *weakref.ProxyTypes)
+    )
 
 
 def asks_itself(value: Any) -> bool:
