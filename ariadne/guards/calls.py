@@ -23,7 +23,7 @@ from ariadne.guards.bound import matched, once_more
 from ariadne.guards.classes import Lookup
 from ariadne.guards.counted import owner_of
 from ariadne.guards.explained import refuse_changes
-from ariadne.guards.kept import Kept, OfTables, Own, Same
+from ariadne.guards.kept import Kept, OfKind, OfTables, Own, Same
 from ariadne.guards.left import AsLeft
 from ariadne.guards.marks import Asked, marks_on, same_marks
 from ariadne.guards.outside import Outside
@@ -302,6 +302,12 @@ def _at(module: nn.Module, keys: tuple[Any, ...], table: Any) -> tuple[int, type
     return id(table.thing if isinstance(table, Slots) else view), type(table), keys[-1]
 
 
+def same_kinds(kinds: list[OfKind]) -> list[Callable[[], bool]]:
+    """What tells whether things are of the classes that they were of; nothing for none."""
+    things, classes = [kind.thing for kind in kinds], [kind.held for kind in kinds]
+    return [lambda: [*map(type, things)] == classes] if things else []
+
+
 _own_of = attrgetter("__dict__")
 
 
@@ -346,6 +352,7 @@ class ModuleGuard:
             attributes.setdefault(path, []).append((keys, value))
         changed = any(p in modules and hasattr(modules[p], name) for p, name in base.missing)
         contents: list[Kept] = []
+        kinds: dict[int, OfKind] = {}  # of objects that many modules may hold
         inner: set[int] = set()  # the dicts that attributes hold
         held: dict[int, tuple[Any, Any]] = {}  # objects in attributes, and the dicts of these
         identical: dict[Any, tuple[Any, Any, Any]] = {}
@@ -366,6 +373,9 @@ class ModuleGuard:
                 if name in table:
                     slots[id(table), name] = table, name, None
             for keys, value in attributes.get(path, ()):
+                if isinstance(value, OfKind):
+                    kinds[id(value.thing)] = value
+                    continue
                 if isinstance(value, Kept):
                     contents.append(value)
                     continue
@@ -438,6 +448,8 @@ class ModuleGuard:
         self.surrounded, self._parts = surrounded, (watched, surrounded, named)
         self._held, self._walk, self._calm = [*held.values()], changed_since, Calm()
         keep_their_dicts = [partial(same_dicts, *zip(*self._held, strict=True))] if held else []
+        homes = {id(thing) for thing, _ in self._held}
+        keep_their_dicts += same_kinds([kind for at, kind in kinds.items() if at in homes])
         self._gather()
         self.contents = contents
         self._asked: list[Callable[[], bool]] = [
@@ -447,6 +459,7 @@ class ModuleGuard:
             *(partial(same_hooks, hooks, expected) for hooks, expected in loud_now),
             *named.asked,
             *keep_their_dicts,
+            *same_kinds([kind for at, kind in kinds.items() if at not in homes]),
             *(kept.asked for kept in contents if not named.takes(kept)),
             *(partial(is_known, *flag) for flag in flags),
             *(partial(keeps_its_weights, m) for m in modules.values() if isinstance(m, nn.RNNBase)),
