@@ -43,6 +43,7 @@ from ariadne.guards.attributes import (
     is_pythons_own,
     is_torchs_own,
     lasts,
+    own_of,
 )
 from ariadne.guards.classes import Below, home_of
 from ariadne.guards.codes import around
@@ -381,7 +382,7 @@ class Surroundings:
 
     def _enter(self, value: Any, name: str) -> None:
         """Take note of an object outside of the model, which methods and functions that are called with it may look into."""
-        if value is MISSING or lasts(value) or is_a(value, _CONTAINERS):
+        if value is MISSING or lasts(value) or (is_a(value, _CONTAINERS) and not own_of(value)):
             return
         if is_a(value, type) or not counts_by_which(value):
             self._outer.setdefault(id(value), (value, name))
@@ -437,7 +438,9 @@ class Surroundings:
                         yield Outside(own, name, own[name], f"{one.name}.{name}")
             elif is_a(one.thing, type):
                 yield from in_class(one.thing, self.names, self.assigned, moved)
-            elif not is_a(one.thing, _CONTAINERS) and not (is_array(one.thing) and not one.thing.dtype.hasobject):
+            elif not is_a(one.thing, _CONTAINERS) and not (
+                is_array(one.thing) and not one.thing.dtype.hasobject and not own_of(one.thing)
+            ):
                 yield replace(one.outside, kept=State(one.thing, names, self.assigned, moved))
             else:
                 for inner in with_contents(one.outside):
