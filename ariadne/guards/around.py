@@ -41,7 +41,9 @@ from ariadne.guards.attributes import (
     is_opaque,
     is_open,
     is_pythons_own,
+    is_torchs_own,
     lasts,
+    own_of,
 )
 from ariadne.guards.classes import Below, home_of
 from ariadne.guards.codes import around
@@ -144,10 +146,11 @@ class Surroundings:
             self._others[id(table)] = is_known(table), table
         others = self._others[id(table)][0]
         if id(code) not in self._reads:
-            if str(table.get("__name__")).partition(".")[0] not in ("ariadne", "torch"):
+            home = str(table.get("__name__"))
+            if home.partition(".")[0] != "ariadne" and not is_torchs_own(home):
                 self.names.update(code.co_names, texts(code.co_consts))
                 self.switches |= switches.named(code.co_names)
-            self._reads[id(code)] = Code.of(code, others, str(table.get("__name__")))
+            self._reads[id(code)] = Code.of(code, others, home)
             if not others:
                 self.codes.add(code)
                 self._made.update(made_inside(code))
@@ -238,7 +241,7 @@ class Surroundings:
                 found = Outside(Itself(logger), "", logger, f"the logger {getattr(logger, 'name', '')!r}")
                 known = self.found.get(found.place, found).kept
                 self.found[found.place] = replace(found, kept=asked_of(logger, frame.f_locals.get("level"), known))
-            return False
+            return True  # another logger may be asked next
         if frame.f_code in ASKING:
             self.found.update({one.place: one for one in asked_kind(frame)})
             return True
@@ -379,7 +382,7 @@ class Surroundings:
 
     def _enter(self, value: Any, name: str) -> None:
         """Take note of an object outside of the model, which methods and functions that are called with it may look into."""
-        if value is MISSING or lasts(value) or is_a(value, _CONTAINERS):
+        if value is MISSING or lasts(value) or (is_a(value, _CONTAINERS) and not own_of(value)):
             return
         if is_a(value, type) or not counts_by_which(value):
             self._outer.setdefault(id(value), (value, name))
@@ -435,7 +438,9 @@ class Surroundings:
                         yield Outside(own, name, own[name], f"{one.name}.{name}")
             elif is_a(one.thing, type):
                 yield from in_class(one.thing, self.names, self.assigned, moved)
-            elif not is_a(one.thing, _CONTAINERS) and not (is_array(one.thing) and not one.thing.dtype.hasobject):
+            elif not is_a(one.thing, _CONTAINERS) and not (
+                is_array(one.thing) and not one.thing.dtype.hasobject and not own_of(one.thing)
+            ):
                 yield replace(one.outside, kept=State(one.thing, names, self.assigned, moved))
             else:
                 for inner in with_contents(one.outside):

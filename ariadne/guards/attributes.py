@@ -9,6 +9,7 @@ import sysconfig
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
+from enum import Enum
 from functools import lru_cache, partial
 from operator import getitem
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
@@ -48,6 +49,7 @@ OPEN = {
 OPEN |= {("collections", "ChainMap")}
 PYTHONS_FILES = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib"))
 _INSTALLED = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("purelib", "platlib"))
+_PLAINEST = frozenset({bool, int, float, complex, str, type(None), torch.dtype, torch.device})
 SIMPLE = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)  # what an equal value may stand for
 
 
@@ -87,8 +89,26 @@ def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
 
 
 def lasts(value: Any) -> bool:
-    """Whether a value is plain and can't change by itself, so that an equal one would do as well."""
-    return is_a(value, SIMPLE) or (is_a(value, tuple) and all(map(lasts, tuple.__iter__(value))))
+    """Whether a value is plain and can't change by itself, so that an equal one would do as well: not where it has attributes."""
+    if type(value) in _PLAINEST:
+        return True
+    plain = is_a(value, SIMPLE) or (is_a(value, tuple) and all(map(lasts, tuple.__iter__(value))))
+    return plain and not has_fields(value)
+
+
+def has_fields(value: Any) -> bool:
+    """Whether a number, a text or a tuple of a class of its own has attributes: a member of an enumeration is fixed."""
+    kind = type(value)
+    return _may_have_fields(kind) and (
+        bool(own_of(value)) or any(slot_of(value, n) is not MISSING for n in slots_of(value))
+    )
+
+
+@lru_cache(maxsize=4096)
+def _may_have_fields(kind: Any) -> bool:
+    if not issubclass(kind, (*SIMPLE, tuple)) or issubclass(kind, Enum):
+        return False
+    return kind.__dictoffset__ != 0 or any(vars(c).get("__slots__") for c in kind.__mro__)
 
 
 def is_memory(value: Any) -> bool:
@@ -136,6 +156,15 @@ def is_opaque(value: Any) -> bool:
     return kind in LEAVES or _is_opaque(kind)
 
 
+_LIKE_USERS = "torch.utils.data."  # datasets, samplers and loaders: plain Python that steers forward by what it holds
+
+
+@lru_cache(maxsize=4096)
+def is_torchs_own(name: str) -> bool:
+    """Whether a module of this name is torch's, and none of those that are read as a user's are."""
+    return name.partition(".")[0] == "torch" and not name.startswith(_LIKE_USERS)
+
+
 _OURS = ("ariadne.runtime", "ariadne.stopped", "ariadne.pipeline", "ariadne.remote")
 
 
@@ -146,8 +175,9 @@ def is_ours(kind: type) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_opaque(kind: Any) -> bool:
-    home = kind.__module__.partition(".")[0]
-    if issubclass(kind, _PLAIN) or (home == "torch" and not issubclass(kind, _CONTAINERS)):
+    if _may_have_fields(kind):
+        return False
+    if issubclass(kind, _PLAIN) or (is_torchs_own(kind.__module__) and not issubclass(kind, _CONTAINERS)):
         return True
     if is_ours(kind):
         return True
@@ -226,13 +256,15 @@ def slots_of(value: Any) -> list[str]:
 def held(value: Any) -> list[tuple[Any, Any]]:
     """What an object holds one step away, as (step, thing), read without running its code.
 
-    Nothing for what `is_opaque`, for sets and arrays.
+    Nothing for what `is_opaque`; of sets and arrays, their attributes.
     """
     kind = type(value)
-    if is_opaque(value) or is_array(value):
+    if is_opaque(value):
         return []
     found: list[tuple[Any, Any]] = []
-    if issubclass(kind, dict):
+    if is_array(value):
+        pass  # what is in it are bytes
+    elif issubclass(kind, dict):
         found += dict.items(value)
     elif issubclass(kind, list):
         found += enumerate(list.__iter__(value))
@@ -326,12 +358,16 @@ def simple(value: Any, depth: int = 8) -> bool:
 
     A container of a class of its own may do what it likes when it is copied, and one that is `depth` deep may hold itself.
     """
-    if is_a(value, SIMPLE):
+    if type(value) in _PLAINEST:
         return True
+    if is_a(value, SIMPLE):
+        return not has_fields(value)
     if is_a(value, tuple):
+        if has_fields(value):
+            return False
         value = tuple.__getitem__(value, slice(None))  # one of a class of its own may tell other things
     if type(value) in (tuple, list, set, frozenset):
-        return depth > 0 and len(value) <= 64 and all(is_a(v, SIMPLE) or simple(v, depth - 1) for v in value)
+        return depth > 0 and len(value) <= 64 and all(type(v) in _PLAINEST or simple(v, depth - 1) for v in value)
     if type(value) in (dict, OrderedDict):
         return depth > 0 and len(value) <= 64 and all(simple(k) and simple(v, depth - 1) for k, v in value.items())
     return False

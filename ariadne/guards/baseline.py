@@ -195,8 +195,10 @@ class Baseline:
                     if not found and name not in module.__dict__ and owner_of(module, name) is not None:
                         self.inherited.add((path, name))
                     for keys, kept in found:
-                        if keys not in tensors and (path, keys, type(kept)) not in seen:
-                            seen.add((path, keys, type(kept)))
+                        # A dict may hold something under a name that is an attribute of it, too.
+                        place_of_it = (path, keys, type(kept), *map(type, keys))
+                        if not is_a(kept, torch.Tensor) and place_of_it not in seen:
+                            seen.add(place_of_it)
                             self.attributes.append((path, keys, kept))
 
         for path in sorted({p for recorded in recordings for p in recorded.listed} & self.modules.keys()):

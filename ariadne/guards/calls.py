@@ -17,13 +17,13 @@ from ariadne import tree
 from ariadne.errors import BatchError, InputError, ModuleError, named
 from ariadne.guards import switches
 from ariadne.guards.at_once import Calm, at_once, changed_since
-from ariadne.guards.attributes import Attribute, follow, lasts, own_of
+from ariadne.guards.attributes import Attribute, Slots, follow, lasts, own_of
 from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, table_of
 from ariadne.guards.bound import matched, once_more
 from ariadne.guards.classes import Lookup
 from ariadne.guards.counted import owner_of
 from ariadne.guards.explained import refuse_changes
-from ariadne.guards.kept import Kept, OfTables, Own, Same
+from ariadne.guards.kept import Kept, OfKind, OfTables, Own, Same
 from ariadne.guards.left import AsLeft
 from ariadne.guards.marks import Asked, marks_on, same_marks
 from ariadne.guards.outside import Outside
@@ -296,6 +296,18 @@ def explain(
         )
 
 
+def _at(module: nn.Module, keys: tuple[Any, ...], table: Any) -> tuple[int, type, Any]:
+    """The same for two ways to one place: a class makes a new view of itself each time, and an object with slots has none."""
+    view = owner_of(module, keys[0]) if isinstance(table, MappingProxyType) else table
+    return id(table.thing if isinstance(table, Slots) else view), type(table), keys[-1]
+
+
+def same_kinds(kinds: list[OfKind]) -> list[Callable[[], bool]]:
+    """What tells whether things are of the classes that they were of; nothing for none."""
+    things, classes = [kind.thing for kind in kinds], [kind.held for kind in kinds]
+    return [lambda: [*map(type, things)] == classes] if things else []
+
+
 _own_of = attrgetter("__dict__")
 
 
@@ -340,6 +352,7 @@ class ModuleGuard:
             attributes.setdefault(path, []).append((keys, value))
         changed = any(p in modules and hasattr(modules[p], name) for p, name in base.missing)
         contents: list[Kept] = []
+        kinds: dict[int, OfKind] = {}  # of objects that many modules may hold
         inner: set[int] = set()  # the dicts that attributes hold
         held: dict[int, tuple[Any, Any]] = {}  # objects in attributes, and the dicts of these
         identical: dict[Any, tuple[Any, Any, Any]] = {}
@@ -360,6 +373,9 @@ class ModuleGuard:
                 if name in table:
                     slots[id(table), name] = table, name, None
             for keys, value in attributes.get(path, ()):
+                if isinstance(value, OfKind):
+                    kinds[id(value.thing)] = value
+                    continue
                 if isinstance(value, Kept):
                     contents.append(value)
                     continue
@@ -380,10 +396,7 @@ class ModuleGuard:
                 elif isinstance(value, Same):
                     identical[id(table), keys[-1]] = table, keys[-1], value.thing
                 else:
-                    home = (
-                        table if isinstance(table, dict) else owner_of(m, keys[0])
-                    )  # a class makes a new view each time
-                    slots.setdefault((id(home), keys[-1]), (table, keys[-1], value))
+                    slots.setdefault(_at(m, keys, table), (table, keys[-1], value))
         nowhere = base.missing | base.handed_on
         for path, name in sorted(nowhere):  # nor come to stand in its class
             if path in modules:
@@ -435,6 +448,8 @@ class ModuleGuard:
         self.surrounded, self._parts = surrounded, (watched, surrounded, named)
         self._held, self._walk, self._calm = [*held.values()], changed_since, Calm()
         keep_their_dicts = [partial(same_dicts, *zip(*self._held, strict=True))] if held else []
+        homes = {id(thing) for thing, _ in self._held}
+        keep_their_dicts += same_kinds([kind for at, kind in kinds.items() if at in homes])
         self._gather()
         self.contents = contents
         self._asked: list[Callable[[], bool]] = [
@@ -444,6 +459,7 @@ class ModuleGuard:
             *(partial(same_hooks, hooks, expected) for hooks, expected in loud_now),
             *named.asked,
             *keep_their_dicts,
+            *same_kinds([kind for at, kind in kinds.items() if at not in homes]),
             *(kept.asked for kept in contents if not named.takes(kept)),
             *(partial(is_known, *flag) for flag in flags),
             *(partial(keeps_its_weights, m) for m in modules.values() if isinstance(m, nn.RNNBase)),

@@ -31,6 +31,12 @@ def changeable(cls: type) -> Iterator[type]:
     return (c for c in cls.__mro__ if c.__flags__ & _HEAP and c not in _RECORDED)
 
 
+def can_become(value: Any) -> bool:
+    """Whether a thing can come to be of another class: where Python's `class` made its own."""
+    flags = type(value).__flags__
+    return bool(flags & _HEAP) and not flags & _IMMUTABLE
+
+
 def home_of(value: Any) -> type:
     """The class of C's that lies under a thing's class: `object` for what Python's `class` makes alone."""
     kind: Any = type(value)

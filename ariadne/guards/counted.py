@@ -24,7 +24,8 @@ from ariadne.guards.attributes import (
     own_of,
     simple,
 )
-from ariadne.guards.kept import Bytes, Contents, Length, Own, Same
+from ariadne.guards.classes import can_become
+from ariadne.guards.kept import Bytes, Contents, Length, OfKind, Own, Same
 from ariadne.guards.opened import State, asks_itself, counts_by_which, only_answers
 from ariadne.guards.readers import Reads
 from ariadne.guards.recording import Recording
@@ -134,6 +135,8 @@ def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> 
             yield keys, State(value, None if whole else names.names, names.assigned, names.moved)
         return
     seen.add(id(value))
+    if can_become(value):
+        yield keys, OfKind(value)
     if is_array(value):
         yield keys, Bytes(value)
     elif Contents.takes(value):

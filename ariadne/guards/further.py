@@ -66,7 +66,8 @@ class Further:
 def _surroundings(guard: ModuleGuard) -> set[tuple[Any, ...]]:
     """What a guard asks, but for dicts, of what stands outside of a model: the things, names, and what is expected."""
     attributes = {(id(thing), name, id(value)) for thing, name, value in guard.surrounded.attributes}
-    return attributes | {(id(thing), id(own)) for thing, own in guard.surrounded.owners}
+    homes = zip(guard.surrounded.owners, guard.surrounded.kinds, strict=True)
+    return attributes | {(id(thing), id(own), kind) for (thing, own), kind in homes}
 
 
 def enter_alike(one: Callable[..., Any], other: Callable[..., Any]) -> bool:

@@ -84,6 +84,20 @@ class Kept(ABC):
         return found is self.thing and self.is_same()
 
 
+class OfKind(Kept):
+    """Which class a thing is of."""
+
+    __slots__ = ()
+
+    def look(self, thing: Any) -> type:
+        """Its class, whatever it says of that itself."""
+        return type(thing)
+
+    def words(self, held: type) -> str:
+        """The name of the class."""
+        return f"a {held.__qualname__}"
+
+
 class Bytes(Kept):
     """A numpy array's bytes."""
 

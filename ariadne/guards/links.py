@@ -12,7 +12,17 @@ from typing import Any
 
 import torch
 
-from ariadne.guards.attributes import MISSING, Slots, is_a, is_pythons, is_pythons_own, own_of, slot_of, slots_of
+from ariadne.guards.attributes import (
+    MISSING,
+    Slots,
+    is_a,
+    is_pythons,
+    is_pythons_own,
+    is_torchs_own,
+    own_of,
+    slot_of,
+    slots_of,
+)
 from ariadne.guards.classes import Lookup, Owned, changeable, own_dict
 from ariadne.guards.functions import reached
 from ariadne.guards.outside import Outside
@@ -27,7 +37,7 @@ def is_known(table: Mapping[str, Any]) -> bool:
     name = str(table.get("__name__"))
     top = name.partition(".")[0]
     if top in _PACKAGES:
-        return True
+        return top != "torch" or is_torchs_own(name)
     if top not in sys.stdlib_module_names:
         return False
     module = sys.modules.get(name)

@@ -45,12 +45,13 @@ from ariadne.guards.attributes import (
     is_memory,
     is_open,
     is_pythons_own,
+    is_torchs_own,
     lasts,
     own_of,
     slot_of,
     slots_of,
 )
-from ariadne.guards.classes import changeable, home_of, own_dict
+from ariadne.guards.classes import can_become, changeable, home_of, own_dict
 from ariadne.guards.kept import Kept
 from ariadne.guards.readers import TOLD, answers_itself, tells
 from ariadne.guards.steps import WHOLESALE, texts
@@ -97,7 +98,9 @@ def counts_by_which(value: Any) -> bool:
     home = str(kind.__module__)
     if home.startswith(_OPENED) and home_of(value) is object:
         return False
-    return home.partition(".")[0] in ("torch", "typing") and not is_a(value, (*_CONTAINERS, *weakref.ProxyTypes))
+    return (home.partition(".")[0] == "typing" or is_torchs_own(home)) and not is_a(
+        value, (*_CONTAINERS, *weakref.ProxyTypes)
+    )
 
 
 def asks_itself(value: Any) -> bool:
@@ -172,6 +175,8 @@ def unfolded(
         first = False
         if watched is not None:
             watched.add(thing)
+        if can_become(thing):
+            yield type(thing)
         alive.append(parts)
         todo.extend(parts)
 
@@ -186,11 +191,12 @@ def _draws_for_all(method: MethodType) -> bool:
 class Watched:
     """The dicts that all of what one look found rests on; `loose` where it rests on something else, too."""
 
-    __slots__ = ("dicts", "loose", "owners")
+    __slots__ = ("dicts", "kinds", "loose", "owners")
 
     def __init__(self) -> None:
         self.dicts: list[dict[Any, Any]] = []
         self.owners: list[tuple[Any, dict[Any, Any]]] = []  # the objects of which some are
+        self.kinds: list[type] = []  # and their classes
         self.loose = VERSION is None
 
     def add(self, thing: Any) -> None:
@@ -201,11 +207,16 @@ class Watched:
         elif home_of(thing) is object and not slots_of(thing) and type(own) is dict and not is_a(thing, _SPECIAL):
             self.dicts.append(own)
             self.owners.append((thing, own))
+            self.kinds.append(type(thing))
             self.dicts.extend(own_dict(cls) for cls in changeable(type(thing)))
         elif is_memory(thing) and type(own) is dict:  # what it keeps in C are results
             self.dicts.append(own)
         elif not is_a(thing, tuple) and type(thing) is not ContextVar:  # whose value is asked for by itself
             self.loose = True
+
+    def keeps_kinds(self, kinds: list[type]) -> bool:
+        """Whether these objects are of these classes, which no dict tells of."""
+        return [type(thing) for thing, _ in self.owners] == kinds
 
     def total(self) -> int:
         """A number that grows when one of the dicts is written."""
@@ -248,9 +259,8 @@ def _inside(
     elif is_array(thing):
         if thing.dtype.hasobject:
             yield _Fresh([*thing.ravel().tolist()])
-        else:
-            yield from (str(thing.dtype), tuple(thing.shape), thing.tobytes())
-        return
+            return
+        yield from (str(thing.dtype), tuple(thing.shape), thing.tobytes())
     elif is_a(thing, _CONTAINERS):
         yield from _members(thing)
     elif is_a(thing, MappingProxyType):
@@ -390,7 +400,7 @@ def only_answers(logger: Any, codes: Collection[CodeType], names: Collection[str
 class State(Kept):
     """All that a thing holds, as far as forward's code has names for it."""
 
-    __slots__ = ("assigned", "moved", "names", "total", "watched")
+    __slots__ = ("assigned", "kinds", "moved", "names", "total", "watched")
 
     def __init__(
         self, thing: Any, names: Collection[str] | None = None, assigned: Collection[str] = (), moved: Collection[int | None] = ()
@@ -399,7 +409,7 @@ class State(Kept):
         self.assigned, self.moved = assigned, moved
         self.watched, self.total = Watched(), -1
         super().__init__(thing)
-        self.total = self.watched.total()
+        self.total, self.kinds = self.watched.total(), self.watched.kinds
 
     def anew(self, thing: Any) -> State:
         """The same of another thing."""
@@ -426,9 +436,9 @@ class State(Kept):
     def is_same(self) -> bool:
         """Whether it holds the same still."""
         total = self.watched.total()
-        if total == self.total and not self.watched.loose:
+        if total == self.total and not self.watched.loose and self.watched.keeps_kinds(self.kinds):
             return True
         if not alike(self.look(self.thing), self.held):
             return False
-        self.total = self.watched.total()
+        self.total, self.kinds = self.watched.total(), self.watched.kinds
         return True

@@ -13,7 +13,17 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from ariadne import tree
-from ariadne.guards.attributes import MISSING, Attribute, Slots, held, is_a, is_array, is_pythons_own, lasts
+from ariadne.guards.attributes import (
+    MISSING,
+    Attribute,
+    Slots,
+    held,
+    is_a,
+    is_array,
+    is_pythons_own,
+    is_torchs_own,
+    lasts,
+)
 from ariadne.guards.classes import Having, Lookup, Owned, changeable, own_dict
 from ariadne.guards.functions import contents
 from ariadne.guards.kept import Bytes, Contents, Kept, Length, Members
@@ -201,7 +211,7 @@ def in_class(
     """What stands in a user's class under these names, its methods too: not what forward assigns, nor what it puts things into."""
     found = Lookup(cls)
     for base in changeable(cls):
-        if not (is_pythons_own(base) or base.__module__.partition(".")[0] in ("torch", "numpy")):
+        if not (is_pythons_own(base) or is_torchs_own(base.__module__) or base.__module__.partition(".")[0] == "numpy"):
             own = own_dict(base)
             for name in [n for n in own if n in names and n not in assigned and n[:2] != "__"]:
                 if id(own[name]) not in moved:

@@ -30,6 +30,7 @@ from ariadne.guards.attributes import (
     is_opaque,
     is_ours,
     is_raw,
+    is_torchs_own,
     kind_of,
 )
 from ariadne.guards.classes import own_dict
@@ -274,7 +275,7 @@ class _Search:
         self.seen.add((id(cls),))
         self.meet_class(type(cls), ())
         for base in cls.__mro__[:-1]:
-            if base.__module__.partition(".")[0] == "torch" or base is nn.Module:
+            if is_torchs_own(base.__module__) or base is nn.Module:
                 continue
             self.read.table(own_dict(base))
             self.classes[base] = None
@@ -458,7 +459,7 @@ def _applied(value: Any) -> type | None:
 @lru_cache(maxsize=1024)
 def _names_of(cls: type) -> frozenset[str]:
     """The names in the functions of a class, but for torch's own."""
-    own = (base for base in cls.__mro__[:-1] if base.__module__.partition(".")[0] != "torch")
+    own = (base for base in cls.__mro__[:-1] if not is_torchs_own(base.__module__))
     functions = (f for base in own for thing in vars(base).values() for f in (thing, *around(thing)))
     return frozenset(name for f in functions if is_a(f, FunctionType) for name in names_in(f.__code__))
 

@@ -278,11 +278,15 @@ class Surrounded(Part):
         self.dicts = [table for table, _ in self._groups]
         self._versions: list[int | None] = [None] * len(self.dicts)
         self._looked = [state.watched for state in self._states]
-        owners = {id(thing): (thing, own) for looked in self._looked for thing, own in looked.owners}
-        self._owners, self._owned = [thing for thing, _ in owners.values()], [own for _, own in owners.values()]
+        owners = {
+            id(thing): (thing, own, kind)
+            for looked in self._looked
+            for (thing, own), kind in zip(looked.owners, looked.kinds, strict=True)
+        }
+        self._owners, self._owned, self.kinds = ([one[i] for one in owners.values()] for i in range(3))
 
     def _keep_their_dicts(self) -> bool:
-        return same_dicts(self._owners, self._owned)
+        return same_dicts(self._owners, self._owned) and [*map(type, self._owners)] == self.kinds
 
     def _keeps_its_parts(self) -> bool:
         """Whether functions, cells and objects hold what they held."""
