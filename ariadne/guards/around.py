@@ -35,7 +35,6 @@ from ariadne.guards.attributes import (
     BOOKKEEPING,
     MISSING,
     PYTHONS_FILES,
-    held,
     is_a,
     is_array,
     is_opaque,
@@ -72,6 +71,7 @@ from ariadne.guards.outside import (
     add_to,
     in_class,
     kinds_in,
+    objects_in,
     of_decimal,
     of_function,
     of_wrapper,
@@ -81,7 +81,6 @@ from ariadne.guards.readers import TOLD, Reads
 from ariadne.guards.steps import IMPORT_MODULE, NO_CODE, Chain, Code, Dropped, starts_with, texts
 
 _CONTAINERS = (dict, list, set, frozenset, deque, tuple)
-_LARGE = 4096  # so many entries of a container are looked into
 _IDENTITY = (operator.is_, operator.is_not)
 _BY_NAME = (getattr, hasattr)
 _LOOKED_AT = (*_BY_NAME, *_IDENTITY)
@@ -444,20 +443,11 @@ class Surroundings:
                 yield replace(one.outside, kept=State(one.thing, names, self.assigned, moved))
             else:
                 for inner in with_contents(one.outside):
-                    yield from self._inside(inner, names, moved)
+                    yield from objects_in(inner, names, self.assigned, moved)
 
     def _read_by(self) -> Collection[str]:
         """The names under which objects out there may have been read."""
         return self.names if "static" in self.which else {*self.names, *self.reads.names, TOLD}
-
-    def _inside(self, container: Outside, names: Collection[str] | None, moved: Collection[int]) -> Iterator[Outside]:
-        """What is in the objects that stand in a container."""
-        if id(container.value) in moved or not is_a(container.value, _CONTAINERS) or len(container.value) > _LARGE:
-            return
-        for step, thing in held(container.value):
-            if not (lasts(thing) or counts_by_which(thing) or is_a(thing, _CONTAINERS) or is_array(thing)):
-                kept = State(thing, names, self.assigned, moved)
-                yield Outside(container.value, step, thing, f"{container.name}[{step!r}]", container.owner, kept)
 
     def lasting(
         self, roots: Iterable[Any] = (), hooks: Sequence[Any] = (), moved: Collection[int] = (),
@@ -492,7 +482,7 @@ class Surroundings:
                     if id(outside.value) in defaults:
                         outside = replace(outside, kept=Defaults(outside.value, defaults[id(outside.value)]))
                     add_to(found, outside)
-                    for inner in self._inside(outside, self._read_by(), moved):
+                    for inner in objects_in(outside, self._read_by(), self.assigned, moved):
                         add_to(found, inner)
             elif function.__closure__ and function.__code__.co_filename.startswith(PYTHONS_FILES):
                 for outside in of_wrapper(function):

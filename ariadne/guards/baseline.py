@@ -21,6 +21,7 @@ from ariadne.guards.attributes import (
     MISSING,
     follow,
     is_a,
+    is_followed,
     is_opaque,
     kind_of,
     own_of,
@@ -40,6 +41,7 @@ from ariadne.guards.recording import Recording, flags_set
 from ariadne.guards.referred import Read, references
 from ariadne.guards.ties import Tied
 from ariadne.guards.whole import looked_into
+from ariadne.guards.within import within
 from ariadne.plan import Store, storage_of
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -215,7 +217,13 @@ class Baseline:
             self.attributes.append(("", ("what a first call leaves",), AsLeft(model, left, reads)))
         self._note_classes(recordings, names)
         self._note_kinds(recordings, names)
-        self._note_marks(model, recordings, names, leaves)
+        followed = [(p, keys, t) for p, keys, t in read_tensors if p not in self.strays and is_followed(keys)]
+        self._note_marks(model, recordings, names, leaves, followed)
+        if recordings:
+            aside = {id(t) for t in (*(t for *_, t in followed), *model.parameters(), *model.buffers())}
+            more = within((value for _, _, value in self.attributes), self.outside, names, aside)
+            known = {o.place for o in self.outside}
+            self.outside += [o for o in more if o.place not in known and o.is_same()]
 
     def _note_classes(self, recordings: Sequence[Recording], names: Names) -> None:
         """Take note of what stands in the classes of objects that the modules hold, as far as forward has names for it."""
@@ -244,8 +252,8 @@ class Baseline:
                 self.outside += of_kind(cls, None if names.any else names.names, names.assigned, which)
 
     def _note_marks(
-        self, model: nn.Module, recordings: Sequence[Recording], names: Names, leaves: Sequence[Any]
-    ) -> None:
+        self, model: nn.Module, recordings: Sequence[Recording], names: Names, leaves: Sequence[Any], followed: Iterable[Read]
+    ) -> None:  # fmt: skip
         """Take note of what forward asks of tensors beside their values and sizes, as it is now."""
         missed = set[tuple[str, int | None]]().union(*(recorded.marks for recorded in recordings))
         self.mark_names = frozenset({n for n, _ in missed} | names.names if recordings else ())
@@ -253,9 +261,15 @@ class Baseline:
         asks = not ASKING_FOR_CLASSES.isdisjoint(names.names)
         self.exact = {i: type(leaves[i]) for i in self.marks} if asks else {}
         at = {key for _, key in missed if key is not None}
-        tensors = [n for n, t in state_of(model) if marks_on(t, self.mark_names) or (at and storage_of(t) in at)]
-        if tensors:
-            self.attributes.append(("", ("what stands on its tensors",), Marks(model, tensors, self.mark_names)))
+
+        def counts(t: torch.Tensor) -> bool:
+            return bool(marks_on(t, self.mark_names)) or (bool(at) and storage_of(t) in at)
+
+        tensors = [n for n, t in state_of(model) if counts(t)]
+        places = {f"{p}.{shown(keys)}".lstrip("."): (p, keys) for p, keys, t in followed if counts(t)}
+        if tensors or places:
+            on_them = Marks(model, tensors, self.mark_names, places)
+            self.attributes.append(("", ("what stands on its tensors",), on_them))
         if any("members" in recorded.looked for recorded in recordings):
             self.attributes.append(("", ("which parameters and buffers there are",), Registered(model)))
         looked = set[str]().union(*(recorded.looked for recorded in recordings))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import reprlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.guards.attributes import BOOKKEEPING, MISSING, is_a, lasts, own_of
+from ariadne.guards.attributes import BOOKKEEPING, MISSING, follow, is_a, lasts, own_of
 from ariadne.guards.facts import alike as tensors_alike
 from ariadne.guards.facts import never
 from ariadne.guards.kept import Kept, OfTables, registries_of, told_apart
@@ -54,23 +55,38 @@ def _tables(model: nn.Module, names: Sequence[str]) -> list[tuple[str, Any, str]
 
 
 class Marks(Kept):
-    """The attributes, of those that forward asks for, that stand on some of a model's parameters and buffers."""
+    """The attributes, of those that forward asks for, that stand on some of a model's parameters and buffers.
 
-    __slots__ = ("names", "tables", "tensors")
+    `places`, by what they are called: (module path, keys) of further tensors, which plain attributes hold. The plan reads these
+    anew at each call, too.
+    """
 
-    def __init__(self, thing: nn.Module, tensors: Sequence[str], names: frozenset[str]) -> None:
-        self.tensors, self.names = tensors, names
+    __slots__ = ("held_at", "names", "places", "tables", "tensors")
+
+    def __init__(
+        self, thing: nn.Module, tensors: Sequence[str], names: frozenset[str],
+        places: Mapping[str, tuple[str, tuple[Any, ...]]] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        self.tensors, self.names, self.places = tensors, names, places
         self.tables = _tables(thing, tensors)
+        there = dict(thing.named_modules()) if places else {}
+        self.held_at = [(n, there[path].__dict__, keys) for n, (path, keys) in places.items() if path in there]
         super().__init__(thing)
 
     def anew(self, thing: Any) -> Marks:
         """The same of another model."""
-        return Marks(thing, self.tensors, self.names)
+        return Marks(thing, self.tensors, self.names, self.places)
 
     def look(self, thing: Any) -> dict[str, Any]:
         """By the tensor's name and the attribute's."""
-        found = ((n, table.get(key)) for n, table, key in self.tables)
-        return {f"{n}.{k}": v for n, t in found if t is not None for k, v in marks_on(t, self.names).items()}
+        found = [(n, table.get(key)) for n, table, key in self.tables]
+        for name, own, keys in self.held_at:
+            try:
+                found.append((name, follow(own[keys[0]], keys[1:])))
+            except (LookupError, AttributeError, TypeError):  # that none stands there is for other guards to say
+                continue
+        tensors = ((n, t) for n, t in found if is_a(t, torch.Tensor))
+        return {f"{n}.{k}": v for n, t in tensors for k, v in marks_on(t, self.names).items()}
 
     def words(self, held: dict[str, Any]) -> str:
         """The attributes that are not alike in the two."""

@@ -27,9 +27,10 @@ from ariadne.guards.attributes import (
 from ariadne.guards.classes import Having, Lookup, Owned, changeable, own_dict
 from ariadne.guards.functions import contents
 from ariadne.guards.kept import Bytes, Contents, Kept, Length, Members
-from ariadne.guards.opened import State
+from ariadne.guards.opened import State, counts_by_which
 
 _LARGE, _DEEP = 4096, 4  # so many entries, so deep, are looked at in a container
+_CONTAINERS = (dict, list, set, frozenset, deque, tuple)
 PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 NAMES = ("__name__", "__qualname__")  # of a class
 
@@ -254,6 +255,19 @@ def with_contents(outside: Outside) -> Iterator[Outside]:
         for step, thing in held(one.value):
             if _holds(thing) and not is_a(step, Attribute):
                 todo.append((Outside(one.value, step, thing, f"{one.name}[{step!r}]", one.owner), depth + 1))
+
+
+def objects_in(
+    container: Outside, names: Collection[str] | None, assigned: Collection[str], moved: Collection[int | None]
+) -> Iterator[Outside]:
+    """What is in the objects that stand in a container, as far as forward's code has names for it."""
+    value = container.value
+    if id(value) in moved or not is_a(value, _CONTAINERS) or len(value) > _LARGE:
+        return
+    for step, thing in held(value):
+        if not (lasts(thing) or counts_by_which(thing) or is_a(thing, _CONTAINERS) or is_array(thing)):
+            kept = State(thing, names, assigned, moved)
+            yield Outside(value, step, thing, f"{container.name}[{step!r}]", container.owner, kept)
 
 
 def _holds(value: Any) -> bool:

@@ -1,0 +1,139 @@
+"""Within: what stands in Python modules, on functions and on tensors to which something that forward read leads.
+
+A chain in forward's code tells what it reads of a module that is a variable. One that an attribute, a list, a closed-over variable
+or a default holds is read by code that may stand anywhere; so are a number that was set on a function, and one on a tensor. What
+stands there under the names in the code that ran is guarded: all of it would be torch's and Python's own library, too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+from ariadne.guards.attributes import is_a, is_array, is_memory, lasts, own_of
+from ariadne.guards.codes import around
+from ariadne.guards.counted import Names
+from ariadne.guards.functions import contents
+from ariadne.guards.instructions import assigned_in
+from ariadne.guards.kept import Members, Same
+from ariadne.guards.links import is_known
+from ariadne.guards.opened import State, counts_by_which, only_answers
+from ariadne.guards.outside import Outside, in_class, objects_in, with_contents
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_LARGE, _MOST = 4096, 1 << 16  # so many entries of a container, and so many things in all, are looked at
+
+
+def within(kept: Iterable[Any], outside: Iterable[Outside], names: Names, aside: Collection[int]) -> list[Outside]:
+    """What stands under forward's names in the modules and on the functions and tensors that these lead to.
+
+    `kept`: what guards hold of attributes. `aside`: ids of tensors that a plan reads anew at each call, which `Marks` looks at.
+    """
+    looking = _Within(names)
+    looking.seen.update(dict.fromkeys(aside))
+    for value in kept:
+        looking.enter(value.thing if isinstance(value, Same) else value)
+    for one in outside:
+        is_global = type(one.table) is dict and is_a(one.value, ModuleType) and "__name__" in one.table
+        if not (is_global and is_known(vars(one.value))):  # of torch's, a chain has told what was read
+            looking.enter(one.value)
+        looking.enter(one.kept)
+    return list(looking.found())
+
+
+class _Within:
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.which = None if names.any else names.names
+        self.todo = deque[Any]()
+        self.seen: dict[int, Any] = {}
+
+    def enter(self, value: Any) -> None:
+        if not (value is None or lasts(value)):
+            self.todo.append(value)
+
+    def found(self) -> Iterator[Outside]:
+        while self.todo and len(self.seen) < _MOST:
+            thing = self.todo.popleft()
+            if id(thing) in self.seen or id(thing) in self.names.moved:
+                continue
+            self.seen[id(thing)] = thing
+            if is_a(thing, FunctionType):
+                self.enter_parts(thing)
+                yield from self.on(thing, thing.__qualname__)
+            elif is_memory(thing):
+                self.enter(thing.__wrapped__)
+                yield from self.on(thing, getattr(thing, "__qualname__", "a function"))
+            elif is_a(thing, torch.Tensor):
+                yield from self.on(thing, "a tensor")
+            elif is_a(thing, ModuleType):
+                yield from self.of_module(thing)
+            else:
+                self.enter_all(thing)
+
+    def enter_parts(self, function: FunctionType) -> None:
+        """Go on to what a function closes over, wraps or defaults to."""
+        given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        for thing in (*map(contents, function.__closure__ or ()), *given, function.__dict__.get("__wrapped__")):
+            self.enter(thing)
+
+    def enter_all(self, thing: Any) -> None:
+        """Go on to what stands in a container, and to the functions behind something that can be called."""
+        if isinstance(thing, (State, Members)):
+            found: Iterable[Any] = thing.held
+        elif is_a(thing, dict):
+            found = dict.values(thing) if dict.__len__(thing) <= _LARGE else ()
+        elif is_a(thing, _CONTAINERS):
+            kind: Any = next(k for k in _CONTAINERS if is_a(thing, k))
+            found = kind.__iter__(thing) if kind.__len__(thing) <= _LARGE else ()
+        elif is_a(thing, partial):
+            found = (thing.func, thing.args, thing.keywords)
+        else:
+            found = (thing.__func__,) if is_a(thing, MethodType) else around(thing)
+        for inner in found:
+            self.enter(inner)
+
+    def on(self, thing: Any, called: str) -> Iterator[Outside]:
+        """What Python set on a function or a tensor."""
+        own = own_of(thing) or {}
+        for name in sorted(own.keys() & self.names.names) if own else ():
+            if name not in self.names.assigned and name[:2] != "__":
+                yield from self.at(own, name, f"{called}.{name}")
+
+    def of_module(self, module: ModuleType) -> Iterator[Outside]:
+        """What stands in a Python module; of torch's, its functions; nothing of Python's own and numpy's, as everywhere."""
+        own, called = vars(module), module.__name__
+        known = is_known(own)
+        if known and called.partition(".")[0] != "torch":
+            return
+        file = own.get("__file__")
+        homes = (code for code in self.names.codes if file is None or code.co_filename == file)
+        changed = self.names.assigned.union(*(assigned_in(code)[1] for code in homes))
+        for name in sorted(own.keys() & self.names.names - changed):
+            if name[:2] != "__" and (not known or callable(own[name]) or is_a(own[name], ModuleType)):
+                yield from self.at(own, name, f"{called}.{name}")
+
+    def at(self, table: dict[str, Any], name: str, called: str) -> Iterator[Outside]:
+        """What stands in one place, with what is in it; not what forward itself changes."""
+        value, names = table[name], self.names
+        if names.moves(value) or id(value) in names.moved or only_answers(value, names.codes, names.by_name):
+            return
+        one = Outside(table, name, value, called)
+        self.enter(value)
+        if lasts(value) or counts_by_which(value):
+            yield one
+            if is_a(value, type):
+                yield from in_class(value, names.names, names.assigned, names.moved)
+        elif is_a(value, _CONTAINERS) or is_array(value):
+            for inner in with_contents(one):
+                yield inner
+                yield from objects_in(inner, self.which, names.assigned, names.moved)
+        else:
+            kept = State(value, self.which, names.assigned, names.moved)
+            self.enter(kept)
+            yield Outside(table, name, value, called, kept=kept)
