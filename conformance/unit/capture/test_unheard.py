@@ -135,6 +135,7 @@ def test_an_array_that_is_an_input_is_refused_too() -> None:
     assert not given.any()
 
 
+@pytest.mark.variants  # as it takes two seconds
 def test_what_an_opaque_part_writes_is_its_own() -> None:
     class Part(nn.Module):
         def __init__(self) -> None:
