@@ -12,7 +12,8 @@ from ariadne import tree
 from ariadne.guards import MISSING, lasts
 
 _OTHERS = frozenset({"torch", "ariadne"})
-_Given, _Found = ParamSpec("_Given"), TypeVar("_Found")
+_Given = ParamSpec("_Given")
+_Found = TypeVar("_Found")
 
 
 def in_its_own_context(function: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
