@@ -43,6 +43,7 @@ class Net(nn.Module):
         self.table: dict[Any, Any] = {}
         self.lists: defaultdict[str, list[Any]] = defaultdict(list)
         self.window, self.held, self.steps = Window(), SimpleNamespace(log=[]), 0
+        self.put, self.count = self.hist.append, self.hist.__len__
         vars(self)["asks"] = asks
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,6 +86,11 @@ def an_index(m: Net, h: Tensor) -> float:
 def first_of_all(m: Net, h: Tensor) -> Any:
     m.hist.append(h.detach().mean())
     return m.hist[0]
+
+
+def by_bound_methods(m: Net, h: Tensor) -> float:
+    m.put(1)  # nothing else can be put in the place of what these are bound to
+    return 0.5 if m.count() > 8 else 1.0
 
 
 def emptiness(m: Net, h: Tensor) -> float:
@@ -175,7 +181,19 @@ def _around() -> Callable[[Net, Tensor], float]:
 ASKED = {
     f.__name__: f
     for f in (
-        *(length, one_length, schedule, sliced, an_index, first_of_all, emptiness, through_a_variable, full, left),
+        *(
+            length,
+            one_length,
+            schedule,
+            sliced,
+            an_index,
+            first_of_all,
+            by_bound_methods,
+            emptiness,
+            through_a_variable,
+            full,
+            left,
+        ),
         *(a_default, a_global, of_the_class, in_a_slot, made_at_first, window, cut_down, capped, flushed),
     )
 }
