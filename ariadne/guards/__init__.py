@@ -35,8 +35,8 @@ order::
     given         inputs that are no tensors, and what they held
     recording     what was seen of one forward
     counted       what counts of an attribute that forward read
-    within        what stands in Python modules, on functions and on tensors that others lead to
     referred      further references to the model's tensors by which forward reached them
+    within        what stands in Python modules, on functions and on tensors that others lead to
     baseline      the model's structure, flags, hooks and Python state at capture
     tensors       which of them a plan rests on; which are tied
     watched       what stands in dicts, compared again only after one was written

@@ -222,8 +222,8 @@ class Baseline:
         if recordings:
             aside = {id(t) for t in (*(t for *_, t in followed), *model.parameters(), *model.buffers())}
             more = within((value for _, _, value in self.attributes), self.outside, names, aside)
-            known = {o.place for o in self.outside}
-            self.outside += [o for o in more if o.place not in known and o.is_same()]
+            there = {o.place for o in self.outside}
+            self.outside += [o for o in more if o.place not in there and o.is_same()]
 
     def _note_classes(self, recordings: Sequence[Recording], names: Names) -> None:
         """Take note of what stands in the classes of objects that the modules hold, as far as forward has names for it."""

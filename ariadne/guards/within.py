@@ -37,7 +37,7 @@ def within(kept: Iterable[Any], outside: Iterable[Outside], names: Names, aside:
     looking = _Within(names)
     looking.seen.update(dict.fromkeys(aside))
     for value in kept:
-        looking.enter(value.thing if isinstance(value, Same) else value)
+        looking.enter(value.thing if is_a(value, Same) else value)
     for one in outside:
         is_global = type(one.table) is dict and is_a(one.value, ModuleType) and "__name__" in one.table
         if not (is_global and is_known(vars(one.value))):  # of torch's, a chain has told what was read
@@ -84,7 +84,7 @@ class _Within:
 
     def enter_all(self, thing: Any) -> None:
         """Go on to what stands in a container, and to the functions behind something that can be called."""
-        if isinstance(thing, (State, Members)):
+        if is_a(thing, (State, Members)):
             found: Iterable[Any] = thing.held
         elif is_a(thing, dict):
             found = dict.values(thing) if dict.__len__(thing) <= _LARGE else ()

@@ -68,6 +68,15 @@ def a_tensor() -> Any:
     return found
 
 
+def with_a_default() -> Any:
+    module = a_module()
+
+    def act(h: torch.Tensor, settings: Any = module) -> Any:
+        return h * settings.gain
+
+    return act
+
+
 def read_of(thing: Any) -> Any:
     return thing.gain
 
@@ -102,7 +111,7 @@ CASES: dict[str, Case] = {
     "a module: in a list": (lambda: [a_module()], lambda s, h: h * s.kept[0].gain, lambda k: put("gain", 3.0)(k[0]), "gain"),
     "a module: in a closure": (lambda: (lambda q: lambda h: h * q.gain)(a_module()), lambda s, h: s.kept(h),
         lambda k: put("gain", 3.0)(k.__closure__[0].cell_contents), "gain"),
-    "a module: as a default": (lambda: lambda h, q=a_module(): h * q.gain, lambda s, h: s.kept(h),
+    "a module: as a default": (with_a_default, lambda s, h: s.kept(h),
         lambda k: put("gain", 3.0)(k.__defaults__[0]), "gain"),
     "a module: for a partial": (lambda: functools.partial(lambda q, h: h * q.gain, a_module()), lambda s, h: s.kept(h),
         lambda k: put("gain", 3.0)(k.args[0]), "gain"),
