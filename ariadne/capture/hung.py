@@ -22,6 +22,7 @@ def hung(snapshot: Snapshot) -> Hung:
         (i, name): vars(t).get(name, MISSING)
         for i, (t, was) in enumerate(snapshot.marks)
         for name in {**was, **vars(t)}
+        if not name.startswith("_dynamo")  # torch's own marks, as torch.cond leaves them
         if vars(t).get(name, MISSING) is not was.get(name, MISSING)
     }
 
