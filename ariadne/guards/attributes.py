@@ -98,7 +98,7 @@ def lasts(value: Any) -> bool:
 
 def has_fields(value: Any) -> bool:
     """Whether a number, a text or a tuple of a class of its own has attributes: a member of an enumeration is fixed."""
-    kind = type(value)
+    kind: Any = type(value)
     return _may_have_fields(kind) and (
         bool(own_of(value)) or any(slot_of(value, n) is not MISSING for n in slots_of(value))
     )

@@ -447,7 +447,9 @@ class ModuleGuard:
         held.update((id(own_of(k.thing)), (k.thing, own_of(k.thing))) for k in contents if isinstance(k, Own))
         self.surrounded, self._parts = surrounded, (watched, surrounded, named)
         self._held, self._walk, self._calm = [*held.values()], changed_since, Calm()
-        keep_their_dicts = [partial(same_dicts, *zip(*self._held, strict=True))] if held else []
+        keep_their_dicts: list[Callable[[], bool]] = (
+            [partial(same_dicts, *zip(*self._held, strict=True))] if held else []
+        )
         homes = {id(thing) for thing, _ in self._held}
         keep_their_dicts += same_kinds([kind for at, kind in kinds.items() if at in homes])
         self._gather()

@@ -283,7 +283,9 @@ class Surrounded(Part):
             for looked in self._looked
             for (thing, own), kind in zip(looked.owners, looked.kinds, strict=True)
         }
-        self._owners, self._owned, self.kinds = ([one[i] for one in owners.values()] for i in range(3))
+        self._owners = [thing for thing, _, _ in owners.values()]
+        self._owned = [own for _, own, _ in owners.values()]
+        self.kinds = [kind for _, _, kind in owners.values()]
 
     def _keep_their_dicts(self) -> bool:
         return same_dicts(self._owners, self._owned) and [*map(type, self._owners)] == self.kinds
