@@ -42,5 +42,10 @@ def _is_made_when_asked(variable: ContextVar[Any], was: Any) -> bool:
 
 
 def _is_others(variable: ContextVar[Any]) -> bool:
-    modules = [m for name, m in [*sys.modules.items()] if name.partition(".")[0] in _OTHERS]
-    return any(thing is variable for m in modules for thing in [*getattr(m, "__dict__", {}).values()])
+    """Whether it stands in a module of torch or of Ariadne, or is what a setting of torch's is kept in."""
+    tables = [getattr(m, "__dict__", {}) for name, m in [*sys.modules.items()] if name.partition(".")[0] in _OTHERS]
+    settings = (
+        setting for table in tables if type(found := table.get("_config")) is dict for setting in found.values()
+    )
+    kept = (getattr(setting, "user_override", None) for setting in settings)
+    return any(thing is variable for table in tables for thing in [*table.values()]) or any(v is variable for v in kept)
