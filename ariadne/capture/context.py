@@ -42,7 +42,9 @@ def _is_made_when_asked(variable: ContextVar[Any], was: Any) -> bool:
 
 
 def _is_others(variable: ContextVar[Any]) -> bool:
-    """Whether it stands in a module of torch or of Ariadne, or is what a setting of torch's is kept in."""
+    """Whether it stands in a module of torch or of Ariadne, or is what a setting of torch's, or a change of some, is kept in."""
+    if variable.name.startswith("torch.") and ".ConfigPatch[" in variable.name:
+        return True
     tables = [getattr(m, "__dict__", {}) for name, m in [*sys.modules.items()] if name.partition(".")[0] in _OTHERS]
     settings = (
         setting for table in tables if type(found := table.get("_config")) is dict for setting in found.values()
