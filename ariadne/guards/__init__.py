@@ -75,7 +75,7 @@ from ariadne.guards.attributes import (
 )
 from ariadne.guards.baseline import GLOBAL_HOOKS, Baseline, copied_model, global_hooks, shown, state_types
 from ariadne.guards.bound import as_before, in_order, matched
-from ariadne.guards.calls import ModuleGuard, entrance, explain
+from ariadne.guards.calls import ModuleGuard, entrance, explain, references_hold
 from ariadne.guards.classes import own_dict
 from ariadne.guards.codes import codes_of
 from ariadne.guards.contents import contents_of, refill

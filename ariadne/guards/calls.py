@@ -190,6 +190,12 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
     return found
 
 
+def references_hold(plan: TracePlan, model: nn.Module, baseline: Baseline) -> bool:
+    """Whether weights that forward reaches by two ways are those that the plan knows; a call captures anew where they are not."""
+    same = all(one.table[one.key] is other.table[other.key] for one, other in tied(plan, model, baseline))
+    return same and all(one.holds() for one in referred(plan, model, baseline))
+
+
 def autocast_is(then: tuple[tuple[str, bool, torch.dtype], ...]) -> bool:
     """Whether autocast is now what it was then, per device type: (device type, enabled, dtype).
 

@@ -24,7 +24,7 @@ from ariadne.cut import (
     with_trainable,
 )
 from ariadne.errors import BoundaryError, HalfError, SpecError, TrainingError, WitnessError
-from ariadne.guards import calls_of, copied_model, not_called
+from ariadne.guards import calls_of, copied_model, not_called, references_hold
 from ariadne.imports import imported
 from ariadne.plan import Value
 from ariadne.runtime import casts, taps, training
@@ -408,6 +408,13 @@ class SplitRuntime(Told):
         if not holding:
             for guard in self._main.guards:
                 guard.explain()
+        holding = [v for v in holding if references_hold(v.plan, self.model, v.prefix_guard.baseline)]
+        if not holding:
+            raise HalfError(
+                "no plan of this split holds for the model as it is: another weight was put in the place of one that forward "
+                "reaches in two ways, by another name or a list. Call the split once, which captures a plan for it, or save with "
+                "examples=[example_inputs]"
+            )
         of: type[Cut] = imported("ariadne.halves").Cut
         return [
             of(
