@@ -30,6 +30,7 @@ from conformance.random_networks.steps import DTYPES, STEPS, UNDER, Frame
 
 CALLS = ("positional", "keywords", "list", "dict")
 LAYOUTS = ("plain", "transposed", "strided")
+READ_THE_BATCH = {"by_table", "by_float", "by_text", "by_bytes"}  # where torch does not see it
 Env = dict[str, Any]
 Pair = namedtuple("Pair", "first second")
 
@@ -135,9 +136,12 @@ class Program:
     def one_path(self) -> bool:
         """Whether data decide how it goes on: a suffix over a wire knows one path.
 
-        So it is where the example has one row, and where a part is taken as it is: then no size of the plan follows data.
+        So it is where the example has one row, where a part is taken as it is, and where Python looks the batch up in something
+        that torch does not see (each batch has a plan of a real run then): there no size of the plan follows data.
         """
-        return (self.batch == 1 or self._takes_whole) and any(s["do"] == "packed" for s in self.steps)
+        done = {s["do"] for s in self.steps}
+        real = self.batch == 1 or self._takes_whole or not done.isdisjoint(READ_THE_BATCH)
+        return real and "packed" in done
 
     @property
     def writes(self) -> bool:
