@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import sys
 import sysconfig
 from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import lru_cache, partial
 from operator import getitem
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import Any
 
 import torch
@@ -132,6 +140,29 @@ def entries_beside(memory: Any, known: list[tuple[Any, Any]]) -> list[tuple[Any,
     return [(key, result) for key, result in entries_of(memory) if before.get(id(key), MISSING) is not result]
 
 
+_IN_C = (BuiltinFunctionType, MethodWrapperType)
+
+
+def bound_to(value: Any) -> Any:
+    """What a method in C is bound to, such as `table.get`; `MISSING` for all else.
+
+    A function in C is one of a module or a class. That a method of Python's or numpy's one generator for all is there changes
+    nothing, and a draw is refused.
+    """
+    if type(value) not in _IN_C:
+        return MISSING
+    owner = value.__self__
+    function = owner is None or is_a(owner, (type, ModuleType)) or type(owner).__name__ == "PyCapsule"
+    return MISSING if function or draws_for_all(value) else owner
+
+
+def draws_for_all(method: Any) -> bool:
+    """Whether a method is of Python's or numpy's one generator for all, and is none that tells where that stands."""
+    numbers = sys.modules.get("numpy.random.mtrand")
+    generators = getattr(random, "_inst", None), getattr(numbers, "_rand", None)
+    return any(method.__self__ is g for g in generators) and method.__name__ not in ("getstate", "get_state")
+
+
 def is_array(value: Any) -> bool:
     """Whether a value is a numpy array, asked without numpy."""
     array: type | None = getattr(sys.modules.get("numpy"), "ndarray", None)
@@ -153,7 +184,9 @@ def is_opaque(value: Any) -> bool:
     Python's own library made, but for containers, namespaces and partials.
     """
     kind: Any = type(value)
-    return kind in LEAVES or _is_opaque(kind)
+    if kind in LEAVES:
+        return True
+    return bound_to(value) is MISSING if kind in _IN_C else _is_opaque(kind)
 
 
 _LIKE_USERS = "torch.utils.data."  # datasets, samplers and loaders: plain Python that steers forward by what it holds
@@ -262,10 +295,14 @@ def held(value: Any) -> list[tuple[Any, Any]]:
     if is_opaque(value):
         return []
     found: list[tuple[Any, Any]] = []
+    if kind in _IN_C:
+        return [(Attribute("__self__"), bound_to(value))]
     if is_array(value):
         pass  # what is in it are bytes
     elif issubclass(kind, dict):
         found += dict.items(value)
+        if issubclass(kind, defaultdict):
+            found.append((Attribute("default_factory"), value.default_factory))
     elif issubclass(kind, list):
         found += enumerate(list.__iter__(value))
     elif issubclass(kind, tuple):

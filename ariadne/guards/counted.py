@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import types
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
@@ -14,7 +14,9 @@ from torch import nn
 
 from ariadne.guards.attributes import (
     ANY,
+    MISSING,
     Attribute,
+    bound_to,
     held,
     is_a,
     is_array,
@@ -31,6 +33,7 @@ from ariadne.guards.readers import Reads
 from ariadne.guards.recording import Recording
 
 FAR = 64  # steps into what an attribute holds; what stands further is not looked at
+_IN_C = (types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType, types.WrapperDescriptorType)
 _RENEWED = ("_flat_weights", "_flat_weight_refs")  # of RNNs: see `keeps_its_weights`
 
 
@@ -70,6 +73,8 @@ class Names:
         finds attributes under other names.
         """
         if not isinstance(step, Attribute):
+            return True
+        if bound_to(value) is not MISSING or is_a(value, defaultdict):
             return True
         read = self.read_of(value)
         if read is not None:
@@ -135,6 +140,8 @@ def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> 
             yield keys, State(value, None if whole else names.names, names.assigned, names.moved)
         return
     seen.add(id(value))
+    if is_a(value, partial) and is_a(value.func, _IN_C):  # what that reads of its arguments, no code names
+        yield keys, State(value, None, names.assigned, names.moved)
     if can_become(value):
         yield keys, OfKind(value)
     if is_array(value):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 import zlib
 from abc import ABC, abstractmethod
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Collection, Sequence
 from operator import is_
 from typing import Any
@@ -244,7 +244,7 @@ class Contents(Kept):
 
 
 class Members(Kept):
-    """What stands in a container, each thing by identity; a dict's keys count too, and their order."""
+    """What stands in a container, each thing by identity; a dict's keys count too, their order, and what makes missing ones."""
 
     __slots__ = ("version",)
 
@@ -255,7 +255,8 @@ class Members(Kept):
     def look(self, thing: Any) -> list[Any]:
         """A copy one level deep; of a dict, its keys and then its values."""
         if is_a(thing, dict):
-            return [*dict.keys(thing), *dict.values(thing)]
+            made = [thing.default_factory] if is_a(thing, defaultdict) else []
+            return [*dict.keys(thing), *dict.values(thing), *made]
         kind: Any = next(k for k in (list, set, deque) if is_a(thing, k))
         return list(kind.__iter__(thing))
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 import gc
 import logging
 import operator
-import random
 import reprlib
-import sys
 import threading
 import weakref
 from collections import defaultdict, deque
@@ -40,6 +38,8 @@ from ariadne.guards.attributes import (
     BOOKKEEPING,
     MISSING,
     SIMPLE,
+    bound_to,
+    draws_for_all,
     is_a,
     is_array,
     is_memory,
@@ -72,6 +72,12 @@ _BY_METHODS = (
     "torch.distributions.",
 )  # of which torch's own methods read what no code of forward's names
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_SHOWING: tuple[type, ...] = (
+    MappingProxyType,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+)  # what a dict holds
 _ASKING_BY_NAME = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
 
 
@@ -93,7 +99,7 @@ def counts_by_which(value: Any) -> bool:
     as what stands in annotations.
     """
     if is_a(value, _WHICH):
-        return True
+        return bound_to(value) is MISSING
     kind: Any = type(value)
     home = str(kind.__module__)
     if home.startswith(_OPENED) and home_of(value) is object:
@@ -151,7 +157,10 @@ def unfolded(
             todo.extend(parts)
             continue
         if type(thing) is MethodType:
-            todo.extend((thing.__func__, *(() if _draws_for_all(thing) else (thing.__self__,))))
+            todo.extend((thing.__func__, *(() if draws_for_all(thing) else (thing.__self__,))))
+            continue
+        if (owner := bound_to(thing)) is not MISSING:
+            todo.extend((thing.__name__, owner))
             continue
         yield thing
         if lasts(thing) or type(thing) is bytes or thing is MISSING or id(thing) in seen or id(thing) in moved:
@@ -179,13 +188,6 @@ def unfolded(
             yield type(thing)
         alive.append(parts)
         todo.extend(parts)
-
-
-def _draws_for_all(method: MethodType) -> bool:
-    """Whether a method is of Python's or numpy's one generator for all: that it is there changes nothing, and a draw is refused."""
-    numbers = sys.modules.get("numpy.random.mtrand")
-    generators = getattr(random, "_inst", None), getattr(numbers, "_rand", None)
-    return any(method.__self__ is g for g in generators) and method.__name__ not in ("getstate", "get_state")
 
 
 class Watched:
@@ -263,7 +265,7 @@ def _inside(
         yield from (str(thing.dtype), tuple(thing.shape), thing.tobytes())
     elif is_a(thing, _CONTAINERS):
         yield from _members(thing)
-    elif is_a(thing, MappingProxyType):
+    elif is_a(thing, _SHOWING):
         yield from gc.get_referents(thing)
         return
     else:
