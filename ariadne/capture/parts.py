@@ -21,6 +21,7 @@ from ariadne.capture.recorder import Recorder, runs_again
 from ariadne.capture.refusals import refuse_transforms
 from ariadne.capture.state import Snapshot, Spot
 from ariadne.capture.values import CONSTANTS, SYMBOLIC
+from ariadne.capture.wanted import tell
 from ariadne.errors import UnsupportedError, named
 from ariadne.guards import LEAVES, Effect, Recording, held, is_a, is_array, refill
 from ariadne.plan import storage_of, tensors_in
@@ -79,6 +80,7 @@ class Parts:
         self._refuse_objects(name, leaves)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         recorder._keep(tensors)
+        tell(recorder, leaves)
         with recorder.aside():
             before = snapshot.anew()
             self._refuse_before(name, self.last.spots(), modules)
