@@ -22,7 +22,7 @@ from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_wei
 from ariadne.guards.bound import matched, once_more
 from ariadne.guards.classes import Lookup
 from ariadne.guards.counted import owner_of
-from ariadne.guards.explained import refuse_changes
+from ariadne.guards.explained import beside, refuse_changes
 from ariadne.guards.kept import Kept, OfKind, OfTables, Own, Same
 from ariadne.guards.left import AsLeft
 from ariadne.guards.marks import Asked, marks_on, same_marks
@@ -245,8 +245,8 @@ def explain(
         if i in literals:
             if not tree.identical(leaf, literals[i]) and (plain or not lasts(leaf)):
                 raise InputError(
-                    f"input {name} was {literals[i]!r} at capture, now it is {leaf!r}; a value that is no tensor is part of "
-                    "the plan. Prepare again for another one"
+                    f"input {name} was {literals[i]!r}{beside(literals[i])} at capture, now it is {leaf!r}{beside(leaf)}; "
+                    "a value that is no tensor is part of the plan. Prepare again for another one"
                 )
             continue
         called = dict(plan.inputs)[i]
@@ -260,8 +260,9 @@ def explain(
                 )
             if not given.same(leaf):
                 raise InputError(
-                    f"input {name} was {reprlib.repr(plan.given[value.name])} at capture, now it is {reprlib.repr(leaf)}; a value "
-                    "that is no tensor is part of the plan. Prepare again for another one"
+                    f"input {name} was {reprlib.repr(given.thing)}{beside(given.thing)} at capture, now it is "
+                    f"{reprlib.repr(leaf)}{beside(leaf)}; a value that is no tensor is part "
+                    "of the plan. Prepare again for another one"
                 )
             continue
         if not isinstance(leaf, torch.Tensor):

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ariadne.guards.attributes import is_a, is_array, is_memory, lasts, own_of
+from ariadne.guards.attributes import Slots, is_a, is_array, is_memory, lasts, own_of
 from ariadne.guards.classes import Lookup
 from ariadne.guards.codes import around
 from ariadne.guards.counted import Names
@@ -25,8 +25,11 @@ from ariadne.guards.instructions import assigned_in
 from ariadne.guards.kept import Members, Same
 from ariadne.guards.links import is_known
 from ariadne.guards.opened import State, counts_by_which, only_answers
-from ariadne.guards.outside import Outside, in_class, objects_in, with_contents
+from ariadne.guards.outside import PARTS, Outside, in_class, objects_in, with_contents
 
+_TELLING = frozenset(
+    {"signature", "getfullargspec", "__defaults__", "__kwdefaults__"}
+)  # names by which code asks for defaults
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _LARGE, _MOST = 4096, 1 << 16  # so many entries of a container, and so many things in all, are looked at
 
@@ -109,11 +112,17 @@ class _Within:
         return own.keys() if self.which is None else own.keys() & self.which
 
     def there(self) -> Iterator[Outside]:
-        """Which names stand on the functions and modules that were found, so that none is missed that comes later."""
+        """Which names stand on the functions and modules that were found, so that none is missed that comes later; and what the
+        functions default to, where forward asks that."""
+        asked = () if _TELLING.isdisjoint(self.names.names) else PARTS
         for thing, called, ignored in self.owners:
-            if id(thing) in self.things and id(vars(thing)) not in self.names.moved:
+            if id(thing) not in self.things:
+                continue
+            if id(vars(thing)) not in self.names.moved:
                 there = _There(thing, self.which, ignored)
                 yield Outside(there, "", there[""], f"what stands on {called}")
+            for part in asked if is_a(thing, FunctionType) else ():
+                yield from with_contents(Outside(Slots(thing), part, getattr(thing, part), f"{part} of {called}"))
 
     def enter_parts(self, function: FunctionType) -> None:
         """Go on to what a function closes over, wraps or defaults to."""
@@ -158,8 +167,8 @@ class _Within:
         changed = self.names.assigned.union(*(assigned_in(code)[1] for code in homes))
         if not known:
             self.owners.append((module, called, changed))
-        asked = self.read_in(own) if self.which is not None else {n for n, value in own.items() if lasts(value)}
-        for name in sorted((asked | own.keys() & self.names.names) - changed):
+        plain = {n for n, value in own.items() if lasts(value)} if self.which is None else set[str]()
+        for name in sorted((own.keys() & self.names.names | plain) - changed):
             if name[:2] != "__" and (not known or callable(own[name]) or is_a(own[name], ModuleType)):
                 yield from self.at(own, name, f"{called}.{name}")
 
