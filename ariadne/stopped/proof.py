@@ -32,16 +32,18 @@ _MORE = 4  # proofs at most that end since something was found which had been un
 def isolated(
     model: nn.Module, example: Example, grad: bool, run: Callable[..., Any], drew: Names, batch: int | None = None
 ) -> Any:
-    """What `run` gives on fresh inputs like the example; the model is left as found, and so are the random generators that forward
-    `drew` from: of others, another thread would get its numbers twice. Where there is no other, all are put back.
+    """What `run` gives on fresh inputs like the example; the model is left as found, with objects among the inputs, and so are the
+    random generators that forward `drew` from: of others, another thread would get its numbers twice. Where there is no other, all
+    are put back.
 
     Raises `UnsupportedError` where it moves on a generator of Python's, or another iterator, that the model holds or forward's
     functions reach: that can't be put back.
     """
-    snapshot, names = Snapshot(model), counted(drew)  # a forward that waits is a thread, too
+    args, kwargs = tree.unflatten(example.resized(batch or example.batch), example.spec)
+    # An object among the inputs, such as a cache of keys and values, is the example's own.
+    snapshot, names = Snapshot(model, (args, kwargs)), counted(drew)  # a forward that waits is a thread, too
     snapshot.save_all()
     stood = {where: (one, _at(one)) for where, one in _iterators(model)}
-    args, kwargs = tree.unflatten(example.resized(batch or example.batch), example.spec)
     try:
         with put_back(PythonState(model).held.locals), no_weights_cached(), torch.set_grad_enabled(grad):
             found = contextvars.copy_context().run(run, *args, **kwargs)
