@@ -54,15 +54,21 @@ class Held:
     def __init__(self, modules: Mapping[str, nn.Module], settled: dict[Key, tuple[Any, Any]]) -> None:
         self.modules, self.settled = modules, settled
         self.holders: dict[Key, tuple[Any, Any]] = {}
+        self.begun: dict[Key, int | float] = {}  # numbers where nothing stood before
+        self.went_on: dict[Key, int | float] = {}  # those of them that another batch moved on
 
-    def look(self, read: Mapping[Key, tuple[nn.Module, Any, int]], changed: Iterable[Change], batch: int) -> None:
-        """Find what may be a holder after a first run."""
+    def look(self, asked: Iterable[Key], changed: Iterable[Change], batch: int) -> None:
+        """Find what may be a holder after a first run, among the attributes that it read, or looked for in vain."""
         moved = {(path, name): (before, now) for path, name, before, now in changed}
-        for key, (module, _, _) in read.items():
-            now = module.__dict__.get(key[1])
+        for key in asked:
+            if key[0] not in self.modules:
+                continue
+            now = self._found(key)
             before = moved.get(key, (now, now))[0]
-            if type(now) is int and now == batch and before in (None, now) and key[0] in self.modules:
+            if type(now) is int and now == batch and before in (None, now):
                 self.holders[key] = before, now
+            if type(now) in (int, float) and before is None:
+                self.begun[key] = now
 
     def left(self, batch: int) -> None:
         """A call at this batch ran; raises `UnsupportedError` where a flag moved on by it, or another batch is held."""
@@ -71,15 +77,19 @@ class Held:
             if type(found) is not type(now) or found != (now if type(now) is bool else batch):
                 refuse_change(key, before, found)
         self.holders = {k: v for k, v in self.holders.items() if type(n := self._found(k)) is int and n == batch}
+        self.went_on |= {k: v for k, v in self.begun.items() if not tree.identical(v, self._found(k))}
 
     def kept(self, changed: Sequence[Change], assigned: set[Key], caches: bool) -> set[Key]:
         """Those that a plan sets as forward does: all, where nothing else that forward leaves is left to a cache.
 
         `assigned`: what the plan sets besides; `caches`: forward fills containers that the plan does not. Raises
+        `UnsupportedError` for a number that began at the first call and goes on at another batch as no holder does. Raises
         `UnsupportedError` where a plan would set what belongs to a batch, and could not set which batch it is; and where it would
         set what follows from an attribute as the first call found it.
         """
         first = {(path, name): now for path, name, _, now in changed}
+        for key in self.went_on.keys() - self.holders.keys():
+            refuse_change(key, self.went_on[key], self._found(key))
         for key in self.settled and assigned & first.keys():
             if simple(first[key]) and key[0] in self.modules and not tree.identical(first[key], self._found(key)):
                 refuse_change(key, first[key], self._found(key))
