@@ -24,6 +24,7 @@ from ariadne.capture.sizes import Watch
 from ariadne.compare import difference
 from ariadne.errors import UnsupportedError, named
 from ariadne.guards import Flag, simple
+from ariadne.plan import own
 
 Change = tuple[str, str, Any, Any]  # of an attribute: before, and now
 Key = tuple[str, str]  # a module's path, and the name of an attribute
@@ -175,12 +176,45 @@ def refuse_flags(
     batches: Iterable[int],
     drew: Names,
 ) -> None:
-    """Raise `UnsupportedError` where what a call gives at one of the batches follows a flag of the first call; `drew` as above."""
+    """Raise `UnsupportedError` where what a call gives at one of the batches, or leaves in buffers, follows a flag of the first
+    call; `drew` as above."""
     flags = [(key, change) for key, change in settled.items() if type(change[1]) is bool]
+    for one, other in ((example, example.turned()), (example.turned(), example)) if flags else ():
+        if _differs_by_flags(model, one, other, grad, {key: was for key, (was, _) in flags}, drew):
+            refuse_change(flags[0][0], *flags[0][1])
     for key, (before, now) in flags[:1]:
         for batch in batches:
             if _follows_the_first(model, example, grad, batch, drew):
                 refuse_change(key, before, now)
+
+
+def _differs_by_flags(
+    model: nn.Module, before: Example, example: Example, grad: bool, flags: Mapping[Key, Any], drew: Names
+) -> str | None:
+    """What a call gives or leaves in buffers otherwise, after one on the inputs `before`, than with the flags that a first finds:
+    a plan goes a first call's way at each call."""
+    args, kwargs = tree.unflatten(example.leaves, example.spec)
+    snapshot = Reach(model).snapshot(args, kwargs)
+    snapshot.save_buffers()
+
+    def leaves(flags: Mapping[Key, Any]) -> Any:
+        again = snapshot.anew()
+        again.save_buffers()
+        try:
+            for (path, name), value in flags.items():
+                again.modules[path].__dict__[name] = value
+            found = gives(model, example, example.batch, grad, (), again)
+            return found, {name: own(t.detach()) for name, t in model.named_buffers()}
+        finally:
+            again.restore(drew)
+
+    try:
+        gives(model, before, before.batch, grad, drew, snapshot)
+        as_it_is, as_at_first = leaves({}), leaves({key: was for key, was in flags.items() if type(was) is bool})
+        raised = type(as_at_first[0]) is str  # it can do so but once
+        return None if raised else difference(as_it_is, as_at_first)
+    finally:
+        snapshot.restore(drew)
 
 
 def _follows_the_first(model: nn.Module, example: Example, grad: bool, batch: int, drew: Names) -> str | None:
