@@ -81,6 +81,8 @@ class Place:
             return self.path + "".join(map(shown, steps[named_already:]))
         if self.steps == (PARTS,):
             return f"the part {more[0]!r} of {named(self.path)}" if more else f"the parts of {named(self.path)}"
+        if len(self.steps) == 1 and self.steps[0] in BOOKKEEPING:
+            return f"torch's own {self.steps[0]!r} of {named(self.path)}"
         if not self.steps:
             return f"the attribute {more[0]!r} of {named(self.path)}"
         steps = [*map(shown, (*self.steps, *more))]
@@ -174,6 +176,15 @@ class Effects:
                 self.rules[at] = replace(rule, what=(*rule.what, k))
 
 
+class Names:
+    """The names that stand in a registry of a module's, of parameters or hooks; what stands there under them does not count."""
+
+    __slots__ = ("table",)
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+
+
 class Containers:
     """The containers that a forward can reach, with what they hold at one moment.
 
@@ -192,6 +203,9 @@ class Containers:
             for name, value in module.__dict__.items():
                 if name == PARTS or (type(value) not in LEAVES and name not in BOOKKEEPING):
                     self._walk(Place("held", path, (name,)), value)
+                elif name in BOOKKEEPING and is_a(value, (dict, set)):  # of what stands there others tell, where it counts
+                    names = Names(value)
+                    self._noted[id(value)] = Place("held", path, (name,)), names, "set", contents(names, "set")
         for side, part in enumerate(given):
             for step, value in held(part):
                 self._walk(Place("input", "", (side, step)), value)
@@ -274,6 +288,8 @@ def contents(value: Any, kind: str) -> Any:
     """What a container holds now, whatever its class makes of iteration: a dict, a list or a set of its own."""
     if is_a(value, Root):
         return variables(value.thing, value.names)
+    if is_a(value, Names):
+        return {*value.table}
     if kind == "dict":
         return contents_of(value)
     if kind == "list":
