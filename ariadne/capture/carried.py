@@ -20,7 +20,7 @@ from ariadne.capture.generators import Names
 from ariadne.capture.history import gives
 from ariadne.capture.recorded import recording
 from ariadne.capture.state import Snapshot
-from ariadne.guards import MISSING, Change, Event, Place, Recording, held, is_a, variables
+from ariadne.guards import MISSING, Attribute, Change, Event, Place, Recording, held, is_a, variables
 from ariadne.plan import storage_of, tensors_in, written_arguments
 
 _OVERWRITES = frozenset({"copy_", "zero_", "fill_"})  # and read nothing of what they write
@@ -75,9 +75,10 @@ def _standing(
     if had.spot.steps:
         return had.spot.now(model)
     change = changes[place]
+    attribute = change.kind == "object"
     if hasattr(change.thing, "names"):
         return variables(change.thing.thing, change.thing.names).get(key, MISSING)
-    return next((value for step, value in held(change.thing) if step == key), MISSING)
+    return next((v for step, v in held(change.thing) if step == key and is_a(step, Attribute) is attribute), MISSING)
 
 
 def _memory(t: torch.Tensor) -> Any:

@@ -7,6 +7,7 @@ call puts in place of what the call before left is no cache: a plan puts it ther
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -109,7 +110,7 @@ def lived(
         if change.kind == "set" and change.after - change.before:
             raise refusal(place, "gets other members at another batch")
     renewed = {
-        (place, key): (two.containers.thing(place), key, change.after[key])
+        (place, key): (_holder(two.containers.thing(place), change), key, change.after[key])
         for place, change in puts.items()
         for key in _both(change, puts_again.get(place))
     }
@@ -127,7 +128,7 @@ def standing(slots: Iterable[Slot]) -> Iterator[None]:
     """Within the block the values stand in the containers; after it, what stood there."""
     kept = []
     for thing, key, value in slots:
-        table = thing if is_a(thing, (dict, list)) else Slots(thing)
+        table = thing if is_a(thing, (dict, list, deque, Slots)) else Slots(thing)
         kept.append((table, key, table[key]))
         table[key] = value
     try:
@@ -135,6 +136,10 @@ def standing(slots: Iterable[Slot]) -> Iterator[None]:
     finally:
         for table, key, value in kept:
             table[key] = value
+
+
+def _holder(thing: Any, change: Change) -> Any:
+    return Slots(thing) if change.kind == "object" else thing
 
 
 class _Look:

@@ -43,6 +43,7 @@ from ariadne.compare import difference
 from ariadne.errors import UnsupportedError, named
 from ariadne.guards import (
     MISSING,
+    SIMPLE,
     Change,
     Effects,
     Place,
@@ -211,7 +212,7 @@ def observe(
             moved = bool(found.changed or found.containers or changes)
             held = Held(snapshot.modules, settled)
             if other not in (0, batch):
-                held.look(found.read_attributes, found.changed, batch)
+                held.look(found.read_attributes.keys() | found.missing, found.changed, batch)
             history = lived(
                 model, example, batch, other or batch, grad, reach, snapshot, output, found.drew, moved, held.left
             )
@@ -257,9 +258,13 @@ def observe(
 
 
 def _refuse_renewed(found: Recording, effects: Effects) -> None:
-    """Raise `UnsupportedError` for an attribute that forward reads and changes in the second run, too: it is no cache."""
-    for path, name, _, _ in found.changed:
-        if (path, name) in effects.assigned and (path, name) in found.read_attributes:
+    """Raise `UnsupportedError` for an attribute that forward reads and changes in the second run, too: it is no cache.
+
+    One that the first run looked for in vain counts, where both put something plain there that is not the same: as a count does.
+    """
+    for path, name, _, now in found.changed:
+        counts = (path, name) in found.missing and is_a(now, SIMPLE)
+        if (path, name) in effects.assigned and ((path, name) in found.read_attributes or counts):
             raise UnsupportedError(
                 f"forward reads and changes the attribute {name!r} of {named(path)} at every call, which a plan can't follow; "
                 "return what it keeps there, or keep it in a buffer"

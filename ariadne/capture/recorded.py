@@ -32,7 +32,7 @@ from ariadne.capture.state import Snapshot
 from ariadne.capture.turn import capturing
 from ariadne.errors import UnsupportedError
 from ariadne.forks import undone
-from ariadne.guards import BOOKKEEPING, Recording, Taken, is_a, is_whole, simple, surroundings, switches
+from ariadne.guards import BOOKKEEPING, Recording, Taken, is_a, is_whole, may_get_fields, simple, surroundings, switches
 from ariadne.plan import storage_of, tensors_in
 
 ATOMS = frozenset({int, float, bool, str, type(None)})
@@ -105,7 +105,7 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
                 kind = plain_type(value)
                 fixed = kind in ATOMS or (kind is tuple and ATOMS.issuperset(map(plain_type, value)))
                 holds = not fixed and is_a(value, (list, dict, set, tuple)) and simple(value)
-                kept = copy.deepcopy(value) if holds else value
+                kept = copy.deepcopy(value) if holds and not may_get_fields(value) else value
                 recording.read_attributes[key] = self, kept, id(value)
         return value
 

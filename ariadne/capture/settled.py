@@ -24,6 +24,7 @@ from ariadne.capture.sizes import Watch
 from ariadne.compare import difference
 from ariadne.errors import UnsupportedError, named
 from ariadne.guards import Flag, simple
+from ariadne.plan import own
 
 Change = tuple[str, str, Any, Any]  # of an attribute: before, and now
 Key = tuple[str, str]  # a module's path, and the name of an attribute
@@ -54,15 +55,21 @@ class Held:
     def __init__(self, modules: Mapping[str, nn.Module], settled: dict[Key, tuple[Any, Any]]) -> None:
         self.modules, self.settled = modules, settled
         self.holders: dict[Key, tuple[Any, Any]] = {}
+        self.begun: dict[Key, int | float] = {}  # numbers where nothing stood before
+        self.went_on: dict[Key, int | float] = {}  # those of them that another batch moved on
 
-    def look(self, read: Mapping[Key, tuple[nn.Module, Any, int]], changed: Iterable[Change], batch: int) -> None:
-        """Find what may be a holder after a first run."""
+    def look(self, asked: Iterable[Key], changed: Iterable[Change], batch: int) -> None:
+        """Find what may be a holder after a first run, among the attributes that it read, or looked for in vain."""
         moved = {(path, name): (before, now) for path, name, before, now in changed}
-        for key, (module, _, _) in read.items():
-            now = module.__dict__.get(key[1])
+        for key in asked:
+            if key[0] not in self.modules:
+                continue
+            now = self._found(key)
             before = moved.get(key, (now, now))[0]
-            if type(now) is int and now == batch and before in (None, now) and key[0] in self.modules:
+            if type(now) is int and now == batch and before in (None, now):
                 self.holders[key] = before, now
+            if type(now) in (int, float) and before is None:
+                self.begun[key] = now
 
     def left(self, batch: int) -> None:
         """A call at this batch ran; raises `UnsupportedError` where a flag moved on by it, or another batch is held."""
@@ -71,15 +78,19 @@ class Held:
             if type(found) is not type(now) or found != (now if type(now) is bool else batch):
                 refuse_change(key, before, found)
         self.holders = {k: v for k, v in self.holders.items() if type(n := self._found(k)) is int and n == batch}
+        self.went_on |= {k: v for k, v in self.begun.items() if not tree.identical(v, self._found(k))}
 
     def kept(self, changed: Sequence[Change], assigned: set[Key], caches: bool) -> set[Key]:
         """Those that a plan sets as forward does: all, where nothing else that forward leaves is left to a cache.
 
         `assigned`: what the plan sets besides; `caches`: forward fills containers that the plan does not. Raises
+        `UnsupportedError` for a number that began at the first call and goes on at another batch as no holder does. Raises
         `UnsupportedError` where a plan would set what belongs to a batch, and could not set which batch it is; and where it would
         set what follows from an attribute as the first call found it.
         """
         first = {(path, name): now for path, name, _, now in changed}
+        for key in self.went_on.keys() - self.holders.keys():
+            refuse_change(key, self.went_on[key], self._found(key))
         for key in self.settled and assigned & first.keys():
             if simple(first[key]) and key[0] in self.modules and not tree.identical(first[key], self._found(key)):
                 refuse_change(key, first[key], self._found(key))
@@ -165,12 +176,45 @@ def refuse_flags(
     batches: Iterable[int],
     drew: Names,
 ) -> None:
-    """Raise `UnsupportedError` where what a call gives at one of the batches follows a flag of the first call; `drew` as above."""
+    """Raise `UnsupportedError` where what a call gives at one of the batches, or leaves in buffers, follows a flag of the first
+    call; `drew` as above."""
     flags = [(key, change) for key, change in settled.items() if type(change[1]) is bool]
+    for one, other in ((example, example.turned()), (example.turned(), example)) if flags else ():
+        if _differs_by_flags(model, one, other, grad, {key: was for key, (was, _) in flags}, drew):
+            refuse_change(flags[0][0], *flags[0][1])
     for key, (before, now) in flags[:1]:
         for batch in batches:
             if _follows_the_first(model, example, grad, batch, drew):
                 refuse_change(key, before, now)
+
+
+def _differs_by_flags(
+    model: nn.Module, before: Example, example: Example, grad: bool, flags: Mapping[Key, Any], drew: Names
+) -> str | None:
+    """What a call gives or leaves in buffers otherwise, after one on the inputs `before`, than with the flags that a first finds:
+    a plan goes a first call's way at each call."""
+    args, kwargs = tree.unflatten(example.leaves, example.spec)
+    snapshot = Reach(model).snapshot(args, kwargs)
+    snapshot.save_buffers()
+
+    def leaves(flags: Mapping[Key, Any]) -> Any:
+        again = snapshot.anew()
+        again.save_buffers()
+        try:
+            for (path, name), value in flags.items():
+                again.modules[path].__dict__[name] = value
+            found = gives(model, example, example.batch, grad, (), again)
+            return found, {name: own(t.detach()) for name, t in model.named_buffers()}
+        finally:
+            again.restore(drew)
+
+    try:
+        gives(model, before, before.batch, grad, drew, snapshot)
+        as_it_is, as_at_first = leaves({}), leaves({key: was for key, was in flags.items() if type(was) is bool})
+        raised = type(as_at_first[0]) is str  # it can do so but once
+        return None if raised else difference(as_it_is, as_at_first)
+    finally:
+        snapshot.restore(drew)
 
 
 def _follows_the_first(model: nn.Module, example: Example, grad: bool, batch: int, drew: Names) -> str | None:

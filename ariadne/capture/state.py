@@ -215,10 +215,8 @@ class Snapshot:
                 self._sets.append((value, {*set.__iter__(value)}))
             elif raw:
                 self._arrays.append(Raw(value))
-            elif not issubclass(kind, (tuple, frozenset)):
-                slots = slots_of(value)
-                if slots:
-                    self._slots.append((Slots(value), {name: slot_of(value, name) for name in slots}))
+            if not issubclass(kind, (tuple, frozenset)) and (slots := slots_of(value)):
+                self._slots.append((Slots(value), {name: slot_of(value, name) for name in slots}))
             if own is not None and own is not value and id(own) not in seen:
                 seen.add(id(own))
                 self._attributes.add(id(own))

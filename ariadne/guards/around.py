@@ -37,6 +37,8 @@ from ariadne.guards.attributes import (
     PYTHONS_FILES,
     is_a,
     is_array,
+    is_bare,
+    is_fixed,
     is_opaque,
     is_open,
     is_pythons_own,
@@ -299,7 +301,7 @@ class Surroundings:
             rest = deque(chain.links[2:])
         while rest:
             kind, key = rest[0]
-            if lasts(value):
+            if is_fixed(value):
                 break
             link = link_of(value, kind, key, name)
             if link is None:
@@ -315,10 +317,10 @@ class Surroundings:
             # What an object of the model has itself, or a module from its class, is held already as the attribute that was read.
             if foreign:
                 way.append(link)
-            elif not (is_a(value, nn.Module) or has_itself(value, key)):
+            elif not (is_a(value, nn.Module) or has_itself(value, kind, key)):
                 way.append(replace(link, owner=value))
             # What stands in a class is no model's own, nor is what is in that.
-            foreign = foreign or not has_itself(value, key)
+            foreign = foreign or not has_itself(value, kind, key)
             value, name = link.value, link.name
             if kind == "asked":
                 break
@@ -437,9 +439,7 @@ class Surroundings:
                         yield Outside(own, name, own[name], f"{one.name}.{name}")
             elif is_a(one.thing, type):
                 yield from in_class(one.thing, self.names, self.assigned, moved)
-            elif not is_a(one.thing, _CONTAINERS) and not (
-                is_array(one.thing) and not one.thing.dtype.hasobject and not own_of(one.thing)
-            ):
+            elif not is_a(one.thing, _CONTAINERS) and not is_bare(one.thing):
                 yield replace(one.outside, kept=State(one.thing, names, self.assigned, moved))
             else:
                 for inner in with_contents(one.outside):

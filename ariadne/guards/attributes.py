@@ -12,6 +12,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import lru_cache, partial
+from itertools import product
 from operator import getitem
 from types import (
     BuiltinFunctionType,
@@ -48,13 +49,16 @@ LEAVES = frozenset(
 MISSING = object()
 ANY = "*"  # among names: attributes may have been read by others, too
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque, partial)
+_WITHOUT_ATTRIBUTES = frozenset(
+    {dict, defaultdict, list, tuple, set, frozenset, deque}
+)  # an `OrderedDict` may have some
 OPEN = {
     ("types", "SimpleNamespace"),
     ("argparse", "Namespace"),
     ("collections", "UserDict"),
     ("collections", "UserList"),
 }
-OPEN |= {("collections", "ChainMap")}
+OPEN |= {("collections", "ChainMap"), ("logging", "LoggerAdapter")}
 PYTHONS_FILES = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib"))
 _INSTALLED = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("purelib", "platlib"))
 _PLAINEST = frozenset({bool, int, float, complex, str, type(None), torch.dtype, torch.device})
@@ -104,16 +108,33 @@ def lasts(value: Any) -> bool:
     return plain and not has_fields(value)
 
 
+def is_fixed(value: Any) -> bool:
+    """Whether a value lasts, and can come to have no attributes either."""
+    return type(value) in _PLAINEST or (lasts(value) and not may_get_fields(value))
+
+
+def may_get_fields(value: Any) -> bool:
+    """Whether a plain value, or one in a plain container, is of a class whose objects can have attributes, now or later."""
+    kind: Any = type(value)
+    if kind in _PLAINEST:
+        return False
+    if may_have_fields(kind):
+        return True
+    inner = (*value.keys(), *value.values()) if is_a(value, dict) else value
+    return is_a(value, (dict, tuple, list, set, frozenset)) and any(map(may_get_fields, inner))
+
+
 def has_fields(value: Any) -> bool:
     """Whether a number, a text or a tuple of a class of its own has attributes: a member of an enumeration is fixed."""
     kind: Any = type(value)
-    return _may_have_fields(kind) and (
+    return may_have_fields(kind) and (
         bool(own_of(value)) or any(slot_of(value, n) is not MISSING for n in slots_of(value))
     )
 
 
 @lru_cache(maxsize=4096)
-def _may_have_fields(kind: Any) -> bool:
+def may_have_fields(kind: Any) -> bool:
+    """Whether numbers, texts or tuples of this class can have attributes of their own."""
     if not issubclass(kind, (*SIMPLE, tuple)) or issubclass(kind, Enum):
         return False
     return kind.__dictoffset__ != 0 or any(vars(c).get("__slots__") for c in kind.__mro__)
@@ -169,6 +190,11 @@ def is_array(value: Any) -> bool:
     return array is not None and issubclass(type(value), array)
 
 
+def is_bare(value: Any) -> bool:
+    """Whether a value is a numpy array that leads to nothing else: it holds numbers, and can have no attributes."""
+    return is_array(value) and not value.dtype.hasobject and own_of(value) is None and not slots_of(value)
+
+
 def is_raw(value: Any) -> bool:
     """Whether a value is data that are written in place: an array of numpy's or of Python's own, or a bytearray."""
     return is_a(value, (bytearray, array)) or is_array(value)
@@ -208,7 +234,7 @@ def is_ours(kind: type) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_opaque(kind: Any) -> bool:
-    if _may_have_fields(kind):
+    if may_have_fields(kind):
         return False
     if issubclass(kind, _PLAIN) or (is_torchs_own(kind.__module__) and not issubclass(kind, _CONTAINERS)):
         return True
@@ -275,6 +301,15 @@ def kind_of(value: Any) -> str:
     return "object" if own_of(value) is not None or slots_of(value) else ""
 
 
+def kinds_of(value: Any) -> tuple[str, ...]:
+    """The same, and object, too, for what can have attributes beside what it holds: a list of a class of its own, a partial."""
+    kind = kind_of(value)
+    if type(value) in _WITHOUT_ATTRIBUTES:
+        return (kind,) if kind else ()
+    beside = kind != "object" and (own_of(value) is not None or bool(slots_of(value)))
+    return (*([kind] if kind else []), *(["object"] if beside else []))
+
+
 def slots_of(value: Any) -> list[str]:
     """The names of an object's slots, those without a value too."""
     found = []
@@ -289,7 +324,7 @@ def slots_of(value: Any) -> list[str]:
 def held(value: Any) -> list[tuple[Any, Any]]:
     """What an object holds one step away, as (step, thing), read without running its code.
 
-    Nothing for what `is_opaque`; of sets and arrays, their attributes.
+    Nothing for what `is_opaque`; of sets, and of arrays that hold numbers, their attributes.
     """
     kind = type(value)
     if is_opaque(value):
@@ -298,7 +333,8 @@ def held(value: Any) -> list[tuple[Any, Any]]:
     if kind in _IN_C:
         return [(Attribute("__self__"), bound_to(value))]
     if is_array(value):
-        pass  # what is in it are bytes
+        if value.dtype.kind == "O":
+            found += enumerate(value) if value.ndim == 1 else ((at, value[at]) for at in _indices(value))
     elif issubclass(kind, dict):
         found += dict.items(value)
         if issubclass(kind, defaultdict):
@@ -315,10 +351,15 @@ def held(value: Any) -> list[tuple[Any, Any]]:
             (Attribute("args"), value.args),
             (Attribute("keywords"), value.keywords),
         ]
-    else:
+    if kind not in _WITHOUT_ATTRIBUTES:
         slots = ((Attribute(name), slot_of(value, name)) for name in slots_of(value))
         found += [(name, thing) for name, thing in slots if thing is not MISSING]
     return found + [(Attribute(name), thing) for name, thing in (own_of(value) or {}).items() if isinstance(name, str)]
+
+
+def _indices(array: Any) -> Iterable[tuple[int, ...]]:
+    """Where the things stand in an array of objects."""
+    return product(*map(range, array.shape))
 
 
 def is_followed(keys: tuple[Any, ...]) -> bool:

@@ -56,8 +56,13 @@ def around(thing: Any) -> list[Any]:
 
 
 def inside(f: FunctionType) -> Iterator[Any]:
-    """The functions that stand in the variables around this one, as `@torch.no_grad()` and `functools.wraps` put them there."""
-    return (v for v in _cells(f) if is_a(v, (FunctionType, MethodType, partial)) or is_memory(v))
+    """The functions that stand in the variables around this one, as `@torch.no_grad()` and `functools.wraps` put them there; those
+    of one of Python's own in a dict, too, as `functools.singledispatch` has them."""
+    for value in _cells(f):
+        by_type = type(value) is dict and len(value) <= _SHORT and is_known(f.__globals__)
+        for one in value.values() if by_type else [value]:
+            if is_a(one, (FunctionType, MethodType, partial)) or is_memory(one):
+                yield one
 
 
 def _cells(f: FunctionType) -> Iterator[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import types
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
@@ -20,9 +20,11 @@ from ariadne.guards.attributes import (
     held,
     is_a,
     is_array,
+    is_fixed,
     is_followed,
     is_opaque,
     lasts,
+    may_get_fields,
     own_of,
     simple,
 )
@@ -105,7 +107,7 @@ def kept_of_attribute(module: nn.Module, name: str, value: Any, names: Names) ->
     if mine and names.moves(module.__dict__[name]):
         yield from _inside((name,), module.__dict__[name], set(), names)
         return
-    if simple(value):
+    if simple(value) and not (mine and may_get_fields(value)):
         owner = owner_of(module, name)
         plain = owner is not None and not hasattr(
             type(owner.__dict__[name]), "__get__"
@@ -124,13 +126,13 @@ def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> 
     if is_a(value, torch.Tensor):
         yield keys, value if is_followed(keys) else Same(value)
         return
-    if simple(value) and not names.moves(value):
+    if simple(value) and not may_get_fields(value) and not names.moves(value):
         yield keys, value if lasts(value) else copy.deepcopy(value)
         return
     yield keys, Same(value)
     if type(value) is types.MethodType and len(keys) < FAR:
         yield from _inside((*keys, Attribute("__self__")), value.__self__, seen, names)
-    if id(value) in seen or lasts(value) or len(keys) >= FAR:
+    if id(value) in seen or is_fixed(value) or len(keys) >= FAR:
         return
     if is_opaque(value) or (is_array(value) and value.dtype.hasobject):
         if only_answers(value, names.codes, names.by_name):
@@ -148,14 +150,14 @@ def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> 
         yield keys, Bytes(value)
     elif Contents.takes(value):
         yield keys, Contents(value)
-        return
+        if not own_of(value):  # an `OrderedDict` may have attributes
+            return
     elif is_a(value, (list, dict, set, deque)):
         yield keys, Length(value)
-    else:
-        if own_of(value) is not None and (asked := names.asked_of(value)) != set():
-            yield keys, Own(value, names.assigned, asked)
-        if lies_in_c(value):
-            yield keys, Data(value)
+    if own_of(value) is not None and type(value) is not OrderedDict and (asked := names.asked_of(value)) != set():
+        yield keys, Own(value, names.assigned, asked)
+    if not is_array(value) and lies_in_c(value):
+        yield keys, Data(value)
     for step, thing in held(value):
         if names.counts(value, step):
             yield from _inside((*keys, step), thing, seen, names)

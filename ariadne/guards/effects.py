@@ -24,9 +24,10 @@ from ariadne.guards.attributes import (
     Attribute,
     held,
     is_a,
-    is_array,
+    is_bare,
     is_opaque,
     kind_of,
+    kinds_of,
     lasts,
     own_of,
     shown,
@@ -41,6 +42,7 @@ from ariadne.plan import Store
 Put = tuple[tree.Spec, tuple[Any, ...]] | UnsupportedError  # a value as a plan holds it, or why none can
 
 _ORDER = "comes to hold its keys in another order, as by move_to_end, or where a key is taken out and put again"
+PARTS = "_modules"  # of a module
 _DEEP = 8  # so many steps into what an attribute, an input or a variable holds
 
 
@@ -48,12 +50,24 @@ _DEEP = 8  # so many steps into what an attribute, an input or a variable holds
 class Place:
     """Where a container stands: `held` at the steps from the module `path`, `input` at those from (args, kwargs), or `outside`.
 
-    Outside, `path` is what the variable is called.
+    Outside, `path` is what the variable is called. `beside`: the attributes of a list, a dict or a set of a class of its own, and
+    not what it holds. The parts of a module stand at its `_modules`.
     """
 
     table: str
     path: str
     steps: tuple[Any, ...]
+    beside: bool = False
+
+    def below(self, step: Any) -> Place:
+        """What stands a step further."""
+        return Place(self.table, self.path, (*self.steps, step))
+
+    def above(self, known: Collection[Place]) -> Place:
+        """Where this stands in, of the places that are known."""
+        up = Place(self.table, self.path, self.steps[:-1])
+        other = replace(up, beside=True)
+        return other if other in known and isinstance(self.steps[-1], Attribute) else up
 
     def words(self, *more: Any) -> str:
         """The place, and steps that lead on from it, as a user would say it."""
@@ -65,6 +79,10 @@ class Place:
             steps = [s for s in (*self.steps, *more) if s != "cell_contents"]
             named_already = bool(self.steps) and self.steps[0] != "cell_contents"
             return self.path + "".join(map(shown, steps[named_already:]))
+        if self.steps == (PARTS,):
+            return f"the part {more[0]!r} of {named(self.path)}" if more else f"the parts of {named(self.path)}"
+        if len(self.steps) == 1 and self.steps[0] in BOOKKEEPING:
+            return f"torch's own {self.steps[0]!r} of {named(self.path)}"
         if not self.steps:
             return f"the attribute {more[0]!r} of {named(self.path)}"
         steps = [*map(shown, (*self.steps, *more))]
@@ -149,13 +167,22 @@ class Effects:
             if rule.how != "items" or k in (*rule.what, *rule.grown, *rule.gone):
                 continue
             while at.steps and (at not in first or k not in first[at].put()):
-                at, k = Place(at.table, at.path, at.steps[:-1]), at.steps[-1]
+                at, k = at.above(first), at.steps[-1]
             if at not in first or k not in first[at].put():
                 self.primed.append((place, key))
                 continue
             rule = self.rules.get(at, Rule("items"))
             if k not in rule.what:
                 self.rules[at] = replace(rule, what=(*rule.what, k))
+
+
+class Names:
+    """The names that stand in a registry of a module's, of parameters or hooks; what stands there under them does not count."""
+
+    __slots__ = ("table",)
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
 
 
 class Containers:
@@ -174,8 +201,11 @@ class Containers:
         self._noted: dict[int, tuple[Place, Any, str, Any]] = {}
         for path, module in (*modules.items(), *strays.items()):
             for name, value in module.__dict__.items():
-                if type(value) not in LEAVES and name not in BOOKKEEPING:
+                if name == PARTS or (type(value) not in LEAVES and name not in BOOKKEEPING):
                     self._walk(Place("held", path, (name,)), value)
+                elif name in BOOKKEEPING and is_a(value, (dict, set)):  # of what stands there others tell, where it counts
+                    names = Names(value)
+                    self._noted[id(value)] = Place("held", path, (name,)), names, "set", contents(names, "set")
         for side, part in enumerate(given):
             for step, value in held(part):
                 self._walk(Place("input", "", (side, step)), value)
@@ -193,13 +223,15 @@ class Containers:
             place, value = todo.pop(0)
             if type(value) in LEAVES or value is MISSING or id(value) in self._noted or is_opaque(value):
                 continue
-            if is_array(value) or len(place.steps) > _DEEP:
+            if is_bare(value) or len(place.steps) > _DEEP:
                 continue
-            kind = kind_of(value)
-            if kind:
-                self._noted[id(value)] = place, value, kind, contents(value, kind)
+            for kind in kinds_of(value):
+                beside = kind == "object" != kind_of(value)
+                own = own_of(value) if beside else value
+                at = -id(value) if own is None else id(own)
+                self._noted.setdefault(at, (replace(place, beside=beside), value, kind, contents(value, kind)))
             for step, inner in held(value):
-                todo.append((Place(place.table, place.path, (*place.steps, step)), inner))
+                todo.append((place.below(step), inner))
 
     def refuse_ordering(self, names: Collection[str]) -> None:
         """Raise `UnsupportedError` for an `OrderedDict` where code of these names may move keys of it.
@@ -256,6 +288,8 @@ def contents(value: Any, kind: str) -> Any:
     """What a container holds now, whatever its class makes of iteration: a dict, a list or a set of its own."""
     if is_a(value, Root):
         return variables(value.thing, value.names)
+    if is_a(value, Names):
+        return {*value.table}
     if kind == "dict":
         return contents_of(value)
     if kind == "list":
@@ -272,9 +306,16 @@ def effects_of(first: Mapping[Place, Change], second: Mapping[Place, Change]) ->
     for place, again in second.items():
         change = first.get(place)
         if change is None:
-            parent, key = Place(place.table, place.path, place.steps[:-1]), place.steps[-1:]
+            key = place.steps[-1:]
+            parent = place.above(first) if key else place
             made = first[parent].after.get(*key) if parent in first and first[parent].kind == "dict" else None
-            if not key or type(made) is not list or again.kind != "list" or again.added() != len(again.before):
+            if (
+                not key
+                or place.beside
+                or type(made) is not list
+                or again.kind != "list"
+                or again.added() != len(again.before)
+            ):
                 raise refusal(place, "changes in the second run alone")
             known = found.rules.get(parent, Rule("items"))
             found.rules[parent] = replace(known, grown=(*known.grown, *key))

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from ariadne import tree
-from ariadne.guards.attributes import is_a, lasts, own_of
+from ariadne.guards.attributes import is_a, is_fixed, lasts, own_of
 from ariadne.guards.classes import home_of
 from ariadne.guards.versions import VERSION, stamp
 
@@ -213,10 +213,10 @@ class Contents(Kept):
 
     @staticmethod
     def takes(thing: Any) -> bool:
-        """Whether a container holds nothing but what `lasts`."""
+        """Whether a container holds nothing but what `is_fixed`."""
         if type(thing) in (dict, OrderedDict):
-            return all(map(lasts, thing)) and all(map(lasts, thing.values()))
-        return type(thing) in (list, deque, set) and all(map(lasts, thing))
+            return all(map(is_fixed, thing)) and all(map(is_fixed, thing.values()))
+        return type(thing) in (list, deque, set) and all(map(is_fixed, thing))
 
     def look(self, thing: Any) -> Any:
         """A copy one level deep; of a dict, its keys and then its values."""

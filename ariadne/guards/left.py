@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ariadne.guards.attributes import MISSING, entries_of, follow, is_a, kind_of
+from ariadne.guards.attributes import MISSING, entries_of, follow, is_a, kinds_of
 from ariadne.guards.effects import contents
 from ariadne.guards.first_calls import first_calls
 from ariadne.guards.kept import Kept
@@ -64,7 +64,7 @@ class Site:
             return MISSING
         if not self.kind:
             return MISSING if found is None else told_of(found)
-        if self.kind == "memory" or is_a(found, Root) or kind_of(found) == self.kind:
+        if self.kind == "memory" or is_a(found, Root) or self.kind in kinds_of(found):
             return _entries(found, self.kind)
         return MISSING
 

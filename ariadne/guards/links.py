@@ -164,12 +164,14 @@ def hiding(cls: type, link: Outside) -> Iterator[Outside]:
         yield Outside(Lookup(cls), link.key, MISSING, f"{cls.__qualname__}.{link.key}")
 
 
-def has_itself(value: Any, key: Any) -> bool:
+def has_itself(value: Any, kind: str, key: Any) -> bool:
     """Whether an object has an attribute, or a container an item, of its own and not from its class."""
-    if is_a(value, (dict, list, tuple)) or key in (own_of(value) or ()):
+    if kind == "item" or key in (own_of(value) or ()):
         return True
-    is_slot = isinstance(inspect.getattr_static(value, key, None), MemberDescriptorType)
-    return is_slot and slot_of(value, str(key)) is not MISSING
+    there = inspect.getattr_static(value, key, MISSING)
+    if there is MISSING and is_a(value, dict):  # whose keys can be read as attributes
+        return key in value
+    return isinstance(there, MemberDescriptorType) and slot_of(value, str(key)) is not MISSING
 
 
 def counts_as_torchs(value: Any) -> bool:

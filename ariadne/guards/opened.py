@@ -267,8 +267,8 @@ def _inside(
     elif is_array(thing):
         if thing.dtype.hasobject:
             yield _Fresh([*thing.ravel().tolist()])
-            return
-        yield from (str(thing.dtype), tuple(thing.shape), thing.tobytes())
+        else:
+            yield from (str(thing.dtype), tuple(thing.shape), thing.tobytes())
     elif is_a(thing, _CONTAINERS):
         yield from _members(thing)
     elif is_a(thing, _SHOWING):

@@ -21,17 +21,18 @@ from ariadne.guards.attributes import (
     LEAVES,
     MISSING,
     Attribute,
+    bound_to,
     follow,
     held,
     is_a,
-    is_array,
+    is_bare,
     is_iterator,
     is_memory,
     is_opaque,
     is_ours,
     is_raw,
     is_torchs_own,
-    kind_of,
+    kinds_of,
 )
 from ariadne.guards.classes import own_dict
 from ariadne.guards.codes import around, inside
@@ -77,7 +78,7 @@ class Reached:
 
     `tensors`: those that a variable, a class or a default holds; `parts`: those of modules that stand there. `of_threads`: where
     things stand that are one thread's at a time, which are no roots: what threads keep for themselves, and locks. `moving`: where
-    arrays, bytes and iterators stand, which are none, for they hold nothing by name, and change by themselves.
+    arrays, bytes, iterators and methods in C stand, which are none, for they hold nothing by name, and change by themselves.
     """
 
     roots: tuple[Root, ...] = ()
@@ -226,7 +227,7 @@ class _Search:
                 for module in thing.modules() if self.runs else ():
                     if id(module) not in self.modules:
                         self.of_module(module)
-            elif id(thing) not in seen and not is_opaque(thing) and not is_array(thing):
+            elif id(thing) not in seen and not is_opaque(thing) and not is_bare(thing):
                 seen.add(id(thing))
                 self.read.thing(thing)
                 self.meet_class(type(thing), names)
@@ -363,6 +364,9 @@ class _Search:
         if self.known[id(table)][0]:
             for inner in inside(f):  # what a decorator stands around
                 self.enter(inner, self.owner)
+            around_it: Any = f.__dict__.get("__wrapped__")
+            if is_a(around_it, FunctionType) and not is_known(around_it.__globals__):  # as `functools.singledispatch`'s
+                self.keep(Root(f"the attributes of {_called(f)}", f.__dict__))
             return
         self.read.table(table)
         self.functions[id(f)] = f
@@ -425,7 +429,7 @@ class _Search:
         if is_a(value, _OF_A_THREAD):
             self.of_threads.setdefault((id(root.thing), root.steps), root)
         several = tuple.__getitem__(value, slice(None)) if is_a(value, tuple) else (value,)
-        if any(is_raw(v) or is_a(v, memoryview) or is_iterator(v) for v in several):
+        if any(is_raw(v) or is_a(v, memoryview) or is_iterator(v) or bound_to(v) is not MISSING for v in several):
             self.moving.setdefault((id(root.thing), root.steps), root)
         self.tensors.update((id(t), t) for t in several if is_a(t, torch.Tensor))
         if is_a(value, nn.Module):
@@ -438,7 +442,7 @@ class _Search:
             for name in sorted(vars(value).keys() & names) if deep < _DEEP else ():
                 at = Root(f"{value.__name__}.{name}", vars(value), (name,))
                 self.consider(vars(value)[name], at, names if is_a(at.now(), ModuleType) else (), deep + 1)
-        elif type(value) not in LEAVES and value is not MISSING and not is_opaque(value) and not is_array(value):
+        elif type(value) not in LEAVES and value is not MISSING and not is_opaque(value) and not is_bare(value):
             self.keep(root)
 
     def enter_all(self, thing: Any, owner: type | None = None) -> None:
@@ -449,7 +453,7 @@ class _Search:
             self.enter(inner, owner)
 
     def keep(self, root: Root) -> None:
-        if not root.names and not kind_of(root.now()):
+        if not root.names and not kinds_of(root.now()):
             return
         key = id(root.thing), root.steps, bool(root.names)
         if key in self.found:

@@ -20,12 +20,13 @@ from ariadne import tree
 from ariadne.capture import ALL, NUMPY, PYTHON, TORCH, Example, Names, Snapshot, calls_class
 from ariadne.compare import difference
 from ariadne.errors import AriadneError, UnsupportedError, VerificationError, named
-from ariadne.guards import BOOKKEEPING, is_a, is_iterator, no_weights_cached, simple
+from ariadne.guards import BOOKKEEPING, LEAVES, held, is_a, is_iterator, no_weights_cached, simple
 from ariadne.stopped.calls import Measured, measure
 from ariadne.stopped.forward import is_forwards
 from ariadne.stopped.handed import NewlyFound, put_back
 from ariadne.stopped.python import PythonState, reached_by
 
+_MOST = 1 << 16  # things that are looked into for iterators
 _MORE = 4  # proofs at most that end since something was found which had been unknown
 
 
@@ -43,11 +44,11 @@ def isolated(
     # An object among the inputs, such as a cache of keys and values, is the example's own.
     snapshot, names = Snapshot(model, (args, kwargs)), counted(drew)  # a forward that waits is a thread, too
     snapshot.save_all()
-    stood = {where: (one, _at(one)) for where, one in _iterators(model)}
+    stood = [(where, one, _at(one)) for where, one in _iterators(model)]
     try:
         with put_back(PythonState(model).held.locals), no_weights_cached(), torch.set_grad_enabled(grad):
             found = contextvars.copy_context().run(run, *args, **kwargs)
-        if moved := next((where for where, (one, at) in stood.items() if at != _at(one)), None):
+        if moved := next((where for where, one, at in stood if at != _at(one)), None):
             raise UnsupportedError(
                 f"forward moves on {moved}, which nothing can put back: what preparing took from it, calls "
                 "miss. Keep such state in a buffer or in plain attributes, and prepare with a model made anew"
@@ -63,15 +64,27 @@ def counted(drew: Names) -> Names:
 
 
 def _iterators(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The generators and iterators of Python's in a model's attributes, in what its functions reach, and in containers there; with
-    words for which."""
+    """The generators and iterators of Python's in a model's attributes, in what its functions reach, and in all that is held there;
+    with words for which."""
     for path, module in model.named_modules():
         for name, value in module.__dict__.items():
             if name not in BOOKKEEPING:
-                yield from ((f"{_kind(v)} {name!r} of {named(path)}", v) for v in tree.leaves(value) if is_iterator(v))
+                yield from ((f"{_kind(v)} {name!r} of {named(path)}", v) for v in _held_by(value))
     for root in (*(reached := reached_by(model)).moving, *reached.roots):
         if not root.names:
-            yield from ((f"{_kind(v)} {root.name}", v) for v in tree.leaves(root.now()) if is_iterator(v))
+            yield from ((f"{_kind(v)} {root.name}", v) for v in _held_by(root.now()))
+
+
+def _held_by(value: Any) -> Iterator[Any]:
+    """The iterators that a value leads to, by their bound methods (`count().__next__`), too."""
+    todo, seen = [value], dict[int, Any]()
+    while todo and len(seen) < _MOST:
+        one = todo.pop()
+        if is_iterator(one):
+            yield one
+        elif type(one) not in LEAVES and id(one) not in seen:
+            seen[id(one)] = one
+            todo += [thing for _, thing in held(one)]
 
 
 def _kind(iterator: Any) -> str:
@@ -135,6 +148,8 @@ def measured_on(model: nn.Module, example: Example, trains: bool, *, plainly: bo
     except Exception as error:  # whatever forward raises
         if calls_class(error) and not plainly:
             return measured_on(model, example, trains, plainly=True)
+        if isinstance(error, UnsupportedError):  # which forward doesn't raise
+            raise
         without = error
     else:
         if trains:

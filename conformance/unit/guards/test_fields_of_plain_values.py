@@ -131,6 +131,6 @@ def test_what_has_none_is_plain() -> None:
 @pytest.mark.planted
 @pytest.mark.parametrize("name", ["named tuple", "text"])
 def test_a_guard_that_takes_them_for_plain_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attributes, "has_fields", lambda value: False)
+    monkeypatch.setattr(attributes, "may_have_fields", lambda kind: False)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         refused(name)
