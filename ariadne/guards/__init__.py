@@ -55,6 +55,7 @@ from ariadne.guards.attributes import (
     SIMPLE,
     Attribute,
     Slots,
+    bound_to,
     follow,
     held,
     is_a,
@@ -100,6 +101,7 @@ from ariadne.guards.further import Further, enter_alike
 from ariadne.guards.given import Given
 from ariadne.guards.kept import has_grown
 from ariadne.guards.left import Elsewhere, Left, Site, told_entries
+from ariadne.guards.opened import referent
 from ariadne.guards.profiled import surroundings
 from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.remembered import Memories

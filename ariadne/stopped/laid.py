@@ -33,6 +33,7 @@ class Tables:
     names: list[str]  # of these
     holders: list[tuple[str, Any]]
     tensors: list[tuple[str, torch.Tensor]]
+    marks: list[dict[str, Any]]  # what Python has set on each
     parts: dict[str, Any]  # a copy of its modules
 
     @classmethod
@@ -55,7 +56,9 @@ class Tables:
             if isinstance(t, torch.Tensor)
         ]
         names = [f"{path}.{name}" for name in names]
-        return cls(own, copies, registries, names, holders, tensors, dict(own["_modules"]))
+        return cls(
+            own, copies, registries, names, holders, tensors, [vars(t) for _, t in tensors], dict(own["_modules"])
+        )
 
     def registered(self) -> Iterator[tuple[dict[str, Any], str]]:
         """What came to stand in a registry or is gone from there, and modules in the place of others: in which table, the name."""

@@ -7,9 +7,8 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from itertools import count, repeat
-from operator import length_hint
 from types import GeneratorType
 from typing import Any, Protocol
 
@@ -24,6 +23,7 @@ from ariadne.guards import BOOKKEEPING, is_a, is_iterator, no_weights_cached, si
 from ariadne.stopped.calls import Measured, measure
 from ariadne.stopped.forward import is_forwards
 from ariadne.stopped.handed import NewlyFound, put_back
+from ariadne.stopped.held import at
 from ariadne.stopped.python import PythonState, reached_by
 
 _MORE = 4  # proofs at most that end since something was found which had been unknown
@@ -36,23 +36,51 @@ def isolated(
     `drew` from: of others, another thread would get its numbers twice. Where there is no other, all are put back.
 
     Raises `UnsupportedError` where it moves on a generator of Python's, or another iterator, that the model holds or forward's
-    functions reach: that can't be put back.
+    functions reach, or what else can't be put back.
+    """
+    stood = {where: (one, at(one)) for where, one in _iterators(model)}
+    args, kwargs = tree.unflatten(example.resized(batch or example.batch), example.spec)
+    with as_found(model, drew):
+        with no_weights_cached(), torch.set_grad_enabled(grad):
+            found = contextvars.copy_context().run(run, *args, **kwargs)
+        if moved := next((where for where, (one, stood_at) in stood.items() if stood_at != at(one)), None):
+            raise UnsupportedError(_MOVED.format(moved))
+    return found
+
+
+_MOVED = (
+    "forward moves on {}, which nothing can put back: what preparing took from it, calls miss. Keep such state in a buffer or in "
+    "plain attributes, and prepare with a model made anew"
+)
+
+
+@contextmanager
+def as_found(model: nn.Module, drew: Names) -> Iterator[None]:
+    """Leave the model as found after a block, and the random generators that forward `drew` from, as `isolated` does.
+
+    Raises `UnsupportedError` where something that it reaches stands otherwise then, and can't be put back.
     """
     snapshot, names = Snapshot(model), counted(drew)  # a forward that waits is a thread, too
+    held = PythonState(model).held
     snapshot.save_all()
-    stood = {where: (one, _at(one)) for where, one in _iterators(model)}
-    args, kwargs = tree.unflatten(example.resized(batch or example.batch), example.spec)
     try:
-        with put_back(PythonState(model).held.locals), no_weights_cached(), torch.set_grad_enabled(grad):
-            found = contextvars.copy_context().run(run, *args, **kwargs)
-        if moved := next((where for where, (one, at) in stood.items() if at != _at(one)), None):
-            raise UnsupportedError(
-                f"forward moves on {moved}, which nothing can put back: what preparing took from it, calls "
-                "miss. Keep such state in a buffer or in plain attributes, and prepare with a model made anew"
-            )
-        return found
+        with put_back(held.locals):
+            yield
     finally:
         snapshot.restore(names)
+        lost = held.put_back(alone=threading.active_count() == 1)
+    if lost is not None:
+        raise UnsupportedError(_MOVED.format(lost))
+
+
+@contextmanager
+def held_as_found(model: nn.Module) -> Iterator[None]:
+    """Have what Python's own objects hold that forward reaches be after a block as it was before, as far as it can be put back."""
+    held = PythonState(model).held
+    try:
+        yield
+    finally:
+        held.put_back(alone=threading.active_count() == 1)
 
 
 def counted(drew: Names) -> Names:
@@ -74,21 +102,6 @@ def _iterators(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _kind(iterator: Any) -> str:
     return "the Python generator" if is_a(iterator, GeneratorType) else f"the {type(iterator).__name__} in"
-
-
-def _at(one: Any) -> Any:
-    """Where a generator stands, and what its variables are, by id; where another iterator stands, as far as it tells."""
-    if is_a(one, GeneratorType):
-        frame = one.gi_frame
-        return frame and (frame.f_lasti, [(k, id(v)) for k, v in frame.f_locals.items()])
-    if is_a(one, (count, repeat)):
-        return repr(one)
-    left = length_hint(one, -1)
-    try:
-        parts = [] if left >= 0 else one.__reduce__()[1:]
-    except TypeError:  # those of `itertools` tell nothing from Python 3.14 on
-        return left
-    return left, [_at(v) if is_iterator(v) else repr(v) if simple(v) else id(v) for v in tree.leaves(parts)]
 
 
 def in_its_thread(model: nn.Module, example: Example, trains: bool, drew: Names, prove: Callable[[], None]) -> None:
