@@ -39,12 +39,14 @@ from ariadne.guards import (
 )
 from ariadne.stopped.absent import Ghost
 from ariadne.stopped.handed import LOCKS
-from ariadne.stopped.laid import PLAIN
+from ariadne.stopped.laid import CALLS, PLAIN, REGISTRIES
 
 _FILLED = (list, deque, dict, set)
 _VIEWS: tuple[type, ...] = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
 _IN_C = (types.BuiltinFunctionType, types.MethodWrapperType)
-_WHICH = (nn.Module, type, types.FunctionType, types.ModuleType)  # others look into these
+_WHICH = (type, types.FunctionType, types.ModuleType)  # others look into these
+_ASIDE = REGISTRIES | CALLS | {"_parameters"}  # of a module that stands in no registry
+_LOCK = type(threading.Lock())
 _THREADS = (threading.Thread, Executor)  # what they hold changes by itself, and forward reads none of it
 _LOGGING = (logging.Logger, logging.Handler)  # each leads to all others, and forward asks for its own attributes alone
 _SHARED = (threading.Event, threading.Semaphore, threading.Condition, threading.Barrier, Queue)  # threads meet there
@@ -53,7 +55,9 @@ _SHARED = (threading.Event, threading.Semaphore, threading.Condition, threading.
 class Held:
     """Containers, objects and the like, as they are at one moment; of tensors without data, what crossed for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: frozenset[int] | None = None) -> None:
+        """`modules`: the ids of those that others look into; without, all are."""
+        self.modules = modules
         self.things: list[tuple[str, Any, Any]] = []  # where, what can be put back, what was in it
         self.opaque: list[tuple[str, Any, Any]] = []  # where, a thing that can only be told again, what it was
         self.crossed: list[tuple[str, torch.Tensor, int]] = []
@@ -62,6 +66,7 @@ class Held:
         self.by_thread: set[int] = set()  # ids of dicts that hold what this thread has of those
         self.shared: set[int] = set()  # ids of what other threads may change at any time
         self.locks: list[tuple[str, Any]] = []  # where, a lock that a thread may take again
+        self.flags: list[tuple[Any, bool]] = []  # another lock, and whether it was held
 
     def note(self, where: str, value: Any) -> None:
         """Note what a value holds, and what that holds."""
@@ -69,6 +74,8 @@ class Held:
         while todo:
             one = todo.pop()
             if type(one) in PLAIN or id(one) in self.seen or is_a(one, _WHICH):
+                continue
+            if is_a(one, nn.Module) and (self.modules is None or id(one) in self.modules):
                 continue
             self.seen.add(id(one))
             found = [part for part in self._looked_into(where, one) if type(part) not in PLAIN]
@@ -85,11 +92,14 @@ class Held:
         if is_a(value, LOCKS):
             self.locks.append((where, value))
             return ()
+        if is_a(value, _LOCK):
+            self.flags.append((value, value.locked()))
+            return ()
         if is_a(value, SimpleQueue):
             self.shared.add(id(value))
         if (state := _state(value)) is not None:
             self.things.append((where, value, state))
-            return ()
+            return self._attributes(where, value)
         parts = [*self._contents(where, value), *self._attributes(where, value)]
         if is_a(value, _SHARED):
             self.shared |= {id(own_of(value)), *map(id, parts)}
@@ -126,7 +136,9 @@ class Held:
                 self.locals.append(value)
                 self.by_thread.add(id(own))
             self.things.append((where, own, dict(own)))
-            found += own.values()
+            found += (
+                [part for name, part in own.items() if name not in _ASIDE] if is_a(value, nn.Module) else own.values()
+            )
         return () if is_a(value, _LOGGING) else found
 
     def moved(self) -> Iterator[tuple[str, Any, Any]]:
@@ -158,8 +170,15 @@ class Held:
                     lost.append(one)
                 else:
                     put(*one[1:])
-            except (OSError, ValueError):  # a file that was closed meanwhile
+            except (
+                OSError,
+                ValueError,
+                BufferError,
+            ):  # a file that was closed meanwhile, or bytes that a view looks at
                 lost.append(one)
+        for lock, was in self.flags if alone else ():
+            if lock.locked() is not was:
+                lock.acquire(blocking=False) if was else lock.release()
         lost += [one for one in self.opaque if (now := _opaque(one[1])) != one[2] and now == _opaque(one[1])]
         return next((_words(where, thing) for where, thing, _ in lost), None)
 
@@ -187,9 +206,8 @@ def _is_for_all(value: Any) -> bool:
     stands for nothing.
     """
     numbers = sys.modules.get("numpy.random.mtrand")
-    return value is NOTHING or any(
-        value is one for one in (getattr(random, "_inst", value), getattr(numbers, "_rand", NOTHING))
-    )
+    mine = NOTHING, getattr(random, "_inst", NOTHING), getattr(numbers, "_rand", NOTHING)
+    return any(value is one for one in mine)
 
 
 # --- things that tell where they stand, and can be put there ----------------------------------------------------------
@@ -200,13 +218,13 @@ def _state(value: Any) -> Any:
     read; None for all else.
     """
     if is_a(value, random.Random):
-        return value.getstate()
+        return None if is_a(value, random.SystemRandom) else value.getstate()
     if is_a(value, torch.Generator):
         return value.get_state().numpy().tobytes()
     if is_a(value, SimpleQueue):
         return _waiting(value)
     if is_a(value, (io.StringIO, io.BytesIO)):
-        return None if value.closed else (value.getvalue(), value.tell())
+        return None if value.closed else value.__getstate__()[:-1]
     if is_a(value, io.IOBase):
         return _place(value)
     if (bits := _bits(value)) is not None:
@@ -248,10 +266,7 @@ def put(thing: Any, was: Any) -> None:
         for one in was:
             thing.put(one)
     elif is_a(thing, (io.StringIO, io.BytesIO)):
-        thing.seek(0)
-        thing.truncate()
-        thing.write(was[0])
-        thing.seek(was[1])
+        thing.__setstate__((*was, None))
     elif is_a(thing, io.IOBase):
         thing.seek(was)
     elif (bits := _bits(thing)) is not None:

@@ -81,10 +81,11 @@ class Tables:
 
 @dataclass(slots=True)
 class _Last:
-    """How all stood: modules and their paths; the dict of each, and its four; all of these that hold anything, with the numbers of
-    their modules and whether they hold modules; those that are empty; and `stood`, the tables and the versions of those dicts."""
+    """How all stood: modules, their ids and paths; the dict of each, and its four; all of these that hold anything, with the
+    numbers of their modules and whether they hold modules; those that are empty; `stood`: the tables, the dicts' versions."""
 
     modules: list[nn.Module]
+    known: frozenset[int]
     paths: list[str]
     own: list[dict[str, Any]]
     fours: list[tuple[dict[str, Any], ...]]
@@ -134,6 +135,10 @@ class Laid:
         last.stood = found, now
         return found
 
+    def known(self) -> frozenset[int]:
+        """The ids of the modules that were laid out last."""
+        return self._last.known if self._last is not None else frozenset()
+
     def state(self, model: nn.Module) -> list[tuple[str, torch.Tensor]]:
         """The tensors of a model by name, those in plain attributes too, each once."""
         return self.tensors(self.tables(model))
@@ -172,7 +177,8 @@ class Laid:
         parts = {id(one["_modules"]) for one in own}
         found = [Tables.of(path, module) for path, module in places]
         self._last = _Last(
-            modules, [path for path, _ in places], own, [*map(_dicts, own)], dicts, [i for i, table in every if table],
+            modules, frozenset(map(id, modules)),
+            [path for path, _ in places], own, [*map(_dicts, own)], dicts, [i for i, table in every if table],
             [id(table) in parts for table in dicts], [table for _, table in every if not table], (found, versions),
         )  # fmt: skip
         return found

@@ -69,9 +69,9 @@ class PythonState:
 
     def __init__(self, model: nn.Module, laid: Laid | None = None) -> None:
         self._model, self._laid = weakref.ref(model), laid or Laid()  # what is known of a model must not keep it alive
-        self.held, self._thread = Held(), threading.get_ident()
-        self.generators = generators()
+        self.generators, self._thread = generators(), threading.get_ident()
         self._tables = self._laid.tables(model)
+        self.held = Held(self._laid.known())
         # Registries of hooks in which nothing is: most of all that a model holds.
         self.empty: list[Any] = [*chain.from_iterable(map(_registries_of, self._tables))]
         self.hookless = not any(self.empty)
