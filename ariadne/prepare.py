@@ -218,7 +218,7 @@ def _with_fallback(
             raise type(error)(f"{error}. {_WAY_OUT}") from error
     python = imported("ariadne.stopped")
     try:
-        with python.held_as_found(model):  # where no graph holds, forward may have run
+        with python.held_as_found(model) as refuse_moved:  # where no graph holds, forward may have run
             made = _prepare(model, example, settings, training, more)
         read = next((n for n in made.plan.nodes if n.is_witness), None)
         if read is None or settings.spec.max_paths > 1:
@@ -232,6 +232,7 @@ def _with_fallback(
     ) as error:  # at another batch forward may raise whatever it likes; if it does on the example, it will again
         why = f"no graph holds it: {type(error).__name__}: {error}"
     stopped: PythonSplit = python.prepared(model, settings, example, why, training=training)
+    refuse_moved()
     for inputs in more:
         stopped.learn(inputs)
     if fallback == "python":

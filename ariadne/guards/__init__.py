@@ -65,6 +65,7 @@ from ariadne.guards.attributes import (
     is_opaque,
     is_ours,
     is_raw,
+    is_torchs_own,
     lasts,
     own_of,
     place,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import logging
+import os
 import random
 import sys
 import threading
@@ -13,6 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
+from contextvars import ContextVar
 from functools import partial
 from itertools import chain, count, repeat
 from operator import is_, is_not, length_hint
@@ -30,6 +32,7 @@ from ariadne.guards import (
     is_a,
     is_iterator,
     is_ours,
+    is_torchs_own,
     own_of,
     referent,
     refill,
@@ -44,8 +47,11 @@ from ariadne.stopped.laid import CALLS, PLAIN, REGISTRIES
 _FILLED = (list, deque, dict, set)
 _VIEWS: tuple[type, ...] = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
 _IN_C = (types.BuiltinFunctionType, types.MethodWrapperType)
-_WHICH = (type, types.FunctionType, types.ModuleType)  # others look into these
+_WHICH = (type, types.ModuleType)  # others look into these
+_EMPTY = types.CellType()
+_TORCHS = (torch.Tensor, torch.Generator, nn.Module)
 _ASIDE = REGISTRIES | CALLS | {"_parameters"}  # of a module that stands in no registry
+_ENVIRONMENT = type(os.environ)
 _LOCK = type(threading.Lock())
 _THREADS = (threading.Thread, Executor)  # what they hold changes by itself, and forward reads none of it
 _LOGGING = (logging.Logger, logging.Handler)  # each leads to all others, and forward asks for its own attributes alone
@@ -66,6 +72,9 @@ class Held:
         self.by_thread: set[int] = set()  # ids of dicts that hold what this thread has of those
         self.shared: set[int] = set()  # ids of what other threads may change at any time
         self.locks: list[tuple[str, Any]] = []  # where, a lock that a thread may take again
+        self.context: list[
+            tuple[str, ContextVar[Any], Any]
+        ] = []  # where, a variable that each context has, what it was here
         self.flags: list[tuple[Any, bool]] = []  # another lock, and whether it was held
 
     def note(self, where: str, value: Any) -> None:
@@ -89,17 +98,22 @@ class Held:
             return ()
         if (owners := _led_to(value)) is not None:
             return owners
+        if is_a(value, types.FunctionType):
+            return self._of_function(where, value)
         if is_a(value, LOCKS):
             self.locks.append((where, value))
             return ()
+        if type(value) is ContextVar:
+            self.context.append((where, value, now := value.get(NOTHING)))
+            return (now,)
         if is_a(value, _LOCK):
             self.flags.append((value, value.locked()))
             return ()
-        if is_a(value, SimpleQueue):
+        if is_a(value, (SimpleQueue, _ENVIRONMENT)):
             self.shared.add(id(value))
         if (state := _state(value)) is not None:
             self.things.append((where, value, state))
-            return self._attributes(where, value)
+            return () if is_a(value, _ENVIRONMENT) else self._attributes(where, value)
         parts = [*self._contents(where, value), *self._attributes(where, value)]
         if is_a(value, _SHARED):
             self.shared |= {id(own_of(value)), *map(id, parts)}
@@ -112,6 +126,16 @@ class Held:
             return ()
         self.things.append((where, own := vars(t), dict(own)))
         return own.values()
+
+    def _of_function(self, where: str, f: Any) -> Iterable[Any]:
+        """Note what is set on a function; gives that and what its own variables hold, but for torch's own."""
+        if is_torchs_own(str(f.__module__)):
+            return ()
+        if own := vars(f):
+            self.things.append((where, own, dict(own)))
+        inside = (cell.cell_contents for cell in f.__closure__ or () if cell != _EMPTY)
+        found = (*inside, *own.values(), *(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values())
+        return [one for one in found if not is_torchs_own(type(one).__module__) or is_a(one, _TORCHS)]
 
     def _contents(self, where: str, value: Any) -> Iterable[Any]:
         """What lies in a container; of what is none and has no attributes, note what it tells of itself."""
@@ -149,7 +173,8 @@ class Held:
         """Where one is otherwise now; None where none is."""
         opaque = (where for where, thing, was in self.opaque if _opaque(thing) != was)
         crossed = (where for where, t, version in self.crossed if not t.is_inference() and t._version != version)
-        return next(chain(opaque, (where for where, _, _ in self.moved()), crossed), None)
+        context = (where for where, variable, was in self.context if variable.get(NOTHING) is not was)
+        return next(chain(opaque, (where for where, _, _ in self.moved()), crossed, context), None)
 
     def otherwise(self) -> Iterator[tuple[str, Any]]:
         """Where a thing is otherwise now, and which."""
@@ -223,6 +248,8 @@ def _state(value: Any) -> Any:
         return value.get_state().numpy().tobytes()
     if is_a(value, SimpleQueue):
         return _waiting(value)
+    if is_a(value, _ENVIRONMENT):
+        return dict(value)
     if is_a(value, (io.StringIO, io.BytesIO)):
         return None if value.closed else value.__getstate__()[:-1]
     if is_a(value, io.IOBase):
@@ -265,6 +292,10 @@ def put(thing: Any, was: Any) -> None:
             thing.get_nowait()
         for one in was:
             thing.put(one)
+    elif is_a(thing, _ENVIRONMENT):
+        for name in thing.keys() - was.keys():
+            del thing[name]
+        thing.update(was)
     elif is_a(thing, (io.StringIO, io.BytesIO)):
         thing.__setstate__((*was, None))
     elif is_a(thing, io.IOBase):

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, compress, count
 from operator import attrgetter, is_not, ne
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from ariadne.guards import VERSION
+from ariadne.guards import MISSING, VERSION, bound_to
 
 TABLES = ("_parameters", "_buffers")
 CALLS = frozenset({"_call_impl", "_compiled_call_impl"})
@@ -20,7 +20,7 @@ SKIPPED = frozenset({"_modules", *CALLS, *TABLES})
 PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size})
 REGISTRIES = frozenset(n for n, value in nn.Module().__dict__.items() if isinstance(value, (dict, set))) - SKIPPED
 _own_of, _tensors_of = attrgetter("__dict__"), attrgetter("tensors")
-_HOLDS_NOTHING = PLAIN | {FunctionType, BuiltinFunctionType, MethodType, ModuleType}
+_HOLDS_NOTHING = PLAIN | {ModuleType}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,12 @@ def _same_but_calls(table: dict[str, Any], was: dict[str, Any]) -> bool:
 
 def _holds_nothing(value: Any) -> bool:
     """Whether neither the value nor anything in it can come to hold something else."""
-    return type(value) in _HOLDS_NOTHING or (type(value) is tuple and all(map(_holds_nothing, value)))
+    kind = type(value)
+    if kind is FunctionType:
+        return not (vars(value) or value.__closure__ or value.__defaults__ or value.__kwdefaults__)
+    if kind is BuiltinFunctionType:
+        return bound_to(value) is MISSING
+    return kind in _HOLDS_NOTHING or (kind is tuple and all(map(_holds_nothing, value)))
 
 
 def _dicts(own: dict[str, Any]) -> tuple[dict[str, Any], ...]:

@@ -74,13 +74,21 @@ def as_found(model: nn.Module, drew: Names) -> Iterator[None]:
 
 
 @contextmanager
-def held_as_found(model: nn.Module) -> Iterator[None]:
-    """Have what Python's own objects hold that forward reaches be after a block as it was before, as far as it can be put back."""
-    held = PythonState(model).held
+def held_as_found(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """Have what Python's own objects hold that forward reaches be after a block as it was before, as far as it can be put back.
+
+    What this gives raises `UnsupportedError`, after the block, where something could not.
+    """
+    held, lost = PythonState(model).held, list[str]()
+
+    def refuse() -> None:
+        if lost:
+            raise UnsupportedError(_MOVED.format(lost[0]))
+
     try:
-        yield
+        yield refuse
     finally:
-        held.put_back(alone=threading.active_count() == 1)
+        lost += filter(None, [held.put_back(alone=threading.active_count() == 1)])
 
 
 def counted(drew: Names) -> Names:

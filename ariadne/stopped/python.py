@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import os
 import random
 import sys
 import threading
@@ -101,6 +102,8 @@ class PythonState:
         for root in chain(reached.of_threads, reached.moving, reached.keeping):
             if not root.names:
                 self.held.note(root.name, root.now())
+        if "environ" in loaded_by(model):
+            self.held.note("os.environ", os.environ)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors of the model by name, those in plain attributes too, each once."""

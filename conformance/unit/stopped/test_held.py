@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import collections
+import contextvars
+import decimal
 import functools
 import hashlib
 import io
 import itertools
+import os
 import queue
 import random
 import threading
@@ -42,6 +45,7 @@ class _Counts:
         return self.n
 
 
+DEPTH: contextvars.ContextVar[int] = contextvars.ContextVar("depth", default=0)
 _KEPT = _Counts()
 _Pair = collections.namedtuple("_Pair", "first second")
 
@@ -123,6 +127,20 @@ def _pair() -> tuple[Any, Callable[[], object]]:
     return _inside(made := _Pair([0], 1), made.first)
 
 
+def _on_function() -> tuple[Any, Callable[[], object]]:
+    @functools.singledispatch
+    def counted(x: object) -> int:
+        counted.n += 1  # type: ignore[attr-defined]
+        return int(counted.n)  # type: ignore[attr-defined]
+
+    counted.n = 0  # type: ignore[attr-defined]
+    return counted, lambda: counted(1)
+
+
+def _environment() -> tuple[Any, Callable[[], object]]:
+    return os.environ, lambda: (os.getenv("ARIADNE_TRIED"), os.environ.update(ARIADNE_TRIED="yes"))[0]
+
+
 def _seen(wrap: Callable[[_Counts], Any]) -> tuple[Any, Callable[[], object]]:
     counts = _Counts()
     return (wrap(counts), counts) if wrap is weakref.ref else wrap(counts), counts.step
@@ -157,6 +175,8 @@ MOVING: dict[str, Callable[[], tuple[Any, Callable[[], object]]]] = {
     "an object by a proxy": lambda: _seen(weakref.proxy),
     "an object as a key": lambda: _seen(lambda counts: {counts: 1}),
     "an object in a frozenset": lambda: _seen(lambda counts: frozenset({counts})),
+    "an attribute of a function": _on_function,
+    "the environment": _environment,
     "a dict by its view": lambda: (d := {"n": 0}, (d.items(), lambda: d.update(n=d["n"] + 1) or d["n"]))[1],
 }
 
@@ -172,6 +192,7 @@ def test_what_a_thing_holds_is_told_again_and_put_back(what: str) -> None:
     assert held.put_back(alone=True) is None
     assert held.changed() is None
     assert move() == first
+    held.put_back(alone=True)
 
 
 @pytest.mark.parametrize(
@@ -222,6 +243,16 @@ def test_the_generators_of_the_process_are_no_things_of_a_models() -> None:
     assert held.changed() is None
 
 
+def test_a_variable_of_the_context_is_told_again() -> None:
+    held = Held()
+    held.note("depth", [DEPTH])
+    assert held.changed() is None
+    token = DEPTH.set(1)
+    assert held.changed() == "depth"
+    DEPTH.reset(token)
+    assert held.changed() is None
+
+
 class Asks(nn.Module):
     """Three layers; the output of the second is scaled by what `ask` says, given the model."""
 
@@ -256,6 +287,12 @@ def turned(order: Any) -> float:
     return float(order[first])
 
 
+def told_again() -> float:
+    found = os.environ.get("ARIADNE_TOLD", "")
+    os.environ["ARIADNE_TOLD"] = found + "x"
+    return drawn(2.0 if found else 1.0)
+
+
 def drawn(scale: float) -> float:
     """The same, of which no graph holds."""
     return scale if random.random() < 2 else 0.0
@@ -269,6 +306,7 @@ def drawing() -> Callable[[], float]:
 WAYS: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
     "an event": (threading.Event, lambda model: once(model.held)),
     "an event outside": (EVENT.clear, lambda model: once(EVENT)),
+    "the environment": (str, lambda model: told_again()),
     "a generator by its method": (lambda: random.Random(0).random, lambda model: model.held()),
     "a generator in a closure": (drawing, lambda model: model.held()),
     "an attribute of a parameter": (int, lambda model: set_on(model.b.weight)),
@@ -289,9 +327,12 @@ SENT = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_preparing_leaves_it_as_found_and_a_suffix_from_bytes_changes_it_once_or_is_refused(way: str) -> None:
+def test_preparing_leaves_it_as_found_and_a_suffix_from_bytes_changes_it_once_or_is_refused(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fresh() -> Asks:
         torch.manual_seed(0)
+        monkeypatch.setenv("ARIADNE_TOLD", "")
         return Asks(*WAYS[way]).eval()
 
     with torch.no_grad():
@@ -314,10 +355,23 @@ def test_preparing_leaves_it_as_found_and_a_suffix_from_bytes_changes_it_once_or
         boundary = runtime.run_prefix(X)
 
 
-def test_a_model_that_preparing_would_move_on_for_good_is_refused_by_name() -> None:
-    def ask(model: Any) -> float:
-        model.held.update(b"x")
-        return float(model.held.digest()[0])
+def hashed(model: Any) -> float:
+    model.held.update(b"x")
+    return float(model.held.digest()[0])
 
-    with pytest.raises(UnsupportedError, match=r"forward moves on the HASH in 'held'.*made anew"):
-        prepare_split(Asks(hashlib.sha256, ask).eval(), (X,), split="after:b", fallback="python")
+
+def flagged(model: Any) -> float:  # which sets it once, and the first run of all is that of the capture
+    found = 2.0 if model.held[0].flags[decimal.Inexact] else 1.0
+    model.held[0].divide(decimal.Decimal(1), decimal.Decimal(3))
+    return drawn(found)
+
+
+@pytest.mark.parametrize(
+    ("make", "ask", "words"),
+    [(hashlib.sha256, hashed, "the HASH in"), (lambda: [decimal.Context()], flagged, "the Context in")],
+)
+def test_a_model_that_preparing_would_move_on_for_good_is_refused_by_name(
+    make: Callable[[], Any], ask: Callable[[Any], float], words: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=rf"forward moves on {words} 'held'.*made anew"):
+        prepare_split(Asks(make, ask).eval(), (X,), split="after:b", fallback="python")
