@@ -5,6 +5,7 @@ What forward puts into them is found by looking at them before and after a run; 
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Collection, Mapping
@@ -20,6 +21,7 @@ from ariadne.guards.attributes import (
     BOOKKEEPING,
     LEAVES,
     MISSING,
+    SIMPLE,
     Attribute,
     bound_to,
     follow,
@@ -48,6 +50,7 @@ _HOLDING_NOTHING = LEAVES - {type, FunctionType}
 _OF_A_THREAD = (threading.local, type(threading.RLock()), threading._RLock, threading.Condition)
 _ATTRIBUTED = (type, FunctionType)  # things that a function may assign attributes of
 _MEANING_A_CLASS = ("__class__", "type", "cls", "__func__")
+_KEEPING_NOTHING = (type, FunctionType, ModuleType, logging.Logger, *SIMPLE, bytes, property, staticmethod, classmethod)
 _CONTENTS = Attribute("cell_contents")
 _At = tuple[int, tuple[Any, ...]]  # the id of a thing, and steps from it
 
@@ -79,6 +82,8 @@ class Reached:
     `tensors`: those that a variable, a class or a default holds; `parts`: those of modules that stand there. `of_threads`: where
     things stand that are one thread's at a time, which are no roots: what threads keep for themselves, and locks. `moving`: where
     arrays, bytes, iterators and methods in C stand, which are none, for they hold nothing by name, and change by themselves.
+    `keeping`: where things of Python's own or of C's stand that keep state to themselves, such as events, generators of numbers and
+    text in memory.
     """
 
     roots: tuple[Root, ...] = ()
@@ -87,6 +92,7 @@ class Reached:
     parts: tuple[torch.Tensor, ...] = ()
     of_threads: tuple[Root, ...] = ()
     moving: tuple[Root, ...] = ()
+    keeping: tuple[Root, ...] = ()
 
 
 def outside_of(modules: Mapping[str, nn.Module]) -> Reached:
@@ -115,7 +121,7 @@ class _Search:
         self.functions: dict[int, FunctionType] = {}
         self.memories: dict[int, Any] = {}
         self.tensors, self.parts = dict[int, torch.Tensor](), dict[int, torch.Tensor]()
-        self.of_threads, self.moving = dict[_At, Root](), dict[_At, Root]()
+        self.of_threads, self.moving, self.keeping = dict[_At, Root](), dict[_At, Root](), dict[_At, Root]()
         self.written = set[str]()  # names of attributes that functions assign, which may mean a class's or a function's
         self.assigning: set[str] = set()  # names in those of them that may mean a function's
         self.runs = True  # what is looked at now is what forward's names lead to, and no neighbour of it in a class
@@ -160,6 +166,7 @@ class _Search:
             tuple(self.parts.values()),
             tuple(self.of_threads.values()),
             tuple(self.moving.values()),
+            tuple(self.keeping.values()),
         )
 
     def opens(self) -> bool:
@@ -431,6 +438,8 @@ class _Search:
         several = tuple.__getitem__(value, slice(None)) if is_a(value, tuple) else (value,)
         if any(is_raw(v) or is_a(v, memoryview) or is_iterator(v) or bound_to(v) is not MISSING for v in several):
             self.moving.setdefault((id(root.thing), root.steps), root)
+        elif any(map(_keeps, several)):
+            self.keeping.setdefault((id(root.thing), root.steps), root)
         self.tensors.update((id(t), t) for t in several if is_a(t, torch.Tensor))
         if is_a(value, nn.Module):
             self.parts.update((id(t), t) for t in (*value.parameters(), *value.buffers()))
@@ -466,6 +475,21 @@ class _Search:
             name = f"{root.name} ({i})"
         self.names.add(name)
         self.found[key] = replace(root, name=name)
+
+
+def _keeps(value: Any) -> bool:
+    """Whether a thing may keep state to itself that is no root: none whose class is torch's, but for its random generators."""
+    kind: Any = type(value)
+    if (
+        kind in LEAVES
+        or value is MISSING
+        or is_a(value, (*_KEEPING_NOTHING, nn.Module, torch.Tensor))
+        or is_memory(value)
+    ):
+        return False
+    if is_torchs_own(kind.__module__):
+        return is_a(value, torch.Generator)
+    return is_opaque(value) or not kind_of(value)
 
 
 def _applied(value: Any) -> type | None:
