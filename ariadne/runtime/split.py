@@ -213,10 +213,10 @@ class SplitRuntime(Told):
             with left_as_found(self.model, self.plans, drew=self.draws):
                 self.run_suffix(self.run_prefix(*args, **kwargs))
             return
-        room, options = imported("ariadne.compiled"), CompileOptions.parse(s.compile_options)
-        times = 3 if room.cuda_graphs(options) else 1
+        options = CompileOptions.parse(s.compile_options)
+        times = 3 if imported("ariadne.compiled").cuda_graphs(options) else 1
         with (
-            room.Progress(lambda: self._reports, options.progress),
+            imported("ariadne.compiled").Progress(lambda: self._reports, options.progress),
             left_as_found(self.model, self.plans, drew=self.draws),
         ):
             self._warm(args, kwargs, options, times)

@@ -127,7 +127,7 @@ def test_what_native_code_can_not_do_is_refused_before_the_compiler_runs(
     assert bool(ran) == (words is None)
 
 
-def test_batches_for_which_the_compiler_s_assumptions_fail_are_notadmitted() -> None:
+def test_batches_for_which_the_compiler_s_assumptions_fail_are_not_admitted() -> None:
     import sympy  # noqa: PLC0415 - torch's own dependency
 
     s, t, u, v = (sympy.Symbol(name, integer=True) for name in "stuv")
@@ -190,9 +190,12 @@ def compiled_for(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def quick(self: Ahead, layouts: Any, inputs: Any, state: Any, served: Batches, *more: Any) -> Any:
         asked.append((layouts, [t.stride() for t in state]))
-        return lambda tensors: [t.clone() for t in tensors], served
+        return served, None
 
-    monkeypatch.setattr(Ahead, "_compile", quick)
+    monkeypatch.setattr(Ahead, "_lower", quick)
+    monkeypatch.setattr(
+        "ariadne.compiled.ahead._loaded", lambda path, device: lambda tensors: [t.clone() for t in tensors]
+    )
     return asked
 
 
@@ -285,15 +288,14 @@ def test_packages_that_serve_few_batches_are_kept_side_by_side_and_found_by_each
     compiled = []
 
     def few(
-        self: Ahead, layouts: Any, inputs: Any, state: Any, served: Batches, hint: int, keep: Any, device: int
+        self: Ahead, layouts: Any, inputs: Any, state: Any, served: Batches, hint: int, path: str, apart: Any
     ) -> Any:
         compiled.append(hint)
         admitted = next(Batches(((lo, hi),)) for lo, hi in ((1, 3), (4, 15), (16, 64)) if lo <= hint <= hi)
-        (made := tmp_path / "made").write_bytes(f"code for {hint}".encode())
-        keep(str(made), admitted)
-        return print, admitted
+        Path(path).write_bytes(f"code for {hint}".encode())
+        return admitted, None
 
-    monkeypatch.setattr(Ahead, "_compile", few)
+    monkeypatch.setattr(Ahead, "_lower", few)
     monkeypatch.setattr("ariadne.compiled.ahead._loaded", lambda path, device: print)
     packages = tmp_path / "packages"
 
