@@ -11,14 +11,13 @@ import hashlib
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from ariadne.compiled.builds import Build, Start, put_off, starting
 from ariadne.compiled.exported import admitted, draws, linear, symbols
 from ariadne.compiled.kept import Broken, Kept
 from ariadne.compiled.lift import Lifted
+from ariadne.compiled.named import names, processor, sources
 from ariadne.compiled.package import Layout, Package, lies
 from ariadne.cut import CompileOptions
 from ariadne.errors import CompileError, SpecError
@@ -148,7 +148,7 @@ class Ahead:
         found = self._lowered(batch, inputs, state, ambient, start.folder(), apart=True)
         if isinstance(found, Package) or found.build is None:
             return found if isinstance(found, Package) else self._finished(found)
-        self.begun = found
+        self.begun = replace(found, again=functools.partial(self._make, batch, inputs, state, ambient, None))
         self.report.reach("C++")
         start.sides.append(self)
         found.build.start(lambda: self.report.reach("built"))
@@ -169,9 +169,24 @@ class Ahead:
             # Python gave is not the one that is made without it: each call would copy, and the next process would not find it.
             mine = inputs is not None and threading.get_ident() == begun.thread
             if not mine or all(map(Layout.equals, begun.layouts, inputs or ())):
-                self._attempt(functools.partial(self._finished, begun))
+                self._attempt(functools.partial(self._built, begun))
         finally:
             self.drop()
+
+    def _built(self, begun: _Lowered) -> Package | None:
+        """The package that was begun; or, where its build fails, one made as torch does it, which may fail in torch's own words."""
+        try:
+            return self._finished(begun)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            assert begun.again is not None
+            package = begun.again()
+            self._note_retry(error)
+            return package
+
+    def _note_retry(self, why: Exception) -> None:
+        self.report.notes.append(f"built again, on its own: {type(why).__name__}: {' '.join(str(why).split())}"[:300])
 
     def drop(self) -> None:
         """End what was begun, if there is something."""
@@ -305,7 +320,7 @@ class Ahead:
                 why = error
         torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=inner)
         if why is not None:
-            self.report.notes.append(f"built before the other side began: {type(why).__name__}: {why}"[:300])
+            self._note_retry(why)
         return None
 
     def _keep(self, kept: Kept, name: str, hint: int, made: str, admitted: Batches) -> None:
@@ -358,17 +373,17 @@ class Ahead:
         """What a package depends on, as a digest."""
         cuda = sorted({torch.cuda.get_device_name(t.device) for t in (*inputs, *state) if t.is_cuda})
         told = {
-            "sources": _sources(),
+            "sources": sources(),
             "kernel": self.lifted.kernel(marked=False, checked=True).text,
             "plan": self.plan.signature,
             "split": self.report.split_id,
             "side": self.lifted.name,
             "options": sorted((k, repr(v)) for k, v in (self.options.given.get("options") or {}).items()),
             "torch": [torch.__version__, torch.version.git_version, torch.version.cuda],
-            "machine": [platform.system(), *_processor(), torch.backends.cpu.get_cpu_capability(), *cuda],
+            "machine": [platform.system(), *processor(), torch.backends.cpu.get_cpu_capability(), *cuda],
             "threads": torch.get_num_threads(),
             "settings": _inductor_settings(),
-            "names": _names(self.lifted),
+            "names": names(self.lifted),
             "inputs": [layout.to_json() for layout in layouts],
             "state": [[str(part) for part in lies(t)] for t in state],
             "ambient": repr(ambient),
@@ -399,7 +414,7 @@ class Ahead:
 class _Lowered:
     """A kernel that torch has lowered, for the package at `path`; `build` is what is left of that, None where it is there.
 
-    `thread` called, for `layouts` of inputs, and waited for `seconds`.
+    `thread` called, for `layouts` of inputs, and waited for `seconds`; `again` makes the package on its own.
     """
 
     path: str
@@ -411,43 +426,7 @@ class _Lowered:
     build: Build | None
     seconds: float
     thread: int
-
-
-@functools.cache
-def _sources() -> str:
-    """A digest of this package's code, since a package holds what it makes of a kernel."""
-    files = sorted(Path(__file__).parent.rglob("*.py"))
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
-
-
-@functools.cache
-def _processor() -> tuple[str, ...]:
-    """The CPU, with every feature that it says it has: native code is compiled for just this one."""
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text().partition("\n\n")[0].splitlines() if told.exists() else []
-    wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part")
-    return platform.machine(), platform.processor(), *(line for line in lines if line.startswith(wanted))
-
-
-def _names(lifted: Lifted) -> list[list[str]]:
-    """What the names in a kernel's source stand for: a plan from a file says by itself what its signature is."""
-    used = set(re.findall(r"[^\W\d]\w*", "\n".join(lifted.body)))
-    return [[name, _told(thing)] for name, thing in sorted(lifted.source.namespace.items()) if name in used]
-
-
-def _told(thing: Any) -> str:
-    """A function by where it is from, a plain value by how it is written, anything else by its type."""
-    if isinstance(
-        thing, (torch.dtype, torch.device, torch.layout, torch.memory_format, int, float, complex, str, bytes)
-    ):
-        return repr(thing)
-    if isinstance(thing, torch._ops.OpOverload):
-        return str(thing)
-    owner = getattr(thing, "__self__", None)
-    name = getattr(thing, "__qualname__", None)
-    if name is None or isinstance(thing, type(None)):
-        return type(thing).__qualname__
-    return f"{getattr(thing, '__module__', None) or type(owner).__module__}.{name}"
+    again: Callable[[], Package | None] | None = None
 
 
 def _inductor_settings() -> str:

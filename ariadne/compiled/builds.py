@@ -224,7 +224,7 @@ class Start:
                 failed.append(found)
         failed += [after] if after is not None and failed else []
         for other in failed[1:]:
-            failed[0].add_note(f"The other side failed, too: {' '.join(str(other).split())[:300]}")
+            failed[0].add_note(f"The other side failed, too: {other}")
         if failed and failed[0] is not before:
             raise failed[0]
 

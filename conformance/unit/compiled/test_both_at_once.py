@@ -194,7 +194,17 @@ def test_the_other_side_of_one_that_failed_is_there_at_the_next_try(pretended: P
     del pretended.scripts["prefix"]
     runtime.warmup(x := numbers(3, 5))
     assert torch.equal(halves(runtime, x), whole(runtime.model, x))
-    assert [side for side, _ in pretended.asked] == ["prefix", "suffix", "prefix"]
+    assert pretended.asked == [("prefix", True), ("suffix", True), ("prefix", False), ("prefix", True)]
+
+
+def test_a_build_that_fails_is_made_again_as_torch_does_it(pretended: Pretended) -> None:
+    pretended.scripts["suffix"] = "[ -e failed ] || { touch failed; exit 1; }"
+    runtime = split(backend="aot_inductor")
+    runtime.warmup(x := numbers(3, 5))
+    assert pretended.asked == [("prefix", True), ("suffix", True), ("suffix", False)]
+    assert torch.equal(halves(runtime, x), whole(runtime.model, x))
+    (note,) = runtime.report().segments[1].notes
+    assert note.startswith("built again, on its own: CppCompileError: ")
 
 
 @pytest.mark.parametrize("side", ["prefix", "suffix"])
@@ -414,7 +424,7 @@ def test_what_goes_wrong_while_it_is_put_off_is_done_as_torch_does_it(
     )
     runtime.warmup(numbers(3, 5))
     assert tries == [False, True] * 2
-    assert all(s.notes[0].startswith("built before the other side began: ") for s in runtime.report().segments)
+    assert all(s.notes[0].startswith("built again, on its own: ") for s in runtime.report().segments)
 
 
 @compiler

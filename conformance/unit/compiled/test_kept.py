@@ -336,10 +336,10 @@ def test_a_planted_package_that_holds_weights_is_noticed(pretended: list[str], m
 
 CHANGES: dict[str, tuple[Any, str, Any]] = {
     "torch": (torch, "__version__", "2.99.0"),
-    "machine": (ahead, "_processor", lambda: ("another processor",)),
+    "machine": (ahead, "processor", lambda: ("another processor",)),
     "threads": (torch, "get_num_threads", lambda: 3),
     "settings": (ahead, "_inductor_settings", lambda: "others"),
-    "sources": (ahead, "_sources", lambda: "another release"),
+    "sources": (ahead, "sources", lambda: "another release"),
 }
 
 
@@ -392,7 +392,7 @@ def test_names_in_a_kernel_count_for_what_they_stand_for() -> None:
 
     def told(thing: Any) -> Any:
         source = SimpleNamespace(namespace={"op": thing, "unused": object()})
-        return ahead._names(SimpleNamespace(body=("y = op(x)",), source=source))  # type: ignore[arg-type]
+        return ahead.names(SimpleNamespace(body=("y = op(x)",), source=source))  # type: ignore[arg-type]
 
     aten = torch.ops.aten
     things = [torch.relu, torch.sigmoid, torch.Tensor.relu, aten.relu.default, aten.add.Tensor, 1.0, 2.0, torch.int8]
