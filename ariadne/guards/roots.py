@@ -489,7 +489,7 @@ def _keeps(value: Any) -> bool:
         return False
     if is_torchs_own(kind.__module__):
         return is_a(value, torch.Generator)
-    return is_opaque(value) or not kind_of(value)
+    return is_opaque(value) or not kinds_of(value)
 
 
 def _applied(value: Any) -> type | None:
