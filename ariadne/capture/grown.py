@@ -19,11 +19,13 @@ from ariadne import tree
 from ariadne.compare import difference
 from ariadne.errors import UnsupportedError
 from ariadne.guards import (
+    MISSING,
     Change,
     Containers,
     Place,
     Rule,
     Slots,
+    bound_to,
     contents_of,
     held,
     is_a,
@@ -160,7 +162,8 @@ def _holders(things: Sequence[Any]) -> Iterator[tuple[Any, Any, Any]]:
     The garbage collector knows, whatever leads there: a global of another file, or the default of a function in a function.
     """
     ids = {*map(id, things)}
-    holders = [one for one in gc.get_referrers(*things) if one is not things]
+    # A method in C is bound to one for good: `append`, taken before, goes on to add to that one.
+    holders = [one for one in gc.get_referrers(*things) if one is not things and bound_to(one) is MISSING]
     further = [
         one for one in holders if type(one) is tuple or (is_a(one, dict) and dict.__contains__(one, "__module__"))
     ]
