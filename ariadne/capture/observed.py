@@ -271,6 +271,15 @@ def _refuse_renewed(found: Recording, effects: Effects) -> None:
             )
 
 
+def _stood(module: nn.Module, name: str) -> bool:
+    """Whether the class has something that stands for an attribute which a module doesn't have: not where it makes it first."""
+    kind: Any = type(module)
+    there = next((vars(cls)[name] for cls in kind.__mro__ if name in vars(cls)), MISSING)
+    if there is MISSING:
+        return kind.__getattr__ is not nn.Module.__getattr__
+    return not is_a(there, cached_property)
+
+
 def _moves_on(value: Any) -> str:
     """What an attribute is that gives something else whenever it is asked, in words; empty for all others."""
     numbers = sys.modules["numpy"].random if "numpy" in sys.modules else None
@@ -327,7 +336,8 @@ def _refuse_python_state(
         )
     for path, name, before, now in found.changed:
         if before is None and (path, name) in found.read_attributes:
-            before = found.read_attributes[path, name][1]  # what the class has stood for it
+            module, value, _ = found.read_attributes[path, name]
+            before = value if _stood(module, name) else None
         counts = isinstance(before, (bool, int, float)) and before != now
         keeps = isinstance(before, torch.Tensor) and isinstance(now, torch.Tensor)
         if (path, name) in found.read_attributes and (counts or keeps):

@@ -67,6 +67,7 @@ def global_hooks() -> list[Any]:
 _TRACKER = "torch.utils.module_tracker"
 _SPECIAL = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__", "__getattribute__")
 _REGISTRIES = ("_parameters", "_buffers")
+_GROWING = (nn.ModuleDict, nn.ModuleList)
 _LISTING = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # whose own code goes through all parts
 _THROUGH_ALL = frozenset({"apply", "_apply", ANY})  # names in forward's code by which it may do so
 Facts = tuple[torch.dtype, str, tuple[int, ...]]
@@ -316,9 +317,13 @@ class Baseline:
         return list(now.items()) == was
 
     def has_more_parts(self) -> bool:
-        """Whether a dict of modules has those that it had, and others after them: adapters, or heads by name."""
-        dicts = [(m._modules, self.children[p]) for p, m in self.modules.items() if is_a(m, nn.ModuleDict)]
-        return any(len(now) > len(was) and [*now.items()][: len(was)] == was for now, was in dicts)
+        """Whether a dict or a list of modules or parameters has those that it had, and others after them: adapters, or heads."""
+        modules = [(m._modules, self.children[p]) for p, m in self.modules.items() if is_a(m, _GROWING)]
+        if any(len(now) > len(was) and [*now.items()][: len(was)] == was for now, was in modules):
+            return True
+        return any(
+            _has_more(self.modules[path], keys, was) for path, keys, was in self.attributes if path in self.modules
+        )
 
     def keeps_its_tables(self, path: str) -> bool:
         """Whether a module's parameters and buffers stand in the dicts in which they stood, which is where a plan looks."""
@@ -397,6 +402,16 @@ class Baseline:
                     value = value.anew(copied_one)
             new.attributes.append((path, keys, value))
         return new
+
+
+def _has_more(module: nn.Module, keys: tuple[Any, ...], was: Any) -> bool:
+    """Whether what a list or a dict of parameters tells of its length or its keys has grown."""
+    if keys == ("_size",) and is_a(module, nn.ParameterList):
+        return bool(module.__dict__["_size"] > was)
+    if keys != ("_keys",) or not is_a(module, nn.ParameterDict) or type(was) is not dict:
+        return False
+    now = [*module.__dict__["_keys"]]
+    return len(now) > len(was) and now[: len(was)] == [*was]
 
 
 def tabled(module: nn.Module) -> tuple[list[str], list[str]]:
