@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import is_
 from typing import Any
 
@@ -69,7 +70,8 @@ def _open(value: Any) -> tuple[Spec, list[Any]] | None:
     if cls is dict:
         return Spec("dict", dict, tuple(value)), list(value.values())
     if isinstance(value, tuple) and hasattr(cls, "_fields"):
-        return Spec("namedtuple", cls, tuple(cls._fields)), list(value)
+        own = _beside(value, cls._fields)
+        return Spec("namedtuple", cls, (*cls._fields, *own)), [*value, *own.values()]
     if isinstance(value, dict) and dataclasses.is_dataclass(cls):
         return Spec("fields", cls, tuple(value)), list(value.values())
     if cls is OrderedDict:
@@ -78,9 +80,19 @@ def _open(value: Any) -> tuple[Spec, list[Any]] | None:
         children, context = torch_pytree.SUPPORTED_NODES[cls].flatten_fn(value)
         return Spec("registered", cls, (), (), context), list(children)
     if dataclasses.is_dataclass(cls) and not isinstance(value, type):
-        names = tuple(f.name for f in dataclasses.fields(value) if f.init)
-        return Spec("fields", cls, names), [getattr(value, n) for n in names]
+        names, own = (
+            tuple(f.name for f in dataclasses.fields(value) if f.init),
+            _beside(value, cls.__dataclass_fields__),
+        )
+        return Spec("fields", cls, (*names, *own)), [*(getattr(value, n) for n in names), *own.values()]
     return None
+
+
+def _beside(value: Any, fields: Collection[str]) -> dict[str, Any]:
+    """The attributes of a namedtuple or a dataclass that are none of its fields, nor what a `cached_property` makes of these."""
+    own = getattr(value, "__dict__", None) or {}
+    more = [name for name in own if name not in fields]
+    return {n: own[n] for n in more if not isinstance(getattr(type(value), n, None), cached_property)} if more else {}
 
 
 def flatten(value: Any) -> tuple[list[Any], Spec]:
@@ -116,9 +128,9 @@ def build(spec: Spec, children: Sequence[Any]) -> Any:
     if spec.kind == "size":
         return torch.Size(children)
     if spec.kind == "namedtuple":
-        return spec.cls._make(children)  # type: ignore[attr-defined]  # past a constructor of its own, as PackedSequence has
+        return _namedtuple(spec.cls, spec.keys, children)
     if spec.kind == "fields":
-        return spec.cls(**dict(zip(spec.keys, children, strict=True)))
+        return _dataclass(spec.cls, dict(zip(spec.keys, children, strict=True)))
     if spec.kind == "mapping":
         return spec.cls(zip(spec.keys, children, strict=True))
     if spec.kind == "subclass":
@@ -127,6 +139,25 @@ def build(spec: Spec, children: Sequence[Any]) -> Any:
             return _leaf(t, spec.cls, spec.context)
         return t if type(t) is spec.cls else t.as_subclass(spec.cls)
     return torch_pytree.SUPPORTED_NODES[spec.cls].unflatten_fn(list(children), spec.context)
+
+
+def _namedtuple(cls: Any, keys: Sequence[str], children: Sequence[Any]) -> Any:
+    """A namedtuple, past a constructor of its own, as PackedSequence has; what comes after its fields are attributes of it."""
+    fields = len(cls._fields)
+    found = cls._make(children[:fields])
+    if len(keys) > fields:
+        vars(found).update(zip(keys[fields:], children[fields:], strict=True))
+    return found
+
+
+def _dataclass(cls: Any, given: dict[str, Any]) -> Any:
+    """A dataclass of these fields; what it has no fields for are attributes of it, unless it is a dict, too."""
+    fields = cls.__dataclass_fields__
+    if given.keys() <= fields.keys() or issubclass(cls, dict):
+        return cls(**given)
+    found = cls(**{k: v for k, v in given.items() if k in fields})
+    vars(found).update((k, v) for k, v in given.items() if k not in fields)
+    return found
 
 
 def _leaf(t: torch.Tensor, cls: type, requires_grad: bool) -> torch.Tensor:
@@ -196,7 +227,7 @@ def identical(a: Any, b: Any) -> bool:
     """
     if a is b:
         return True
-    if type(a) is not type(b):
+    if type(a) is not type(b) or not _same_attributes(a, b):
         return False
     if isinstance(a, float):
         return struct.pack("d", a) == struct.pack("d", b)
@@ -209,3 +240,13 @@ def identical(a: Any, b: Any) -> bool:
     if isinstance(a, (set, frozenset)):
         return bool(a == b) and {(type(v), str(v)) for v in a} == {(type(v), str(v)) for v in b}
     return bool(a == b)
+
+
+def _same_attributes(a: Any, b: Any) -> bool:
+    """Whether two numbers, texts or tuples of one class of their own have the same attributes."""
+    if not isinstance(a, (str, int, float, complex, tuple)) or type(a).__dictoffset__ == 0:
+        return True
+    own, other = vars(a), vars(b)
+    return own.keys() == other.keys() and all(
+        own[k] is other[k] or (not isinstance(own[k], torch.Tensor) and identical(own[k], other[k])) for k in own
+    )

@@ -29,6 +29,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     grown         containers that forward puts more into at each call, and asks as well
     recorder      the pre-dispatch ATen ops that a forward runs
     measured      what forward's Python asks of the sizes of tensors
+    wanted        tensors that forward tells that they require a gradient
     parts         parts that `ariadne.opaque` was told of, each call one op
     applied       functions of autograd, by whatever name they are applied
     repeated      what a checkpointed part does, which the backward pass runs once more
@@ -36,7 +37,6 @@ against and a baseline of the model flow out. The model is left as found. The fi
     listed        where forward looks through the names of attributes
     taken         where forward takes all of a tensor's data
     outsiders     modules outside of the model that forward comes upon
-    wanted        tensors that forward tells that they require a gradient
     setters       other data in a tensor, by no op
     recorded      a block in which all that forward does is noted
     settled       flags of a first call, and the batch of the last one

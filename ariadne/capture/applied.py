@@ -15,6 +15,7 @@ from ariadne import tree
 from ariadne.capture.followed import Real, Size
 from ariadne.capture.recorder import Recorder, Within
 from ariadne.capture.refusals import Patches
+from ariadne.capture.wanted import tell
 from ariadne.errors import UnsupportedError
 from ariadne.plan import Region
 
@@ -32,6 +33,7 @@ def patch(recorder: Recorder, patches: Patches) -> None:
         if not recorder.is_mine():
             return run(*args, **kwargs)
         _lose_numbers(recorder, cls, (args, kwargs))
+        tell(recorder, args)
         try:
             with recorder.whole() as within:
                 out = run(*args, **kwargs)
@@ -92,6 +94,7 @@ class _Referred:
             cls, region = begun
             by_ctx = bool(args) and isinstance(args[0], _CTX)
             _lose_numbers(self.recorder, cls, args)
+            tell(self.recorder, args, region)
             try:
                 with self.recorder.whole() as self.within:
                     out = run(*args, **kwargs)

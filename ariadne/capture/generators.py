@@ -53,7 +53,7 @@ def put_back(then: Mapping[str, Any], names: Names = ALL) -> None:
 def of_python(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any], Any] | None:
     """How to read and to put where a generator of Python's or numpy's stands, and where it stands now; None for what is none."""
     kind = type(value)
-    if issubclass(kind, random.Random):
+    if issubclass(kind, random.Random) and not issubclass(kind, random.SystemRandom):  # which stands nowhere
         return value.getstate, value.setstate, value.getstate()
     if hasattr(kind, "bit_generator") and hasattr(value.bit_generator, "state"):  # numpy.random.Generator
         bits = value.bit_generator

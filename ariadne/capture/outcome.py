@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
@@ -144,6 +144,7 @@ class Outcome:
     def buffer_stores(self) -> Iterator[Store]:
         """The tensors that forward put in the place of buffers."""
         for path, name, t in self.recorded.stores:
+            self._refuse_class([t], f"buffer {name!r} of {named(path)}")
             yield Store(path, "_buffers", name, tree.Spec(tree.LEAF), (self.values.tensor(t),))
 
     def attribute_stores(self) -> Iterator[Store]:
@@ -175,18 +176,21 @@ class Outcome:
                     f"forward leaves {_shown(leaf)} that it makes itself in attribute {name!r} of {named(path)}, and a plan keeps "
                     "plain tensors there; keep it detached, or make it outside"
                 )
-            kind = next((cls for cls in map(tree.subclass_of, leaves) if cls is not None), None)
-            if kind is not None:
-                raise UnsupportedError(
-                    f"forward leaves a tensor of class {kind.__name__} in attribute {name!r} of {named(path)}, and a plan keeps "
-                    "plain tensors there; keep it as a plain tensor (.as_subclass(torch.Tensor)), or return it"
-                )
+            self._refuse_class(leaves, f"attribute {name!r} of {named(path)}")
             if not all(isinstance(leaf, (torch.Tensor, *SYMBOLIC, *CONSTANTS)) for leaf in leaves):
                 raise UnsupportedError(
                     f"forward leaves a {type(now).__name__} in attribute {name!r} of {named(path)}, which a plan can't "
                     "hold; return it instead, or keep tensors and numbers"
                 )
             yield Store(path, "__dict__", name, spec, tuple(self.values.atom(leaf) for leaf in leaves))
+
+    def _refuse_class(self, leaves: Iterable[Any], where: str) -> None:
+        kind = next((cls for cls in map(tree.subclass_of, leaves) if cls is not None), None)
+        if kind is not None:
+            raise UnsupportedError(
+                f"forward leaves a tensor of class {kind.__name__} in {where}, and a plan keeps plain tensors there; keep it as a "
+                "plain tensor (.as_subclass(torch.Tensor)), or return it"
+            )
 
     def _caching(self) -> set[str]:
         """The modules that keep a cache: forward changed what it had read there, or looked for in vain."""

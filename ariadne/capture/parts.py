@@ -21,6 +21,7 @@ from ariadne.capture.recorder import Recorder, runs_again
 from ariadne.capture.refusals import refuse_transforms
 from ariadne.capture.state import Snapshot, Spot
 from ariadne.capture.values import CONSTANTS, SYMBOLIC
+from ariadne.capture.wanted import tell
 from ariadne.errors import UnsupportedError, named
 from ariadne.guards import LEAVES, Effect, Recording, held, is_a, is_array, refill
 from ariadne.plan import storage_of, tensors_in
@@ -79,6 +80,7 @@ class Parts:
         self._refuse_objects(name, leaves)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         recorder._keep(tensors)
+        tell(recorder, leaves)
         with recorder.aside():
             before = snapshot.anew()
             self._refuse_before(name, self.last.spots(), modules)
@@ -193,8 +195,8 @@ class Parts:
         known = {id(t): t for t in self._known()}
         memory = {key for t in known.values() if id(t) not in mine and (key := storage_of(t)) is not None}
         memory -= {storage_of(t) for t in given} | recorder.state
-        through = {t.grad_fn for t in given}
-        nodes = {t.grad_fn for t in known.values() if t.grad_fn is not None} - through
+        through = {_node_of(t) for t in given}
+        nodes = {node for t in known.values() if (node := _node_of(t)) is not None} - through
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor):
                 continue
@@ -205,6 +207,14 @@ class Parts:
                 )
         found = {**known, **{id(t): t for t in given}}
         return [recorder._named_anew(leaf) if id(leaf) in found else leaf for leaf in leaves], spec
+
+
+def _node_of(t: torch.Tensor) -> Any:
+    """What made a tensor, for autograd; None for a view under `no_grad` of what was written since: torch follows none of these."""
+    try:
+        return t.grad_fn
+    except RuntimeError:
+        return None
 
 
 def _tables(module: nn.Module) -> Iterator[int]:

@@ -25,7 +25,7 @@ from ariadne.capture.measured import patch_sizes
 from ariadne.capture.outsiders import Outsiders
 from ariadne.capture.parts import Parts
 from ariadne.capture.recorder import Recorder, modes_of_its_own
-from ariadne.capture.refusals import Patches, Run, called_by_torch, minds_its_own, refusing
+from ariadne.capture.refusals import Patches, Run, called_by_torch, minds_its_own, refuse_history, refusing
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
@@ -40,6 +40,7 @@ CONTAINERS = frozenset({tuple, list, dict, set, frozenset, str, bytes, range})
 HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks")
 # What tells how autocast stands, under its older names, too.
 _AUTOCAST = "is_autocast_enabled get_autocast_dtype is_autocast_cpu_enabled get_autocast_cpu_dtype get_autocast_gpu_dtype".split()
+_OLD_TYPES = {f"{kind}Tensor" for kind in "BFloat16 Bool Byte Char Double Float Half Int Long Short".split()}
 HISTORY = ("is_leaf", "grad", "_version", "_base", "_is_view", "is_inference", "is_conj", "is_neg", "is_shared")
 
 
@@ -173,26 +174,21 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
 
         return property(get, put)
 
-    def refuse_history(t: torch.Tensor, name: str) -> None:
-        if (
-            mine()
-            and not called_by_torch(3)
-            and not any(t is made for e in recording.events for made in tensors_in(e.out))
-        ):
-            raise UnsupportedError(
-                f"forward asks {name!r} of an input, or of a tensor of the model, in {recorder.where()}: the answer follows what "
-                "was done with the tensor before, which no guard sees. Ask before the call, and pass the answer as an argument"
-            )
+    def ask_history(t: torch.Tensor, name: str) -> None:
+        if mine() and not called_by_torch(3):
+            refuse_history(t, name, recording, recorder.where())
+            if name == "is_leaf":  # so is all that needs no gradient
+                recording.looked.add("requires_grad")
 
     def of_history(name: str) -> Any:
         base = getattr(torch.Tensor, name)
 
         def method(self: torch.Tensor, *args: Any) -> Any:
-            refuse_history(self, name)
+            ask_history(self, name)
             return base(self, *args)
 
         def get(self: torch.Tensor) -> Any:
-            refuse_history(self, name)
+            ask_history(self, name)
             return base.__get__(self)
 
         def put(self: torch.Tensor, value: Any) -> None:
@@ -469,6 +465,8 @@ def recording(
         found.codes, found.compared = read.codes, read.compared
         found.assigned, found.filled = read.assigned, read.filled
         found.looked |= read.which
+        if not _OLD_TYPES.isdisjoint(found.names):  # `isinstance(h, torch.FloatTensor)` asks for a dtype
+            found.looked.add("dtype")
     for path in found.used & snapshot.modules.keys():
         module = snapshot.modules[path]
         kind: Any = type(module)

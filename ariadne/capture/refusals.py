@@ -22,6 +22,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from ariadne.errors import AriadneError, UnsupportedError, named
 from ariadne.forks import undone
 from ariadne.guards import GLOBAL_HOOKS, TORCH, Recording, caches_parametrizations, global_hooks, looked_into
+from ariadne.plan import tensors_in
 
 _ELSEWHERE = (
     "which acts on gradients in a way that no op shows; do it outside of the model, or use prepare_split_replay if the "
@@ -133,7 +134,7 @@ def refusing(run: Run, found: Recording) -> Iterator[None]:
             told.append(self)
 
     run.patches.set(UnsupportedError, "__init__", note)
-    _refuse(run)
+    _refuse(run, found)
     try:
         yield
     except AriadneError:
@@ -162,7 +163,7 @@ def _compiled(model: nn.Module) -> str:
     return ""
 
 
-def _refuse(run: Run) -> None:
+def _refuse(run: Run, found: Recording) -> None:
 
     def refused(
         owner: Any, name: str, shown: str, why: str, only_with_grad: bool = False, by_torch: bool = False
@@ -208,7 +209,7 @@ def _refuse(run: Run) -> None:
     refused(graph, "get_gradient_edge", "torch.autograd.graph.get_gradient_edge", _ELSEWHERE)
     _follow_cond(run)
     _refuse_saved_tensor_hooks(run)
-    _refuse_node_hooks(run)
+    _refuse_node_hooks(run, found)
     _watch_backward(run)
 
 
@@ -313,12 +314,25 @@ def _refuse_saved_tensor_hooks(run: Run) -> None:
     run.patches.set(graph.saved_tensors_hooks, "__enter__", enter_hooks)
 
 
-def _refuse_node_hooks(run: Run) -> None:
+def refuse_history(t: torch.Tensor, name: str, found: Recording, where: str) -> None:
+    """Raise `UnsupportedError` where a tensor is none that this forward made."""
+    if not any(t is made for e in found.events for made in tensors_in(e.out)):
+        raise UnsupportedError(
+            f"forward asks {name!r} of an input, or of a tensor of the model, in {where}: the answer follows what was done with "
+            "the tensor before, which no guard sees. Ask before the call, and pass the answer as an argument"
+        )
+
+
+def _refuse_node_hooks(run: Run, found: Recording) -> None:
     read: Any = vars(torch._C.TensorBase)["grad_fn"].__get__
 
     def grad_fn(self: torch.Tensor) -> Any:
         node = read(self)
-        return _Node(node, run.where()) if node is not None and run.mine() and not called_by_torch() else node
+        if not run.mine() or called_by_torch():
+            return node
+        refuse_history(self, "grad_fn", found, run.where())
+        found.looked.add("requires_grad")  # where nothing before it does, there is none
+        return node if node is None else _Node(node, run.where())
 
     run.patches.set(torch.Tensor, "grad_fn", property(grad_fn))
 

@@ -11,25 +11,28 @@ import hashlib
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from ariadne.compiled.builds import Build, Start, put_off, starting
+from ariadne.compiled.exported import admitted, draws, linear, symbols
 from ariadne.compiled.kept import Broken, Kept
 from ariadne.compiled.lift import Lifted
+from ariadne.compiled.named import names, processor, sources
 from ariadne.compiled.package import Layout, Package, lies
 from ariadne.cut import CompileOptions
 from ariadne.errors import CompileError, SpecError
-from ariadne.plan import Batches, Expr, TracePlan, bind
+from ariadne.plan import Batches, Expr, TracePlan
 from ariadne.segment import load
 
 MOST_BATCHES = 4096  # one package serves a range of at most so many batches
@@ -58,6 +61,7 @@ class Ahead:
         self.split = len(lifted.inputs)
         self.packages: list[Package] = []
         self.latest: Package | None = None
+        self.begun: _Lowered | None = None
         self.other: Callable[..., Any] | None = None
 
     def __call__(self, batch: int, *tensors: Any) -> Any:
@@ -74,42 +78,127 @@ class Ahead:
         ):  # fmt: skip
             package = self._find(batch, inputs, state, ambient) if self.other is None else None
             if package is None:
-                assert self.other is not None
-                return self.other(*tensors) if self.lifted.batch else self.other(batch, *tensors)
+                run = self._instead()
+                return run(*tensors) if self.lifted.batch else run(batch, *tensors)
             self.latest = package
         return package(inputs, state)
 
+    def _instead(self) -> Callable[..., Any]:
+        """What runs where there is no package: what took its place, or the kernel as Python while one is begun.
+
+        So does a side that goes to torch.compile, for what torch.compile waits for can't be put off: the other side begins first.
+        """
+        start = starting()
+        if self.other is None or (start is not None and self.instead is not None and not start.sides):
+            return self._plain()
+        return self.other
+
+    def _plain(self) -> Callable[..., Any]:
+        return load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
+
     def _find(self, batch: int, inputs: Sequence[Any], state: Sequence[Any], ambient: Any) -> Package | None:
+        start = starting()
         with self.lock:
+            if self.begun is not None and start is None:
+                self._settle(inputs)
+            if self.other is not None or self.begun is not None:
+                return None
             for package in self.packages:
                 if ambient == package.ambient and package.fits(batch, inputs) and package.follows(state):
                     return package
-            start = time.perf_counter()
-            try:
-                if len(self.packages) == MOST_PACKAGES:
-                    raise self.refused(f"{MOST_PACKAGES} packages were made for it, and none serves these tensors")
-                package = self._make(batch, inputs, state, ambient)
-            except (MemoryError, torch.OutOfMemoryError, SpecError):
-                raise
-            except Exception as error:  # exporters and compilers raise whatever they please
-                failure = error if isinstance(error, CompileError) else self.refused(f"{type(error).__name__}: {error}")
-                if self.instead is not None:
-                    self.report.notes.append(f"torch.compile in its place: {' '.join(str(failure).split())[:300]}")
-                    self.other = self.instead()
-                    return None
-                if self.options.on_error != "eager":
-                    raise failure from error
-                self.report.state = "eager"
-                self.report.notes.append(" ".join(str(failure).split())[:300])
-                self.other = load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
+            return self._attempt(functools.partial(self._make, batch, inputs, state, ambient, start))
+
+    def _attempt(self, make: Callable[[], Package | None]) -> Package | None:
+        """What `make` gives, among the packages; None where it begins one, or where something else runs in its place."""
+        try:
+            package = make()
+        except (MemoryError, torch.OutOfMemoryError, SpecError):
+            raise
+        except Exception as error:  # exporters and compilers raise whatever they please
+            failure = error if isinstance(error, CompileError) else self.refused(f"{type(error).__name__}: {error}")
+            if self.instead is not None:
+                self.report.notes.append(f"torch.compile in its place: {' '.join(str(failure).split())[:300]}")
+                self.other = self.instead()
                 return None
-            self.report.seconds += time.perf_counter() - start
+            if self.options.on_error != "eager":
+                raise failure from error
+            self.report.state = "eager"
+            self.report.notes.append(" ".join(str(failure).split())[:300])
+            self.other = self._plain()
+            return None
+        finally:
+            if self.begun is None:
+                self.report.reach("")
+        if package is not None:
             self.report.ways[False] = "ahead of time"
             self.packages.append(package)
             self.report.batches = (*self.report.batches, str(package.batches))
+        return package
+
+    def _make(
+        self, batch: int, inputs: Sequence[Any], state: Sequence[Any], ambient: Any, start: Start | None
+    ) -> Package | None:
+        """A package, loaded or compiled; or one is begun, with the other side of the split."""
+        if len(self.packages) == MOST_PACKAGES:
+            raise self.refused(f"{MOST_PACKAGES} packages were made for it, and none serves these tensors")
+        if start is None:
+            with tempfile.TemporaryDirectory() as scratch:
+                found = self._lowered(batch, inputs, state, ambient, Path(scratch), apart=False)
+                return found if isinstance(found, Package) else self._finished(found)
+        found = self._lowered(batch, inputs, state, ambient, start.folder(), apart=True)
+        if isinstance(found, Package) or found.build is None:
+            return found if isinstance(found, Package) else self._finished(found)
+        self.begun = replace(found, again=functools.partial(self._make, batch, inputs, state, ambient, None))
+        self.report.reach("C++")
+        start.sides.append(self)
+        found.build.start(lambda: self.report.reach("built"))
+        return None
+
+    def settle(self) -> None:
+        """Wait for the package that was begun, if there is one; raises what making it raises."""
+        with self.lock:
+            if self.begun is not None:
+                self._settle(None)
+
+    def _settle(self, inputs: Sequence[Any] | None) -> None:
+        begun = self.begun
+        assert begun is not None
+        assert begun.build is not None
+        try:
+            # The other side's kernel stood in as Python. Where native code lays out otherwise what it gives, a package for what
+            # Python gave is not the one that is made without it: each call would copy, and the next process would not find it.
+            mine = inputs is not None and threading.get_ident() == begun.thread
+            if not mine or all(map(Layout.equals, begun.layouts, inputs or ())):
+                self._attempt(functools.partial(self._built, begun))
+        finally:
+            self.drop()
+
+    def _built(self, begun: _Lowered) -> Package | None:
+        """The package that was begun; or, where its build fails, one made as torch does it, which may fail in torch's own words."""
+        try:
+            return self._finished(begun)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            assert begun.again is not None
+            package = begun.again()
+            self._note_retry(error)
             return package
 
-    def _make(self, batch: int, inputs: Sequence[Any], state: Sequence[Any], ambient: Any) -> Package:
+    def _note_retry(self, why: Exception) -> None:
+        self.report.notes.append(f"built again, on its own: {type(why).__name__}: {' '.join(str(why).split())}"[:300])
+
+    def drop(self) -> None:
+        """End what was begun, if there is something."""
+        if self.begun is not None and self.begun.build is not None:
+            self.begun.build.stop()
+        self.begun = None
+        self.report.reach("")
+
+    def _lowered(self, batch: int, inputs: Sequence[Any], state: Sequence[Any], ambient: Any, scratch: Path, *,
+                 apart: bool) -> Package | _Lowered:  # fmt: skip
+        """A package that was kept, or the kernel as torch lowers it; `apart` from its build, where that can be put off."""
+        began = time.perf_counter()
         if self.instead is not None and any(isinstance(t, torch.Tensor) and t.is_cuda for t in (*inputs, *state)):
             raise CompileError("its tensors are on CUDA, where packages were not measured")
         if self.lifted.batch is None:
@@ -126,23 +215,46 @@ class Ahead:
         layouts = tuple(
             self._layout(n, t, batch, len(served) > 1) for n, t in zip(self.lifted.inputs, inputs, strict=True)
         )
+        self.report.reach("loading")
         name = self._name(layouts, inputs, state, ambient, served)
         device = self._device((*inputs, *state))
+        made = functools.partial(Package, symbol=self.lifted.symbol, inputs=layouts, state=state, ambient=ambient)
         kept = None if self.plan.objects else self.kept  # the code of Python objects is in no digest
         found = None if kept is None else self._kept(kept, name, batch, device)
         if found is not None:
             self.report.loaded += 1
             self.report.state = "loaded"
             self.report.began_loaded |= not self.packages
-            run, admitted = found
-        else:
-            keep = None if kept is None else functools.partial(self._keep, kept, name, hint)
-            run, admitted = self._compile(layouts, inputs, state, served, hint, keep, device)
-            if batch not in admitted:
-                raise self.refused(f"what was compiled does not serve batch {batch}, but {admitted}")
-            self.report.compiled[False] += 1
-            self.report.state = "compiled"
-        return Package(run, admitted, self.lifted.symbol, layouts, state, ambient)
+            self.report.seconds += time.perf_counter() - began
+            return made(*found)
+        self.report.reach("lowering")
+        keep = None if kept is None else functools.partial(self._keep, kept, name, hint)
+        path = str(scratch / "kernel.pt2")
+        admitted, build = self._lower(
+            layouts, inputs, state, served, hint, path, scratch if apart and device < 0 else None
+        )
+        if batch not in admitted:
+            raise self.refused(f"what was compiled does not serve batch {batch}, but {admitted}")
+        seconds = time.perf_counter() - began
+        return _Lowered(path, admitted, made, layouts, device, keep, build, seconds, threading.get_ident())
+
+    def _finished(self, lowered: _Lowered) -> Package:
+        """The package of what was lowered: built by now, kept, and loaded."""
+        built = 0.0 if lowered.build is None else lowered.build.finish()
+        began = time.perf_counter()
+        self.report.reach("loading")
+        if lowered.device >= 0 and (died := _killed(lowered.path, lowered.device)):
+            raise self.refused(
+                f"what was compiled ends the process that loads it, as a try in another process showed: {died}. "
+                "compile_options={'backend': 'inductor'} compiles for CUDA"
+            )
+        run = _loaded(lowered.path, lowered.device)
+        if lowered.keep is not None:
+            lowered.keep(lowered.path, lowered.admitted)
+        self.report.compiled[False] += 1
+        self.report.state = "compiled"
+        self.report.seconds += lowered.seconds + built + time.perf_counter() - began
+        return lowered.made(run, lowered.admitted)
 
     def _layout(self, name: str, t: torch.Tensor, batch: int, many: bool) -> Layout:
         """What a package for `many` batches, or for this one, is to rely on for an input."""
@@ -175,33 +287,41 @@ class Ahead:
             raise self.refused(f"its tensors lie on several GPUs, {', '.join(map(str, found))}; a package runs on one")
         return found[0] if found else -1
 
-    def _compile(self, layouts: Sequence[Layout], inputs: Sequence[Any], state: Sequence[Any], served: Batches, hint: int,
-                 keep: Callable[[str, Batches], None] | None, device: int) -> tuple[Callable[..., Any], Batches]:  # fmt: skip
+    def _lower(self, layouts: Sequence[Layout], inputs: Sequence[Any], state: Sequence[Any], served: Batches, hint: int,
+               path: str, apart: Path | None) -> tuple[Batches, Build | None]:  # fmt: skip
+        """Write the package to `path`, and tell which batches it serves; what is left to build it where that is done `apart`."""
         (lo, hi) = served.ranges[0]
         examples = [*self._examples(layouts, inputs, hint), *(t.detach() for t in state)]
         dim = torch.export.Dim(self.lifted.symbol, min=lo, max=hi) if lo < hi else None
         dims = [self._dims(layout, dim, served) for layout in layouts] + [None] * len(state)
-        with self.setting(), torch.no_grad(), tempfile.TemporaryDirectory() as scratch:
+        with self.setting(), torch.no_grad():
             kernel = _Kernel(load(self.lifted.kernel(marked=False, checked=True), f"{self.label}, kernel"))
             program = torch.export.export(kernel, tuple(examples), dynamic_shapes={"args": tuple(dims)}, strict=False)
             self._examine(program)
             sizes = [self.lifted.sizes[n] for n in self.lifted.inputs]
-            symbols, free, env = _symbols(program, sizes, self.lifted.symbol, served)
-            path = str(Path(scratch, "kernel.pt2"))
-            inner = dict(self.options.given.get("options") or {})
-            torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=inner)
-            admitted = (
-                _admitted(env, symbols, self.lifted.symbol, served, free) if dim is not None else Batches.of([hint])
-            )
-            if device >= 0 and (died := _killed(path, device)):
-                raise self.refused(
-                    f"what was compiled ends the process that loads it, as a try in another process showed: {died}. "
-                    "compile_options={'backend': 'inductor'} compiles for CUDA"
-                )
-            run = _loaded(path, device)
-            if keep is not None:
-                keep(path, admitted)
-            return run, admitted
+            stand_for, free, env = symbols(program, sizes, self.lifted.symbol, served)
+            build = self._packaged(program, path, apart)
+            if dim is None:
+                return Batches.of([hint]), build
+            return admitted(env, stand_for, self.lifted.symbol, served, free), build
+
+    def _packaged(self, program: Any, path: str, apart: Path | None) -> Build | None:
+        """Write the package of a program; or, apart, do so up to its C++, which is left."""
+        inner = dict(self.options.given.get("options") or {})
+        why: Exception | None = None
+        if apart is not None:
+            try:
+                with put_off(apart) as build:
+                    torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs={**inner})
+                return build if build.whole() else None
+            except MemoryError:
+                raise
+            except Exception as error:  # as torch does it, it may go well, or fail in its own words
+                why = error
+        torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=inner)
+        if why is not None:
+            self._note_retry(why)
+        return None
 
     def _keep(self, kept: Kept, name: str, hint: int, made: str, admitted: Batches) -> None:
         """Keep a package for the next process; what is compiled serves all the same where that can't be."""
@@ -225,7 +345,7 @@ class Ahead:
             if size is None:
                 found[i] = torch.export.Dim.DYNAMIC  # or refused, where export would take it for a constant
             elif dim is not None and isinstance(size, Expr):
-                found[i] = _linear(size, self.lifted.symbol, dim, served)
+                found[i] = linear(size, self.lifted.symbol, dim, served)
         return found or None
 
     def _examine(self, program: Any) -> None:
@@ -244,7 +364,7 @@ class Ahead:
         if any(type(s.arg).__name__ != "TensorArgument" for s in outputs) or len(outputs) != len(self.lifted.results):
             raise self.refused("it returns something other than tensors")
         for node in plain.graph.nodes:
-            if _draws(node):
+            if draws(node):
                 raise self.refused(f"it draws random numbers ({node.target})")
 
     def _name(
@@ -253,17 +373,17 @@ class Ahead:
         """What a package depends on, as a digest."""
         cuda = sorted({torch.cuda.get_device_name(t.device) for t in (*inputs, *state) if t.is_cuda})
         told = {
-            "sources": _sources(),
+            "sources": sources(),
             "kernel": self.lifted.kernel(marked=False, checked=True).text,
             "plan": self.plan.signature,
             "split": self.report.split_id,
             "side": self.lifted.name,
             "options": sorted((k, repr(v)) for k, v in (self.options.given.get("options") or {}).items()),
             "torch": [torch.__version__, torch.version.git_version, torch.version.cuda],
-            "machine": [platform.system(), *_processor(), torch.backends.cpu.get_cpu_capability(), *cuda],
+            "machine": [platform.system(), *processor(), torch.backends.cpu.get_cpu_capability(), *cuda],
             "threads": torch.get_num_threads(),
             "settings": _inductor_settings(),
-            "names": _names(self.lifted),
+            "names": names(self.lifted),
             "inputs": [layout.to_json() for layout in layouts],
             "state": [[str(part) for part in lies(t)] for t in state],
             "ambient": repr(ambient),
@@ -290,41 +410,23 @@ class Ahead:
         return None
 
 
-@functools.cache
-def _sources() -> str:
-    """A digest of this package's code, since a package holds what it makes of a kernel."""
-    files = sorted(Path(__file__).parent.rglob("*.py"))
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+@dataclass(frozen=True)
+class _Lowered:
+    """A kernel that torch has lowered, for the package at `path`; `build` is what is left of that, None where it is there.
 
+    `thread` called, for `layouts` of inputs, and waited for `seconds`; `again` makes the package on its own.
+    """
 
-@functools.cache
-def _processor() -> tuple[str, ...]:
-    """The CPU, with every feature that it says it has: native code is compiled for just this one."""
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text().partition("\n\n")[0].splitlines() if told.exists() else []
-    wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part")
-    return platform.machine(), platform.processor(), *(line for line in lines if line.startswith(wanted))
-
-
-def _names(lifted: Lifted) -> list[list[str]]:
-    """What the names in a kernel's source stand for: a plan from a file says by itself what its signature is."""
-    used = set(re.findall(r"[^\W\d]\w*", "\n".join(lifted.body)))
-    return [[name, _told(thing)] for name, thing in sorted(lifted.source.namespace.items()) if name in used]
-
-
-def _told(thing: Any) -> str:
-    """A function by where it is from, a plain value by how it is written, anything else by its type."""
-    if isinstance(
-        thing, (torch.dtype, torch.device, torch.layout, torch.memory_format, int, float, complex, str, bytes)
-    ):
-        return repr(thing)
-    if isinstance(thing, torch._ops.OpOverload):
-        return str(thing)
-    owner = getattr(thing, "__self__", None)
-    name = getattr(thing, "__qualname__", None)
-    if name is None or isinstance(thing, type(None)):
-        return type(thing).__qualname__
-    return f"{getattr(thing, '__module__', None) or type(owner).__module__}.{name}"
+    path: str
+    admitted: Batches
+    made: Callable[..., Package]
+    layouts: tuple[Layout, ...]
+    device: int
+    keep: Callable[[str, Batches], None] | None
+    build: Build | None
+    seconds: float
+    thread: int
+    again: Callable[[], Package | None] | None = None
 
 
 def _inductor_settings() -> str:
@@ -351,85 +453,12 @@ class _Kernel(nn.Module):
         return self.function(*args)
 
 
-def _draws(node: torch.fx.Node) -> bool:
-    """Whether an op of an exported program draws random numbers: one that drops out, only at a rate and while it trains."""
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
-        return False
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]
-    bound = bind(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
-    given = dict(zip((a.name for a in arguments), bound, strict=True))
-    never = any(given.get(rate) == 0 for rate in ("dropout", "dropout_p"))
-    return not never and not any(given.get(flag) is False for flag in ("train", "training"))
-
-
 def _ambient() -> Any:
     """What of torch's modes decides how code is compiled: autocast, the default dtype, determinism, precision."""
     autocast = None
     if torch._C._is_any_autocast_enabled():
         autocast = tuple((d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d))
     return autocast, torch.get_default_dtype(), torch._C._get_deterministic_algorithms(), _precision()
-
-
-def _linear(size: Expr, symbol: str, dim: Any, served: Batches) -> Any:
-    """`size` in terms of an export dim where it is `a*B + b` at every batch that is served; else a dim of its own."""
-    one, two = (size.evaluate({symbol: b}) for b in (1, 2))
-    a, b = two - one, 2 * one - two
-    if a <= 0 or any(size.evaluate({symbol: n}) != a * n + b for n in served):
-        return torch.export.Dim.AUTO
-    scaled = dim if a == 1 else a * dim
-    return scaled if b == 0 else scaled + b
-
-
-def _symbols(
-    program: Any, sizes: Sequence[Sequence[int | Expr]], batch: str, served: Batches
-) -> tuple[dict[Any, Expr], list[Any], Any]:
-    """What each symbol of an exported program stands for, in terms of the batch; what each size stands for that follows data; and
-    the program's shape environment.
-
-    An input has a symbol of its own for each dim that grows with the batch, or one for the batch in all of them.
-    """
-    found: dict[Any, Expr] = {}
-    free: list[Any] = []
-    env = None
-    fakes = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"]
-    for fake, given in zip(fakes, sizes, strict=False):
-        for there, size in zip(fake.shape, given, strict=True):
-            if not isinstance(there, torch.SymInt) or not isinstance(size, Expr):
-                continue
-            expression, env = there.node.expr, fake.fake_mode.shape_env
-            if size.names != {batch}:
-                free.append(expression)
-                continue
-            (symbol,) = expression.free_symbols if len(expression.free_symbols) == 1 else (None,)
-            if expression == symbol:
-                found.setdefault(symbol, size)
-            elif symbol is not None and all(expression.subs(symbol, b) == size.evaluate({batch: b}) for b in served):
-                found.setdefault(symbol, Expr(batch))
-    return found, free, env
-
-
-def _admitted(env: Any, symbols: Mapping[Any, Expr], batch: str, served: Batches, free: Sequence[Any] = ()) -> Batches:
-    """The batches for which everything holds that export and inductor took for granted; `free` are sizes that follow data.
-
-    None where they took such a size for a number, for the batch, or for another such size.
-    """
-    # Symbols that were found to be the same are written as one in the program, and not in the guard that says so. What one that
-    # stands for a size was found to be is a condition itself: a number, where the compiler took the example's size for all.
-    replaced = env.replacements if env is not None else {}
-    if len({*free, *symbols}) < len(free) + len(symbols) or any(not s.is_Symbol or s in replaced for s in free):
-        return Batches(())
-    others = {symbol: found for symbol, found in replaced.items() if symbol not in symbols}
-    conditions = [guard.expr.subs(others) for guard in env.guards] if env is not None else []
-    apart = [symbol - replaced[symbol].subs(others) for symbol in symbols if symbol in replaced]
-    if not symbols or any(c.free_symbols - set(symbols) for c in (*conditions, *apart)):
-        return Batches(())
-
-    def holds(b: int) -> bool:
-        values = {s: size.evaluate({batch: b}) for s, size in symbols.items()}
-        within = all(v <= env.var_to_range[s].upper for s, v in values.items() if s in env.var_to_range)
-        return within and all(d.subs(values) == 0 for d in apart) and all(bool(c.subs(values)) for c in conditions)
-
-    return Batches.of(b for b in served if holds(b))
 
 
 _TRY = "import sys, torch; torch._C._aoti.AOTIModelPackageLoader(sys.argv[1], 'model', False, 1, int(sys.argv[2]))"

@@ -52,6 +52,12 @@ class SegmentReport:
     ways: dict[bool, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     earlier: SegmentReport | None = field(default=None, repr=False, compare=False)
+    stage: str = field(default="", repr=False, compare=False)
+    since: float = field(default=0.0, repr=False, compare=False)
+
+    def reach(self, stage: str) -> None:
+        """Note what is done for it from now on."""
+        self.stage, self.since = stage, time.monotonic()
 
     @property
     def recompiles(self) -> int:
@@ -92,7 +98,7 @@ class CompileReport:
 
     @property
     def seconds(self) -> float:
-        """Time spent in calls that compiled or loaded."""
+        """Time that the segments took to compile or load; sides that are compiled at once count each."""
         return sum(s.seconds for s in self.segments)
 
     @property
@@ -204,6 +210,7 @@ class _Jit:
                 self.strides = strides
                 self._prepare()
             before = _written(args)
+            self.report.reach("torch.compile")
             try:
                 with tracing(self.seeded), constant_dims(self.lifted, args), self._addresses(args):
                     result = self.inner[grad](*args)
@@ -213,6 +220,8 @@ class _Jit:
                 raise
             except Exception as error:  # what compilers raise, and what they made, is anybody's guess
                 return self._failed(_told(error), error, args, moved=_written(args) != before)
+            finally:
+                self.report.reach("")
             self._note(grad, time.perf_counter() - start)
         return result
 
@@ -250,9 +259,11 @@ class _Jit:
         with tracing(self.seeded), _no_giving_up(), self._addresses(call.args):
             pieces, call.start = _pieces(), call.start or time.perf_counter()
             call.before = _written(call.args) if call.before is None else call.before
+            self.report.reach("torch.compile")
             try:
                 yield
             finally:
+                self.report.reach("")
                 call.pieces += _pieces() - pieces
 
     def _addresses(self, args: tuple[Any, ...]) -> AbstractContextManager[None]:

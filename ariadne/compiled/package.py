@@ -31,6 +31,10 @@ class Layout:
         order = sorted(range(t.dim()), key=lambda d: (-strides[d], d))
         return cls(t.dtype, t.device, tuple(order), tuple(sizes))
 
+    def equals(self, t: torch.Tensor) -> bool:
+        """Whether a tensor is of this type, and has its dims in this order in memory."""
+        return Layout.of(t, self.sizes) == self
+
     def at(self, env: Mapping[str, int]) -> tuple[int | None, ...]:
         """The sizes at a batch."""
         return tuple(n.evaluate(env) if isinstance(n, Expr) else n for n in self.sizes)

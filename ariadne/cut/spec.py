@@ -16,8 +16,8 @@ from ariadne.plan import FUNCTIONS, HELPERS, MOST
 ExecutionMode = Literal["debug_interpreter", "generated_eager", "compiled"]
 TraceBatchMode = Literal["batch_1", "batch_gt1"]
 COMPILE_OPTIONS = ("backend", "mode", "dynamic", "fullgraph", "options", "disable")  # those of torch.compile
-OUR_COMPILE_OPTIONS = ("on_compile_error", "cache_dir", "batch_buckets")
-AHEAD_OPTIONS = ("backend", "options", "on_compile_error", "cache_dir")
+OUR_COMPILE_OPTIONS = ("on_compile_error", "cache_dir", "batch_buckets", "progress")
+AHEAD_OPTIONS = ("backend", "options", "on_compile_error", "cache_dir", "progress")
 MODES = ("debug_interpreter", "generated_eager", "compiled")
 TRACE_BATCH_MODES = ("batch_1", "batch_gt1")
 Objective = Mapping[str, float] | Callable[[Any], float]
@@ -160,7 +160,8 @@ class CompileOptions:
     configuration in "options". `cache_dir`: where packages compiled ahead of time are kept; native code is loaded from there, so it
     must be as trusted as the program. `on_error`: raise, or eager to run a segment eagerly that can't be compiled. `buckets`: the
     batches that are run; a smaller one is padded to the next of them where each sample is shown to be computed by itself.
-    `chosen`: nothing is said of a compiler, so what is known to serve best is taken, for each task and device.
+    `chosen`: nothing is said of a compiler, so what is known to serve best is taken, for each task and device. `progress`: whether
+    a warm-up says on stderr what it compiles, None for where that is a terminal.
     """
 
     given: Mapping[str, Any]
@@ -169,6 +170,7 @@ class CompileOptions:
     on_error: str = "raise"
     buckets: tuple[int, ...] = ()
     chosen: bool = False
+    progress: bool | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, Any] | None) -> CompileOptions:
@@ -179,7 +181,7 @@ class CompileOptions:
         """
         given = dict(options or {})
         ahead = given.get("backend") == "aot_inductor"
-        chosen = not given.keys() - {"on_compile_error", "cache_dir"}
+        chosen = not given.keys() - {"on_compile_error", "cache_dir", "progress"}
         known = AHEAD_OPTIONS if ahead else (*COMPILE_OPTIONS, *OUR_COMPILE_OPTIONS)
         unknown = next((name for name in given if name not in known), None)
         if unknown in (*COMPILE_OPTIONS, "batch_buckets"):
@@ -197,6 +199,9 @@ class CompileOptions:
             raise SpecError(
                 "cache_dir goes with backend 'aot_inductor', or without a backend; torch.compile keeps caches of its own"
             )
+        progress = given.pop("progress", None)
+        if progress not in (None, True, False):
+            raise SpecError(f"progress is True, False, or None to show it on a terminal alone; found {progress!r}")
         buckets = given.pop("batch_buckets", ())
         if not (
             isinstance(buckets, (list, tuple))
@@ -207,7 +212,7 @@ class CompileOptions:
         if ahead and not isinstance(given.get("options") or {}, Mapping):
             raise SpecError(f"options is a mapping of inductor's settings; found {type(given['options']).__name__}")
         folder = None if cache_dir is None else os.fspath(cache_dir)
-        return cls(given, ahead, folder, on_error, tuple(buckets), chosen)
+        return cls(given, ahead, folder, on_error, tuple(buckets), chosen, progress)
 
 
 @dataclass(frozen=True, slots=True)

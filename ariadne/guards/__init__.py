@@ -55,6 +55,7 @@ from ariadne.guards.attributes import (
     SIMPLE,
     Attribute,
     Slots,
+    bound_to,
     follow,
     held,
     is_a,
@@ -64,6 +65,7 @@ from ariadne.guards.attributes import (
     is_opaque,
     is_ours,
     is_raw,
+    is_torchs_own,
     kinds_of,
     lasts,
     may_get_fields,
@@ -102,6 +104,7 @@ from ariadne.guards.further import Further, enter_alike
 from ariadne.guards.given import Given
 from ariadne.guards.kept import has_grown
 from ariadne.guards.left import Elsewhere, Left, Site, told_entries
+from ariadne.guards.opened import referent
 from ariadne.guards.profiled import surroundings
 from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.remembered import Memories

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import Any
 
 from torch import nn
@@ -17,11 +18,13 @@ Form = tuple[tuple[Any, ...], dict[str, Any]]
 _OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def binding(model: nn.Module, spec: tree.Spec) -> Callable[[tuple[Any, ...], dict[str, Any]], Form | None]:
+def binding(
+    model: nn.Module, spec: tree.Spec, further: bool = False
+) -> Callable[[tuple[Any, ...], dict[str, Any]], Form | None]:
     """A function from (args, kwargs) to the same call in the form of `spec`; None where it has that form, or can't have it.
 
     To forward itself both forms are one, as to any function of Python's without `*args` and `**kwargs`. A hook on the model, or
-    what a decorator puts around forward, may tell them apart.
+    what a decorator puts around forward, may tell them apart. With `further` arguments a call has these by their names.
     """
     hooked = model._forward_pre_hooks or model._forward_hooks or type(model).__call__ is not nn.Module.__call__
     try:
@@ -47,7 +50,11 @@ def binding(model: nn.Module, spec: tree.Spec) -> Callable[[tuple[Any, ...], dic
             elif name in wanted and name not in given and lasts(p.default):
                 given[name] = p.default
         if given.keys() != wanted:
-            return None
+            more = given.keys() - {*first}
+            unnamed = [name for name in more if asked.parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY]
+            if not further or unnamed or not given.keys() >= {*first}:
+                return None
+            return tuple(given[name] for name in first), {name: given[name] for name in given if name in more}
         return tuple(given[name] for name in first), {name: given[name] for name in named}
 
     return bound
@@ -104,15 +111,38 @@ def _matched(found: tree.Spec, known: tree.Spec, start: int) -> list[int | None]
     return at
 
 
+def accepts(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether forward takes a call of so many arguments of these names, which a hook or a decorator may still change."""
+    try:
+        inspect.signature(model.forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # it does not, or it is no function of Python's
+        return False
+    return True
+
+
 def as_before(
     model: nn.Module, plan: TracePlan, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A call in the example's form, with keywords in the example's order where forward can't see in which order they came."""
-    args, kwargs = binding(model, plan.input_spec)(args, dict(kwargs)) or (args, dict(kwargs))
+    args, kwargs = binding(model, plan.input_spec, further=True)(args, dict(kwargs)) or (args, dict(kwargs))
+    kwargs = {key: value for key, value in kwargs.items() if value is not None or not _has_no(model, plan, key)}
     keys = plan.input_spec.children[1].keys
     if kwargs.keys() == {*keys} and not plan.assumption.order:
         kwargs = {key: kwargs[key] for key in keys}
     return args, kwargs
+
+
+def _has_no(model: nn.Module, plan: TracePlan, key: str) -> bool:
+    """Whether None under a keyword says that a tensor is left out which the plan has there."""
+    positional, keyword = plan.input_spec.children
+    at = dict(zip(keyword.keys, accumulate((c.size for c in keyword.children), initial=positional.size), strict=False))
+    name = dict(plan.inputs).get(at.get(key, -1))
+    if name is None or plan.values[name].kind != "input":
+        return False
+    try:
+        return inspect.signature(model.forward).parameters[key].default is None
+    except (KeyError, TypeError, ValueError):  # forward has no such parameter, or is no function of Python's
+        return False
 
 
 def once_more(model: nn.Module, spec: tree.Spec, names: dict[str, Any]) -> Callable[..., tuple[Any, ...] | None]:

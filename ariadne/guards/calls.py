@@ -19,10 +19,10 @@ from ariadne.guards import switches
 from ariadne.guards.at_once import Calm, at_once, changed_since
 from ariadne.guards.attributes import Attribute, Slots, follow, lasts, own_of
 from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, table_of
-from ariadne.guards.bound import matched, once_more
+from ariadne.guards.bound import accepts, matched, once_more
 from ariadne.guards.classes import Lookup
 from ariadne.guards.counted import owner_of
-from ariadne.guards.explained import refuse_changes
+from ariadne.guards.explained import beside, refuse_changes
 from ariadne.guards.kept import Kept, OfKind, OfTables, Own, Same
 from ariadne.guards.left import AsLeft
 from ariadne.guards.marks import Asked, marks_on, same_marks
@@ -217,18 +217,20 @@ def explain(
 ) -> None:
     """Raise the error that says which condition on the inputs does not hold; return where none is at fault.
 
-    Without `plain`, numbers and strings may be others, and dicts may have other keys or have them in another order: for them a
-    plan can be captured.
+    Without `plain`, numbers and strings may be others, a tensor may stand where None did, dicts may have other keys or have them
+    in another order, and arguments that forward takes may be passed or left out: for them a plan can be captured.
     """
     keys = plan.input_spec.children[1].keys
     ordered = {k: kwargs[k] for k in keys} if kwargs.keys() == {*keys} else dict(kwargs)
     leaves, spec = tree.flatten((args, ordered))
-    at = matched(spec, plan.input_spec) if kwargs.keys() == {*keys} else None
+    further = kwargs.keys() == {*keys} or (not plain and accepts(model, args, kwargs))
+    at = matched(spec, plan.input_spec) if further else None
     if at is None or (plain and spec != plan.input_spec):
         call = f"args {plan.input_spec.children[0]}, kwargs {plan.input_spec.children[1]}"
+        by_name = "" if plain or not accepts(model, args, kwargs) else ", others by their names"
         raise InputError(
             f"the inputs have another structure than at capture: expected {call}; found args {spec.children[0]}, kwargs "
-            f"{spec.children[1]}. Pass them as example_inputs and example_kwargs had them, or prepare again"
+            f"{spec.children[1]}. Pass them as example_inputs and example_kwargs had them{by_name}, or prepare again"
         )
     if plain and (came := tuple(k for k in kwargs if k in plan.assumption.order)) != plan.assumption.order:
         raise InputError(
@@ -243,10 +245,11 @@ def explain(
         if i is None:
             continue
         if i in literals:
-            if not tree.identical(leaf, literals[i]) and (plain or not lasts(leaf)):
+            comes = literals[i] is None and isinstance(leaf, torch.Tensor)
+            if not tree.identical(leaf, literals[i]) and (plain or not (comes or lasts(leaf))):
                 raise InputError(
-                    f"input {name} was {literals[i]!r} at capture, now it is {leaf!r}; a value that is no tensor is part of "
-                    "the plan. Prepare again for another one"
+                    f"input {name} was {literals[i]!r}{beside(literals[i])} at capture, now it is {leaf!r}{beside(leaf)}; "
+                    "a value that is no tensor is part of the plan. Prepare again for another one"
                 )
             continue
         called = dict(plan.inputs)[i]
@@ -260,8 +263,9 @@ def explain(
                 )
             if not given.same(leaf):
                 raise InputError(
-                    f"input {name} was {reprlib.repr(plan.given[value.name])} at capture, now it is {reprlib.repr(leaf)}; a value "
-                    "that is no tensor is part of the plan. Prepare again for another one"
+                    f"input {name} was {reprlib.repr(given.thing)}{beside(given.thing)} at capture, now it is "
+                    f"{reprlib.repr(leaf)}{beside(leaf)}; a value that is no tensor is part "
+                    "of the plan. Prepare again for another one"
                 )
             continue
         if not isinstance(leaf, torch.Tensor):

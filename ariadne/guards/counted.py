@@ -30,7 +30,7 @@ from ariadne.guards.attributes import (
 )
 from ariadne.guards.classes import can_become
 from ariadne.guards.kept import Bytes, Contents, Length, OfKind, Own, Same
-from ariadne.guards.opened import State, asks_itself, counts_by_which, only_answers
+from ariadne.guards.opened import Data, State, asks_itself, counts_by_which, lies_in_c, only_answers
 from ariadne.guards.readers import Reads
 from ariadne.guards.recording import Recording
 
@@ -156,6 +156,8 @@ def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> 
         yield keys, Length(value)
     if own_of(value) is not None and type(value) is not OrderedDict and (asked := names.asked_of(value)) != set():
         yield keys, Own(value, names.assigned, asked)
+    if not is_array(value) and lies_in_c(value):
+        yield keys, Data(value)
     for step, thing in held(value):
         if names.counts(value, step):
             yield from _inside((*keys, step), thing, seen, names)

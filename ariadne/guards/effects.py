@@ -203,7 +203,9 @@ class Containers:
             for name, value in module.__dict__.items():
                 if name == PARTS or (type(value) not in LEAVES and name not in BOOKKEEPING):
                     self._walk(Place("held", path, (name,)), value)
-                elif name in BOOKKEEPING and is_a(value, (dict, set)):  # of what stands there others tell, where it counts
+                elif name in BOOKKEEPING and is_a(
+                    value, (dict, set)
+                ):  # of what stands there others tell, where it counts
                     names = Names(value)
                     self._noted[id(value)] = Place("held", path, (name,)), names, "set", contents(names, "set")
         for side, part in enumerate(given):

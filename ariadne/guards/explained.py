@@ -10,7 +10,7 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.errors import ModuleError, named
-from ariadne.guards.attributes import simple
+from ariadne.guards.attributes import SIMPLE, is_a, own_of, simple
 from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, reach, shown, tabled
 from ariadne.guards.classes import stands_in
 from ariadne.guards.first_calls import AsFilled
@@ -163,3 +163,9 @@ def _listed(names: tuple[list[str], list[str]]) -> str:
     """The names of parameters, and of buffers."""
     parameters, buffers = (", ".join(some) or "none" for some in names)
     return f"{parameters} (parameters), {buffers} (buffers)"
+
+
+def beside(value: Any) -> str:
+    """The attributes that a number, a text or a container has beside what it shows, for an error; nothing where it has none."""
+    own = own_of(value) if is_a(value, (*SIMPLE, tuple, list, dict)) else None
+    return f" with the attributes {reprlib.repr(own)}" if own else ""

@@ -50,6 +50,7 @@ from ariadne.guards.attributes import (
     own_of,
     slot_of,
     slots_of,
+    variables,
 )
 from ariadne.guards.classes import can_become, changeable, home_of, own_dict
 from ariadne.guards.kept import Kept
@@ -59,8 +60,8 @@ from ariadne.guards.versions import VERSION, stamp
 
 _MOST = 4096  # so many things are looked at
 _WHICH = (
-    torch.Tensor, nn.Module, type, FunctionType, BuiltinFunctionType, MethodWrapperType, ModuleType, CodeType, CellType,
-    torch.dtype, torch.device,
+    torch.Tensor, nn.Module, type, FunctionType, BuiltinFunctionType, MethodWrapperType, ModuleType, CodeType, torch.dtype,
+    torch.device,
 )  # fmt: skip  # what counts by which it is: others look into these
 _SPECIAL: tuple[Any, ...] = (weakref.ref, *weakref.ProxyTypes, logging.Logger, threading.local)
 _OPENED = (
@@ -82,6 +83,7 @@ _ASKING_BY_NAME = (operator.attrgetter, operator.itemgetter, operator.methodcall
 
 
 # attributes of a logger that tell of its level, and ways to have all of its attributes
+_OF_LOGGERS = frozenset(vars(logging.getLogger("ariadne")))
 _OF_LEVELS = WHOLESALE | {"dir", "disable", "disabled", "getattr_static", "level", "manager", "parent", "root"}
 
 
@@ -248,10 +250,14 @@ def _inside(
     if is_a(thing, weakref.ProxyTypes):
         yield referent(thing)
         return
+    if is_a(thing, CellType):
+        yield variables(thing, ()).get("cell_contents", MISSING)
+        return
     if is_a(thing, weakref.ref):
         yield weakref.ref.__call__(thing)
     elif is_a(thing, logging.Logger):  # what decides whether it writes; its cache and its handlers do not
         yield from (thing.disabled, thing.getEffectiveLevel(), getattr(thing.manager, "disable", 0))
+        yield from _named(_beside(thing), names, assigned)
         return
     elif is_pythons_own(type(thing)) and own_of(thing) is None and _is_a_key(thing):
         return  # a path, a fraction: what its slots hold is the same for good, or can be found again
@@ -310,12 +316,10 @@ def _of_c(thing: Any) -> Iterator[Any]:
     home: Any = home_of(thing)
     if home is object or home in SIMPLE or is_open(home):
         return
-    try:
-        with memoryview(thing) as data:
-            yield from (data.format, tuple(data.shape or ()), data.tobytes())
+    data = _bytes_of(thing)
+    if data is not None:
+        yield from data
         return
-    except (TypeError, BufferError, ValueError):
-        pass  # it is none of those that lie in memory as they are: on to the next protocol
     if _equals_by_what_it_holds(home):
         return
     if is_a(thing, Iterator) and not hasattr(home, "__reduce__"):
@@ -330,6 +334,20 @@ def _of_c(thing: Any) -> Iterator[Any]:
     kept = [list(part) if is_a(part, Iterator) else part for part in rest]
     yield made
     yield _Fresh([*given, *kept])
+
+
+def _bytes_of(thing: Any) -> tuple[Any, ...] | None:
+    """The format, the shape and the bytes of what lies in memory as it is; None for what does not."""
+    try:
+        with memoryview(thing) as data:
+            return data.format, tuple(data.shape or ()), data.tobytes()
+    except (TypeError, BufferError, ValueError):
+        return None
+
+
+def lies_in_c(value: Any) -> bool:
+    """Whether a thing of a class of the user's has more in it than attributes: bytes, as an array of `ctypes`."""
+    return home_of(value) is not object and _bytes_of(value) is not None
 
 
 def _equals_by_what_it_holds(kind: Any) -> bool:
@@ -395,8 +413,29 @@ def only_answers(logger: Any, codes: Collection[CodeType], names: Collection[str
 
     That `isEnabledFor` is called, and what it is asked, is seen.
     """
+    if type(logger) is not logging.Logger:
+        return False
     named = {*names}.union(*((*c.co_names, *texts(c.co_consts)) for c in codes))
-    return type(logger) is logging.Logger and _OF_LEVELS.isdisjoint(named)
+    return _OF_LEVELS.isdisjoint(named) and named.isdisjoint(_beside(logger))
+
+
+def _beside(logger: logging.Logger) -> dict[str, Any]:
+    """What was set on a logger that is none of its own."""
+    return {name: value for name, value in (own_of(logger) or {}).items() if name not in _OF_LOGGERS}
+
+
+class Data(Kept):
+    """The bytes in a thing, beside its attributes."""
+
+    __slots__ = ()
+
+    def look(self, thing: Any) -> tuple[Any, ...] | None:
+        """Them, with what they mean."""
+        return _bytes_of(thing)
+
+    def words(self, held: tuple[Any, ...] | None) -> str:
+        """Its type, and what there is."""
+        return f"a {type(self.thing).__name__} of {', '.join(map(reprlib.repr, held or ()))}"
 
 
 class State(Kept):

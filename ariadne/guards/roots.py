@@ -5,6 +5,7 @@ What forward puts into them is found by looking at them before and after a run; 
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Collection, Mapping
@@ -20,6 +21,7 @@ from ariadne.guards.attributes import (
     BOOKKEEPING,
     LEAVES,
     MISSING,
+    SIMPLE,
     Attribute,
     bound_to,
     follow,
@@ -41,14 +43,16 @@ from ariadne.guards.links import absolute, is_known
 from ariadne.guards.searched import TENSORS_HOOKS, Read, found_again
 
 _DEEP = 4  # modules in modules are looked through so far
-_MOST = 1 << 15
+_MOST, _LARGE = 1 << 15, 4096  # things that are looked into; names in a module
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _CALLED = (FunctionType, MethodType, partial)
 _HOLDING_NOTHING = LEAVES - {type, FunctionType}
 _OF_A_THREAD = (threading.local, type(threading.RLock()), threading._RLock, threading.Condition)
 _ATTRIBUTED = (type, FunctionType)  # things that a function may assign attributes of
 _MEANING_A_CLASS = ("__class__", "type", "cls", "__func__")
+_KEEPING_NOTHING = (type, FunctionType, ModuleType, logging.Logger, *SIMPLE, bytes, property, staticmethod, classmethod)
 _CONTENTS = Attribute("cell_contents")
+_At = tuple[int, tuple[Any, ...]]  # the id of a thing, and steps from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,8 @@ class Reached:
     `tensors`: those that a variable, a class or a default holds; `parts`: those of modules that stand there. `of_threads`: where
     things stand that are one thread's at a time, which are no roots: what threads keep for themselves, and locks. `moving`: where
     arrays, bytes, iterators and methods in C stand, which are none, for they hold nothing by name, and change by themselves.
+    `keeping`: where things of Python's own or of C's stand that keep state to themselves, such as events, generators of numbers and
+    text in memory.
     """
 
     roots: tuple[Root, ...] = ()
@@ -86,6 +92,7 @@ class Reached:
     parts: tuple[torch.Tensor, ...] = ()
     of_threads: tuple[Root, ...] = ()
     moving: tuple[Root, ...] = ()
+    keeping: tuple[Root, ...] = ()
 
 
 def outside_of(modules: Mapping[str, nn.Module]) -> Reached:
@@ -107,37 +114,28 @@ class _Search:
     def __init__(self) -> None:
         self.read = Read()  # whatever is looked into is noted here, before it is
         self.found: dict[tuple[int, tuple[Any, ...], bool], Root] = {}
-        self.names: set[str] = set()
-        self.seen: set[tuple[int, ...]] = set()
+        self.names, self.seen = set[str](), set[tuple[int, ...]]()
         self.known: dict[int, tuple[bool, Any]] = {}
         self.classes: dict[type, None] = {}
-        self.declared: dict[
-            type, set[str]
-        ] = {}  # names in the model's own classes, which functions out of sight may assign
+        self.declared = dict[type, set[str]]()  # names in the model's own classes, which others may assign out of sight
         self.functions: dict[int, FunctionType] = {}
         self.memories: dict[int, Any] = {}
-        self.tensors: dict[int, torch.Tensor] = {}
-        self.parts: dict[int, torch.Tensor] = {}
-        self.of_threads: dict[tuple[int, tuple[Any, ...]], Root] = {}
-        self.moving: dict[tuple[int, tuple[Any, ...]], Root] = {}
-        self.written: set[str] = (
-            set()
-        )  # names of attributes that functions assign, which may mean a class's or a function's
+        self.tensors, self.parts = dict[int, torch.Tensor](), dict[int, torch.Tensor]()
+        self.of_threads, self.moving, self.keeping = dict[_At, Root](), dict[_At, Root](), dict[_At, Root]()
+        self.written = set[str]()  # names of attributes that functions assign, which may mean a class's or a function's
         self.assigning: set[str] = set()  # names in those of them that may mean a function's
-        self.runs = (
-            True  # what is looked at now is what forward's names lead to, and no mere neighbour of it in a class
-        )
-        self.modules: dict[int, nn.Module] = {}
+        self.runs = True  # what is looked at now is what forward's names lead to, and no neighbour of it in a class
+        self.modules = dict[int, nn.Module]()
         self.owner: type | None = None  # the class that it stands in
         self.spoken = set[str]()  # all names in what runs: an object or a class may have been handed to any of it
         self.own: dict[type, set[str]] = {}  # those in the methods of a class that run
+        self.values: dict[int, FunctionType] = {}  # functions that stand where forward may have them as things
+        self.python: dict[int, ModuleType] = {}  # modules of the user's Python that something holds
         self.opened: dict[int, Any] = {}  # the classes and functions that what runs meets
         self.left = _MOST  # things that may be looked into for the classes in them, each counted once
         self.counted: dict[int, Any] = {}
         self.done: dict[tuple[int, bool], tuple[Any, set[str]]] = {}  # the names that were looked at in each
-        self.todo: list[
-            tuple[Any, bool, type | None]
-        ] = []  # what can be called, and is yet to be looked at; `runs`, `owner`
+        self.todo: list[tuple[Any, bool, type | None]] = []  # what can be called, to be looked at; `runs`, `owner`
         self.looked: dict[tuple[int, ...], Any] = {}  # what was, and what holds others that can be called
 
     def all(self) -> Reached:
@@ -151,12 +149,16 @@ class _Search:
                 self.look(thing)
         for cls in self.classes:
             names, table = self.written | self.declared.get(cls, set()), vars(cls)
-            names -= {n for n in table.keys() & names if hasattr(table[n], "__get__")}
-            if names:
+            if names := names - {n for n in table.keys() & names if hasattr(table[n], "__get__")}:
                 self.keep(Root(cls.__name__, cls, (), frozenset(names)))
-        for f in self.functions.values():
-            if f.__name__ in self.assigning:
-                self.keep(Root(f"the attributes of {_called(f)}", f.__dict__))
+        named = {at: f for at, f in self.functions.items() if f.__name__ in self.assigning}
+        for f in {**named, **self.memories, **self.values}.values():
+            self.keep(Root(f"the attributes of {_called(f)}", f.__dict__))
+        for module in self.python.values():
+            own = vars(module)
+            there = {name for name in own if name[:2] != "__"} if len(own) <= _LARGE else ()
+            if names := self.written.union(there):
+                self.keep(Root(f"the attributes of {module.__name__}", own, (), tuple(sorted(names))))
         return Reached(
             tuple(self.found.values()),
             tuple(self.memories.values()),
@@ -164,6 +166,7 @@ class _Search:
             tuple(self.parts.values()),
             tuple(self.of_threads.values()),
             tuple(self.moving.values()),
+            tuple(self.keeping.values()),
         )
 
     def opens(self) -> bool:
@@ -196,6 +199,8 @@ class _Search:
                 if not methods:
                     continue
                 self.enter_all(inner, thing if is_a(thing, type) else None)
+                if is_a(inner, staticmethod) or not is_a(thing, type):
+                    self.of_value(inner)
             done.add(name)
             if not is_method and not name.startswith("__"):
                 self.consider(inner, _of_class(thing, name, inner), names if methods else ())
@@ -221,7 +226,10 @@ class _Search:
             elif type(thing) in LEAVES and not is_a(thing, FunctionType):
                 continue
             elif is_a(thing, _CALLED) or is_memory(thing):
+                self.of_value(thing)
                 self.enter(thing)
+            elif is_a(thing, ModuleType):
+                self.of_python(thing)
             elif is_a(thing, nn.Module):  # one that stands in no registry of the model's
                 for module in thing.modules() if self.runs else ():
                     if id(module) not in self.modules:
@@ -252,9 +260,7 @@ class _Search:
         for table in _HOOKS:
             for hook in module.__dict__[table].values():
                 self.enter(hook)
-        for tensor in module._parameters.values():
-            if tensor is None:
-                continue
+        for tensor in (t for t in module._parameters.values() if t is not None):
             self.read.thing(tensor)
             for table in TENSORS_HOOKS:
                 for hook in (getattr(tensor, table, None) or {}).values():
@@ -269,6 +275,20 @@ class _Search:
                 self.runs = True
                 self.meet(value)
         self.of_class(kind)
+
+    def of_value(self, thing: Any) -> None:
+        """Take note of a function that something holds: forward may assign attributes of it."""
+        function = getattr(thing, "__func__", thing)
+        if is_a(function, FunctionType) and not is_known(function.__globals__):
+            self.values[id(function)] = function
+
+    def of_python(self, module: ModuleType) -> None:
+        """Take note of a Python module that something holds: forward may assign what stands in it, and call that."""
+        if not is_known(vars(module)):
+            self.read.table(vars(module))
+            self.python[id(module)] = module
+            if self.runs:
+                self.opened[id(module)] = module
 
     def of_class(self, cls: type) -> None:
         if (id(cls),) in self.seen:
@@ -327,6 +347,7 @@ class _Search:
             self.read.thing(thing)
             if not is_known(getattr(thing.__wrapped__, "__globals__", {})):
                 self.memories[id(thing)] = thing
+                self.opened |= {id(thing): thing} if self.runs else {}
             self.enter(thing.__wrapped__, self.owner)
         elif is_a(thing, FunctionType):
             self.function(thing)
@@ -417,6 +438,8 @@ class _Search:
         several = tuple.__getitem__(value, slice(None)) if is_a(value, tuple) else (value,)
         if any(is_raw(v) or is_a(v, memoryview) or is_iterator(v) or bound_to(v) is not MISSING for v in several):
             self.moving.setdefault((id(root.thing), root.steps), root)
+        elif any(map(_keeps, several)):
+            self.keeping.setdefault((id(root.thing), root.steps), root)
         self.tensors.update((id(t), t) for t in several if is_a(t, torch.Tensor))
         if is_a(value, nn.Module):
             self.parts.update((id(t), t) for t in (*value.parameters(), *value.buffers()))
@@ -452,6 +475,21 @@ class _Search:
             name = f"{root.name} ({i})"
         self.names.add(name)
         self.found[key] = replace(root, name=name)
+
+
+def _keeps(value: Any) -> bool:
+    """Whether a thing may keep state to itself that is no root: none whose class is torch's, but for its random generators."""
+    kind: Any = type(value)
+    if (
+        kind in LEAVES
+        or value is MISSING
+        or is_a(value, (*_KEEPING_NOTHING, nn.Module, torch.Tensor))
+        or is_memory(value)
+    ):
+        return False
+    if is_torchs_own(kind.__module__):
+        return is_a(value, torch.Generator)
+    return is_opaque(value) or not kinds_of(value)
 
 
 def _applied(value: Any) -> type | None:

@@ -2,20 +2,22 @@
 
 A chain in forward's code tells what it reads of a module that is a variable. One that an attribute, a list, a closed-over variable
 or a default holds is read by code that may stand anywhere; so are a number that was set on a function, and one on a tensor. What
-stands there under the names in the code that ran is guarded: all of it would be torch's and Python's own library, too.
+stands there under the names in the code that ran is guarded, and that nothing does under the others, for which forward may
+have gone on with a default: all of it would be torch's and Python's own library, too.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
-from ariadne.guards.attributes import is_a, is_array, is_memory, lasts, own_of
+from ariadne.guards.attributes import Slots, is_a, is_array, is_memory, lasts, own_of
+from ariadne.guards.classes import Lookup
 from ariadne.guards.codes import around
 from ariadne.guards.counted import Names
 from ariadne.guards.functions import contents
@@ -23,8 +25,11 @@ from ariadne.guards.instructions import assigned_in
 from ariadne.guards.kept import Members, Same
 from ariadne.guards.links import is_known
 from ariadne.guards.opened import State, counts_by_which, only_answers
-from ariadne.guards.outside import Outside, in_class, objects_in, with_contents
+from ariadne.guards.outside import PARTS, Outside, in_class, objects_in, with_contents
 
+_TELLING = frozenset(
+    {"signature", "getfullargspec", "__defaults__", "__kwdefaults__"}
+)  # names by which code asks for defaults
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _LARGE, _MOST = 4096, 1 << 16  # so many entries of a container, and so many things in all, are looked at
 
@@ -41,9 +46,29 @@ def within(kept: Iterable[Any], outside: Iterable[Outside], names: Names, aside:
     for one in outside:
         is_global = type(one.table) is dict and is_a(one.value, ModuleType) and "__name__" in one.table
         if not (is_global and is_known(vars(one.value))):  # of torch's, a chain has told what was read
-            looking.enter(one.value)
+            looking.enter(one.value, is_a(one.value, FunctionType) and _means_it(one.table))
         looking.enter(one.kept)
-    return list(looking.found())
+    return [*looking.found(), *looking.there()]
+
+
+def _means_it(table: Any) -> bool:
+    """Whether this is where code has functions by their own names: a class, or the globals of a file."""
+    return is_a(table, Lookup) or (type(table) is dict and ("__name__" in table or "__module__" in table))
+
+
+class _There(Lookup):
+    """A function or a module, to be asked by any key for the names that stand on it: those of `names`, or all but Python's own."""
+
+    __slots__ = ("names",)
+
+    def __init__(self, thing: Any, names: Collection[str] | None, ignored: Collection[str]) -> None:
+        self.thing, self.dicts, self.names = thing, [vars(thing)], (names, ignored)
+
+    def __getitem__(self, key: str) -> tuple[str, ...]:
+        names, ignored = self.names
+        own = self.dicts[0]
+        there = [n for n in own if n[:2] != "__" and (names is None or n in names)] if own else []
+        return tuple(sorted({*there}.difference(ignored)))
 
 
 class _Within:
@@ -52,10 +77,16 @@ class _Within:
         self.which = None if names.any else names.names
         self.todo = deque[Any]()
         self.seen: dict[int, Any] = {}
+        self.things: set[int] = set()  # those of them that code may have otherwise than by names that mean them
+        self.owners: list[
+            tuple[Any, str, Collection[str]]
+        ] = []  # and what may come to stand on these; names that may not
 
-    def enter(self, value: Any) -> None:
+    def enter(self, value: Any, by_name: bool = False) -> None:
         if not (value is None or lasts(value)):
             self.todo.append(value)
+            if not by_name:
+                self.things.add(id(value))
 
     def found(self) -> Iterator[Outside]:
         while self.todo and len(self.seen) < _MOST:
@@ -76,6 +107,23 @@ class _Within:
             else:
                 self.enter_all(thing)
 
+    def read_in(self, own: dict[str, Any]) -> Collection[str]:
+        """The names in a dict of attributes by which forward may have read them."""
+        return own.keys() if self.which is None else own.keys() & self.which
+
+    def there(self) -> Iterator[Outside]:
+        """Which names stand on the functions and modules that were found, so that none is missed that comes later; and what the
+        functions default to, where forward asks that."""
+        asked = () if _TELLING.isdisjoint(self.names.names) else PARTS
+        for thing, called, ignored in self.owners:
+            if id(thing) not in self.things:
+                continue
+            if id(vars(thing)) not in self.names.moved:
+                there = _There(thing, self.which, ignored)
+                yield Outside(there, "", there[""], f"what stands on {called}")
+            for part in asked if is_a(thing, FunctionType) else ():
+                yield from with_contents(Outside(Slots(thing), part, getattr(thing, part), f"{part} of {called}"))
+
     def enter_parts(self, function: FunctionType) -> None:
         """Go on to what a function closes over, wraps or defaults to."""
         given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
@@ -95,13 +143,16 @@ class _Within:
             found = (thing.func, thing.args, thing.keywords)
         else:
             found = (thing.__func__,) if is_a(thing, MethodType) else around(thing)
+        of_class = is_a(thing, (property, cached_property, classmethod))
         for inner in found:
-            self.enter(inner)
+            self.enter(inner, of_class)
 
     def on(self, thing: Any, called: str) -> Iterator[Outside]:
         """What Python set on a function or a tensor."""
         own = own_of(thing) or {}
-        for name in sorted(own.keys() & self.names.names) if own else ():
+        if not is_a(thing, torch.Tensor) and not is_known(getattr(thing, "__globals__", {})):  # of these, `Marks` knows
+            self.owners.append((thing, called, self.names.assigned))
+        for name in sorted(self.read_in(own)) if own else ():
             if name not in self.names.assigned and name[:2] != "__":
                 yield from self.at(own, name, f"{called}.{name}")
 
@@ -114,7 +165,10 @@ class _Within:
         file = own.get("__file__")
         homes = (code for code in self.names.codes if file is None or code.co_filename == file)
         changed = self.names.assigned.union(*(assigned_in(code)[1] for code in homes))
-        for name in sorted(own.keys() & self.names.names - changed):
+        if not known:
+            self.owners.append((module, called, changed))
+        plain = {n for n, value in own.items() if lasts(value)} if self.which is None else set[str]()
+        for name in sorted((own.keys() & self.names.names | plain) - changed):
             if name[:2] != "__" and (not known or callable(own[name]) or is_a(own[name], ModuleType)):
                 yield from self.at(own, name, f"{called}.{name}")
 

@@ -316,6 +316,11 @@ def told_spec(spec: tree.Spec) -> Any:
     if spec.kind not in ("list", "tuple", "dict", "size"):
         assert spec.cls is not None
         found["class"] = place(spec.cls)
+        if spec.keys[len(getattr(spec.cls, "_fields", spec.keys)) :]:
+            raise HalfError(
+                f"a {spec.cls.__name__} with attributes beside its fields ({', '.join(map(str, spec.keys))}) can't be kept in a "
+                "file; hand these in, or return them, apart"
+            )
     if spec.kind in ("registered", "subclass"):
         found["context"] = told(spec.context)
     return found

@@ -333,7 +333,8 @@ class Plans:
         sizes = sizes_at(plan.sizes, at)
         sizes_in(sizes, leaves)
         batch = next((leaves[i].shape[dim] for i, dim in batched.items()), plan.traced_batch)
-        came = [i for i, k in enumerate(at) if k is None and isinstance(leaves[i], torch.Tensor) and leaves[i].dim()]
+        new = {None, *(k for k, _ in plan.literals)}  # where a tensor stands that the plan has none for
+        came = [i for i, k in enumerate(at) if k in new and isinstance(leaves[i], torch.Tensor) and leaves[i].dim()]
         if came and along and not batched:
             batch = leaves[came[0]].shape[0]
         batched |= {i: 0 for i in came if leaves[i].shape[0] == batch}

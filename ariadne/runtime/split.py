@@ -34,7 +34,7 @@ from ariadne.runtime.variant import Variant, told_apart
 from ariadne.segment import Halted
 
 if TYPE_CHECKING:
-    from ariadne.compiled import CompileReport
+    from ariadne.compiled import CompileReport, Start
     from ariadne.halves import Cut
 
 _is_grad_enabled = torch._C.is_grad_enabled
@@ -202,18 +202,42 @@ class SplitRuntime(Told):
         at batch 1 too, and where that was given at 2, with samples of what was given: a batch of one may need code of its own.
         Where forward can't run at that batch, the report says why.
 
+        Sides that are compiled ahead of time are compiled at once, where there are two cores: the C++ compiler builds one while
+        the other is lowered and built. On a terminal a line on stderr says what is done; `compile_options={"progress": ...}` has
+        it always (True) or never (False).
+
         >>> runtime.warmup(torch.randn(8, 3, 224, 224))
         """
         s = self.settings
-        compiles = s.mode == "compiled"
-        records = compiles and imported("ariadne.compiled").cuda_graphs(CompileOptions.parse(s.compile_options))
-        with left_as_found(self.model, self.plans, drew=self.draws):
-            for _ in range(3 if records else 1):
+        if s.mode != "compiled":
+            with left_as_found(self.model, self.plans, drew=self.draws):
                 self.run_suffix(self.run_prefix(*args, **kwargs))
-            if compiles:
-                self._warm_beside(args, kwargs, 3 if records else 1)
+            return
+        options = CompileOptions.parse(s.compile_options)
+        times = 3 if imported("ariadne.compiled").cuda_graphs(options) else 1
+        with (
+            imported("ariadne.compiled").Progress(lambda: self._reports, options.progress),
+            left_as_found(self.model, self.plans, drew=self.draws),
+        ):
+            self._warm(args, kwargs, options, times)
+            self._warm_beside(args, kwargs, options, times)
 
-    def _warm_beside(self, args: tuple[Any, ...], kwargs: dict[str, Any], times: int) -> None:
+    def _warm(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: CompileOptions, times: int) -> None:
+        """Run both sides; before, where that pays, begin the packages of both in a run in which their kernels are Python."""
+        kind: type[Start] = imported("ariadne.compiled").Start
+        with kind() as start:
+            if (options.ahead or options.chosen) and start.pays():
+                self.enter(args, kwargs, False)  # which has the better words for inputs that it does not take
+                given = Example.of(args, kwargs)
+                again, named = tree.unflatten(
+                    given.resized(given.batch), given.spec
+                )  # forward may write into its inputs
+                with start.starting():
+                    self.run_suffix(self.run_prefix(*again, **named))
+            for _ in range(times):
+                self.run_suffix(self.run_prefix(*args, **kwargs))
+
+    def _warm_beside(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: CompileOptions, times: int) -> None:
         """Run at a batch of one, or where that is what was given, of two; what can't run there is a note in the report."""
         lo, hi = self.settings.spec.batch_range
         example = self._example(args, kwargs, self._now[False].plan, range(lo, hi + 1))
@@ -221,9 +245,8 @@ class SplitRuntime(Told):
         if not lo <= batch <= hi:
             return
         try:
-            for _ in range(times):
-                args, kwargs = tree.unflatten(example.resized(batch), example.spec)
-                self.run_suffix(self.run_prefix(*args, **kwargs))
+            args, kwargs = tree.unflatten(example.resized(batch), example.spec)
+            self._warm(args, kwargs, options, times)
         except Exception as error:  # the model, or a compiler, may refuse a batch that nobody asked for
             why = " ".join(str(error).split())[:200]
             self._reports[0].notes.append(f"not warmed up at batch {batch}: {type(error).__name__}: {why}")

@@ -9,6 +9,7 @@ files, in import order::
     absent      tensors without data, for what was made before the cut
     laid        what stands in the tables of modules, laid out once
     plain       modules that run torch's own code alone
+    held        what containers and objects hold, and how it is put back
     python      what Python keeps, at one moment, and how it is put back
     noted       what forward did before the cut
     skipped     forward with that part skipped, from what crossed alone
@@ -24,6 +25,7 @@ files, in import order::
 """
 
 from ariadne.stopped.mixed import MixedSplit, beside
+from ariadne.stopped.proof import held_as_found
 from ariadne.stopped.split import PythonSplit, prepared
 
-__all__ = ["MixedSplit", "PythonSplit", "beside", "prepared"]
+__all__ = ["MixedSplit", "PythonSplit", "beside", "held_as_found", "prepared"]

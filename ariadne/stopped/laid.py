@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, compress, count
 from operator import attrgetter, is_not, ne
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from ariadne.guards import VERSION
+from ariadne.guards import MISSING, VERSION, bound_to
 
 TABLES = ("_parameters", "_buffers")
 CALLS = frozenset({"_call_impl", "_compiled_call_impl"})
@@ -20,7 +20,7 @@ SKIPPED = frozenset({"_modules", *CALLS, *TABLES})
 PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size})
 REGISTRIES = frozenset(n for n, value in nn.Module().__dict__.items() if isinstance(value, (dict, set))) - SKIPPED
 _own_of, _tensors_of = attrgetter("__dict__"), attrgetter("tensors")
-_HOLDS_NOTHING = PLAIN | {FunctionType, BuiltinFunctionType, MethodType, ModuleType}
+_HOLDS_NOTHING = PLAIN | {ModuleType}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class Tables:
     names: list[str]  # of these
     holders: list[tuple[str, Any]]
     tensors: list[tuple[str, torch.Tensor]]
+    marks: list[dict[str, Any]]  # what Python has set on each
     parts: dict[str, Any]  # a copy of its modules
 
     @classmethod
@@ -55,7 +56,9 @@ class Tables:
             if isinstance(t, torch.Tensor)
         ]
         names = [f"{path}.{name}" for name in names]
-        return cls(own, copies, registries, names, holders, tensors, dict(own["_modules"]))
+        return cls(
+            own, copies, registries, names, holders, tensors, [vars(t) for _, t in tensors], dict(own["_modules"])
+        )
 
     def registered(self) -> Iterator[tuple[dict[str, Any], str]]:
         """What came to stand in a registry or is gone from there, and modules in the place of others: in which table, the name."""
@@ -78,10 +81,11 @@ class Tables:
 
 @dataclass(slots=True)
 class _Last:
-    """How all stood: modules and their paths; the dict of each, and its four; all of these that hold anything, with the numbers of
-    their modules and whether they hold modules; those that are empty; and `stood`, the tables and the versions of those dicts."""
+    """How all stood: modules, their ids and paths; the dict of each, and its four; all of these that hold anything, with the
+    numbers of their modules and whether they hold modules; those that are empty; `stood`: the tables, the dicts' versions."""
 
     modules: list[nn.Module]
+    known: frozenset[int]
     paths: list[str]
     own: list[dict[str, Any]]
     fours: list[tuple[dict[str, Any], ...]]
@@ -131,6 +135,10 @@ class Laid:
         last.stood = found, now
         return found
 
+    def known(self) -> frozenset[int]:
+        """The ids of the modules that were laid out last."""
+        return self._last.known if self._last is not None else frozenset()
+
     def state(self, model: nn.Module) -> list[tuple[str, torch.Tensor]]:
         """The tensors of a model by name, those in plain attributes too, each once."""
         return self.tensors(self.tables(model))
@@ -169,7 +177,8 @@ class Laid:
         parts = {id(one["_modules"]) for one in own}
         found = [Tables.of(path, module) for path, module in places]
         self._last = _Last(
-            modules, [path for path, _ in places], own, [*map(_dicts, own)], dicts, [i for i, table in every if table],
+            modules, frozenset(map(id, modules)),
+            [path for path, _ in places], own, [*map(_dicts, own)], dicts, [i for i, table in every if table],
             [id(table) in parts for table in dicts], [table for _, table in every if not table], (found, versions),
         )  # fmt: skip
         return found
@@ -185,7 +194,12 @@ def _same_but_calls(table: dict[str, Any], was: dict[str, Any]) -> bool:
 
 def _holds_nothing(value: Any) -> bool:
     """Whether neither the value nor anything in it can come to hold something else."""
-    return type(value) in _HOLDS_NOTHING or (type(value) is tuple and all(map(_holds_nothing, value)))
+    kind = type(value)
+    if kind is FunctionType:
+        return not (vars(value) or value.__closure__ or value.__defaults__ or value.__kwdefaults__)
+    if kind is BuiltinFunctionType:
+        return bound_to(value) is MISSING
+    return kind in _HOLDS_NOTHING or (kind is tuple and all(map(_holds_nothing, value)))
 
 
 def _dicts(own: dict[str, Any]) -> tuple[dict[str, Any], ...]:

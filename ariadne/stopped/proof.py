@@ -7,9 +7,8 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from itertools import count, repeat
-from operator import length_hint
 from types import GeneratorType
 from typing import Any, Protocol
 
@@ -24,6 +23,7 @@ from ariadne.guards import BOOKKEEPING, LEAVES, held, is_a, is_iterator, no_weig
 from ariadne.stopped.calls import Measured, measure
 from ariadne.stopped.forward import is_forwards
 from ariadne.stopped.handed import NewlyFound, put_back
+from ariadne.stopped.held import at
 from ariadne.stopped.python import PythonState, reached_by
 
 _MOST = 1 << 16  # things that are looked into for iterators
@@ -33,27 +33,66 @@ _MORE = 4  # proofs at most that end since something was found which had been un
 def isolated(
     model: nn.Module, example: Example, grad: bool, run: Callable[..., Any], drew: Names, batch: int | None = None
 ) -> Any:
-    """What `run` gives on fresh inputs like the example; the model is left as found, and so are the random generators that forward
-    `drew` from: of others, another thread would get its numbers twice. Where there is no other, all are put back.
+    """What `run` gives on fresh inputs like the example; the model is left as found, with objects among the inputs, and so are the
+    random generators that forward `drew` from: of others, another thread would get its numbers twice. Where there is no other, all
+    are put back.
 
     Raises `UnsupportedError` where it moves on a generator of Python's, or another iterator, that the model holds or forward's
-    functions reach: that can't be put back.
+    functions reach, or what else can't be put back.
     """
-    snapshot, names = Snapshot(model), counted(drew)  # a forward that waits is a thread, too
-    snapshot.save_all()
-    stood = [(where, one, _at(one)) for where, one in _iterators(model)]
+    stood = [(where, one, at(one)) for where, one in _iterators(model)]
     args, kwargs = tree.unflatten(example.resized(batch or example.batch), example.spec)
-    try:
-        with put_back(PythonState(model).held.locals), no_weights_cached(), torch.set_grad_enabled(grad):
+    # An object among the inputs, such as a cache of keys and values, is the example's own.
+    with as_found(model, drew, (args, kwargs)):
+        with no_weights_cached(), torch.set_grad_enabled(grad):
             found = contextvars.copy_context().run(run, *args, **kwargs)
-        if moved := next((where for where, one, at in stood if at != _at(one)), None):
-            raise UnsupportedError(
-                f"forward moves on {moved}, which nothing can put back: what preparing took from it, calls "
-                "miss. Keep such state in a buffer or in plain attributes, and prepare with a model made anew"
-            )
-        return found
+        if moved := next((where for where, one, stood_at in stood if stood_at != at(one)), None):
+            raise UnsupportedError(_MOVED.format(moved))
+    return found
+
+
+_MOVED = (
+    "forward moves on {}, which nothing can put back: what preparing took from it, calls miss. Keep such state in a buffer or in "
+    "plain attributes, and prepare with a model made anew"
+)
+
+
+@contextmanager
+def as_found(model: nn.Module, drew: Names, handed: Any = ()) -> Iterator[None]:
+    """Leave the model as found after a block, with objects that were `handed` in, and the random generators that forward `drew`
+    from, as `isolated` does.
+
+    Raises `UnsupportedError` where something that it reaches stands otherwise then, and can't be put back.
+    """
+    snapshot, names = Snapshot(model, handed), counted(drew)  # a forward that waits is a thread, too
+    held = PythonState(model).held
+    snapshot.save_all()
+    try:
+        with put_back(held.locals):
+            yield
     finally:
         snapshot.restore(names)
+        lost = held.put_back(alone=threading.active_count() == 1)
+    if lost is not None:
+        raise UnsupportedError(_MOVED.format(lost))
+
+
+@contextmanager
+def held_as_found(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """Have what Python's own objects hold that forward reaches be after a block as it was before, as far as it can be put back.
+
+    What this gives raises `UnsupportedError`, after the block, where something could not.
+    """
+    held, lost = PythonState(model).held, list[str]()
+
+    def refuse() -> None:
+        if lost:
+            raise UnsupportedError(_MOVED.format(lost[0]))
+
+    try:
+        yield refuse
+    finally:
+        lost += filter(None, [held.put_back(alone=threading.active_count() == 1)])
 
 
 def counted(drew: Names) -> Names:
@@ -87,21 +126,6 @@ def _held_by(value: Any) -> Iterator[Any]:
 
 def _kind(iterator: Any) -> str:
     return "the Python generator" if is_a(iterator, GeneratorType) else f"the {type(iterator).__name__} in"
-
-
-def _at(one: Any) -> Any:
-    """Where a generator stands, and what its variables are, by id; where another iterator stands, as far as it tells."""
-    if is_a(one, GeneratorType):
-        frame = one.gi_frame
-        return frame and (frame.f_lasti, [(k, id(v)) for k, v in frame.f_locals.items()])
-    if is_a(one, (count, repeat)):
-        return repr(one)
-    left = length_hint(one, -1)
-    try:
-        parts = [] if left >= 0 else one.__reduce__()[1:]
-    except TypeError:  # those of `itertools` tell nothing from Python 3.14 on
-        return left
-    return left, [_at(v) if is_iterator(v) else repr(v) if simple(v) else id(v) for v in tree.leaves(parts)]
 
 
 def in_its_thread(model: nn.Module, example: Example, trains: bool, drew: Names, prove: Callable[[], None]) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dis
+import os
 import random
 import sys
 import threading
 import types
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain, compress, repeat
-from operator import attrgetter, is_, is_not
+from itertools import chain, compress
+from operator import attrgetter, is_not
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,12 +20,13 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.guards import VERSION, Reached, codes_of, contents_of, is_ours, outside_of, refill, variables
-from ariadne.stopped.absent import Ghost, filled
-from ariadne.stopped.handed import LOCKS
+from ariadne.guards import VERSION, Reached, codes_of, outside_of, variables
+from ariadne.stopped.absent import filled
+from ariadne.stopped.held import Held, copied, names_stand, put, same, same_items
 from ariadne.stopped.laid import PLAIN, SKIPPED, Laid, Tables
 
 _registries_of, _names_of, _holders_of = attrgetter("registries"), attrgetter("names"), attrgetter("holders")
+_marks_of, _tensors_of = attrgetter("marks"), attrgetter("tensors")
 MISSING = object()
 Place = tuple[str, str, str]  # path of a module, "__dict__" or "_buffers", name
 
@@ -57,74 +57,6 @@ def set_generators(states: dict[str, Any]) -> None:
             sys.modules["numpy"].random.set_state(state)
 
 
-class Held:
-    """Containers, objects and the like, as they are at one moment; of tensors without data, what crossed for them."""
-
-    def __init__(self) -> None:
-        self.things: list[tuple[str, Any, Any]] = []  # where, a container or an object's __dict__, what was in it
-        self.opaque: list[tuple[str, Any, Any]] = []  # where, a thing with neither items nor a __dict__, what it was
-        self.crossed: list[tuple[str, torch.Tensor, int]] = []
-        self.seen: set[int] = set()
-        self.locals: list[threading.local] = []
-        self.by_thread: set[int] = set()  # ids of dicts that hold what this thread has of those
-        self.locks: list[tuple[str, Any]] = []  # where, a lock that a thread may take again
-
-    def note(self, where: str, value: Any) -> None:
-        """Note what a value holds, and what that holds."""
-        kind = type(value)
-        if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)):
-            return
-        if kind in PLAIN or id(value) in self.seen or isinstance(value, (nn.Module, type)):
-            return
-        self.seen.add(id(value))
-        if isinstance(value, torch.Tensor):
-            if isinstance(value, Ghost) and value.here is not None:
-                self.crossed.append((where, value.here, value.here._version))
-            return
-        if is_ours(kind):
-            return
-        if isinstance(value, (list, deque)):
-            children = contents_of(value)
-            self.things.append((where, value, children))
-        elif isinstance(value, dict):
-            was = contents_of(value)
-            self.things.append((where, value, was))
-            children = [*was.values()]
-        elif kind is set:
-            self.things.append((where, value, set(value)))
-            return
-        elif kind is tuple:
-            children = list(value)
-        elif isinstance(value, random.Random):
-            self.things.append((where, value, value.getstate()))
-            return
-        elif isinstance(value, LOCKS):
-            self.locks.append((where, value))
-            return
-        elif isinstance(vars_of := getattr(value, "__dict__", None), dict):
-            if isinstance(value, threading.local):
-                self.locals.append(value)
-                self.by_thread.add(id(vars_of))
-            self.things.append((where, vars_of, dict(vars_of)))
-            children = list(vars_of.values())
-        else:
-            if (told := _opaque(value)) is not None:
-                self.opaque.append((where, value, told))
-            return
-        for child in children:
-            self.note(where, child)
-
-    def moved(self) -> Iterator[tuple[str, Any, Any]]:
-        """Those that hold something else now, and what they held."""
-        return (one for one in self.things if not _same(one[1], one[2]))
-
-    def changed(self) -> str | None:
-        """Where one is otherwise now; None where none is."""
-        opaque = (where for where, thing, was in self.opaque if _opaque(thing) != was)
-        crossed = (where for where, t, version in self.crossed if not t.is_inference() and t._version != version)
-        return next(chain(opaque, (where for where, _, _ in self.moved()), crossed), None)
-
-
 _loaded: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
 _outside: WeakKeyDictionary[nn.Module, Reached] = WeakKeyDictionary()
 
@@ -138,9 +70,9 @@ class PythonState:
 
     def __init__(self, model: nn.Module, laid: Laid | None = None) -> None:
         self._model, self._laid = weakref.ref(model), laid or Laid()  # what is known of a model must not keep it alive
-        self.held, self._thread = Held(), threading.get_ident()
-        self.generators = generators()
+        self.generators, self._thread = generators(), threading.get_ident()
         self._tables = self._laid.tables(model)
+        self.held = Held(self._laid.known())
         # Registries of hooks in which nothing is: most of all that a model holds.
         self.empty: list[Any] = [*chain.from_iterable(map(_registries_of, self._tables))]
         self.hookless = not any(self.empty)
@@ -149,6 +81,12 @@ class PythonState:
                 if registry:
                     self.held.note(where, registry)
             self.empty = [registry for registry in self.empty if not registry]
+        self.bare: list[Any] = [*chain.from_iterable(map(_marks_of, self._tables))]  # tensors on which nothing is set
+        if any(self.bare):
+            for (where, _), own in zip(chain.from_iterable(map(_tensors_of, self._tables)), self.bare, strict=True):
+                if own:
+                    self.held.note(where, own)
+            self.bare = [own for own in self.bare if not own]
         for where, value in chain.from_iterable(map(_holders_of, self._tables)):
             self.held.note(where, value)
         self.variables: list[
@@ -160,8 +98,12 @@ class PythonState:
                 self.variables.append((root.name, root.thing, was))
             else:
                 self.held.note(root.name, root.now())
-        for root in reached_by(model).of_threads:
-            self.held.note(root.name, root.now())
+        reached = reached_by(model)
+        for root in chain(reached.of_threads, reached.moving, reached.keeping):
+            if not root.names:
+                self.held.note(root.name, root.now())
+        if "environ" in loaded_by(model):
+            self.held.note("os.environ", os.environ)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors of the model by name, those in plain attributes too, each once."""
@@ -170,7 +112,7 @@ class PythonState:
     def changes(self) -> Iterator[tuple[Place, dict[str, Any], Any, Any]]:
         """The attributes that stand otherwise: where, in what dict, what stood there and what does; `MISSING` for nothing."""
         for path, table, now, was in chain.from_iterable(tables.copies for tables in self._written()):
-            if _same_items(now, was):
+            if same_items(now, was):
                 continue
             for name in [*was, *(k for k in now if k not in was)]:
                 before, after = was.get(name, MISSING), now.get(name, MISSING)
@@ -193,7 +135,7 @@ class PythonState:
         """Those that stand otherwise: where, in what table, under which name, what stood there and what does."""
         for where, thing, was in self.variables:
             table = thing if type(thing) is dict else vars(thing) if isinstance(thing, type) else None
-            if table is not None and _names_stand(table.get, was):
+            if table is not None and names_stand(table.get, was):
                 continue
             now = variables(thing, was)
             for name, before in was.items():
@@ -204,10 +146,21 @@ class PythonState:
         """Where a variable, a container, an object or a generator that an attribute holds is otherwise now; None where none is."""
         if any(self.empty):
             return "a registry of hooks"
+        if any(self.bare):
+            return self._set_on()
         moved = next(self._changed_variables(), None)
         if moved is not None:
             return moved[0] if moved[2] == "cell_contents" else f"{moved[2]} of {moved[0]}"
         return self.held.changed()
+
+    def _set_on(self) -> str:
+        """The tensor of the model on which an attribute was set, in words."""
+        of = {
+            id(own): where
+            for tables in self._tables
+            for (where, _), own in zip(tables.tensors, tables.marks, strict=True)
+        }
+        return next(of[id(own)] for own in self.bare if own)
 
     def otherwise(self) -> dict[tuple[int, str], str]:
         """What stands otherwise now, generators left out: in words, by where it stands."""
@@ -215,9 +168,8 @@ class PythonState:
         for where, thing, name, was, now in self._changed_variables():
             if not _alike(was, now):
                 found[id(thing), name] = where if name == "cell_contents" else f"{name!r} of {where}"
-        moved = ((where, thing) for where, thing, _ in self.held.moved())
-        opaque = ((where, thing) for where, thing, was in self.held.opaque if _opaque(thing) != was)
-        found |= {(id(thing), ""): where for where, thing in chain(moved, opaque)}
+        found |= {(id(thing), ""): where for where, thing in self.held.otherwise()}
+        found |= {(id(own), ""): self._set_on() for own in self.bare if own}
         return found | {(id(registry), ""): "a registry of hooks" for registry in self.empty if registry}
 
     def anothers(self) -> set[int]:
@@ -226,7 +178,9 @@ class PythonState:
 
     def contained(self) -> set[int]:
         """The ids of the containers and objects that it tells of."""
-        return {id(thing) for _, thing, _ in chain(self.held.things, self.held.opaque)} | {*map(id, self.empty)}
+        return {id(thing) for _, thing, _ in chain(self.held.things, self.held.opaque)} | {
+            *map(id, chain(self.empty, self.bare))
+        }
 
     def undoing(self, buffers: bool = True) -> Undoing:
         """What was changed until now, to be put back later where nothing else changed it meanwhile; with `buffers` or without."""
@@ -234,9 +188,9 @@ class PythonState:
         attributes: list[tuple[Any, str, Any, Any]]
         attributes = [(now, name, before, after) for (_, _, name), now, before, after in found]
         attributes += [moved[1:] for moved in self._changed_variables()]
-        held = [(where, thing, was, _copy(thing)) for where, thing, was in self.held.moved()]
-        full = (thing for thing in self.empty if thing) if any(self.empty) else ()
-        hooks: list[tuple[str, Any, Any, Any]] = [("a hook", thing, {}, _copy(thing)) for thing in full]
+        held = [(where, thing, was, copied(thing)) for where, thing, was in self.held.moved()]
+        full = (thing for thing in chain(self.empty, self.bare) if thing) if any(self.empty) or any(self.bare) else ()
+        hooks: list[tuple[str, Any, Any, Any]] = [("a hook", thing, {}, copied(thing)) for thing in full]
         made = []
         for _, name, _, after in attributes:
             made.append(Held())
@@ -264,6 +218,8 @@ class PythonState:
                 yield repr(name), ""
         filled = {id(thing) for _, thing, _, _ in done.held} | self.anothers()
         yield from ((where, "") for where, thing, _ in self.held.moved() if id(thing) not in filled)
+        if any(own and id(own) not in filled for own in self.bare):
+            yield self._set_on(), ""
 
 
 @dataclass
@@ -322,7 +278,7 @@ class Undoing:
     def _refilled(self) -> Iterator[str]:
         """Where a container holds something else than it did when this was made."""
         skipped = self.since.anothers()
-        return (where for where, thing, _, now in self.held if id(thing) not in skipped and not _same(thing, now))
+        return (where for where, thing, _, now in self.held if id(thing) not in skipped and not same(thing, now))
 
     def run(self) -> None:
         """Put back what stands as it stood when this was made."""
@@ -330,12 +286,9 @@ class Undoing:
             if _stands(*one):
                 _put(*one[:3])
         for _, thing, was, now in self.held:
-            if not _same(thing, now):
+            if not same(thing, now):
                 continue
-            if isinstance(thing, random.Random):
-                thing.setstate(was)
-                continue
-            refill(thing, was)
+            put(thing, was)
 
 
 def _put_again(again: list[tuple[dict[str, Any], str, Any]]) -> None:
@@ -408,28 +361,6 @@ def _put(table: Any, name: str, value: Any) -> None:
         setattr(table, name, value)
 
 
-def _same(thing: Any, was: Any) -> bool:
-    if isinstance(thing, random.Random):
-        return bool(thing.getstate() == was)
-    if isinstance(thing, dict):
-        return _same_items(thing, was)
-    now = contents_of(thing)
-    if type(now) is set:
-        return len(now) == len(was) and all(any(a is b for b in now) for a in was) if len(was) < 65 else now == was
-    return len(now) == len(was) and all(map(is_, now, was))
-
-
-def _names_stand(get: Callable[[Any, Any], Any], was: dict[Any, Any]) -> bool:
-    """Whether what a dict's `get` finds under these names is what stood there."""
-    return not any(map(is_not, map(get, was, repeat(MISSING)), was.values()))
-
-
-def _same_items(thing: dict[Any, Any], was: dict[Any, Any]) -> bool:
-    if type(thing) is dict:
-        return len(thing) == len(was) and _names_stand(thing.get, was)
-    return dict.__len__(thing) == len(was) and _names_stand(partial(dict.get, thing), was)  # its class may have another
-
-
 def _alike(was: Any, now: Any) -> bool:
     """Whether two plain values are equal."""
     return type(now) is type(was) and type(now) in PLAIN and bool(tree.identical(now, was))
@@ -446,22 +377,3 @@ def _hold_the_same(was: Any, now: Any, deep: int = 8) -> bool:
     else:
         return _alike(was, now)
     return pairs is not None and all(a is b or _hold_the_same(a, b, deep - 1) for a, b in pairs)
-
-
-def _copy(thing: Any) -> Any:
-    if isinstance(thing, random.Random):
-        return thing.getstate()
-    return contents_of(thing)
-
-
-def _opaque(value: Any) -> Any:
-    """What a numpy array, a generator of numpy's or an object with `__slots__` holds; None where there is no telling."""
-    bits = getattr(value, "bit_generator", None) or getattr(value, "_bit_generator", None)
-    if bits is not None:
-        return repr(bits.state)
-    if hasattr(value, "tobytes"):
-        return value.tobytes()
-    try:
-        return repr(value.__reduce_ex__(2)[1:])
-    except Exception:  # whatever a class raises
-        return None

@@ -23,10 +23,11 @@ from ariadne.guards import global_hooks
 from ariadne.stopped.absent import ANSWERED, SET_DATA, Absent, Ghost, Standing, filled, present, settled
 from ariadne.stopped.ambient import Saving, within_function
 from ariadne.stopped.gate import Awaited
+from ariadne.stopped.held import Held
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import CONTAINERS, Before, Lost
 from ariadne.stopped.plain import Told, told_of
-from ariadne.stopped.python import MISSING, Held, Place, PythonState, Undoing, fill_kept, set_generators
+from ariadne.stopped.python import MISSING, Place, PythonState, Undoing, fill_kept, set_generators
 
 _ASTRAY = (
     "before the cut forward goes another way here than where the prefix ran ({}): what it follows differs, such as an attribute, a "

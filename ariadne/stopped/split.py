@@ -42,7 +42,7 @@ from ariadne.stopped.forward import Forward
 from ariadne.stopped.handed import NewlyFound, look_for_all
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import Before, Noting, Wanted
-from ariadne.stopped.proof import counted, hold, in_its_thread, isolated, measured_on, prove_step, see_draws
+from ariadne.stopped.proof import as_found, hold, in_its_thread, isolated, measured_on, prove_step, see_draws
 from ariadne.stopped.skipped import run_rest
 from ariadne.stopped.standing import Stood, unmoved_since
 from ariadne.units import size
@@ -206,13 +206,8 @@ class PythonSplit(NotCalled):
     def warmup(self, *args: Any, **kwargs: Any) -> None:
         """Run both sides once; the model stays as it is."""
         self.note_draws(Example.of(args, kwargs), torch.is_grad_enabled())
-        snapshot, names = Snapshot(self.model), counted(self.draws)
-        snapshot.save_all()
-        try:
-            with no_weights_cached():
-                self.run_suffix(self.run_prefix(*args, **kwargs))
-        finally:
-            snapshot.restore(names)
+        with as_found(self.model, self.draws), no_weights_cached():
+            self.run_suffix(self.run_prefix(*args, **kwargs))
 
     # --- training -------------------------------------------------------------------------------------------------
 

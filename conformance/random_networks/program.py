@@ -123,6 +123,8 @@ class Program:
             return "what is in a container before a part that is taken as it is, that part may read"
         if "marked" in done and keeps:
             return "a plan keeps plain tensors in containers, and none of a class of the user's own"
+        if "marked" in done and any(s["do"] == "checkpointed" and not s["with"]["reentrant"] for s in self.steps):
+            return "a plan keeps plain tensors in buffers, and none of a class of the user's own"
         if sum(s["do"] == "checkpointed" and not s["with"]["reentrant"] for s in self.steps) > 1:
             return "two parts that the backward pass runs again put another buffer in one place"
         return next((r for s in self.steps if (r := STEPS[s["do"]].refusable)), "")

@@ -234,21 +234,19 @@ def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     asked: list[str] = []
 
     def compiled(
-        self: Ahead, layouts: Any, inputs: Any, state: Any, served: Batches, hint: int, keep: Any, device: int
-    ) -> tuple[Callable[..., Any], Batches]:
+        self: Ahead, layouts: Any, inputs: Any, state: Any, served: Batches, hint: int, path: str, apart: Any
+    ) -> tuple[Batches, None]:
         asked.append(self.lifted.name)
         made.append(load(self.lifted.kernel(marked=False, checked=False), "pretended"))
-        (path := tmp_path / "made.pt2").write_text(str(len(made) - 1))
-        if keep is not None:
-            keep(str(path), served)
-        return loaded(str(path), device), served
+        Path(path).write_text(str(len(made) - 1))
+        return served, None
 
     def loaded(path: str, device: int) -> Callable[..., Any]:
         run = made[int(Path(path).read_text())]
         return lambda tensors: run(*tensors)
 
     monkeypatch.setenv("ARIADNE_CACHE_DIR", str(tmp_path / "packages"))
-    monkeypatch.setattr(Ahead, "_compile", compiled)
+    monkeypatch.setattr(Ahead, "_lower", compiled)
     monkeypatch.setattr(ahead, "_loaded", loaded)
     return asked
 
@@ -338,10 +336,10 @@ def test_a_planted_package_that_holds_weights_is_noticed(pretended: list[str], m
 
 CHANGES: dict[str, tuple[Any, str, Any]] = {
     "torch": (torch, "__version__", "2.99.0"),
-    "machine": (ahead, "_processor", lambda: ("another processor",)),
+    "machine": (ahead, "processor", lambda: ("another processor",)),
     "threads": (torch, "get_num_threads", lambda: 3),
     "settings": (ahead, "_inductor_settings", lambda: "others"),
-    "sources": (ahead, "_sources", lambda: "another release"),
+    "sources": (ahead, "sources", lambda: "another release"),
 }
 
 
@@ -394,7 +392,7 @@ def test_names_in_a_kernel_count_for_what_they_stand_for() -> None:
 
     def told(thing: Any) -> Any:
         source = SimpleNamespace(namespace={"op": thing, "unused": object()})
-        return ahead._names(SimpleNamespace(body=("y = op(x)",), source=source))  # type: ignore[arg-type]
+        return ahead.names(SimpleNamespace(body=("y = op(x)",), source=source))  # type: ignore[arg-type]
 
     aten = torch.ops.aten
     things = [torch.relu, torch.sigmoid, torch.Tensor.relu, aten.relu.default, aten.add.Tensor, 1.0, 2.0, torch.int8]
@@ -412,7 +410,7 @@ def test_what_can_not_be_a_package_runs_under_torch_compile_and_the_report_says_
         raise CompileError("it writes on the model")
 
     compile_ = torch.compile
-    monkeypatch.setattr(Ahead, "_compile", refuses)
+    monkeypatch.setattr(Ahead, "_lower", refuses)
     monkeypatch.setattr(torch, "compile", lambda function, **given: compile_(function, **{**given, "backend": "eager"}))
     runtime = prepare_split(Scaled(2.0), (numbers(4, 5),), split="cut:3", mode="compiled")
     for batch in (4, 1, 9):

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ariadne.compiled import SegmentReport
-from ariadne.compiled.ahead import Ahead, _admitted, _ambient, _killed
+from ariadne.compiled.ahead import Ahead, _ambient, _killed
+from ariadne.compiled.exported import admitted
 from ariadne.compiled.package import Layout
 from ariadne.errors import CompileError, SpecError
 from ariadne.plan import Batches, Expr
@@ -141,26 +142,26 @@ def test_batches_for_which_the_compiler_s_assumptions_fail_are_not_admitted() ->
             self.replacements: dict[Any, Any] = {u: s}
 
     one, both = {s: Expr("B")}, {s: Expr("B"), t: Expr("2*B")}
-    assert _admitted(Env(s < 16), one, "B", Batches(((1, 64),))) == Batches(((1, 15),))
-    assert _admitted(Env(sympy.Eq(s % 8, 0)), one, "B", Batches(((1, 20),))) == Batches(((8, 8), (16, 16)))
-    assert _admitted(Env(sympy.Eq(s * 2, t), t < 9), both, "B", Batches(((1, 64),))) == Batches(((1, 4),))
-    assert _admitted(Env(sympy.Eq(u, s), u > 2), one, "B", Batches(((1, 9),))) == Batches(((3, 9),))
-    assert not _admitted(Env(s < v), one, "B", Batches(((1, 64),)))
+    assert admitted(Env(s < 16), one, "B", Batches(((1, 64),))) == Batches(((1, 15),))
+    assert admitted(Env(sympy.Eq(s % 8, 0)), one, "B", Batches(((1, 20),))) == Batches(((8, 8), (16, 16)))
+    assert admitted(Env(sympy.Eq(s * 2, t), t < 9), both, "B", Batches(((1, 64),))) == Batches(((1, 4),))
+    assert admitted(Env(sympy.Eq(u, s), u > 2), one, "B", Batches(((1, 9),))) == Batches(((3, 9),))
+    assert not admitted(Env(s < v), one, "B", Batches(((1, 64),)))
     # A size that was fixed to the example's, or to twice another: torch writes it into the guard, which is then true.
     fixed, tied = Env(sympy.Eq(s * 32, 256)), Env()
     fixed.replacements |= {s: sympy.Integer(8)}
     tied.replacements |= {t: s + 4}
-    assert _admitted(fixed, one, "B", Batches(((1, 64),))) == Batches(((8, 8),))
-    assert _admitted(tied, both, "B", Batches(((1, 64),))) == Batches(((4, 4),))
-    assert not _admitted(Env(), {}, "B", Batches(((1, 64),)))
+    assert admitted(fixed, one, "B", Batches(((1, 64),))) == Batches(((8, 8),))
+    assert admitted(tied, both, "B", Batches(((1, 64),))) == Batches(((4, 4),))
+    assert not admitted(Env(), {}, "B", Batches(((1, 64),)))
     # A size that follows data: open; taken for a number, for the batch, for another such size.
-    assert _admitted(Env(s < 16), one, "B", Batches(((1, 64),)), [v]) == Batches(((1, 15),))
+    assert admitted(Env(s < 16), one, "B", Batches(((1, 64),)), [v]) == Batches(((1, 15),))
     number = Env()
     number.replacements |= {v: sympy.Integer(6)}
-    assert not _admitted(number, one, "B", Batches(((1, 64),)), [v])
-    assert not _admitted(Env(), one, "B", Batches(((1, 64),)), [s])
-    assert not _admitted(Env(), one, "B", Batches(((1, 64),)), [v, v])
-    assert not _admitted(Env(), one, "B", Batches(((1, 64),)), [2 * v])
+    assert not admitted(number, one, "B", Batches(((1, 64),)), [v])
+    assert not admitted(Env(), one, "B", Batches(((1, 64),)), [s])
+    assert not admitted(Env(), one, "B", Batches(((1, 64),)), [v, v])
+    assert not admitted(Env(), one, "B", Batches(((1, 64),)), [2 * v])
 
 
 def taking(sizes: tuple[Any, ...], folder: Path | None = None) -> Ahead:
@@ -189,9 +190,12 @@ def compiled_for(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def quick(self: Ahead, layouts: Any, inputs: Any, state: Any, served: Batches, *more: Any) -> Any:
         asked.append((layouts, [t.stride() for t in state]))
-        return lambda tensors: [t.clone() for t in tensors], served
+        return served, None
 
-    monkeypatch.setattr(Ahead, "_compile", quick)
+    monkeypatch.setattr(Ahead, "_lower", quick)
+    monkeypatch.setattr(
+        "ariadne.compiled.ahead._loaded", lambda path, device: lambda tensors: [t.clone() for t in tensors]
+    )
     return asked
 
 
@@ -284,15 +288,14 @@ def test_packages_that_serve_few_batches_are_kept_side_by_side_and_found_by_each
     compiled = []
 
     def few(
-        self: Ahead, layouts: Any, inputs: Any, state: Any, served: Batches, hint: int, keep: Any, device: int
+        self: Ahead, layouts: Any, inputs: Any, state: Any, served: Batches, hint: int, path: str, apart: Any
     ) -> Any:
         compiled.append(hint)
         admitted = next(Batches(((lo, hi),)) for lo, hi in ((1, 3), (4, 15), (16, 64)) if lo <= hint <= hi)
-        (made := tmp_path / "made").write_bytes(f"code for {hint}".encode())
-        keep(str(made), admitted)
-        return print, admitted
+        Path(path).write_bytes(f"code for {hint}".encode())
+        return admitted, None
 
-    monkeypatch.setattr(Ahead, "_compile", few)
+    monkeypatch.setattr(Ahead, "_lower", few)
     monkeypatch.setattr("ariadne.compiled.ahead._loaded", lambda path, device: print)
     packages = tmp_path / "packages"
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ariadne import prepare_split
-from ariadne.errors import ModuleError
+from ariadne.errors import ModuleError, UnsupportedError
 from conformance.unit.trap_kit import numbers, same
 
 _SOURCE = """
@@ -158,16 +158,28 @@ def test_a_function_of_torchs_that_is_replaced_in_a_module_that_is_held(monkeypa
         split.run_prefix(x)
 
 
-@pytest.mark.parametrize("counts", [False, True])
-def test_what_forward_does_not_read_or_counts_itself_may_change(counts: bool) -> None:
+def test_what_forward_does_not_read_may_change() -> None:
     kept = types.SimpleNamespace(module=a_module(), function=a_function(), tensor=a_tensor())
-
-    def counting(s: Any, h: torch.Tensor) -> Any:
-        s.kept.function.times = getattr(s.kept.function, "times", 0) + 1
-        return s.kept.module.counted(h)
-
-    model, split, x = split_of(kept, counting if counts else lambda s, h: s.kept.function(s.kept.module.act(h)))
+    model, split, x = split_of(kept, lambda s, h: s.kept.function(s.kept.module.act(h)))
     with torch.no_grad():
         for value in (2.0, 3.0):
             kept.module.unread = kept.function.unread = kept.tensor.unread = value
             same(model(x), split.run_suffix(split.run_prefix(x)))
+
+
+def on_the_function(s: Any, h: torch.Tensor) -> Any:
+    s.kept.function.times = getattr(s.kept.function, "times", 0) + 1
+    return s.kept.function(h)
+
+
+def in_the_module(s: Any, h: torch.Tensor) -> Any:
+    return s.kept.module.counted(h)
+
+
+@pytest.mark.parametrize("counting", [on_the_function, in_the_module], ids=lambda way: way.__name__)
+def test_what_forward_counts_there_is_refused_as_it_is_on_the_model(counting: Any) -> None:
+    kept = types.SimpleNamespace(module=a_module(), function=a_function())
+    with pytest.raises(UnsupportedError, match="something else in a second"):
+        split_of(kept, counting)
+    assert not hasattr(kept.function, "times")
+    assert kept.module.calls == 0

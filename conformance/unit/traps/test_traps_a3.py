@@ -287,17 +287,18 @@ def test_keywords_alone_with_none_and_scalars_among_them() -> None:
     twins = Twins(two(forward), ids=X, mask=None, flag=True, scale=0.5, kind="b")
     twins.train(ids=numbers(3, 6), mask=None, flag=True, scale=0.5, kind="b")
     given = {"ids": X, "mask": None, "flag": True, "scale": 0.5, "kind": "b"}
-    with pytest.raises(InputError, match=r"was .* at capture|tensor|structure"):
-        twins.runtime.run_prefix(**(given | {"mask": X}))
-    for change in ({"flag": False}, {"scale": 2.0}, {"kind": "a"}, {"flag": 1}):
+    for change in ({"mask": X}, {"flag": False}, {"scale": 2.0}, {"kind": "a"}, {"flag": 1}):
         twins.train(**(given | change))
 
 
 def test_keywords_that_are_missing_extra_or_positional_are_refused() -> None:
     runtime = Twins(two(lambda s, x, y=None: s.b(s.a(x) + y)), X, y=X).runtime
-    for args, kwargs in (((X,), {}), ((X, X), {}), ((X,), {"y": X, "z": X}), ((), {"x": X, "y": X})):
+    for args, kwargs in (((X, X), {}), ((), {"x": X, "y": X})):
         with pytest.raises(InputError, match="structure"):
             runtime.run_prefix(*args, **kwargs)
+    for kwargs in ({}, {"y": X, "z": X}):  # this forward takes any, and what it calls refuses them
+        with pytest.raises(TypeError):
+            runtime.run_prefix(X, **kwargs)
 
 
 def test_nested_inputs_with_tensors_that_carry_no_batch() -> None:
