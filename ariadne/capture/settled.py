@@ -63,7 +63,9 @@ class Begun:
         for path, module, then in self.parts:
             now = _plain(module)
             if not tree.identical(now, then):
-                self._refuse(path, next(name for name in {**then, **now} if now.get(name, self) != then.get(name, self)))
+                self._refuse(
+                    path, next(name for name in {**then, **now} if now.get(name, self) != then.get(name, self))
+                )
 
     def _refuse(self, path: str, name: str) -> None:
         raise UnsupportedError(

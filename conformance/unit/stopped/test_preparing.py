@@ -235,5 +235,5 @@ LED_TO: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 @pytest.mark.parametrize("name", LED_TO)
 def test_an_iterator_that_preparing_moves_on_is_named_wherever_it_stands(name: str) -> None:
     make, take = LED_TO[name]
-    with pytest.raises(UnsupportedError, match="forward moves on the (count|chain) in 'keep' of the model"):
+    with pytest.raises(UnsupportedError, match=r"forward moves on the (count|chain) in 'keep' of the model"):
         prepare_split(Numbered(make(), take), (X,), split="after:a", fallback="python")
