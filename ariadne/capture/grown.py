@@ -190,7 +190,7 @@ def _entries(holder: Any) -> Iterator[tuple[Any, Any, Any]]:
         yield Slots(holder), "cell_contents", holder.cell_contents
     elif is_a(holder, dict):
         yield from ((holder, key, thing) for key, thing in [*dict.items(holder)])
-    elif not type(holder).__module__.startswith("ariadne."):
+    elif bound_to(holder) is MISSING and not type(holder).__module__.startswith("ariadne."):
         yield from ((place(holder, step), step, thing) for step, thing in held(holder))
 
 

@@ -32,7 +32,7 @@ from ariadne.capture.reach import Reach
 from ariadne.capture.recorded import recording
 from ariadne.capture.recorder import sizes_in
 from ariadne.capture.repeated import refuse_repeated
-from ariadne.capture.settled import Held, Key, refuse_change, settles
+from ariadne.capture.settled import Begun, Held, Key, refuse_change, settles
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
 from ariadne.capture.threads import refuse_elsewhere
@@ -43,7 +43,6 @@ from ariadne.compare import difference
 from ariadne.errors import UnsupportedError, named
 from ariadne.guards import (
     MISSING,
-    SIMPLE,
     Change,
     Effects,
     Place,
@@ -172,7 +171,7 @@ def observe(
         shapes = tuple(tuple(sizes_in(t) for t in tensors_in(e.out)) for e in found.events)
         found.forget_tensors()
         found.output = None  # what recorded it lives on in a cycle, and with it the graph of a result
-        first, attributes = effects is None, {}
+        first, attributes, begun = effects is None, {}, Begun(snapshot.modules, found)
         for more in reversed(range(_UNTIL_WARM if found.scripted else first)):
             snapshot.again(found.drew)
             args, kwargs = tree.unflatten(example.resized(batch, perturbed), example.spec)
@@ -208,6 +207,7 @@ def observe(
                 if (was := attributes.get(key, MISSING)) is not value and not alike(was, value)
                 and not snapshot.is_inside(snapshot.modules[key[0]].__dict__, key[1])
             }  # fmt: skip
+            begun.refuse_moved()
             _refuse_renewed(found, effects)
             moved = bool(found.changed or found.containers or changes)
             held = Held(snapshot.modules, settled)
@@ -258,13 +258,9 @@ def observe(
 
 
 def _refuse_renewed(found: Recording, effects: Effects) -> None:
-    """Raise `UnsupportedError` for an attribute that forward reads and changes in the second run, too: it is no cache.
-
-    One that the first run looked for in vain counts, where both put something plain there that is not the same: as a count does.
-    """
-    for path, name, _, now in found.changed:
-        counts = (path, name) in found.missing and is_a(now, SIMPLE)
-        if (path, name) in effects.assigned and ((path, name) in found.read_attributes or counts):
+    """Raise `UnsupportedError` for an attribute that forward reads and changes in the second run, too: it is no cache."""
+    for path, name, _, _ in found.changed:
+        if (path, name) in effects.assigned and (path, name) in found.read_attributes:
             raise UnsupportedError(
                 f"forward reads and changes the attribute {name!r} of {named(path)} at every call, which a plan can't follow; "
                 "return what it keeps there, or keep it in a buffer"
@@ -335,6 +331,11 @@ def _refuse_python_state(
             "when it runs first, run the model once, model(*example_inputs), and prepare then"
         )
     for path, name, before, now in found.changed:
+        if (kind := _moves_on(now)) and (path, name) in found.missing | found.read_attributes.keys():
+            raise UnsupportedError(
+                f"forward sets up the attribute {name!r} of {named(path)} when it first runs, {kind}: it gives something else at "
+                "each call, which a plan would freeze. Draw from torch's RNG, or keep what counts in a buffer"
+            )
         if before is None and (path, name) in found.read_attributes:
             module, value, _ = found.read_attributes[path, name]
             before = value if _stood(module, name) else None

@@ -23,7 +23,7 @@ from ariadne.capture.recorded import recording
 from ariadne.capture.sizes import Watch
 from ariadne.compare import difference
 from ariadne.errors import UnsupportedError, named
-from ariadne.guards import Flag, simple
+from ariadne.guards import BOOKKEEPING, Flag, Recording, simple, told_of
 from ariadne.plan import own
 
 Change = tuple[str, str, Any, Any]  # of an attribute: before, and now
@@ -43,6 +43,43 @@ def refuse_change(key: Key, before: Any, now: Any) -> None:
         f"forward reads and changes the attribute {name!r} of {named(path)} (from {before!r} to {now!r}), which "
         "a plan can't follow; keep such state in a buffer"
     )
+
+
+class Begun:
+    """What stands in the attributes that a first run looked for in vain, and set, and in the parts that it made: a second run on
+    the same inputs leaves the same there."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], found: Recording) -> None:
+        self.modules, known = modules, {id(m) for m in modules.values()}
+        keys = {(path, name) for path, name, _, _ in found.changed} & found.missing
+        self.first = {key: told_of(self._found(key)) for key in sorted(keys) if key[0] in modules}
+        self.parts = [(path, m, _plain(m)) for path, m in modules[""].named_modules() if id(m) not in known]
+
+    def refuse_moved(self) -> None:
+        """Raise `UnsupportedError` for one that holds something else now: it counts, or follows what stood there before."""
+        for key, was in self.first.items():
+            if not tree.identical(was, told_of(self._found(key))):
+                self._refuse(*key)
+        for path, module, then in self.parts:
+            now = _plain(module)
+            if not tree.identical(now, then):
+                self._refuse(
+                    path, next(name for name in {**then, **now} if now.get(name, self) != then.get(name, self))
+                )
+
+    def _refuse(self, path: str, name: str) -> None:
+        raise UnsupportedError(
+            f"forward sets up the attribute {name!r} of {named(path)} at its first call, and a second call on the same inputs "
+            "leaves something else there: it reads and changes it, which a plan can't follow. Set it up in __init__, and keep such "
+            "state in a buffer"
+        )
+
+    def _found(self, key: Key) -> Any:
+        return self.modules[key[0]].__dict__.get(key[1])
+
+
+def _plain(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in module.__dict__.items() if name not in BOOKKEEPING and simple(value)}
 
 
 class Held:

@@ -1,6 +1,7 @@
 """A Python split is measured and proven under the modes that it is prepared in, and that its forward can run in."""
 
 import array
+import collections
 import copy
 import itertools
 import random
@@ -200,3 +201,39 @@ def rings_of(iterator: Iterator[int]) -> Callable[[], int]:
 def test_an_iterator_outside_that_is_moved_on_is_refused(takes: Callable[[], int], words: str) -> None:
     with pytest.raises(UnsupportedError, match=f"forward moves on {words}"):
         prepare_split(Rings(takes, torch.zeros(4)), (X,), split="after:a", fallback="python")
+
+
+class Numbers:
+    """An object that holds an iterator."""
+
+    def __init__(self) -> None:
+        self.ids = itertools.count()
+
+
+class Numbered(nn.Module):
+    """Two layers, and one of what `keep` holds; `take` takes a number from it."""
+
+    def __init__(self, keep: Any, take: Callable[[Any], float]) -> None:
+        super().__init__()
+        self.a, self.b, self.keep, self.take = nn.Linear(4, 8), nn.Linear(8, 2), keep, take
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.b(self.a(x) * (1 + self.take(self.keep)))
+        return y
+
+
+LED_TO: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "method": (lambda: itertools.count().__next__, lambda f: f()),
+    "methods in a list": (lambda: [itertools.count().__next__, itertools.count().__next__], lambda fs: fs[0]()),
+    "chain": (lambda: itertools.chain([1.0, 2.0], itertools.repeat(3.0)).__next__, lambda f: f()),
+    "factory": (lambda: collections.defaultdict(itertools.count(1).__next__), lambda table: table[len(table)]),
+    "object": (Numbers, lambda held: next(held.ids)),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", LED_TO)
+def test_an_iterator_that_preparing_moves_on_is_named_wherever_it_stands(name: str) -> None:
+    make, take = LED_TO[name]
+    with pytest.raises(UnsupportedError, match=r"forward moves on the (count|chain) in 'keep' of the model"):
+        prepare_split(Numbered(make(), take), (X,), split="after:a", fallback="python")
