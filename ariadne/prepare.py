@@ -216,9 +216,9 @@ def _with_fallback(
             return _prepare(model, example, settings, training, more)
         except (CaptureError, VerificationError) as error:
             raise type(error)(f"{error}. {_WAY_OUT}") from error
-    python = imported("ariadne.stopped")
     try:
-        with python.held_as_found(model) as refuse_moved:  # where no graph holds, forward may have run
+        # Where no graph holds, forward may have run.
+        with imported("ariadne.stopped").held_as_found(model) as refuse_moved:
             made = _prepare(model, example, settings, training, more)
         read = next((n for n in made.plan.nodes if n.is_witness), None)
         if read is None or settings.spec.max_paths > 1:
@@ -231,7 +231,7 @@ def _with_fallback(
         Exception
     ) as error:  # at another batch forward may raise whatever it likes; if it does on the example, it will again
         why = f"no graph holds it: {type(error).__name__}: {error}"
-    stopped: PythonSplit = python.prepared(model, settings, example, why, training=training)
+    stopped: PythonSplit = imported("ariadne.stopped").prepared(model, settings, example, why, training=training)
     refuse_moved()
     for inputs in more:
         stopped.learn(inputs)
@@ -251,7 +251,7 @@ def _with_fallback(
         spec = replace(settings.spec, boundary=boundary, trainable=False, max_paths=1)
         return _prepare(part, example, replace(settings, spec=spec, boundary=parse_boundary(boundary)), training)
 
-    mixed: MixedSplit = python.beside(stopped, prefix, example)
+    mixed: MixedSplit = imported("ariadne.stopped").beside(stopped, prefix, example)
     return mixed
 
 

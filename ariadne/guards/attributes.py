@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import lru_cache, partial
 from itertools import product
+from logging import Logger
 from operator import getitem
 from types import (
     BuiltinFunctionType,
@@ -449,3 +450,30 @@ def simple(value: Any, depth: int = 8) -> bool:
     if type(value) in (dict, OrderedDict):
         return depth > 0 and len(value) <= 64 and all(simple(k) and simple(v, depth - 1) for k, v in value.items())
     return False
+
+
+_KEEPING_NOTHING = (
+    *SIMPLE,
+    bytes,
+    torch.Tensor,
+    nn.Module,
+    type,
+    FunctionType,
+    ModuleType,
+    Logger,
+    property,
+    staticmethod,
+    classmethod,
+)
+
+
+def keeps_state(value: Any) -> bool:
+    """Whether a thing that holds nothing by name may keep state to itself, such as an event, a random generator or text in memory.
+
+    None whose class is torch's does, but for its random generators.
+    """
+    if type(value) in LEAVES or value is MISSING or is_a(value, _KEEPING_NOTHING) or is_memory(value):
+        return False
+    if is_torchs_own(type(value).__module__):
+        return is_a(value, torch.Generator)
+    return is_opaque(value) or not kind_of(value)

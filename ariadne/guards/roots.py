@@ -5,7 +5,6 @@ What forward puts into them is found by looking at them before and after a run; 
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections.abc import Collection, Mapping
@@ -21,7 +20,6 @@ from ariadne.guards.attributes import (
     BOOKKEEPING,
     LEAVES,
     MISSING,
-    SIMPLE,
     Attribute,
     bound_to,
     follow,
@@ -34,6 +32,7 @@ from ariadne.guards.attributes import (
     is_ours,
     is_raw,
     is_torchs_own,
+    keeps_state,
     kinds_of,
 )
 from ariadne.guards.classes import own_dict
@@ -50,7 +49,6 @@ _HOLDING_NOTHING = LEAVES - {type, FunctionType}
 _OF_A_THREAD = (threading.local, type(threading.RLock()), threading._RLock, threading.Condition)
 _ATTRIBUTED = (type, FunctionType)  # things that a function may assign attributes of
 _MEANING_A_CLASS = ("__class__", "type", "cls", "__func__")
-_KEEPING_NOTHING = (type, FunctionType, ModuleType, logging.Logger, *SIMPLE, bytes, property, staticmethod, classmethod)
 _CONTENTS = Attribute("cell_contents")
 _At = tuple[int, tuple[Any, ...]]  # the id of a thing, and steps from it
 
@@ -438,7 +436,7 @@ class _Search:
         several = tuple.__getitem__(value, slice(None)) if is_a(value, tuple) else (value,)
         if any(is_raw(v) or is_a(v, memoryview) or is_iterator(v) or bound_to(v) is not MISSING for v in several):
             self.moving.setdefault((id(root.thing), root.steps), root)
-        elif any(map(_keeps, several)):
+        elif any(map(keeps_state, several)):
             self.keeping.setdefault((id(root.thing), root.steps), root)
         self.tensors.update((id(t), t) for t in several if is_a(t, torch.Tensor))
         if is_a(value, nn.Module):
@@ -475,21 +473,6 @@ class _Search:
             name = f"{root.name} ({i})"
         self.names.add(name)
         self.found[key] = replace(root, name=name)
-
-
-def _keeps(value: Any) -> bool:
-    """Whether a thing may keep state to itself that is no root: none whose class is torch's, but for its random generators."""
-    kind: Any = type(value)
-    if (
-        kind in LEAVES
-        or value is MISSING
-        or is_a(value, (*_KEEPING_NOTHING, nn.Module, torch.Tensor))
-        or is_memory(value)
-    ):
-        return False
-    if is_torchs_own(kind.__module__):
-        return is_a(value, torch.Generator)
-    return is_opaque(value) or not kinds_of(value)
 
 
 def _applied(value: Any) -> type | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import io
-import logging
 import os
 import random
 import sys
@@ -54,7 +53,7 @@ _ASIDE = REGISTRIES | CALLS | {"_parameters"}  # of a module that stands in no r
 _ENVIRONMENT = type(os.environ)
 _LOCK = type(threading.Lock())
 _THREADS = (threading.Thread, Executor)  # what they hold changes by itself, and forward reads none of it
-_LOGGING = (logging.Logger, logging.Handler)  # each leads to all others, and forward asks for its own attributes alone
+_LOGGING = ("logging", "logging.handlers")  # each leads to all others, and forward asks for its own attributes alone
 _SHARED = (threading.Event, threading.Semaphore, threading.Condition, threading.Barrier, Queue)  # threads meet there
 
 
@@ -163,7 +162,7 @@ class Held:
             found += (
                 [part for name, part in own.items() if name not in _ASIDE] if is_a(value, nn.Module) else own.values()
             )
-        return () if is_a(value, _LOGGING) else found
+        return () if type(value).__module__ in _LOGGING else found
 
     def moved(self) -> Iterator[tuple[str, Any, Any]]:
         """Those that hold something else now, and what they held."""

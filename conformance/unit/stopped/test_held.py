@@ -287,6 +287,16 @@ def turned(order: Any) -> float:
     return float(order[first])
 
 
+def wrapped() -> Any:
+    @functools.singledispatch
+    def asked(x: object) -> float:
+        asked.n += 1  # type: ignore[attr-defined]
+        return 2.0 if asked.n > 2 else 1.0  # type: ignore[attr-defined]
+
+    asked.n = 0  # type: ignore[attr-defined]
+    return asked
+
+
 def told_again() -> float:
     found = os.environ.get("ARIADNE_TOLD", "")
     os.environ["ARIADNE_TOLD"] = found + "x"
@@ -315,6 +325,7 @@ WAYS: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
         lambda model: turned(model.held),
     ),
     "an attribute of a module in a list": (lambda: [nn.Identity()], lambda model: drawn(set_on(model.held[0]))),
+    "an attribute of a function that another one wraps": (wrapped, lambda model: drawn(model.held(1))),
     "a lock as a flag": (threading.Lock, lambda model: 1.0 if model.held.acquire(blocking=False) else 2.0),
     "an attribute": (int, lambda model: drawn(set_on(model))),
 }
