@@ -45,6 +45,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     outcome       what forward leaves: its output, what it stores, what it puts into containers
     hung          what forward sets on the model's own tensors
     filled        what a first call makes of the model's tensors, and keeps
+    begun         state that forward begins at its first call, and goes on with
     carried       what forward made of a call's inputs and keeps, and what later calls give that follows it
     lower         a recording of live tensors becomes a plan of names
     generalize    plans observed at several batches become one, or are shown to disagree

@@ -29,7 +29,7 @@ from ariadne.capture.leaks import refuse_kept_data, refuse_leaks, refuse_unlike_
 from ariadne.capture.observed import Observation, observe
 from ariadne.capture.reach import Reach
 from ariadne.capture.refusals import refuse_cached_weights, refuse_called_class, refuse_hooks, refuse_scripted
-from ariadne.capture.settled import NO_BATCH, refuse_change, refuse_flags, refuse_questions
+from ariadne.capture.settled import NO_BATCH, refuse_beginnings, refuse_change, refuse_flags, refuse_questions
 from ariadne.capture.shapes import PlainNumberError, within_shapes
 from ariadne.capture.sizes import Watch, holding
 from ariadne.capture.symbolic import above_1, symbolic
@@ -112,6 +112,7 @@ def capture(
             )  # fmt: skip
     if real.settled:
         _refuse_unsettled(model, example, grad, real, other, batches)
+    refuse_beginnings(model, example, grad, real.beginnings, real.recorded.drew)
     slots = filled_again(
         filled_before(modules, real.recorded),
         lambda full: _still_gives(model, example, size, grad, real, full),
