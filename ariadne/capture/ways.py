@@ -119,9 +119,8 @@ def capture(
     )
     if slots:
         with emptied(slots):
-            fresh = observe(model, example, size, batch_symbol, grad, other=other)
-            fresh.recorded.called_before = True
-            if _sets_up(model, example, fresh, grad) is None:
+            fresh = _as_first(model, example, size, batch_symbol, grad, other)
+            if fresh is not None and _sets_up(model, example, fresh, grad) is None:
                 return _captured(model, example, fresh, batch_symbol, batches, grad, needed, like)
     primed = [slot for at, slot in real.history.renewed.items() if at in real.effects.primed] if real.history else []
     if primed:  # it ran at this batch before, and what it puts there at each call stood there already
@@ -134,6 +133,19 @@ def capture(
     if not slots:
         _refuse_first_of_many(real, _sets_up(model, example, real, grad))
     return _captured(model, example, real, batch_symbol, batches, grad, needed, like)
+
+
+def _as_first(
+    model: nn.Module, example: Example, size: int, batch_symbol: str, grad: bool, other: int
+) -> Observation | None:
+    """A run of a model from which was taken what an earlier call filled; None where it goes on with what that run begins."""
+    try:
+        fresh = observe(model, example, size, batch_symbol, grad, other=other)
+        refuse_beginnings(model, example, grad, fresh.beginnings, fresh.recorded.drew)
+    except UnsupportedError:  # as it stands, the model was seen to be followed
+        return None
+    fresh.recorded.called_before = True
+    return fresh
 
 
 def _refuse_unsettled(
