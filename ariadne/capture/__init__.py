@@ -39,13 +39,14 @@ against and a baseline of the model flow out. The model is left as found. The fi
     outsiders     modules outside of the model that forward comes upon
     setters       other data in a tensor, by no op
     recorded      a block in which all that forward does is noted
-    settled       flags of a first call, and the batch of the last one
     first         what forward filled at an earlier call
     identity      what forward compares by `is`
     outcome       what forward leaves: its output, what it stores, what it puts into containers
     hung          what forward sets on the model's own tensors
     filled        what a first call makes of the model's tensors, and keeps
     carried       what forward made of a call's inputs and keeps, and what later calls give that follows it
+    begun         state that forward begins at its first call, and goes on with
+    settled       flags of a first call, and the batch of the last one
     lower         a recording of live tensors becomes a plan of names
     generalize    plans observed at several batches become one, or are shown to disagree
     shapes        for which batches a plan holds

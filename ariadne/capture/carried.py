@@ -39,7 +39,7 @@ def carried(
     snapshot.again(drew)
     gives(model, example, batch, grad, (), snapshot)
     at = {
-        _memory(t): place.words(*_step(key))
+        memory_of(t): place.words(*_step(key))
         for (place, key), had in kept.items()
         for t in held_tensors(_standing(model, snapshot, place, key, had, changes))
     }
@@ -81,7 +81,7 @@ def _standing(
     return next((v for step, v in held(change.thing) if step == key and is_a(step, Attribute) is attribute), MISSING)
 
 
-def _memory(t: torch.Tensor) -> Any:
+def memory_of(t: torch.Tensor) -> Any:
     """What tells the memory of a tensor, or the tensor, where it has none of its own."""
     key = storage_of(t)
     return ("sparse", id(t)) if key is None else key
@@ -93,7 +93,7 @@ class _Followed:
     def __init__(self, kept: Mapping[Any, str], inputs: Sequence[Any], state: set[int]) -> None:
         self.kept = {key: (words,) for key, words in kept.items()}
         self.inputs = [t for t in inputs if is_a(t, torch.Tensor)]
-        self.own = {*map(_memory, self.inputs)}
+        self.own = {*map(memory_of, self.inputs)}
         self.state = state
 
     def through(self, run: Recording) -> tuple[str, ...]:
@@ -105,27 +105,27 @@ class _Followed:
         found = [words for event in run.events for words in self._op(event)]
         assigned = [now for path, name, _, now in run.changed if (path, name) in run.written]
         left = (run.output, assigned, [t for _, _, t in run.stores], self.inputs)
-        found += [words for t in held_tensors(left) for words in self.kept.get(_memory(t), ())]
+        found += [words for t in held_tensors(left) for words in self.kept.get(memory_of(t), ())]
         return tuple(dict.fromkeys(found))
 
     def _op(self, event: Event) -> tuple[str, ...]:
         """Follow one op; returns what decides something that it asks, or that it writes into the model's own."""
-        read, written = _sides(event)
-        kept = tuple(dict.fromkeys(words for t in read for words in self.kept.get(_memory(t), ())))
-        own = any(_memory(t) in self.own for t in read)
+        read, written = sides(event)
+        kept = tuple(dict.fromkeys(words for t in read for words in self.kept.get(memory_of(t), ())))
+        own = any(memory_of(t) in self.own for t in read)
         made = [*tensors_in(event.out), *written]
         if not made:
             return () if own else kept
-        for t in written if _overwrites(event) else ():
-            self.kept.pop(_memory(t), None)
-            self.own.discard(_memory(t))
-        for key in {_memory(t) for t in made}:
+        for t in written if overwrites(event) else ():
+            self.kept.pop(memory_of(t), None)
+            self.own.discard(memory_of(t))
+        for key in {memory_of(t) for t in made}:
             self.kept[key] = tuple(dict.fromkeys((*self.kept.get(key, ()), *kept)))
             self.own.update([key] if own else ())
-        return kept if any(_memory(t) in self.state for t in written) else ()
+        return kept if any(memory_of(t) in self.state for t in written) else ()
 
 
-def _sides(event: Event) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def sides(event: Event) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The tensors whose data an op reads, and those that it writes."""
     target = event.target
     if not isinstance(target, OpOverload):
@@ -135,11 +135,11 @@ def _sides(event: Event) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     at = data_at(f"{target.namespace}.{name}.{target._overloadname}")
     places = [*written_arguments(target, event.args)]
     written = [t for i in places for t in tensors_in(event.args[i])]
-    read = tensors_in(event.args[1:] if _overwrites(event) else event.args[at])
+    read = tensors_in(event.args[1:] if overwrites(event) else event.args[at])
     return [*read, *event.within], written
 
 
-def _overwrites(event: Event) -> bool:
+def overwrites(event: Event) -> bool:
     """Whether an op fills all of the memory that it writes."""
     if not isinstance(event.target, OpOverload) or event.target._schema.name.split("::")[1] not in _OVERWRITES:
         return False

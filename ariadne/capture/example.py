@@ -91,6 +91,14 @@ class Example:
                 made[id(leaf)] = _given_as(t, leaf)
         return replace(self, leaves=tuple(made.get(id(leaf), leaf) for leaf in self.leaves))
 
+    def scaled(self, factor: float) -> Example:
+        """One of floats that are so many times as large."""
+        leaves = self.resized(self.batch)
+        with torch.no_grad():
+            for t in {id(t): t for t in leaves if isinstance(t, torch.Tensor) and t.is_floating_point()}.values():
+                _memory(t).mul_(factor)
+        return replace(self, leaves=tuple(leaves))
+
     def turned(self) -> Example:
         """One of other numbers: floats perturbed; of other tensors the samples or all in reverse, without the largest."""
         leaves = self.resized(self.batch, perturbed=True)

@@ -77,24 +77,24 @@ def gives(model: nn.Module, example: Example, batch: int, grad: bool, reseeded: 
 
 def lived(
     model: nn.Module, example: Example, batch: int, other: int, grad: bool, reach: Reach, snapshot: Snapshot, output: Any,
-    drew: Names, moved: bool, left: Callable[[int], None] = lambda batch: None,
+    drew: Names, moved: bool, left: Callable[[int, bool], None] = lambda batch, same: None,
 ) -> History:  # fmt: skip
     """The history of a model that gave `output` at `batch`; `moved`: and left something in Python. `left` is told of each batch
-    that ran after it.
+    that ran after it, and whether on the same inputs.
 
     Raises `UnsupportedError` if it gives something else for the same inputs after the call at the other batch.
     """
     snapshot.again(drew)
     one = _Look(reach, snapshot)
     later = {other: gives(model, example.turned(), other, grad, drew, snapshot)}
-    left(other)
+    left(other, False)
     puts, assigned = one.changes()
     if not (moved or puts or assigned or snapshot.memories.grew()):
         return History()
     snapshot.again(drew)
     two = _Look(reach, snapshot)
     differs = difference(output, gives(model, example, batch, grad, (), snapshot))
-    left(batch)
+    left(batch, True)
     puts_again, assigned_again = two.changes()
     if differs:
         places = ((place, change) for found in (puts_again, puts) for place, change in found.items())

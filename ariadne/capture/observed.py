@@ -14,6 +14,16 @@ import torch
 from torch import nn
 
 from ariadne import tree
+from ariadne.capture.begun import (
+    beginnings,
+    begun,
+    is_looked_into,
+    refuse_begun,
+    refuse_gone_on,
+    refuse_grown,
+    refuse_on_functions,
+    refuse_registered,
+)
 from ariadne.capture.carried import carried
 from ariadne.capture.context import in_its_own_context
 from ariadne.capture.drawn import drawn_from, put_back
@@ -32,7 +42,7 @@ from ariadne.capture.reach import Reach
 from ariadne.capture.recorded import recording
 from ariadne.capture.recorder import sizes_in
 from ariadne.capture.repeated import refuse_repeated
-from ariadne.capture.settled import Begun, Held, Key, refuse_change, settles
+from ariadne.capture.settled import Held, Key, refuse_change, settles
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
 from ariadne.capture.threads import refuse_elsewhere
@@ -76,7 +86,7 @@ class Observation:
     in it that are looked at again in each call, for nothing tells whether they follow data. `history`: what further runs showed of
     what forward keeps, where this was the first one. `settled`: attributes that it read and changed, with what stood there before
     and after; `primed`: those that held this run's batch before, and hold that of every call. `carried`: what it made of its inputs
-    and keeps, in words, if what later calls give follows it.
+    and keeps, in words, if what later calls give follows it. `beginnings`: see `begun`.
     """
 
     plan: TracePlan
@@ -90,6 +100,7 @@ class Observation:
     settled: Mapping[Key, tuple[Any, Any]] = field(default_factory=dict)
     primed: Sequence[Key] = ()
     carried: tuple[str, ...] = ()
+    beginnings: Mapping[Key, Any] = field(default_factory=dict)
 
     @cached_property
     def plans(self) -> tuple[TracePlan, ...]:
@@ -171,7 +182,8 @@ def observe(
         shapes = tuple(tuple(sizes_in(t) for t in tensors_in(e.out)) for e in found.events)
         found.forget_tensors()
         found.output = None  # what recorded it lives on in a cycle, and with it the graph of a result
-        first, attributes, begun = effects is None, {}, Begun(snapshot.modules, found)
+        first, attributes, registers = effects is None, {}, [*snapshot.registers()]
+        left, on_functions = begun(found), [*snapshot.on_functions()]
         for more in reversed(range(_UNTIL_WARM if found.scripted else first)):
             snapshot.again(found.drew)
             args, kwargs = tree.unflatten(example.resized(batch, perturbed), example.spec)
@@ -181,6 +193,9 @@ def observe(
                 now = model(*args, **kwargs)
             found.compared = found.compared or next(iter(compared), "")
             refuse_hung_again(snapshot, marked)
+            refuse_grown(registers, snapshot.registers())
+            refuse_on_functions(on_functions, snapshot.on_functions())
+            refuse_begun(snapshot.modules, left)
             for name, kept in found.moving:
                 if not kept.is_same():
                     raise UnsupportedError(
@@ -207,12 +222,11 @@ def observe(
                 if (was := attributes.get(key, MISSING)) is not value and not alike(was, value)
                 and not snapshot.is_inside(snapshot.modules[key[0]].__dict__, key[1])
             }  # fmt: skip
-            begun.refuse_moved()
             _refuse_renewed(found, effects)
             moved = bool(found.changed or found.containers or changes)
-            held = Held(snapshot.modules, settled)
+            held = Held(snapshot.modules, settled, left)
             if other not in (0, batch):
-                held.look(found.read_attributes.keys() | found.missing, found.changed, batch)
+                held.look(found.read_attributes, found.changed, batch)
             history = lived(
                 model, example, batch, other or batch, grad, reach, snapshot, output, found.drew, moved, held.left
             )
@@ -225,13 +239,20 @@ def observe(
             refuse_unheard(snapshot)
             found.flags = held.flags(besides, effects.assigned)
             # Of those that held nothing before, too, forward may ask anything.
-            settled |= {key: change for key, change in held.holders.items() if change[0] is None} | flags
+            settled |= (
+                {key: change for key, change in held.holders.items() if change[0] is None} | flags | held.of_begun
+            )
 
             def once_more(drew: frozenset[str] = frozenset(found.drew)) -> Any:
                 snapshot.again(drew)
                 return gives(model, example, batch, grad, (), snapshot)
 
             refuse_asked(once_more, output, containers, effects.rules, history.larger)
+            if is_looked_into(left, found, snapshot.modules):
+                refuse_gone_on(
+                    model, example, batch, grad, found.drew, snapshot, left,
+                    _refuse_strange,
+                )  # fmt: skip
         refuse_repeated(found, unpruned, snapshot, effects.rules, containers)
         unpruned = with_stores(unpruned, effects, changes, put, reach)
         found.made_of = made_of(slots, unpruned, effects)
@@ -252,6 +273,7 @@ def observe(
             settled,
             primed,
             goes_on,
+            beginnings(found, unpruned) if first else {},
         )
     finally:
         put_back(snapshot, found)
@@ -299,6 +321,30 @@ def _refuse_python_state(
 ) -> dict[Key, tuple[Any, Any]]:
     """Raise `UnsupportedError` for what no plan can follow; returns the attributes of which that is still to be found out."""
     settled: dict[Key, tuple[Any, Any]] = {}
+    _refuse_strange(found, snapshot)
+    for path, name, before, now in found.changed:
+        if (kind := _moves_on(now)) and (path, name) in found.missing | found.read_attributes.keys():
+            raise UnsupportedError(
+                f"forward sets up the attribute {name!r} of {named(path)} when it first runs, {kind}: it gives something else at "
+                "each call, which a plan would freeze. Draw from torch's RNG, or keep what counts in a buffer"
+            )
+        if before is None and (path, name) in found.read_attributes:
+            module, value, _ = found.read_attributes[path, name]  # what the class has stood for it
+            before = value if _stood(module, name) else None
+        counts = isinstance(before, (bool, int, float)) and before != now
+        keeps = isinstance(before, torch.Tensor) and isinstance(now, torch.Tensor)
+        if (path, name) in found.read_attributes and (counts or keeps):
+            if keeps:
+                before, now = "one tensor", "another"
+            elif settles(before, now, batch) and (effects is None or (path, name) in effects.settled):
+                settled[path, name] = before, now
+                continue
+            refuse_change((path, name), before, now)
+    return settled
+
+
+def _refuse_strange(found: Recording, snapshot: Snapshot) -> None:
+    """Raise `UnsupportedError` for what no plan can follow, whatever a further call shows."""
     refuse_elsewhere(found)
     refuse_unheard(snapshot)
     if found.disturbed:
@@ -318,6 +364,7 @@ def _refuse_python_state(
             f"forward draws from {' and '.join(moved)}, whose numbers would be frozen in the plan; draw from torch's RNG instead"
         )
     refuse_shared(found, snapshot)
+    refuse_registered(found, snapshot)
     for (path, name), (module, _, _) in found.read_attributes.items():
         kind = _moves_on(module.__dict__.get(name))
         if kind:
@@ -330,22 +377,3 @@ def _refuse_python_state(
             f"forward registers, replaces or removes the {what} {name!r} of {named(path)}, which no plan does; if it does so "
             "when it runs first, run the model once, model(*example_inputs), and prepare then"
         )
-    for path, name, before, now in found.changed:
-        if (kind := _moves_on(now)) and (path, name) in found.missing | found.read_attributes.keys():
-            raise UnsupportedError(
-                f"forward sets up the attribute {name!r} of {named(path)} when it first runs, {kind}: it gives something else at "
-                "each call, which a plan would freeze. Draw from torch's RNG, or keep what counts in a buffer"
-            )
-        if before is None and (path, name) in found.read_attributes:
-            module, value, _ = found.read_attributes[path, name]
-            before = value if _stood(module, name) else None
-        counts = isinstance(before, (bool, int, float)) and before != now
-        keeps = isinstance(before, torch.Tensor) and isinstance(now, torch.Tensor)
-        if (path, name) in found.read_attributes and (counts or keeps):
-            if keeps:
-                before, now = "one tensor", "another"
-            elif settles(before, now, batch) and (effects is None or (path, name) in effects.settled):
-                settled[path, name] = before, now
-                continue
-            refuse_change((path, name), before, now)
-    return settled

@@ -220,7 +220,8 @@ class Outcome:
     @cached_property
     def _read(self) -> set[int]:
         """The tensors that ops read, by id, but for the inputs: these are read anew at each call."""
-        read = {id(t) for e in self.recorded.events for t in tensors_in(e.args)}
+        told = torch.ops.aten.requires_grad_.default
+        read = {id(t) for e in self.recorded.events if e.target is not told for t in tensors_in(e.args)}
         return read - {*map(id, self.values.input_tensors)}
 
     @cached_property

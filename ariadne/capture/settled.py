@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
+from ariadne.capture.begun import refuse_begun
 from ariadne.capture.example import Example
 from ariadne.capture.followed import Node, ReadError, Real, Size, followed
 from ariadne.capture.generators import Names
@@ -23,12 +24,13 @@ from ariadne.capture.recorded import recording
 from ariadne.capture.sizes import Watch
 from ariadne.compare import difference
 from ariadne.errors import UnsupportedError, named
-from ariadne.guards import BOOKKEEPING, Flag, Recording, simple, told_of
+from ariadne.guards import MISSING, Flag, is_a, simple
 from ariadne.plan import own
 
 Change = tuple[str, str, Any, Any]  # of an attribute: before, and now
 Key = tuple[str, str]  # a module's path, and the name of an attribute
 NO_BATCH = 1_000_003  # of any call
+_FACTORS = (0.5, 2.0)  # of inputs: of smaller ones a running maximum stays, of larger ones a minimum
 
 
 def settles(before: Any, now: Any, batch: int) -> bool:
@@ -45,58 +47,23 @@ def refuse_change(key: Key, before: Any, now: Any) -> None:
     )
 
 
-class Begun:
-    """What stands in the attributes that a first run looked for in vain, and set, and in the parts that it made: a second run on
-    the same inputs leaves the same there."""
-
-    def __init__(self, modules: Mapping[str, nn.Module], found: Recording) -> None:
-        self.modules, known = modules, {id(m) for m in modules.values()}
-        keys = {(path, name) for path, name, _, _ in found.changed} & found.missing
-        self.first = {key: told_of(self._found(key)) for key in sorted(keys) if key[0] in modules}
-        self.parts = [(path, m, _plain(m)) for path, m in modules[""].named_modules() if id(m) not in known]
-
-    def refuse_moved(self) -> None:
-        """Raise `UnsupportedError` for one that holds something else now: it counts, or follows what stood there before."""
-        for key, was in self.first.items():
-            if not tree.identical(was, told_of(self._found(key))):
-                self._refuse(*key)
-        for path, module, then in self.parts:
-            now = _plain(module)
-            if not tree.identical(now, then):
-                self._refuse(
-                    path, next(name for name in {**then, **now} if now.get(name, self) != then.get(name, self))
-                )
-
-    def _refuse(self, path: str, name: str) -> None:
-        raise UnsupportedError(
-            f"forward sets up the attribute {name!r} of {named(path)} at its first call, and a second call on the same inputs "
-            "leaves something else there: it reads and changes it, which a plan can't follow. Set it up in __init__, and keep such "
-            "state in a buffer"
-        )
-
-    def _found(self, key: Key) -> Any:
-        return self.modules[key[0]].__dict__.get(key[1])
-
-
-def _plain(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in module.__dict__.items() if name not in BOOKKEEPING and simple(value)}
-
-
 class Held:
-    """The attributes that forward reads and changes, as later calls leave them.
+    """The attributes that forward reads and changes, as later calls leave them; `begun`: those that the first call began.
 
     `settled`: those that must settle, with what stood there before the first run and after it. `holders`: others that hold the
     batch of the last call, so far: those that held nothing before, and those that held this batch before the first run, too.
+    `of_begun`: and those that were not there before.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], settled: dict[Key, tuple[Any, Any]]) -> None:
-        self.modules, self.settled = modules, settled
+    def __init__(
+        self, modules: Mapping[str, nn.Module], settled: dict[Key, tuple[Any, Any]], begun: Mapping[Key, Any]
+    ) -> None:
+        self.modules, self.settled, self.begun = modules, settled, begun
         self.holders: dict[Key, tuple[Any, Any]] = {}
-        self.begun: dict[Key, int | float] = {}  # numbers where nothing stood before
-        self.went_on: dict[Key, int | float] = {}  # those of them that another batch moved on
+        self.of_begun: dict[Key, tuple[Any, Any]] = {}
 
     def look(self, asked: Iterable[Key], changed: Iterable[Change], batch: int) -> None:
-        """Find what may be a holder after a first run, among the attributes that it read, or looked for in vain."""
+        """Find what may be a holder after a first run, among the attributes that it read."""
         moved = {(path, name): (before, now) for path, name, before, now in changed}
         for key in asked:
             if key[0] not in self.modules:
@@ -105,29 +72,31 @@ class Held:
             before = moved.get(key, (now, now))[0]
             if type(now) is int and now == batch and before in (None, now):
                 self.holders[key] = before, now
-            if type(now) in (int, float) and before is None:
-                self.begun[key] = now
+        numbers = {key: now for key, now in self.begun.items() if key not in self.holders and key[0] in self.modules}
+        self.of_begun = {key: (None, now) for key, now in numbers.items() if type(now) is int and now == batch}
 
-    def left(self, batch: int) -> None:
-        """A call at this batch ran; raises `UnsupportedError` where a flag moved on by it, or another batch is held."""
+    def left(self, batch: int, same: bool) -> None:
+        """A call at this batch ran, perhaps on the same inputs as the first.
+
+        Raises `UnsupportedError` where a flag moved on by it, another batch is held, or it went on with what the first began.
+        """
+        if same:
+            refuse_begun(self.modules, self.begun)
         for key, (before, now) in self.settled.items():
             found = self._found(key)
             if type(found) is not type(now) or found != (now if type(now) is bool else batch):
                 refuse_change(key, before, found)
-        self.holders = {k: v for k, v in self.holders.items() if type(n := self._found(k)) is int and n == batch}
-        self.went_on |= {k: v for k, v in self.begun.items() if not tree.identical(v, self._found(k))}
+        self.holders = self._holding(self.holders, batch)
+        self.of_begun = self._holding(self.of_begun, batch)
 
     def kept(self, changed: Sequence[Change], assigned: set[Key], caches: bool) -> set[Key]:
         """Those that a plan sets as forward does: all, where nothing else that forward leaves is left to a cache.
 
         `assigned`: what the plan sets besides; `caches`: forward fills containers that the plan does not. Raises
-        `UnsupportedError` for a number that began at the first call and goes on at another batch as no holder does. Raises
         `UnsupportedError` where a plan would set what belongs to a batch, and could not set which batch it is; and where it would
         set what follows from an attribute as the first call found it.
         """
         first = {(path, name): now for path, name, _, now in changed}
-        for key in self.went_on.keys() - self.holders.keys():
-            refuse_change(key, self.went_on[key], self._found(key))
         for key in self.settled and assigned & first.keys():
             if simple(first[key]) and key[0] in self.modules and not tree.identical(first[key], self._found(key)):
                 refuse_change(key, first[key], self._found(key))
@@ -154,6 +123,9 @@ class Held:
     def primed(self) -> list[Key]:
         """Those that held the batch of the first run before it."""
         return [key for key, (before, _) in self.holders.items() if before is not None]
+
+    def _holding(self, keys: dict[Key, tuple[Any, Any]], batch: int) -> dict[Key, tuple[Any, Any]]:
+        return {k: v for k, v in keys.items() if type(n := self._found(k)) is int and n == batch}
 
     def _found(self, key: Key) -> Any:
         return self.modules[key[0]].__dict__.get(key[1])
@@ -223,6 +195,9 @@ def refuse_flags(
         for batch in batches:
             if _follows_the_first(model, example, grad, batch, drew):
                 refuse_change(key, before, now)
+        stood = {key: before for key, (before, _) in flags}
+        if any(_goes_on(model, example, factor, grad, stood, drew) for factor in _FACTORS):
+            refuse_change(key, before, now)
 
 
 def _differs_by_flags(
@@ -270,3 +245,57 @@ def _follows_the_first(model: nn.Module, example: Example, grad: bool, batch: in
         return difference(alone, gives(model, example, batch, grad, drew, snapshot))
     finally:
         snapshot.restore(drew)
+
+
+def refuse_beginnings(model: nn.Module, example: Example, grad: bool, stood: Mapping[Key, Any], drew: Names) -> None:
+    """Raise `UnsupportedError` where what a call gives or leaves follows whether the first call began these attributes.
+
+    `stood`: what stood there before it, None or `MISSING`.
+    """
+    for factor in _FACTORS if stood else ():
+        if differs := _goes_on(model, example, factor, grad, stood, drew):
+            path, name = next(iter(stood))
+            raise UnsupportedError(
+                f"forward begins the attribute {name!r} of {named(path)} at its first call, and goes on with tensors that it sets "
+                f"then, in a later call otherwise than in the first ({differs}), which a plan can't follow; keep such state in a "
+                "buffer that __init__ registers"
+            )
+
+
+def _goes_on(
+    model: nn.Module, example: Example, factor: float, grad: bool, stood: Mapping[Key, Any], drew: Names
+) -> str | None:
+    """What a second call, on floats times the factor, gives or leaves in tensors otherwise than where these attributes stand as
+    they `stood` before the first.
+
+    A plan takes the way of a first call each time. The tensors stand as the first call left them: of a running maximum, say, both
+    ways give the same on the first call's own inputs.
+    """
+    left = []
+    for reset in (False, True):
+        snapshot = Reach(model).snapshot(*tree.unflatten(example.leaves, example.spec))
+        snapshot.save_buffers()
+        try:
+            gives(model, example, example.batch, grad, drew, snapshot)
+            for (path, name), before in stood.items() if reset else ():
+                own_dict = snapshot.modules[path].__dict__
+                own_dict[name] = before
+                if before is MISSING:
+                    del own_dict[name]
+            result = gives(model, example.scaled(factor), example.batch, grad, drew, snapshot)
+            left.append((result, _tensors(snapshot.modules)))
+        finally:
+            snapshot.restore(drew)
+    (one, ours), (other, theirs) = left
+    both = sorted(ours.keys() & theirs.keys())
+    return difference((one, [ours[key] for key in both]), (other, [theirs[key] for key in both]))
+
+
+def _tensors(modules: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:
+    """Copies of the buffers, and of the tensors in plain attributes."""
+    return {
+        f"{path}.{name}": own(t.detach())
+        for path, module in modules.items()
+        for name, t in (*module._buffers.items(), *module.__dict__.items())
+        if is_a(t, torch.Tensor)
+    }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from operator import is_not
-from types import CellType
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -99,6 +99,7 @@ class Snapshot:
         self._lists: list[tuple[Any, list[Any]]] = []  # and deques
         self._arrays: list[Raw] = []
         self._slots: list[tuple[Slots, dict[str, Any]]] = []
+        self._functions: list[FunctionType] = []
         self._sets: list[tuple[set[Any], set[Any]]] = []
         self._saved: dict[int, Copy] = {}
         self._parameters = [
@@ -191,6 +192,11 @@ class Snapshot:
         while todo:
             value = todo.pop()
             kind = type(value)
+            if kind is FunctionType and id(value) not in seen:
+                seen.add(id(value))
+                self._functions.append(value)
+                self._dicts.append((value.__dict__, dict(value.__dict__)))
+                self._attributes.add(id(value.__dict__))
             if kind in LEAVES:
                 continue
             if kind in (dict, OrderedDict):  # most of all that a model keeps: its registries
@@ -464,6 +470,29 @@ class Snapshot:
                         and (what == "parameter" or _holds_tensors(was) or _holds_tensors(now))
                     ):
                         yield path, name, what
+
+    def new_buffers(self) -> Iterator[tuple[str, str]]:
+        """The buffers that are registered now and were not: (module path, name)."""
+        before = {id(d): old for d, old in self._dicts}
+        for path, module in self.modules.items():
+            old = before[id(module._buffers)]
+            yield from ((path, name) for name in module._buffers if name not in old)
+
+    def on_functions(self) -> Iterator[tuple[FunctionType, dict[str, Any]]]:
+        """The functions that the model holds on which other attributes stand now, and those."""
+        before = {id(d): old for d, old in self._dicts}
+        for function in self._functions:
+            if _moved(function.__dict__, before[id(function.__dict__)]):
+                yield function, dict(function.__dict__)
+
+    def registers(self) -> Iterator[tuple[str, str, int]]:
+        """How many submodules and hooks modules have now that had others: (module path, table, length)."""
+        before = {id(d): old for d, old in self._dicts}
+        for path, module in (*self.modules.items(), *self.strays.items()):
+            tables = ((name, t) for name, t in module.__dict__.items() if name == "_modules" or name.endswith("_hooks"))
+            for name, table in tables:
+                if (old := before.get(id(table))) is not None and _moved(table, old):
+                    yield path, name, dict.__len__(table)
 
     def restore(self, drew: generators.Names = generators.ALL) -> None:
         """Put everything back.

@@ -29,7 +29,7 @@ from ariadne.capture.leaks import refuse_kept_data, refuse_leaks, refuse_unlike_
 from ariadne.capture.observed import Observation, observe
 from ariadne.capture.reach import Reach
 from ariadne.capture.refusals import refuse_cached_weights, refuse_called_class, refuse_hooks, refuse_scripted
-from ariadne.capture.settled import NO_BATCH, refuse_change, refuse_flags, refuse_questions
+from ariadne.capture.settled import NO_BATCH, refuse_beginnings, refuse_change, refuse_flags, refuse_questions
 from ariadne.capture.shapes import PlainNumberError, within_shapes
 from ariadne.capture.sizes import Watch, holding
 from ariadne.capture.symbolic import above_1, symbolic
@@ -112,15 +112,15 @@ def capture(
             )  # fmt: skip
     if real.settled:
         _refuse_unsettled(model, example, grad, real, other, batches)
+    refuse_beginnings(model, example, grad, real.beginnings, real.recorded.drew)
     slots = filled_again(
         filled_before(modules, real.recorded),
         lambda full: _still_gives(model, example, size, grad, real, full),
     )
     if slots:
         with emptied(slots):
-            fresh = observe(model, example, size, batch_symbol, grad, other=other)
-            fresh.recorded.called_before = True
-            if _sets_up(model, example, fresh, grad) is None:
+            fresh = _as_first(model, example, size, batch_symbol, grad, other)
+            if fresh is not None and _sets_up(model, example, fresh, grad) is None:
                 return _captured(model, example, fresh, batch_symbol, batches, grad, needed, like)
     primed = [slot for at, slot in real.history.renewed.items() if at in real.effects.primed] if real.history else []
     if primed:  # it ran at this batch before, and what it puts there at each call stood there already
@@ -133,6 +133,19 @@ def capture(
     if not slots:
         _refuse_first_of_many(real, _sets_up(model, example, real, grad))
     return _captured(model, example, real, batch_symbol, batches, grad, needed, like)
+
+
+def _as_first(
+    model: nn.Module, example: Example, size: int, batch_symbol: str, grad: bool, other: int
+) -> Observation | None:
+    """A run of a model from which was taken what an earlier call filled; None where it goes on with what that run begins."""
+    try:
+        fresh = observe(model, example, size, batch_symbol, grad, other=other)
+        refuse_beginnings(model, example, grad, fresh.beginnings, fresh.recorded.drew)
+    except UnsupportedError:  # as it stands, the model was seen to be followed
+        return None
+    fresh.recorded.called_before = True
+    return fresh
 
 
 def _refuse_unsettled(
