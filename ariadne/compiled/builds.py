@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ariadne.forks import undone
+from ariadne.forks import rlock, undone
 from ariadne.imports import imported
 
 _WRITTEN = (
@@ -51,7 +51,7 @@ class Build:
         self._error: Exception | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
-        self._guard = threading.Lock()
+        self._guard = rlock()
         self._thread: threading.Thread | None = None
 
     # --- while torch lowers -----------------------------------------------------------------------------------------
