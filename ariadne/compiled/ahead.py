@@ -148,9 +148,9 @@ class Ahead:
         found = self._lowered(batch, inputs, state, ambient, start.folder(), apart=True)
         if isinstance(found, Package) or found.build is None:
             return found if isinstance(found, Package) else self._finished(found)
+        start.sides.append(self)  # first, so that an interruption from here on ends it
         self.begun = replace(found, again=functools.partial(self._make, batch, inputs, state, ambient, None))
         self.report.reach("C++")
-        start.sides.append(self)
         found.build.start(lambda: self.report.reach("built"))
         return None
 

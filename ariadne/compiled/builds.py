@@ -21,9 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ariadne.forks import undone
+from ariadne.forks import rlock, undone
 from ariadne.imports import imported
 
+CORES = 3
 _WRITTEN = (
     ".wrapper.cpp",
     ".kernel.cpp",
@@ -51,7 +52,7 @@ class Build:
         self._error: Exception | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
-        self._guard = threading.Lock()
+        self._guard = rlock()
         self._thread: threading.Thread | None = None
 
     # --- while torch lowers -----------------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ class Build:
         if not self.commands:
             return False
         if self._linked is None or self._archive is None or _stamp(self._linked[0]) != self._linked[1]:
-            raise Touched
+            raise Touched("torch needed what was put off, or builds in another way")
         return True
 
     # --- afterwards -------------------------------------------------------------------------------------------------
@@ -179,9 +180,9 @@ class Start:
 
     @staticmethod
     def pays() -> bool:
-        """Whether there is a core for another compiler."""
+        """Whether there is a core for another compiler: three in all, since with two, both at work, no gain was shown."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return cores > 1 and sys.platform != "win32"  # where commands are written otherwise
+        return cores >= CORES and sys.platform != "win32"  # where commands are written otherwise
 
     @contextmanager
     def starting(self) -> Iterator[None]:

@@ -202,7 +202,7 @@ class SplitRuntime(Told):
         at batch 1 too, and where that was given at 2, with samples of what was given: a batch of one may need code of its own.
         Where forward can't run at that batch, the report says why.
 
-        Sides that are compiled ahead of time are compiled at once, where there are two cores: the C++ compiler builds one while
+        Sides that are compiled ahead of time are compiled at once, where there are three cores: the C++ compiler builds one while
         the other is lowered and built. On a terminal a line on stderr says what is done; `compile_options={"progress": ...}` has
         it always (True) or never (False).
 

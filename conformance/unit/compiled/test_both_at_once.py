@@ -309,7 +309,7 @@ def ended(process: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("cores", "expected"), [({0}, False), ({0, 1}, True)])
+@pytest.mark.parametrize(("cores", "expected"), [({0, 1}, False), ({0, 1, 2}, True)])
 def test_it_pays_where_there_is_a_core_for_another_compiler(
     cores: set[int], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
