@@ -66,7 +66,6 @@ from ariadne.guards.attributes import (
     is_ours,
     is_raw,
     is_torchs_own,
-    kinds_of,
     lasts,
     may_get_fields,
     own_of,
