@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from ariadne import prepare_split
 from ariadne.capture import Snapshot
 from ariadne.errors import UnsupportedError
-from ariadne.guards import Place, kinds_of
+from ariadne.guards import Place
+from ariadne.guards.attributes import kinds_of
 from conformance.unit.trap_kit import numbers, refuses_after
 
 X = numbers(3, 4)
