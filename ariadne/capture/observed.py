@@ -15,13 +15,15 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.capture.begun import (
+    Counted,
     beginnings,
     begun,
+    counted_on,
     is_looked_into,
+    refuse_asked_of,
     refuse_begun,
     refuse_gone_on,
     refuse_grown,
-    refuse_on_functions,
     refuse_registered,
 )
 from ariadne.capture.carried import carried
@@ -184,6 +186,7 @@ def observe(
         found.output = None  # what recorded it lives on in a cycle, and with it the graph of a result
         first, attributes, registers = effects is None, {}, [*snapshot.registers()]
         left, on_functions = begun(found), [*snapshot.on_functions()]
+        counts: list[Counted] = []
         for more in reversed(range(_UNTIL_WARM if found.scripted else first)):
             snapshot.again(found.drew)
             args, kwargs = tree.unflatten(example.resized(batch, perturbed), example.spec)
@@ -194,7 +197,7 @@ def observe(
             found.compared = found.compared or next(iter(compared), "")
             refuse_hung_again(snapshot, marked)
             refuse_grown(registers, snapshot.registers())
-            refuse_on_functions(on_functions, snapshot.on_functions())
+            counts = counted_on(on_functions, snapshot.on_functions())
             refuse_begun(snapshot.modules, left)
             for name, kept in found.moving:
                 if not kept.is_same():
@@ -248,6 +251,7 @@ def observe(
                 return gives(model, example, batch, grad, (), snapshot)
 
             refuse_asked(once_more, output, containers, effects.rules, history.larger)
+            refuse_asked_of(model, example, batch, grad, found.drew, snapshot, counts)
             if is_looked_into(left, found, snapshot.modules):
                 refuse_gone_on(
                     model, example, batch, grad, found.drew, snapshot, left,
