@@ -361,7 +361,7 @@ def roots_of(
             continue
         _refuse_another_kind(label, gradient, t)
         if _leads_on(t):
-            roots.append(t)
+            roots.append(_behind_its_hooks(t) if t._backward_hooks else t)
             given.append(gradient)
     if known < len(gradients):
         raise BoundaryError(
@@ -439,6 +439,14 @@ def _refuse_another_kind(label: str, gradient: Any, t: torch.Tensor) -> None:
             f"the gradient of {label!r} is {found}; the boundary tensor is {wanted}. Pass what train_suffix returned for this "
             "boundary, converted back if it was sent in another form"
         )
+
+
+def _behind_its_hooks(t: torch.Tensor) -> torch.Tensor:
+    """A view of a tensor with hooks: what `register_multi_grad_hook` makes is not called for the node at which a walk begins."""
+    if t.layout is not torch.strided or t.is_nested:
+        return t
+    with torch.enable_grad():
+        return t.view_as(t)
 
 
 def _leads_on(t: torch.Tensor) -> bool:
