@@ -46,7 +46,9 @@ _PLAIN = (
 LEAVES = frozenset(
     {torch.Tensor, nn.Parameter, str, bytes, int, float, bool, type(None), type, FunctionType, torch.dtype}
 )
-_OF_MEMBERS = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_value_repr_", "_hashable_values_"})  # of an Enum
+_OF_MEMBERS = frozenset(
+    {"_value_", "_name_", "__objclass__", "_sort_order_", "_value_repr_", "_hashable_values_"}
+)  # of an Enum
 MISSING = object()
 ANY = "*"  # among names: attributes may have been read by others, too
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque, partial)
@@ -107,7 +109,7 @@ def lasts(value: Any) -> bool:
 
 
 def has_fields(value: Any) -> bool:
-    """Whether a number, a text or a tuple of a class of its own has attributes; a member of an enumeration, others than Python's."""
+    """Whether a number, a text or a tuple of a class of its own has attributes; of an enumeration, more than Python's."""
     kind: Any = type(value)
     if not _may_have_fields(kind):
         return False

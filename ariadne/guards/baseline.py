@@ -230,7 +230,9 @@ class Baseline:
         """Take note of what stands in the classes of objects that the modules hold, as far as forward has names for it."""
         found: dict[type, set[str]] = {}
         for _, _, value in self.attributes:
-            of_users = isinstance(value, Same) and (not is_opaque(value.thing) or is_a(value.thing, (type, threading.local)))
+            of_users = isinstance(value, Same) and (
+                not is_opaque(value.thing) or is_a(value.thing, (type, threading.local))
+            )
             if isinstance(value, Same) and of_users:
                 read = names.read_of(value.thing)
                 kind = value.thing if is_a(value.thing, type) else type(value.thing)

@@ -33,7 +33,7 @@ def refuse_other(optimizer: Any) -> None:
     if _needs_more(getattr(type(optimizer), "step", None)):
         name = type(optimizer).__name__
         raise TrainingError(
-            f"{name}.step() needs a closure that computes the loss anew, which one side of a split can't give it. Call train_suffix "
+            f"{name}.step() needs a closure that computes the loss anew, and one side of a split has none. Call train_suffix "
             "and backward_prefix with optimizer=None, inside of a closure that clears the gradients, runs run_training_prefix and "
             f"both of them and returns the loss; then call {name}.step(closure) on an optimizer of the parameters of both sides"
         )

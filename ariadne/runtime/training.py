@@ -415,7 +415,7 @@ def backward_prefix(
         if "backward through the graph a second time" not in str(error):
             raise
         raise TrainingError(  # the suffix was trained from bytes, and did not see this graph
-            f"{_PAST_THE_CUT} was walked by train_suffix already, or by a backward pass of yours. Have forward return what the loss "
+            f"{_PAST_THE_CUT} was walked by train_suffix already, or by a pass of yours. Have forward return what the loss "
             "takes; clear the gradients of this round, which are not whole"
         ) from error
     finally:

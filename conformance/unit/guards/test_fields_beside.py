@@ -35,7 +35,7 @@ class Level(enum.IntEnum):
     LOW = 1
 
 
-class Kind(str, enum.Enum):
+class Kind(enum.StrEnum):
     """A text with a name."""
 
     PLAIN = "plain"

@@ -50,6 +50,7 @@ def test_what_crosses_is_let_go_of_before_the_thread_ends(monkeypatch: pytest.Mo
         _, gradients = runtime.train_suffix(boundary, loss_fn=lambda y, _: y.square().sum())
         runtime.backward_prefix(boundary, gradients)
         del boundary, gradients
-        assert len(made) == 1 and made[0]() is None
+        assert len(made) == 1
+        assert made[0]() is None
     finally:
         may_end.set()
