@@ -126,3 +126,33 @@ def test_a_hook_on_several_tensors_runs_where_one_of_them_is_the_cut() -> None:
     squares(whole(x), None).backward()
     assert model.log == whole.log == [1]
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), whole.parameters(), strict=True))  # type: ignore[arg-type]
+
+
+class Detaching(Net):
+    """Makes a leaf of what comes to the cut, in place, and keeps it; `twice` uses it before."""
+
+    def __init__(self, twice: bool = False) -> None:
+        super().__init__()
+        self.twice, self.n = twice, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n += 1  # which no graph holds
+        h = self.a(x)
+        more = h.sum() if self.twice else 0
+        self.kept = h.detach_().requires_grad_(True)
+        return self.b(h) + more
+
+
+def test_what_is_detached_in_place_after_the_cut_is_a_leaf_as_in_the_whole() -> None:
+    model, x = Detaching(), torch.randn(3, 4)
+    whole = copy.deepcopy(model)
+    runtime = prepare_split(model, (torch.randn(2, 4),), split=SPEC, fallback="python")
+    boundary = runtime.run_training_prefix(x)
+    _, gradients = runtime.train_suffix(boundary, loss_fn=squares)
+    runtime.backward_prefix(boundary, gradients)
+    squares(whole(x), None).backward()
+    assert model.kept.is_leaf
+    assert torch.equal(model.kept.grad, whole.kept.grad)  # type: ignore[arg-type]
+    assert model.a.weight.grad is None
+    with pytest.raises(TrainingError, match="is used after the cut, and then detached in place"):
+        prepare_split(Detaching(twice=True), (torch.randn(2, 4),), split=SPEC, fallback="python")
