@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -61,6 +62,13 @@ def comparisons(code: CodeType) -> tuple[Comparison, ...]:
         if all(type(value) is int for value in constants):
             found.append(Comparison(step.offset, sides))
     return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def compares(code: CodeType) -> bool:
+    """Whether a function compares things by `is`, other than with None, True, False and other constants."""
+    steps = [*dis.get_instructions(code)]
+    return any(b.opname == "IS_OP" and a.opname != "LOAD_CONST" for a, b in pairwise(steps))
 
 
 def _apart(step: dis.Instruction) -> Iterator[dis.Instruction]:

@@ -36,7 +36,7 @@ from ariadne.capture.generalize import SIZE
 from ariadne.capture.grown import refuse_asked
 from ariadne.capture.history import History, alike, gives, lived
 from ariadne.capture.hung import refuse_hung, refuse_hung_again
-from ariadne.capture.identity import watching
+from ariadne.capture.identity import compares, watching
 from ariadne.capture.lower import Lowering
 from ariadne.capture.outcome import refuse_unrun
 from ariadne.capture.parts import refuse_shared
@@ -182,6 +182,7 @@ def observe(
         del low
         output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, found.output)
         shapes = tuple(tuple(sizes_in(t) for t in tensors_in(e.out)) for e in found.events)
+        again = bool(found.again)  # an op gave back what it was given, and the plan has two names for it
         found.forget_tensors()
         found.output = None  # what recorded it lives on in a cycle, and with it the graph of a result
         first, attributes, registers = effects is None, {}, [*snapshot.registers()]
@@ -210,6 +211,12 @@ def observe(
                 break
             if more:
                 output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, now)
+            elif again and (code := next(filter(compares, found.codes), None)) is not None:
+                raise UnsupportedError(
+                    f"forward gives another result when it runs again ({differs}), and {code.co_name!r} compares by `is`: whether "
+                    "an op such as contiguous() or float() gave back the very tensor that it was given, no plan can tell. Ask for "
+                    "that itself, by is_contiguous() or dtype"
+                )
             else:
                 raise UnsupportedError(
                     f"forward gives another result when it runs again on the same input with the same random numbers ({differs}): "

@@ -452,6 +452,7 @@ def recording(
     for at, before, now in snapshot.changed_containers():
         found.moved.add(at)
         found.containers.append((before, now))
+    found.stands = dict(snapshot.standing())
     found.moved.update(snapshot.changed_classes())
     found.defaults = dict(snapshot.filled_by_default())
     found.remembered = snapshot.memories.asked_again()

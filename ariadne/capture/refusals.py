@@ -328,7 +328,9 @@ def _refuse_node_hooks(run: Run, found: Recording) -> None:
 
     def grad_fn(self: torch.Tensor) -> Any:
         node = read(self)
-        if not run.mine() or called_by_torch() or isinstance(self, torch.nn.Parameter):  # which torch asks as it is registered
+        if (
+            not run.mine() or called_by_torch() or isinstance(self, torch.nn.Parameter)
+        ):  # which torch asks as it is registered
             return node
         refuse_history(self, "grad_fn", found, run.where())
         found.looked.add("requires_grad")  # where nothing before it does, there is none

@@ -391,6 +391,12 @@ class Snapshot:
             if moved:
                 yield id(slots.thing), [was for was, _ in moved], [now for _, now in moved]
 
+    def standing(self) -> Iterator[tuple[int, set[Any]]]:
+        """Of the dicts that hold other things now, by id, the keys at which they hold what they held."""
+        return (
+            (id(d), {k for k, v in old.items() if dict.get(d, k, d) is v}) for d, old in self._dicts if _moved(d, old)
+        )
+
     def changed_arrays(self) -> Iterator[Any]:
         """The arrays and bytearrays in which other data are now."""
         return (raw.thing for raw in self._arrays if raw.moved() and not self.is_inside(raw.thing))

@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import sysconfig
+import threading
 from array import array
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping
@@ -47,6 +48,9 @@ _PLAIN = (
 LEAVES = frozenset(
     {torch.Tensor, nn.Parameter, str, bytes, int, float, bool, type(None), type, FunctionType, torch.dtype}
 )
+_OF_MEMBERS = frozenset(
+    {"_value_", "_name_", "__objclass__", "_sort_order_", "_value_repr_", "_hashable_values_"}
+)  # of an Enum
 MISSING = object()
 ANY = "*"  # among names: attributes may have been read by others, too
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque, partial)
@@ -126,17 +130,20 @@ def may_get_fields(value: Any) -> bool:
 
 
 def has_fields(value: Any) -> bool:
-    """Whether a number, a text or a tuple of a class of its own has attributes: a member of an enumeration is fixed."""
+    """Whether a number, a text or a tuple of a class of its own has attributes; of an enumeration, more than Python's."""
     kind: Any = type(value)
-    return may_have_fields(kind) and (
-        bool(own_of(value)) or any(slot_of(value, n) is not MISSING for n in slots_of(value))
-    )
+    if not may_have_fields(kind):
+        return False
+    own = own_of(value)
+    if own and (not issubclass(kind, Enum) or not _OF_MEMBERS.issuperset(own)):
+        return True
+    return any(slot_of(value, n) is not MISSING for n in slots_of(value))
 
 
 @lru_cache(maxsize=4096)
 def may_have_fields(kind: Any) -> bool:
     """Whether numbers, texts or tuples of this class can have attributes of their own."""
-    if not issubclass(kind, (*SIMPLE, tuple)) or issubclass(kind, Enum):
+    if not issubclass(kind, (*SIMPLE, tuple)):
         return False
     return kind.__dictoffset__ != 0 or any(vars(c).get("__slots__") for c in kind.__mro__)
 
@@ -237,6 +244,8 @@ def is_ours(kind: type) -> bool:
 def _is_opaque(kind: Any) -> bool:
     if may_have_fields(kind):
         return False
+    if issubclass(kind, threading.local):  # what it holds is another thing in each thread
+        return True
     if issubclass(kind, _PLAIN) or (is_torchs_own(kind.__module__) and not issubclass(kind, _CONTAINERS)):
         return True
     if is_ours(kind):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import threading
 import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -230,7 +231,10 @@ class Baseline:
         """Take note of what stands in the classes of objects that the modules hold, as far as forward has names for it."""
         found: dict[type, set[str]] = {}
         for _, _, value in self.attributes:
-            if isinstance(value, Same) and (is_a(value.thing, type) or not is_opaque(value.thing)):
+            of_users = isinstance(value, Same) and (
+                not is_opaque(value.thing) or is_a(value.thing, (type, threading.local))
+            )
+            if isinstance(value, Same) and of_users:
                 read = names.read_of(value.thing)
                 kind = value.thing if is_a(value.thing, type) else type(value.thing)
                 found.setdefault(kind, set()).update(names.names if read is None else read)

@@ -30,7 +30,7 @@ from ariadne.guards.attributes import (
 )
 from ariadne.guards.classes import can_become
 from ariadne.guards.kept import Bytes, Contents, Length, OfKind, Own, Same
-from ariadne.guards.opened import Data, State, asks_itself, counts_by_which, lies_in_c, only_answers
+from ariadne.guards.opened import Data, State, asks_itself, counts_by_which, keeps_in_c, lies_in_c, only_answers
 from ariadne.guards.readers import Reads
 from ariadne.guards.recording import Recording
 
@@ -53,6 +53,10 @@ class Names:
         self.assigned = set[str]().union(*(recorded.assigned for recorded in recordings))
         self.whole = {key: thing for recorded in recordings for key, thing in recorded.whole.items()}
         self.moved = set[int | None]().union(*(recorded.moved for recorded in recordings))
+        self.stands: dict[int, set[Any]] = {}
+        for recorded in recordings:
+            for at, stands in recorded.stands.items():
+                self.stands[at] = self.stands.get(at, stands) & stands
         self.codes = set[types.CodeType]().union(*(recorded.codes for recorded in recordings))
         self.by_name = set[str]().union(*(recorded.by_name for recorded in recordings))
         past = any("static" in recorded.looked for recorded in recordings)  # it may have read past `__getattribute__`
@@ -69,6 +73,10 @@ class Names:
         if read is not None:
             return read
         return None if self.any or id(value) in self.whole else self.by_name
+
+    def of(self, value: Any) -> Collection[str] | None:
+        """The names in the code that ran, by which a thing may have been read; None for any."""
+        return None if self.any or id(value) in self.whole else self.names
 
     def counts(self, value: Any, step: Any) -> bool:
         """Whether what stands at a step of a value may have been read: not where no code names it and no code of the class's own
@@ -121,8 +129,14 @@ def kept_of_attribute(module: nn.Module, name: str, value: Any, names: Names) ->
 
 
 def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> Iterable[tuple[tuple[Any, ...], Any]]:
-    if id(value) in names.moved or id(own_of(value)) in names.moved:
+    if id(value) in names.moved:
         return  # a cache: the second run showed that the result does not depend on what is in it
+    if (at := id(own_of(value))) in names.moved:  # one in an attribute, which the others may not be
+        for step, thing in held(value) if id(value) not in seen else ():
+            if step in names.stands.get(at, ()) and names.counts(value, step) and step not in names.assigned:
+                seen.add(id(value))
+                yield from _inside((*keys, step), thing, seen, names)
+        return
     if is_a(value, torch.Tensor):
         yield keys, value if is_followed(keys) else Same(value)
         return
@@ -138,8 +152,7 @@ def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> 
         if only_answers(value, names.codes, names.by_name):
             return
         if not counts_by_which(value) and type(value) is not types.MethodType:
-            whole = names.any or id(value) in names.whole
-            yield keys, State(value, None if whole else names.names, names.assigned, names.moved)
+            yield keys, State(value, names.of(value), names.assigned, names.moved)
         return
     seen.add(id(value))
     if is_a(value, partial) and is_a(value.func, _IN_C):  # what that reads of its arguments, no code names
@@ -158,6 +171,8 @@ def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> 
         yield keys, Own(value, names.assigned, asked)
     if not is_array(value) and lies_in_c(value):
         yield keys, Data(value)
+    if keeps_in_c(value) and (shown := State(value, names.of(value), names.assigned, names.moved)).is_same():
+        yield keys, shown
     for step, thing in held(value):
         if names.counts(value, step):
             yield from _inside((*keys, step), thing, seen, names)

@@ -262,8 +262,7 @@ def _inside(
     elif is_pythons_own(type(thing)) and own_of(thing) is None and _is_a_key(thing):
         return  # a path, a fraction: what its slots hold is the same for good, or can be found again
     elif is_a(thing, threading.local):
-        yield from _named(thing.__dict__, names, assigned)
-        return
+        yield from _named(_of_thread(thing), names, assigned)
     elif is_array(thing):
         if thing.dtype.hasobject:
             yield _Fresh([*thing.ravel().tolist()])
@@ -287,6 +286,12 @@ def _inside(
         if not is_pythons_own(cls) and cls.__module__.partition(".")[0] != "numpy":
             plain = {n: v for n, v in vars(cls).items() if lasts(v) and n[:2] != "__"}
             yield from _named(plain, names, written if id(own_dict(cls)) in moved else assigned)
+
+
+def _of_thread(local: threading.local) -> dict[str, Any]:
+    """What it holds in this thread, past what its class makes of attributes."""
+    own: dict[str, Any] = threading.local.__getattribute__(local, "__dict__")
+    return own
 
 
 def _named(own: dict[str, Any], names: Collection[str] | None, assigned: Collection[str]) -> Iterator[Any]:
@@ -348,6 +353,14 @@ def _bytes_of(thing: Any) -> tuple[Any, ...] | None:
 def lies_in_c(value: Any) -> bool:
     """Whether a thing of a class of the user's has more in it than attributes: bytes, as an array of `ctypes`."""
     return home_of(value) is not object and _bytes_of(value) is not None
+
+
+def keeps_in_c(value: Any) -> bool:
+    """Whether a thing may hold in C what no attribute of it shows: one of a library's extension types, or of a class upon one."""
+    home: Any = home_of(value)
+    if home is object or is_a(value, _CONTAINERS) or is_pythons_own(home):
+        return False
+    return home.__module__.partition(".")[0] not in ("torch", "numpy")  # of which others know
 
 
 def _equals_by_what_it_holds(kind: Any) -> bool:

@@ -87,6 +87,7 @@ class Recording:
     remembered: list[Any] = field(default_factory=list)  # what functions had kept before, and were asked again
     called_before: bool = False  # an earlier call had filled that
     moved: set[int] = field(default_factory=set)
+    stands: dict[int, set[Any]] = field(default_factory=dict)  # by the id of a dict that moved, what it holds as before
     backwards: list[tuple[int, int, str]] = field(default_factory=list)
     outside: list[Outside] = field(default_factory=list)
     defaults: dict[int, dict[Any, Any]] = field(

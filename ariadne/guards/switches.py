@@ -68,6 +68,7 @@ _OF_C = {
     "torch.get_num_interop_threads()": "get_num_interop_threads",
     "torch.are_deterministic_algorithms_enabled()": "_get_deterministic_algorithms",
     "torch.is_deterministic_algorithms_warn_only_enabled()": "_get_deterministic_algorithms_warn_only",
+    "torch.is_warn_always_enabled()": "_get_warnAlways",
     "torch.utils.deterministic.fill_uninitialized_memory": "_get_deterministic_fill_uninitialized_memory",
     "torch.get_float32_matmul_precision()": "_get_float32_matmul_precision",
     "torch.backends.cuda.matmul.allow_tf32": "_get_cublas_allow_tf32",
@@ -104,13 +105,20 @@ _GROUPS: dict[str, Callable[[], Any]] = (
     else {}
 )
 _CACHED = "torch.nn.utils.parametrize.cached()"
+_FILLED = "torch.utils.deterministic.fill_uninitialized_memory"
 _OF_PYTHON: dict[str, Callable[[], Any] | None] = {
     _CACHED: caches_parametrizations,
     "torch.backends.mha.get_fastpath_enabled()": torch.backends.mha.get_fastpath_enabled,
     "torch.backends.opt_einsum.enabled": getattr(torch.backends.opt_einsum, "_get_enabled", None),
     "torch.backends.opt_einsum.strategy": getattr(torch.backends.opt_einsum, "_get_strategy", None),
+    **{
+        f"torch.__future__.{name}()": getattr(torch.__future__, name, None)
+        for name in ("get_swap_module_params_on_conversion", "get_overwrite_module_params_on_conversion")
+    },
+    "torch.autograd._profiler_enabled()": getattr(torch._C._autograd, "_profiler_enabled", None),
     "torch.distributed.is_initialized()": distributed.is_initialized if _GROUPS else None,
 }
+_BY_VARIABLE = {"_cache_enabled": _CACHED, "fill_uninitialized_memory": _FILLED}  # of modules of torch's
 _RAISING, _FILTERS = "which warnings are errors", "warnings.filters"
 ALWAYS: dict[str, Callable[[], Any]] = {
     "torch.get_default_dtype()": torch.get_default_dtype,
@@ -138,6 +146,7 @@ SETTERS: dict[str, Callable[[Any], Any]] = {
         for name, own in _OF_C.items()
         if own.startswith("_get_") and name not in (_DETERMINISTIC, "torch.is_deterministic_algorithms_warn_only_enabled()")
         and "reduc" not in name  # which take more than one value
+        and own != "_get_warnAlways"  # no kernel does
         and hasattr(torch._C, own)
         and hasattr(torch._C, setter := _SET_OTHERWISE.get(own, own.replace("_get_", "_set_")))
     },
@@ -174,7 +183,8 @@ def asked(function: Any) -> str | None:
 
 def named(names: Collection[str]) -> set[str]:
     """The switches that code with these names reads from variables of Python's own."""
-    return {_FILTERS} if "warnings" in names and "filters" in names else set()
+    found = {switch for name, switch in _BY_VARIABLE.items() if name in names}
+    return found | {_FILTERS} if "warnings" in names and "filters" in names else found
 
 
 def asked_by(code: CodeType) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -28,6 +30,23 @@ def refuse_other(optimizer: Any) -> None:
                 f"optimizer must be one of torch.optim's, or have what these have: param_groups, zero_grad and step; found {found}"
                 f"{without}. Pass the optimizer of this side's parameters, or none"
             )
+    if _needs_more(getattr(type(optimizer), "step", None)):
+        name = type(optimizer).__name__
+        raise TrainingError(
+            f"{name}.step() needs a closure that computes the loss anew, and one side of a split has none. Call train_suffix "
+            "and backward_prefix with optimizer=None, inside of a closure that clears the gradients, runs run_training_prefix and "
+            f"both of them and returns the loss; then call {name}.step(closure) on an optimizer of the parameters of both sides"
+        )
+
+
+@lru_cache(maxsize=64)
+def _needs_more(step: Any) -> bool:
+    """Whether a `step` of a class can't be called without arguments, as that of `torch.optim.LBFGS`."""
+    try:
+        parameters = [*inspect.signature(step).parameters.values()][1:]
+    except (TypeError, ValueError):  # none of Python's
+        return False
+    return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
 def _own_of(optimizer: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from ariadne import tree
 from ariadne.capture import Captured, Example, drawn_by, is_scripted, left_as_found
 from ariadne.compare import difference
-from ariadne.errors import VerificationError
+from ariadne.errors import ModuleError, UnsupportedError, VerificationError
 from ariadne.forks import undone
 from ariadne.plan import TracePlan, own
 from ariadne.runtime.moved import getter
@@ -115,9 +115,14 @@ def _prove_gradients(runs: _Runs, variant: Variant, example: Example) -> None:
     made = edges_of(model, variant.plan)
 
     def gradients(run: Callable[..., Any]) -> tuple[dict[str, bool], list[torch.Tensor | None]]:
-        found: tuple[dict[str, bool], list[torch.Tensor | None]] = runs.of(
-            run, example, batch, True, lambda out: _gradients(out, parameters, made)
-        )
+        def walked(output: Any) -> tuple[dict[str, bool], list[torch.Tensor | None]]:
+            stood = run is not model and all(guard() for guard in variant.guards)
+            found = _gradients(output, parameters, made)
+            if stood:
+                _refuse_moved(variant)
+            return found
+
+        found: tuple[dict[str, bool], list[torch.Tensor | None]] = runs.of(run, example, batch, True, walked)
         return found
 
     wrong = None
@@ -147,6 +152,20 @@ def _prove_gradients(runs: _Runs, variant: Variant, example: Example) -> None:
         "Forward may change gradients in a way that ops don't show (hooks on tensors or graph nodes): move it outside, or pass "
         "trainable=False if it need not train"
     )
+
+
+def _refuse_moved(variant: Variant) -> None:
+    """Raise `UnsupportedError` where the backward pass has changed what the guards take for what forward reads."""
+    try:
+        for guard in variant.guards:
+            if not guard():
+                guard.explain()
+    except ModuleError as error:
+        raise UnsupportedError(
+            f"the backward pass changes what forward reads or hands on, so that a plan would serve one step ({error}). Hand an "
+            "autograd.Function a module or an object whose number it counts up, in place of a list; or pass trainable=False if it "
+            "need not train"
+        ) from error
 
 
 def _prove_where_deterministic(

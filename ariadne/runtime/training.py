@@ -117,6 +117,12 @@ class SideSlots:
 NO_SLOTS = SideSlots(((), ()))
 
 
+_PAST_THE_CUT = (
+    "the loss takes something that the part before the cut computed, or an input was computed from, otherwise than through the "
+    "boundary: a loss kept on the model, for one. Its graph"
+)
+
+
 def train_suffix(
     suffix: Callable[..., Any],
     boundary: BoundaryPayload,
@@ -160,10 +166,7 @@ def train_suffix(
         graph = boundary._graph or ()
         casts = casts_of_both(loss, graph) if casting is not None and here else ()
         if waiting and boundary.requires_grad and rejoins(loss, stops, graph, [c.node for c in casts]):
-            raise TrainingError(
-                "the loss takes something that the part before the cut computed, or an input was computed from, otherwise than "
-                "through the boundary: a loss kept on the model, for one. Its graph would be walked twice. Have forward return it"
-            )
+            raise TrainingError(f"{_PAST_THE_CUT} would be walked twice. Have forward return it")
         if owned.guessed:
             _refuse_strays(stops, values, boundary, owned)
         del output, values, stops, leaves, graph
@@ -358,7 +361,7 @@ def roots_of(
             continue
         _refuse_another_kind(label, gradient, t)
         if _leads_on(t):
-            roots.append(t)
+            roots.append(_behind_its_hooks(t) if t._backward_hooks else t)
             given.append(gradient)
     if known < len(gradients):
         raise BoundaryError(
@@ -408,6 +411,13 @@ def backward_prefix(
     try:
         if roots:
             walk(roots, given)
+    except RuntimeError as error:
+        if "backward through the graph a second time" not in str(error):
+            raise
+        raise TrainingError(  # the suffix was trained from bytes, and did not see this graph
+            f"{_PAST_THE_CUT} was walked by train_suffix already, or by a pass of yours. Have forward return what the loss "
+            "takes; clear the gradients of this round, which are not whole"
+        ) from error
     finally:
         with _COUNTING:
             _walks[1] += 1
@@ -429,6 +439,14 @@ def _refuse_another_kind(label: str, gradient: Any, t: torch.Tensor) -> None:
             f"the gradient of {label!r} is {found}; the boundary tensor is {wanted}. Pass what train_suffix returned for this "
             "boundary, converted back if it was sent in another form"
         )
+
+
+def _behind_its_hooks(t: torch.Tensor) -> torch.Tensor:
+    """A view of a tensor with hooks: what `register_multi_grad_hook` makes is not called for the node at which a walk begins."""
+    if t.layout is not torch.strided or t.is_nested:
+        return t
+    with torch.enable_grad():
+        return t.view_as(t)
 
 
 def _leads_on(t: torch.Tensor) -> bool:

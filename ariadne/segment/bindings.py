@@ -92,6 +92,8 @@ class Binder:
         return self.known[key]
 
     def _search(self, node: TraceNode, op: OpOverload) -> Binding:
+        if any(str(told.real_type) == "ScalarType" for told in op._schema.returns):
+            return self._overload(op)  # which gives a number, as was recorded, and torch's function a dtype
         try:
             args = substitute(node.args, self._dummy)
             kwargs = {k: substitute(v, self._dummy) for k, v in node.kwargs}

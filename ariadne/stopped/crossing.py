@@ -47,6 +47,7 @@ _KEEPS: frozenset[Any] = frozenset(
         _Tensor._backward_hooks.__set__,
     }
 )
+_DETACHES: frozenset[Any] = frozenset({torch.detach_, _Tensor.detach_})
 _WALKS: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, _Tensor.backward})
 
 
@@ -84,6 +85,12 @@ class Crossing(TorchFunctionMode):
         if func in _KEEPS:
             return func(*args, **kwargs)
         self.unmoved.look((args, kwargs))
+        if func in _DETACHES and args and self._is_from_before(args[0]):
+            if id(args[0]) in self.crossed:
+                raise self._refusal(
+                    self.crossed[id(args[0])].label, "is used after the cut, and then detached in place"
+                )
+            return func(*args, **kwargs)  # from now on it is a tensor of the suffix, with no graph from before
         used: list[_Crossed] = []
         taken = [self._take(a, used) for a in args]
         given = {k: self._take(v, used) for k, v in kwargs.items()} if kwargs else kwargs

@@ -285,6 +285,10 @@ def _worked(
             return forward()
         finally:
             handed.give()
+            while (
+                torch._C._len_torch_function_stack()
+            ):  # what is entered for good would keep the graph until the thread has ended
+                _pop_mode()
 
     def forward() -> Any:
         with ambient.entered():

@@ -122,6 +122,31 @@ def test_a_setting_that_forward_asks_for_is_followed(name: str) -> None:
     assert len(runtime._variants) == 2
 
 
+FURTHER: dict[str, tuple[Callable[[], bool], Setting]] = {
+    "warnings each time": (torch.is_warn_always_enabled, lambda: with_setting(torch.set_warn_always, True, False)),
+    "how parameters are swapped": (
+        torch.__future__.get_swap_module_params_on_conversion,
+        lambda: with_setting(torch.__future__.set_swap_module_params_on_conversion, True, False),
+    ),
+    "what is not filled": (
+        lambda: torch.utils.deterministic.fill_uninitialized_memory,
+        backend(torch.utils.deterministic, "fill_uninitialized_memory", False),
+    ),
+    "kept weights": (lambda: bool(parametrize._cache_enabled), parametrize.cached),
+    "a profiler": (torch.autograd._profiler_enabled, torch.autograd.profiler.profile),
+}
+
+
+@pytest.mark.parametrize("name", sorted(FURTHER))
+def test_a_further_setting_is_followed(name: str) -> None:
+    told, setting = FURTHER[name]
+    runtime = split_of(lambda x: x * (3 if told() else 2))
+    agree(runtime)
+    with setting():
+        agree(runtime)
+    assert len(runtime._variants) == 2
+
+
 @pytest.mark.parametrize("name", sorted(ASKED))
 def test_a_split_that_is_prepared_under_a_setting_is_right_without_it(name: str) -> None:
     asks, setting = ASKED[name]
