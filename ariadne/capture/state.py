@@ -482,14 +482,16 @@ class Snapshot:
         before = {id(d): old for d, old in self._dicts}
         for path, module in self.modules.items():
             old = before[id(module._buffers)]
-            yield from ((path, name) for name in module._buffers if name not in old)
+            yield from (
+                (path, name) for name in module._buffers if name not in old and not self.is_inside(module._buffers)
+            )
 
     def on_functions(self) -> Iterator[tuple[FunctionType, dict[str, Any]]]:
         """The functions that the model holds on which other attributes stand now, and those."""
         before = {id(d): old for d, old in self._dicts}
         for function in self._functions:
-            if _moved(function.__dict__, before[id(function.__dict__)]):
-                yield function, dict(function.__dict__)
+            if _moved(own := function.__dict__, before[id(own)]):
+                yield function, {name: value for name, value in own.items() if not self.is_inside(own, name)}
 
     def registers(self) -> Iterator[tuple[str, str, int]]:
         """How many submodules and hooks modules have now that had others: (module path, table, length)."""
@@ -497,7 +499,7 @@ class Snapshot:
         for path, module in (*self.modules.items(), *self.strays.items()):
             tables = ((name, t) for name, t in module.__dict__.items() if name == "_modules" or name.endswith("_hooks"))
             for name, table in tables:
-                if (old := before.get(id(table))) is not None and _moved(table, old):
+                if (old := before.get(id(table))) is not None and _moved(table, old) and not self.is_inside(table):
                     yield path, name, dict.__len__(table)
 
     def restore(self, drew: generators.Names = generators.ALL) -> None:
