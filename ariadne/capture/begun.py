@@ -8,8 +8,7 @@ as it is, as tables of positions and anchors, is a cache.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import FunctionType
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,20 +18,16 @@ from ariadne import tree
 from ariadne.capture.carried import memory_of, overwrites, sides
 from ariadne.capture.example import Example
 from ariadne.capture.filled import held_tensors
-from ariadne.capture.followed import Node, ReadError, Real, Size, followed
 from ariadne.capture.generators import Names
 from ariadne.capture.history import alike
 from ariadne.capture.reach import Reach
 from ariadne.capture.recorded import recording
-from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
 from ariadne.capture.unheard import refuse_unheard
 from ariadne.errors import UnsupportedError, named
 from ariadne.guards import MISSING, Recording, is_a, simple
 from ariadne.plan import Groups, TracePlan
 
-OnFunction = tuple[FunctionType, dict[str, Any]]
-Counted = tuple[FunctionType, str]
 Key = tuple[str, str]  # a module's path, and the name of an attribute
 
 
@@ -145,73 +140,6 @@ def refuse_registered(found: Recording, snapshot: Snapshot) -> None:
                 f"forward registers the buffer {name!r} of {named(path)} where it finds none, which no plan does; register it in "
                 "__init__, keep it in a plain attribute, or run the model once, model(*example_inputs), and prepare then"
             )
-
-
-def refuse_grown(before: Iterable[tuple[str, str, int]], now: Iterable[tuple[str, str, int]]) -> None:
-    """Raise `UnsupportedError` where a second call registered more than the first: see `Snapshot.registers`."""
-    known = {(path, table): length for path, table, length in before}
-    for path, table, length in now:
-        if known.get((path, table), length) != length:
-            what = (
-                "submodules" if table == "_modules" else "hooks" if table.endswith("hooks") else f"entries of {table}"
-            )
-            raise UnsupportedError(
-                f"forward registers {what} of {named(path)} at each call ({known[path, table]} after the first, {length} after the "
-                "second), which no plan does; register them in __init__, and count in a buffer"
-            )
-
-
-def counted_on(before: Iterable[OnFunction], now: Iterable[OnFunction]) -> list[Counted]:
-    """The integers on functions that a second call made others than the first: see `Snapshot.on_functions`.
-
-    Raises `UnsupportedError` where it set anything else.
-    """
-    known = {id(function): attributes for function, attributes in before}
-    found = []
-    for function, attributes in now:
-        was = known.get(id(function), {})
-        for name in {**was, **attributes}:
-            one, other = was.get(name, MISSING), attributes.get(name, MISSING)
-            if type(one) is type(other) is int:
-                found += [(function, name)] if one != other else []
-            elif one is not other and not alike(one, other):
-                raise _on_function(function, name)
-    return found
-
-
-def refuse_asked_of(
-    model: nn.Module, example: Example, batch: int, grad: bool, drew: Names, first: Snapshot, counts: Sequence[Counted]
-) -> None:
-    """Raise `UnsupportedError` where forward asks, gives or computes with such a count, but to count on.
-
-    It runs with numbers in their places that note what is asked. The snapshot `first` puts the model back.
-    """
-    for function, name in counts:
-        first.again(drew)
-        args, kwargs = tree.unflatten(example.resized(batch), example.spec)
-        snapshot, watch = Reach(model).snapshot(args, kwargs), Watch()
-        snapshot.save_buffers()
-        try:
-            function.__dict__[name] = followed(Node(function.__dict__[name], "count", watch))
-            with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
-                output = model(*args, **kwargs)
-            given = [output, *(event.args for event in found.events), *(now for *_, now in found.changed)]
-            leaves = (leaf for one in given for leaf in tree.leaves(one))
-            asked = bool(watch.lost or watch.questions) or any(isinstance(leaf, Size | Real) for leaf in leaves)
-            found.forget_tensors()
-        except (ReadError, Exception):  # it made a plain number of it
-            asked = True
-        finally:
-            snapshot.restore(drew)
-        if asked:
-            raise _on_function(function, name)
-
-
-def _on_function(function: FunctionType, name: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"forward sets the attribute {name!r} of the function {function.__qualname__} to something else at each call, which a plan "
-        "can't follow; return it instead, or keep it in a buffer"
-    )
 
 
 def _standing(modules: Mapping[str, nn.Module], key: Key) -> Any:

@@ -15,15 +15,11 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.capture.begun import (
-    Counted,
     beginnings,
     begun,
-    counted_on,
     is_looked_into,
-    refuse_asked_of,
     refuse_begun,
     refuse_gone_on,
-    refuse_grown,
     refuse_registered,
 )
 from ariadne.capture.carried import carried
@@ -185,9 +181,7 @@ def observe(
         again = bool(found.again)  # an op gave back what it was given, and the plan has two names for it
         found.forget_tensors()
         found.output = None  # what recorded it lives on in a cycle, and with it the graph of a result
-        first, attributes, registers = effects is None, {}, [*snapshot.registers()]
-        left, on_functions = begun(found), [*snapshot.on_functions()]
-        counts: list[Counted] = []
+        first, attributes, left = effects is None, {}, begun(found)
         for more in reversed(range(_UNTIL_WARM if found.scripted else first)):
             snapshot.again(found.drew)
             args, kwargs = tree.unflatten(example.resized(batch, perturbed), example.spec)
@@ -197,8 +191,6 @@ def observe(
                 now = model(*args, **kwargs)
             found.compared = found.compared or next(iter(compared), "")
             refuse_hung_again(snapshot, marked)
-            refuse_grown(registers, snapshot.registers())
-            counts = counted_on(on_functions, snapshot.on_functions())
             refuse_begun(snapshot.modules, left)
             for name, kept in found.moving:
                 if not kept.is_same():
@@ -258,12 +250,8 @@ def observe(
                 return gives(model, example, batch, grad, (), snapshot)
 
             refuse_asked(once_more, output, containers, effects.rules, history.larger)
-            refuse_asked_of(model, example, batch, grad, found.drew, snapshot, counts)
             if is_looked_into(left, found, snapshot.modules):
-                refuse_gone_on(
-                    model, example, batch, grad, found.drew, snapshot, left,
-                    _refuse_strange,
-                )  # fmt: skip
+                refuse_gone_on(model, example, batch, grad, found.drew, snapshot, left, _refuse_strange)
         refuse_repeated(found, unpruned, snapshot, effects.rules, containers)
         unpruned = with_stores(unpruned, effects, changes, put, reach)
         found.made_of = made_of(slots, unpruned, effects)

@@ -99,7 +99,6 @@ class Snapshot:
         self._lists: list[tuple[Any, list[Any]]] = []  # and deques
         self._arrays: list[Raw] = []
         self._slots: list[tuple[Slots, dict[str, Any]]] = []
-        self._functions: list[FunctionType] = []
         self._sets: list[tuple[set[Any], set[Any]]] = []
         self._saved: dict[int, Copy] = {}
         self._parameters = [
@@ -194,7 +193,6 @@ class Snapshot:
             kind = type(value)
             if kind is FunctionType and id(value) not in seen:
                 seen.add(id(value))
-                self._functions.append(value)
                 self._dicts.append((value.__dict__, dict(value.__dict__)))
                 self._attributes.add(id(value.__dict__))
             if kind in LEAVES:
@@ -485,22 +483,6 @@ class Snapshot:
             yield from (
                 (path, name) for name in module._buffers if name not in old and not self.is_inside(module._buffers)
             )
-
-    def on_functions(self) -> Iterator[tuple[FunctionType, dict[str, Any]]]:
-        """The functions that the model holds on which other attributes stand now, and those."""
-        before = {id(d): old for d, old in self._dicts}
-        for function in self._functions:
-            if _moved(own := function.__dict__, before[id(own)]):
-                yield function, {name: value for name, value in own.items() if not self.is_inside(own, name)}
-
-    def registers(self) -> Iterator[tuple[str, str, int]]:
-        """How many submodules and hooks modules have now that had others: (module path, table, length)."""
-        before = {id(d): old for d, old in self._dicts}
-        for path, module in (*self.modules.items(), *self.strays.items()):
-            tables = ((name, t) for name, t in module.__dict__.items() if name == "_modules" or name.endswith("_hooks"))
-            for name, table in tables:
-                if (old := before.get(id(table))) is not None and _moved(table, old) and not self.is_inside(table):
-                    yield path, name, dict.__len__(table)
 
     def restore(self, drew: generators.Names = generators.ALL) -> None:
         """Put everything back.

@@ -174,11 +174,11 @@ COUNTED: dict[str, tuple[Body, str]] = {
     "an array": (_array, "writes in place into the attribute 'n'"),
     "an iterator": (_iterator, "'n' of the model when it first runs, an iterator"),
     "a module": (_module, "begins the attribute 'count' of 'n'"),
-    "on a function": (_function, "sets the attribute 'n' of the function"),
-    "on a function of a list": (_function_of_a_list, "sets the attribute 'n' of the function"),
-    "on a function, every 20th": (_every_20th, "sets the attribute 'n' of the function"),
-    "hooks": (_hooks, "registers hooks of 'part' at each call"),
-    "appended parts": (_appended, r"registers submodules of 'beside\[0\]' at each call"),
+    "on a function": (_function, "changes what is in the attributes of .*, which is "),
+    "on a function of a list": (_function_of_a_list, "changes what is in the attributes of .*, which is "),
+    "on a function, every 20th": (_every_20th, "changes what is in the attributes of .*, which is "),
+    "hooks": (_hooks, "changes what is in torch's own '_forward_hooks' of 'part'"),
+    "appended parts": (_appended, r"changes what is in the parts of 'beside\[0\]'"),
     "a buffer that it registers": (_buffer, "registers the buffer 'n' of the model where it finds none"),
 }
 
@@ -296,7 +296,6 @@ def _on_a_function(m: Any, h: Tensor) -> Tensor:
     if not hasattr(m.f, "row"):
         m.f.row = torch.full((8,), 2.0)
     found: Tensor = m.f.row
-    m.f.calls = getattr(m.f, "calls", 0) + 1  # which nothing asks
     return found
 
 

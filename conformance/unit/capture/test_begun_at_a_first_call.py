@@ -247,7 +247,7 @@ def put_and_taken(net: Any, h: Tensor) -> float:
 @pytest.mark.parametrize(
     ("asks", "where"),
     [
-        (hooks, "registers hooks of 'first' at each call"),
+        (hooks, "changes what is in torch's own '_forward_hooks' of 'first', which changes in another way"),
         (empty_buffers, "registers the buffer 'more1' of the model"),
         (not_kept, "changes what is in torch's own '_non_persistent_buffers_set' of .*, which changes in another way"),
     ],

@@ -247,7 +247,7 @@ def test_a_count_on_a_function_of_singledispatch_is_refused(inside: bool) -> Non
     refused(
         dispatching,
         (lambda net, h: late(net.held(1))) if inside else outside,
-        "the attribute 'n' of the function dispatching.<locals>.f at each call",
+        "the attributes of dispatching.f",
     )
 
 
@@ -276,10 +276,10 @@ def in_a_list(net: Net, h: Tensor) -> float:
 
 
 PARTS: dict[str, tuple[Callable[[], Any], Callable[[Net, Tensor], Any], str]] = {
-    "ModuleDict": (nn.ModuleDict, named_anew, "'held'"),
-    "ModuleList": (nn.ModuleList, appended, "'held'"),
-    "add_module": (dict, added, "the model"),
-    "in a list": (lambda: [nn.Sequential()], in_a_list, r"'held\[0\]'"),
+    "ModuleDict": (nn.ModuleDict, named_anew, "the parts of 'held'"),
+    "ModuleList": (nn.ModuleList, appended, "the parts of 'held'"),
+    "add_module": (dict, added, "the parts of the model"),
+    "in a list": (lambda: [nn.Sequential()], in_a_list, r"the parts of 'held\[0\]'"),
 }
 
 
@@ -287,7 +287,7 @@ PARTS: dict[str, tuple[Callable[[], Any], Callable[[Net, Tensor], Any], str]] = 
 @pytest.mark.parametrize("name", PARTS)
 def test_parts_that_each_call_adds_are_refused(name: str) -> None:
     make, asks, where = PARTS[name]
-    refused(make, asks, f"forward registers submodules of {where} at each call")
+    refused(make, asks, f"forward changes what is in {where}, which changes in another way at each call")
 
 
 @torch.no_grad()
