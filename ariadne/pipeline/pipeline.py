@@ -47,6 +47,11 @@ class _Chain:
     settings: Settings
     variants: tuple[Any, ...]
 
+    @property
+    def guards(self) -> list[Any]:
+        """Those of all parts."""
+        return [guard for variant in self.variants for guard in variant.guards]
+
     def joined(self, *args: Any, **kwargs: Any) -> Any:
         """What the model would give."""
         one, *others = self.variants
