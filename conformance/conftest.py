@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 
 # A change is judged by the same examples each time it is judged, so smoke draws no new ones; to search is what `nox -s fuzz`
 # is for. Chosen here and not left to hypothesis, whose own profiles hang on whether it takes the machine for a CI.
-for _name, _examples in {"smoke": 15, "full": 200, "wide": 1000, "nightly": 5000}.items():
+for _name, _examples in {"smoke": 10, "full": 200, "wide": 1000, "nightly": 5000}.items():
     _new = {"derandomize": False, "database": DirectoryBasedExampleDatabase(".hypothesis/examples")}
     _same = {"derandomize": True, "database": None} if _name == "smoke" else _new
     settings.register_profile(_name, max_examples=_examples, deadline=None, print_blob=True, **_same)
