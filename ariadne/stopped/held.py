@@ -8,6 +8,7 @@ import os
 import random
 import sys
 import threading
+import time
 import types
 import weakref
 from collections import deque
@@ -52,6 +53,7 @@ _TORCHS = (torch.Tensor, torch.Generator, nn.Module)
 _ASIDE = REGISTRIES | CALLS | {"_parameters"}  # of a module that stands in no registry
 _ENVIRONMENT = type(os.environ)
 _LOCK = type(threading.Lock())
+_MOMENT = 0.1  # seconds for which another thread may hold a lock
 _THREADS = (threading.Thread, Executor)  # what they hold changes by itself, and forward reads none of it
 _LOGGING = ("logging", "logging.handlers")  # each leads to all others, and forward asks for its own attributes alone
 _SHARED = (threading.Event, threading.Semaphore, threading.Condition, threading.Barrier, Queue)  # threads meet there
@@ -74,7 +76,7 @@ class Held:
         self.context: list[
             tuple[str, ContextVar[Any], Any]
         ] = []  # where, a variable that each context has, what it was here
-        self.flags: list[tuple[Any, bool]] = []  # another lock, and whether it was held
+        self.flags: list[tuple[str, Any, bool]] = []  # where, another lock, whether it was held
 
     def note(self, where: str, value: Any) -> None:
         """Note what a value holds, and what that holds."""
@@ -106,7 +108,7 @@ class Held:
             self.context.append((where, value, now := value.get(NOTHING)))
             return (now,)
         if is_a(value, _LOCK):
-            self.flags.append((value, value.locked()))
+            self.flags.append((where, value, value.locked()))
             return ()
         if is_a(value, (SimpleQueue, _ENVIRONMENT)):
             self.shared.add(id(value))
@@ -200,11 +202,23 @@ class Held:
                 BufferError,
             ):  # a file that was closed meanwhile, or bytes that a view looks at
                 lost.append(one)
-        for lock, was in self.flags if alone else ():
-            if lock.locked() is not was:
+        for where, lock, was in self.flags:
+            if alone and lock.locked() is not was:
                 lock.acquire(blocking=False) if was else lock.release()
+            elif not _stands(lock, was):
+                lost.append((where, lock, was))
         lost += [one for one in self.opaque if (now := _opaque(one[1])) != one[2] and now == _opaque(one[1])]
         return next((_words(where, thing) for where, thing, _ in lost), None)
+
+
+def _stands(lock: Any, was: bool) -> bool:
+    """Whether a lock is held as it was, at once or soon: another thread may hold it for a moment."""
+    until = time.monotonic() + _MOMENT
+    while lock.locked() is not was:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def _words(where: str, thing: Any) -> str:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -272,6 +272,15 @@ def test_an_input_that_forward_writes_into_is_written_as_often_as_without(preten
     assert torch.equal(x, numbers(3, 5) + 1)
 
 
+@pytest.fixture
+def interrupted() -> Iterator[None]:
+    """Ctrl-C raises `KeyboardInterrupt`, which it does not where tests run in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupted")
 def test_ctrl_c_ends_all_that_runs_and_the_next_try_begins_anew(pretended: Pretended) -> None:
     for side in ("prefix", "suffix"):
         pretended.scripts[side] = f"sleep 60 & echo $! > {side}.pid; mv {side}.pid {side}; wait"

@@ -337,6 +337,13 @@ SENT = {
 }  # of the second, what another run of the part before the cut finds is not used
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where no other thread runs; there are some where tests are shared out to workers."""
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+
+
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("way", WAYS)
 def test_preparing_leaves_it_as_found_and_a_suffix_from_bytes_changes_it_once_or_is_refused(
     way: str, monkeypatch: pytest.MonkeyPatch
@@ -364,6 +371,19 @@ def test_preparing_leaves_it_as_found_and_a_suffix_from_bytes_changes_it_once_or
     for one in wanted[2:]:
         assert torch.equal(runtime.run_suffix(BoundaryPayload.from_bytes(boundary.to_bytes())), one)
         boundary = runtime.run_prefix(X)
+
+
+@pytest.mark.parametrize("way", ["an event", "an event outside", "a lock as a flag"])
+def test_what_threads_meet_at_is_refused_by_name_while_others_run(way: str) -> None:
+    ended = threading.Event()
+    other = threading.Thread(target=ended.wait)
+    other.start()
+    try:
+        with pytest.raises(UnsupportedError, match="which nothing can put back"):
+            prepare_split(Asks(*WAYS[way]).eval(), (X,), split="after:b", fallback="python")
+    finally:
+        ended.set()
+        other.join()
 
 
 def hashed(model: Any) -> float:
