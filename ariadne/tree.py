@@ -89,10 +89,17 @@ def _open(value: Any) -> tuple[Spec, list[Any]] | None:
 
 
 def _beside(value: Any, fields: Collection[str]) -> dict[str, Any]:
-    """The attributes of a namedtuple or a dataclass that are none of its fields, nor what a `cached_property` makes of these."""
+    """The attributes of a namedtuple or a dataclass that are none of its fields, nor what a `cached_property` makes of these.
+
+    Those that a result can hold: what else stands there, as locks and loggers do, `__post_init__` makes anew.
+    """
     own = getattr(value, "__dict__", None) or {}
-    more = [name for name in own if name not in fields]
+    more = [name for name in own if name not in fields and name[:2] != "__" and _can_be_leaf(own[name])]
     return {n: own[n] for n in more if not isinstance(getattr(type(value), n, None), cached_property)} if more else {}
+
+
+def _can_be_leaf(value: Any) -> bool:
+    return value is None or isinstance(value, (torch.Tensor, bool, int, float, complex, str, list, tuple, dict))
 
 
 def flatten(value: Any) -> tuple[list[Any], Spec]:

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from ariadne.capture.recorder import Recorder
 from ariadne.capture.refusals import Patches, called_by_torch, refuse_history
 from ariadne.errors import UnsupportedError
-from ariadne.plan import WHOLE
+from ariadne.plan import WHOLE, storage_of
 
 
 def patch(recorder: Recorder, patches: Patches) -> None:
@@ -48,7 +48,7 @@ def patch(recorder: Recorder, patches: Patches) -> None:
                 raise UnsupportedError(
                     f"forward makes text of a tensor's data in {recorder.where()}, and here it has none"
                 )
-            if self.requires_grad:  # the text says so, and what made it
+            if self.requires_grad and storage_of(self) not in recorder.state:  # the text says so, and what made it
                 refuse_history(self, "grad_fn", recorder.recording, recorder.where())
             recorder.recording.looked.add("requires_grad")
             return by_data(self, *args, **kwargs)

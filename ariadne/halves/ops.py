@@ -16,7 +16,7 @@ SPACES = frozenset(("aten", "torchvision"))
 # What a schema does not show: these read files or memory, change settings of the process, or take apart what a tensor rests on.
 DENIED = frozenset(
     """from_file set_ set set_data data_ptr resize_ resize resize_as_ resize_as resize_output_ storage_offset record_stream
-    _resize_output_ _resize_output _coalesced_ _coalesced _indices _values _dimI _dimV backward _backward requires_grad_ retain_grad
+    _resize_output_ _resize_output _coalesced_ _coalesced _indices _values _dimI _dimV backward _backward retain_grad
     _make_dual _unpack_dual _enter_dual_level _exit_dual_level _fw_primal _make_per_tensor_quantized_tensor
     _cufft_set_plan_cache_max_size _cufft_clear_plan_cache _use_cudnn_ctc_loss _has_same_storage_numel
     _sparse_coo_tensor_unsafe _sparse_compressed_tensor_unsafe _sparse_csr_tensor_unsafe _sparse_csc_tensor_unsafe
@@ -134,6 +134,12 @@ def check(node: TraceNode, op: OpOverload, values: dict[str, Value]) -> None:
         f"{node.target} lacks an argument",
     )
     given = [*zip(positional, node.args, strict=False), *((named[k], v) for k, v in node.kwargs)]
+    if op is torch.ops.aten.requires_grad_.default:
+        told = node.args[0] if node.args else None
+        need(
+            isinstance(told, Ref) and not values[told.name].is_state,
+            f"{node.target} tells a tensor of the half itself to require a gradient",
+        )
     for arg, atom in given:
         kind, optional, listed = _kind(arg.type)
         if arg.is_out:

@@ -148,7 +148,7 @@ class Held:
             return (tuple if is_a(value, tuple) else frozenset).__iter__(value)
         if is_a(value, partial):
             return value.func, value.args, value.keywords
-        in_c = own_of(value) is None or hasattr(type(value), "tobytes")
+        in_c = own_of(value) is None or any("tobytes" in vars(kind) for kind in type(value).__mro__)
         if in_c and (told := _opaque(value)) is not None:
             self.opaque.append((where, value, told))
         return ()
@@ -256,7 +256,7 @@ def _state(value: Any) -> Any:
     read; None for all else.
     """
     if is_a(value, random.Random):
-        return None if is_a(value, random.SystemRandom) else value.getstate()
+        return None if is_a(value, random.SystemRandom) else random.Random.getstate(value)
     if is_a(value, torch.Generator):
         return value.get_state().numpy().tobytes()
     if is_a(value, SimpleQueue):
@@ -264,7 +264,9 @@ def _state(value: Any) -> Any:
     if is_a(value, _ENVIRONMENT):
         return dict(value)
     if is_a(value, (io.StringIO, io.BytesIO)):
-        return None if value.closed else value.__getstate__()[:-1]
+        return (
+            None if value.closed else (io.StringIO if is_a(value, io.StringIO) else io.BytesIO).__getstate__(value)[:-1]
+        )
     if is_a(value, io.IOBase):
         return _place(value)
     if (bits := _bits(value)) is not None:
@@ -284,7 +286,7 @@ def _place(file: Any) -> int | None:
     """Where a file is read; None for one that is written, can't be moved, or does not tell."""
     try:
         return None if not file.seekable() or file.writable() else file.tell()
-    except (OSError, ValueError):  # one that is closed, or in the middle of a loop over its lines
+    except Exception:  # one that is closed, or in the middle of a loop over its lines; or whatever a class raises
         return None
 
 
@@ -365,13 +367,13 @@ def _opaque(value: Any) -> Any:
     """What a numpy array, an iterator, a hash or an object of C's holds; None where there is no telling."""
     if is_iterator(value):
         return at(value)
-    if hasattr(value, "tobytes"):
-        return value.tobytes()
     if is_a(value, (io.IOBase, *_IN_C)):
         return None
-    if hasattr(value, "hexdigest"):
-        return value.hexdigest()
     try:
+        if hasattr(type(value), "tobytes"):
+            return value.tobytes()
+        if hasattr(type(value), "hexdigest"):
+            return value.hexdigest()
         return repr(value.__reduce_ex__(2)[1:])
     except Exception:  # whatever a class raises
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import ariadne
 from ariadne import SplitRuntime, SplitSpec, prepare_split
 from ariadne.errors import UnsupportedError
 from conformance.unit.trap_kit import numbers, same
@@ -113,6 +115,17 @@ def test_a_hook_that_tells_the_embeddings_is_followed_at_each_cut() -> None:
         same(model(X), first.run_suffix(first.run_prefix(X)))
 
 
+@pytest.mark.parametrize("name", ["assigned", "detached", "where it does not"])
+def test_halves_from_files_compute_the_same(name: str, tmp_path: Path) -> None:
+    model = Adapted(TOLD[name], lambda part, h: part(h))
+    split = prepare_split(model, (X[:2],), split=SplitSpec("after:stem", dynamic_batch=(1, 8)))
+    for side in ("prefix", "suffix"):
+        split.save(tmp_path / side, side=side)
+    with torch.no_grad():
+        boundary = ariadne.load(tmp_path / "prefix").run_prefix(X)
+        same(model(X), ariadne.load(tmp_path / "suffix").run_suffix(boundary))
+
+
 class Asking(nn.Module):
     """It goes one way or the other by what it asks of an activation, or of its input."""
 
@@ -143,6 +156,12 @@ def test_what_made_an_activation_follows_what_is_frozen(name: str) -> None:
     whole = gradients(copy.deepcopy(model))
     assert not torch.equal(whole["last.weight"], before["last.weight"])  # type: ignore[arg-type]
     same(whole, gradients(model, split))
+
+
+def test_text_of_a_weight_is_no_question_of_what_made_it() -> None:
+    model = Asking(lambda h, x: len(str(model.last.weight)) > 5)
+    split = prepare_split(model, (X[:2],), split=SplitSpec("after:first", dynamic_batch=(1, 8)))
+    same(gradients(copy.deepcopy(model)), gradients(model, split))
 
 
 def test_what_made_an_input_is_refused() -> None:

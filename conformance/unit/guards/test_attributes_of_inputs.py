@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import pytest
 import torch
@@ -127,3 +129,44 @@ def test_two_texts_with_other_attributes_are_not_identical() -> None:
     assert tree.identical(with_gain(Text("q"), 1.0), with_gain(Text("q"), 1.0))
     assert not tree.identical(with_gain(Text("q"), 1.0), with_gain(Text("q"), True))
     assert not tree.identical(Text("q"), with_gain(Text("q"), 1.0))
+
+
+@dataclass
+class Locked:
+    """Beside its fields it has what no result can hold, made by `__post_init__`."""
+
+    h: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self.lock, self.log, self.act = threading.Lock(), logging.getLogger("a"), torch.relu
+
+
+T = TypeVar("T")
+
+
+@dataclass
+class Typed(Generic[T]):
+    """Python notes on it by which alias it was made."""
+
+    h: T
+
+
+class Gives(nn.Module):
+    """It returns one of them."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.first, self.last, self.make = nn.Linear(4, 4), nn.Linear(4, 4), make
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.make(self.last(self.first(x)))
+
+
+@pytest.mark.parametrize("make", [Locked, Typed[torch.Tensor]], ids=["locked", "typed"])
+def test_what_no_result_can_hold_beside_fields_is_made_anew(make: Any) -> None:
+    model, x = Gives(make), torch.ones(2, 4)
+    split = prepare_split(model, (x,), split="after:first")
+    with torch.no_grad():
+        found = split.run_suffix(split.run_prefix(x))
+        assert torch.equal(found.h, model(x).h)
+    assert hasattr(found, "lock") == (make is Locked)

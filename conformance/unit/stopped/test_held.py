@@ -406,3 +406,34 @@ def test_a_model_that_preparing_would_move_on_for_good_is_refused_by_name(
 ) -> None:
     with pytest.raises(UnsupportedError, match=rf"forward moves on {words} 'held'.*made anew"):
         prepare_split(Asks(make, ask).eval(), (X,), split="after:b", fallback="python")
+
+
+class Told(io.StringIO):
+    """Text in memory whose class tells of itself in another way."""
+
+    def __getstate__(self) -> Any:
+        return {"text": self.getvalue()}
+
+
+class Stream(io.RawIOBase):
+    """A stream of a library, which does not tell where it is."""
+
+    def seekable(self) -> bool:
+        raise NotImplementedError
+
+
+class Lazy:
+    """It answers nothing before it is set up."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+@pytest.mark.parametrize("kind", [Told, Stream, Lazy])
+def test_what_tells_nothing_is_let_be(kind: type) -> None:
+    one = kind()
+    held = Held()
+    held.note("one", [one])
+    assert held.put_back(alone=True) is None
