@@ -264,9 +264,8 @@ def _state(value: Any) -> Any:
     if is_a(value, _ENVIRONMENT):
         return dict(value)
     if is_a(value, (io.StringIO, io.BytesIO)):
-        return (
-            None if value.closed else (io.StringIO if is_a(value, io.StringIO) else io.BytesIO).__getstate__(value)[:-1]
-        )
+        kind: Any = io.StringIO if is_a(value, io.StringIO) else io.BytesIO
+        return None if value.closed else kind.__getstate__(value)[:-1]
     if is_a(value, io.IOBase):
         return _place(value)
     if (bits := _bits(value)) is not None:
