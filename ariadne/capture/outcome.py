@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from ariadne import tree
 from ariadne.capture.state import Snapshot
 from ariadne.capture.values import CONSTANTS, SYMBOLIC, Values
+from ariadne.capture.wanted import TELL
 from ariadne.errors import SpecError, UnsupportedError, named
 from ariadne.guards import SIMPLE, Change, Place, Put, Recording, is_a, lasts, refused
 from ariadne.plan import Ref, Store, tensors_in
@@ -220,8 +221,7 @@ class Outcome:
     @cached_property
     def _read(self) -> set[int]:
         """The tensors that ops read, by id, but for the inputs: these are read anew at each call."""
-        told = torch.ops.aten.requires_grad_.default
-        read = {id(t) for e in self.recorded.events if e.target is not told for t in tensors_in(e.args)}
+        read = {id(t) for e in self.recorded.events if e.target is not TELL for t in tensors_in(e.args)}
         return read - {*map(id, self.values.input_tensors)}
 
     @cached_property

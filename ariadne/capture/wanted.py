@@ -12,7 +12,7 @@ from ariadne.capture.refusals import Patches, called_by_torch, is_wrapped
 from ariadne.errors import UnsupportedError
 from ariadne.plan import Region, storage_of, tensors_in
 
-_TELL = torch.ops.aten.requires_grad_.default
+TELL = torch.ops.aten.requires_grad_.default
 
 
 def tell(recorder: Recorder, given: Any, region: Region | None = None) -> None:
@@ -25,7 +25,7 @@ def tell(recorder: Recorder, given: Any, region: Region | None = None) -> None:
             made = id(t) in recorder.own or (type(t) is nn.Parameter and storage_of(t) not in recorder.state)
             leaf = made and not is_wrapped(t) and t.is_leaf and t.requires_grad and not t._is_view()
         if leaf:
-            recorder.add(_TELL, (t, True), t, region=region)
+            recorder.add(TELL, (t, True), t, region=region)
 
 
 def patch(recorder: Recorder, patches: Patches) -> None:
@@ -56,7 +56,7 @@ def patch(recorder: Recorder, patches: Patches) -> None:
     def note(t: torch.Tensor, value: bool) -> None:
         """What forward made may require grad anyway, and may not once a part before it is frozen: it is told each time."""
         if recorder.is_mine() and id(t) in recorder.own and not is_wrapped(t):
-            recorder.add(_TELL, (t, bool(value)), t)
+            recorder.add(TELL, (t, bool(value)), t)
 
     def requires_grad_(self: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
         refuse(self, requires_grad)

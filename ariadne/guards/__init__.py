@@ -103,7 +103,7 @@ from ariadne.guards.further import Further, enter_alike
 from ariadne.guards.given import Given
 from ariadne.guards.kept import has_grown
 from ariadne.guards.left import Elsewhere, Left, Site, told_entries
-from ariadne.guards.opened import referent
+from ariadne.guards.opened import SHOWING, referent
 from ariadne.guards.profiled import surroundings
 from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.remembered import Memories

@@ -30,7 +30,7 @@ from ariadne.guards.attributes import (
 )
 from ariadne.guards.classes import can_become
 from ariadne.guards.kept import Bytes, Contents, Length, OfKind, Own, Same
-from ariadne.guards.opened import Data, State, asks_itself, counts_by_which, keeps_in_c, lies_in_c, only_answers
+from ariadne.guards.opened import State, asks_itself, counts_by_which, data_in, keeps_in_c, only_answers
 from ariadne.guards.readers import Reads
 from ariadne.guards.recording import Recording
 
@@ -169,8 +169,8 @@ def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> 
         yield keys, Length(value)
     if own_of(value) is not None and type(value) is not OrderedDict and (asked := names.asked_of(value)) != set():
         yield keys, Own(value, names.assigned, asked)
-    if not is_array(value) and lies_in_c(value):
-        yield keys, Data(value)
+    if not is_array(value) and (data := data_in(value)) is not None:
+        yield keys, data
     if keeps_in_c(value) and (shown := State(value, names.of(value), names.assigned, names.moved)).is_same():
         yield keys, shown
     for step, thing in held(value):

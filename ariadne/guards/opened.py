@@ -73,7 +73,7 @@ _BY_METHODS = (
     "torch.distributions.",
 )  # of which torch's own methods read what no code of forward's names
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
-_SHOWING: tuple[type, ...] = (
+SHOWING: tuple[type, ...] = (
     MappingProxyType,
     type({}.keys()),
     type({}.values()),
@@ -270,7 +270,7 @@ def _inside(
             yield from (str(thing.dtype), tuple(thing.shape), thing.tobytes())
     elif is_a(thing, _CONTAINERS):
         yield from _members(thing)
-    elif is_a(thing, _SHOWING):
+    elif is_a(thing, SHOWING):
         yield from gc.get_referents(thing)
         return
     else:
@@ -348,11 +348,6 @@ def _bytes_of(thing: Any) -> tuple[Any, ...] | None:
             return data.format, tuple(data.shape or ()), data.tobytes()
     except (TypeError, BufferError, ValueError):
         return None
-
-
-def lies_in_c(value: Any) -> bool:
-    """Whether a thing of a class of the user's has more in it than attributes: bytes, as an array of `ctypes`."""
-    return home_of(value) is not object and _bytes_of(value) is not None
 
 
 def keeps_in_c(value: Any) -> bool:
@@ -449,6 +444,12 @@ class Data(Kept):
     def words(self, held: tuple[Any, ...] | None) -> str:
         """Its type, and what there is."""
         return f"a {type(self.thing).__name__} of {', '.join(map(reprlib.repr, held or ()))}"
+
+
+def data_in(value: Any) -> Data | None:
+    """What is kept of a thing of a class of the user's that has more in it than attributes: bytes, as an array of `ctypes`."""
+    data = None if home_of(value) is object else Data(value)
+    return data if data is not None and data.held is not None else None
 
 
 class State(Kept):

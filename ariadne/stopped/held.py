@@ -27,6 +27,7 @@ from torch import nn
 from ariadne import tree
 from ariadne.guards import MISSING as NOTHING
 from ariadne.guards import (
+    SHOWING,
     bound_to,
     contents_of,
     is_a,
@@ -45,7 +46,6 @@ from ariadne.stopped.handed import LOCKS
 from ariadne.stopped.laid import CALLS, PLAIN, REGISTRIES
 
 _FILLED = (list, deque, dict, set)
-_VIEWS: tuple[type, ...] = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
 _IN_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _WHICH = (type, types.ModuleType)  # others look into these
 _EMPTY = types.CellType()
@@ -236,7 +236,7 @@ def _led_to(value: Any) -> Iterable[Any] | None:
         return (value.__self__,)
     if is_a(value, _IN_C):
         return (bound_to(value),)
-    return gc.get_referents(value) if is_a(value, _VIEWS) else None
+    return gc.get_referents(value) if is_a(value, SHOWING) else None
 
 
 def _is_for_all(value: Any) -> bool:
