@@ -51,6 +51,8 @@ def _changed(now: list[Any], was: list[Any]) -> bool:
 
 def _moved(d: dict[Any, Any], old: dict[Any, Any]) -> bool:
     """Whether a dict holds other things than it did."""
+    if not old:  # most are attributes of functions that have none
+        return dict.__len__(d) > 0
     return dict.__len__(d) != len(old) or any(dict.get(d, k, d) is not v for k, v in old.items())
 
 
@@ -133,6 +135,8 @@ class Snapshot:
         for root in outside.roots:
             if root.names:
                 self.note_variables(root.thing, root.names)
+            elif root.is_empty():
+                self._note_empty(root.thing)
             elif (held := root.now()) is not MISSING:
                 self.note([held])
 
@@ -184,6 +188,12 @@ class Snapshot:
         """Note what others hold, which are not the model's."""
         for thing in others:
             self._note(thing)
+
+    def _note_empty(self, table: dict[Any, Any]) -> None:
+        """Note a dict that holds nothing, as `_note` does."""
+        if id(table) not in self._seen:
+            self._seen.add(id(table))
+            self._dicts.append((table, {}))
 
     def _note(self, thing: Any) -> None:
         """Note a dict of attributes, and all that is held by what it holds."""
@@ -510,7 +520,7 @@ class Snapshot:
         """Put back what Python keeps: all of it, or `only` what this says of a container and a key of it."""
         for d, old in self._dicts:
             if not _moved(d, old):
-                if only is None and _reordered(d, old):
+                if old and only is None and _reordered(d, old):
                     refill(d, old)
                 continue
             if only is None or only(d):

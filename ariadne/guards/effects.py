@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import is_
 from typing import Any
 
 from torch import nn
@@ -211,13 +212,17 @@ class Containers:
         for side, part in enumerate(given):
             for step, value in held(part):
                 self._walk(Place("input", "", (side, step)), value)
+        empty = list[Root]()
         for root in outside:
-            if root.names:
+            if root.is_empty():
+                empty.append(root)
+            elif root.names:
                 kind = "dict" if is_a(root.thing, dict) else "object"
                 place = Place("outside", root.name, ())
                 self._noted[id(root.thing)] = place, root, kind, variables(root.thing, root.names)
             else:
-                self._walk(Place("outside", root.name, root.steps), root.now())
+                self._walk(_at(root), root.now())
+        self._empty = {id(root.thing): root for root in empty if id(root.thing) not in self._noted}
 
     def _walk(self, start: Place, thing: Any) -> None:
         todo = [(start, thing)]
@@ -235,23 +240,34 @@ class Containers:
             for step, inner in held(value):
                 todo.append((place.below(step), inner))
 
+    def _all(self, *, filled: bool = False) -> Iterator[tuple[Place, Any, str, Any]]:
+        """Where each stands, it, its kind and what it held; with `filled` no dict that held nothing and holds nothing now."""
+        yield from self._noted.values()
+        for root in self._empty.values():
+            if not filled or root.thing:
+                yield _at(root), root.thing, "dict", {}
+
     def refuse_ordering(self, names: Collection[str]) -> None:
         """Raise `UnsupportedError` for an `OrderedDict` where code of these names may move keys of it.
 
         In the call that is looked at, the key may have been the last one already.
         """
-        for place, thing, _, _ in self._noted.values() if "move_to_end" in names else ():
+        for place, thing, _, _ in self._all() if "move_to_end" in names else ():
             if is_a(thing, OrderedDict):
                 raise refusal(place, _ORDER)
 
     def thing(self, place: Place) -> Any:
         """What stands at a place."""
-        found = next(thing for at, thing, _, _ in self._noted.values() if at == place)
+        found = next(thing for at, thing, _, _ in self._all() if at == place)
         return found.thing if is_a(found, Root) else found
 
     def at(self, ids: Collection[int]) -> set[Place]:
         """Where the containers with these ids stand."""
-        return {place for key, (place, *_) in self._noted.items() if key in ids}
+        known = {
+            **{key: place for key, (place, *_) in self._noted.items()},
+            **{k: _at(r) for k, r in self._empty.items()},
+        }
+        return {known[key] for key in ids if key in known}
 
     def changes(self, inside: Callable[..., bool] = lambda thing, key: False) -> dict[Place, Change]:
         """The containers that hold other things now; not those, or those keys, that are changed `inside` of an opaque part.
@@ -259,8 +275,11 @@ class Containers:
         Raises `UnsupportedError` for a dict whose keys stand in another order, since a plan puts things where they stood.
         """
         found = {}
-        for place, thing, kind, was in self._noted.values():
-            change = Change(kind, was, contents(thing, kind), thing.maxlen if is_a(thing, deque) else None, thing)
+        for place, thing, kind, was in self._all(filled=True):
+            now = contents(thing, kind)
+            if _is_same(was, now):
+                continue
+            change = Change(kind, was, now, thing.maxlen if is_a(thing, deque) else None, thing)
             if change.kind in ("list", "set"):
                 if inside(thing, None):
                     continue
@@ -274,6 +293,19 @@ class Containers:
             elif change.put() or change.gone() or len(change.before) != len(change.after):
                 found[place] = change
         return found
+
+
+def _at(root: Root) -> Place:
+    return Place("outside", root.name, root.steps)
+
+
+def _is_same(was: Any, now: Any) -> bool:
+    """Whether two readings of one container show the same things in the same order."""
+    if is_a(was, set):
+        return bool(was == now)
+    if len(was) != len(now) or not all(map(is_, now, was)):
+        return False
+    return not is_a(was, dict) or all(map(is_, now.values(), was.values()))
 
 
 def _outside(change: Change, thing: Any, inside: Callable[..., bool]) -> Change:

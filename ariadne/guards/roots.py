@@ -72,6 +72,10 @@ class Root:
         except (LookupError, AttributeError, ValueError, TypeError):
             return MISSING
 
+    def is_empty(self) -> bool:
+        """Whether it is a dict that holds nothing, as the attributes of most functions do."""
+        return type(self.thing) is dict and not (self.thing or self.steps or self.names)
+
 
 @dataclass(frozen=True)
 class Reached:
