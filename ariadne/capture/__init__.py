@@ -28,6 +28,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     history       what forward keeps from one call to the next
     grown         containers that forward puts more into at each call, and asks as well
     recorder      the pre-dispatch ATen ops that a forward runs
+    deciding      which of the model's tensors decide sizes that are asked of others
     measured      what forward's Python asks of the sizes of tensors
     wanted        tensors that forward tells that they require a gradient
     parts         parts that `ariadne.opaque` was told of, each call one op

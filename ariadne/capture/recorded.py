@@ -18,6 +18,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ariadne.capture import applied, listed, packed, repeated, setters, taken, threads, wanted
+from ariadne.capture.deciding import deciding
 from ariadne.capture.disguise import disguised
 from ariadne.capture.flags import FLAG
 from ariadne.capture.followed import plain
@@ -75,6 +76,7 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
     def length(thing: Any) -> Any:
         if plain_type(thing) in CONTAINERS or not (isinstance(thing, torch.Tensor) and thing.dim() and mine()):
             return plain_length(thing)
+        note_size(thing)
         # `__len__` itself may only return a plain int, and the batch would be lost
         return plain_length(thing) if thing.is_nested else thing.shape[0]
 
@@ -246,10 +248,14 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
     measured: set[int | None] = set()
 
     def note_size(t: torch.Tensor) -> None:
-        if mine() and (key := storage_of(t)) in state and key not in measured and not called_by_torch(3):
+        if not mine() or (key := storage_of(t)) in measured or called_by_torch(3):
+            return
+        if key in state:
             recording.looked.add("shape")
             recording.asked.add(key)
             measured.add(key)
+        else:
+            recording.sized[id(t)] = t
 
     def shape(self: torch.Tensor) -> torch.Size:
         note_size(self)
@@ -273,6 +279,12 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
             return base.__get__(self)
 
         return method if callable(base) else property(get)
+
+    def nbytes(self: torch.Tensor) -> Any:
+        note_size(self)
+        if mine() and not called_by_torch():
+            recording.looked.add("dtype")
+        return torch._C.TensorBase.nbytes.__get__(self)
 
     def note_type(t: torch.Tensor) -> None:
         recording.looked.add("dtype")
@@ -358,8 +370,10 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
         patches.set(torch.Tensor, name, typed(name))
     for name in ("is_complex", "is_floating_point"):  # the same for all dtypes that a model is moved to
         patches.set(torch.Tensor, name, typed(name, of_state=True))
-    for name in ("dtype", "itemsize", "nbytes"):
+    for name in ("dtype", "itemsize"):
         patches.set(torch.Tensor, name, watched("dtype", name))
+    patches.set(torch.Tensor, "nbytes", property(nbytes))
+    patches.set(torch, "numel", sized("numel"))
     patches.set(torch.Tensor, "storage_offset", offset)
     if "__getattr__" not in torch.Tensor.__dict__:
         patches.set(torch.Tensor, "__getattr__", unmarked)
@@ -410,7 +424,7 @@ def recording(
         paths.setdefault(id(module), path)
     found, patches = Recording(), Patches()
     recorder = Recorder(found, fake, snapshot, patches, watch)
-    read = None
+    read, state = None, recorder.state
     with capturing(), ExitStack() as stack:
         stack.callback(recorder.forget)
         stack.callback(undone(recorder.leave))
@@ -483,6 +497,7 @@ def recording(
         )
     if found.raised:  # and forward went on: whether an op can run follows all that it sees of types, sizes and strides
         found.looked |= {"layout", "strides", "shape", "dtype"}
+    found.decided_by_size = deciding(found.events, found.sized.values(), state)
     found.stores = list(snapshot.replaced_buffers())
     found.changed = list(snapshot.changes())
     # What was not there may have been looked for in a table, where nobody hears of it.

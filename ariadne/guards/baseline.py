@@ -146,7 +146,10 @@ class Baseline:
         seen: set[tuple[Any, ...]] = set()
         names, read_tensors = Names(recordings), list[Read]()
         self._asked: Collection[int | None] = set[int | None]().union(*(recorded.asked for recorded in recordings))
-        self.facts = self._facts()
+        self.facts = self._facts(self._asked)
+        # Of the tensors that decide, by their own sizes, sizes that forward asked of what ops made of them.
+        self._deciding: Collection[int | None] = set[int | None]().union(*(r.decided_by_size for r in recordings))
+        self.deciding = self._facts(self._deciding)
         for recorded in recordings:
             taken = {(path, keys[0]) for path, keys, _ in self.attributes}  # by earlier runs, the first of them real
             changed = {(path, name) for path, name, _, _ in recorded.changed}
@@ -188,9 +191,10 @@ class Baseline:
                 elif (path, name) not in changed | taken and path in self.modules:
                     found = [] if at in recorded.moved else list(kept_of_attribute(module, name, value, names))
                     tensors = {keys: t for keys, t in found if isinstance(t, torch.Tensor)}
-                    self.facts |= {
-                        ("attribute", path, keys): facts_of(t) for keys, t in tensors.items() if self._was_asked(t)
-                    }
+                    for known, asked in ((self.facts, self._asked), (self.deciding, self._deciding)):
+                        known.update(
+                            {("attribute", path, k): facts_of(t) for k, t in tensors.items() if _is_one_of(t, asked)}
+                        )
                     kept_ones = ((keys, k.thing if isinstance(k, Same) else k) for keys, k in found)
                     read_tensors += [(path, keys, t) for keys, t in kept_ones if is_a(t, torch.Tensor)]
                     if path in self.strays:  # which no plan follows
@@ -338,8 +342,8 @@ class Baseline:
         """A module's hooks of one kind, without those that forward itself registers at its first call."""
         return [f for f in module.__dict__[kind].values() if getattr(f, "__code__", None) not in self.installed]
 
-    def _facts(self) -> dict[tuple[str, str, tuple[Any, ...]], Facts]:
-        """The types of the parameters and buffers that were asked for one, by (kind, module path, names).
+    def _facts(self, asked: Collection[int | None]) -> dict[tuple[str, str, tuple[Any, ...]], Facts]:
+        """The types of the parameters and buffers in this memory that forward `asked` for one, by (kind, module path, names).
 
         A plan may rest on the type of a tensor that none of its ops reads.
         """
@@ -348,11 +352,8 @@ class Baseline:
             for path, m in self.modules.items()
             for kind, table in (("parameter", m._parameters), ("buffer", m._buffers))
             for name, t in table.items()
-            if t is not None and path not in self.strays and self._was_asked(t)
+            if t is not None and path not in self.strays and _is_one_of(t, asked)
         }
-
-    def _was_asked(self, t: torch.Tensor) -> bool:
-        return not t.is_nested and storage_of(t) in self._asked
 
     def _ties(self) -> list[list[tuple[str, str, str]]]:
         """The slots (module path, table, name) that hold one and the same tensor, where more than one does."""
@@ -379,7 +380,7 @@ class Baseline:
         new.tensors = self.tensors
         old = self.modules
         new.training, new.classes, new.types = dict(self.training), {**new.classes, **self.classes}, self.types
-        new.asks_sizes, new.facts = self.asks_sizes, self.facts
+        new.asks_sizes, new.facts, new.deciding = self.asks_sizes, self.facts, self.deciding
         new.absent = {**new.absent, **self.absent}
         new.flags = self.flags
         new.remembered = [one.of_copy() for one in self.remembered]
@@ -519,6 +520,10 @@ def keeps_its_weights(rnn: nn.RNNBase) -> bool:
         return (len(listed) == len(own) and all(map(is_, listed, own))) or rnn._weights_have_changed()
     except (AttributeError, KeyError, TypeError, ValueError):
         return False
+
+
+def _is_one_of(t: torch.Tensor, asked: Collection[int | None]) -> bool:
+    return not t.is_nested and storage_of(t) in asked
 
 
 def table_of(module: nn.Module, keys: tuple[Any, ...]) -> Any:

@@ -61,6 +61,10 @@ class Recording:
     tabled: set[str] = field(default_factory=set)  # modules whose parts, parameters and buffers it did
     looked: set[str] = field(default_factory=set)
     asked: set[int | None] = field(default_factory=set)  # storages of the model's tensors whose type it asked
+    sized: dict[int, torch.Tensor] = field(default_factory=dict)  # by its id, what ops made and it asked for a size
+    decided_by_size: set[int | None] = field(
+        default_factory=set
+    )  # storages of the model's tensors that decide such sizes
     raised: bool = False  # an op has, and forward may have gone on
     failed: str = ""  # what raised by the data that it was given, in words
     opaque: bool = False  # parts ran that are taken as they are
@@ -120,6 +124,7 @@ class Recording:
     def forget_tensors(self) -> None:
         """Let go of what the ops took and gave."""
         self.events.clear()
+        self.sized.clear()
         self.again.clear()
         self.unchanged.clear()
         self.effects.clear()

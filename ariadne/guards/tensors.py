@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -67,31 +66,45 @@ def asks_sizes(plan: TracePlan, baseline: Baseline) -> bool:
     return plan.assumption.shapes or baseline.asks_sizes
 
 
+def sizes_count(plan: TracePlan, baseline: Baseline) -> bool:
+    """Whether sizes of the model's tensors count at all: forward asked for one, or for one that follows them."""
+    return asks_sizes(plan, baseline) or bool(baseline.deciding)
+
+
+def size_facts(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tuple[Slot, tuple[Any, ...]]]:
+    """Those of `known_facts` whose sizes count: all where forward asked for one, else those that decide what it asked."""
+    known = known_facts(plan, model, baseline)
+    if asks_sizes(plan, baseline):
+        return known
+    return [(_slot(model, baseline, key), values) for key, values in baseline.deciding.items()]
+
+
 def known_facts(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tuple[Slot, tuple[Any, ...]]]:
     """The slots of the model's tensors, and the (dtype, device type, shape) of each at capture."""
     facts: dict[tuple[str, str, tuple[Any, ...]], tuple[Any, ...]] = dict(baseline.facts)
     for v in plan.values.values():
         if v.is_state and v.dtype is not None:
             facts[v.kind, v.origin[0], _steps(v)] = v.dtype, v.device.split(":")[0], v.shape
-    return [(Slot(_table(model, baseline, *key), *key[1:]), values) for key, values in facts.items()]
+    return [(_slot(model, baseline, key), values) for key, values in facts.items()]
 
 
 def facts_of_state(
     plan: TracePlan, model: nn.Module, baseline: Baseline, pairs: Iterable[tuple[Slot, Slot]]
-) -> Facts | None:
-    """What forward asked of the types of the model's tensors; None where it asked for nothing.
+) -> list[Facts]:
+    """What forward asked of the types of the model's tensors.
 
     The second slot of each of the tied `pairs` has to hold the tensor of the first, and is left out.
     """
-    asked = [plan.assumption.dtypes, plan.assumption.dtypes, asks_sizes(plan, baseline)]
-    if not any(asked):
-        return None
     others = {(id(other.table), other.key) for _, other in pairs}
-    slots = [(s, values) for s, values in known_facts(plan, model, baseline) if (id(s.table), s.key) not in others]
-    return Facts(
-        [*compress(("dtype", "device.type", "shape"), asked)],
-        [(slot.table, slot.key, tuple(compress(values, asked))) for slot, values in slots],
-    )
+
+    def of(names: list[str], known: list[tuple[Slot, tuple[Any, ...]]], part: slice) -> Facts:
+        return Facts(names, [(s.table, s.key, v[part]) for s, v in known if (id(s.table), s.key) not in others])
+
+    types, sizes = plan.assumption.dtypes, size_facts(plan, model, baseline)
+    if types and sizes and asks_sizes(plan, baseline):
+        return [of(["dtype", "device.type", "shape"], known_facts(plan, model, baseline), slice(3))]
+    found = [of(["dtype", "device.type"], known_facts(plan, model, baseline), slice(2))] if types else []
+    return found + ([of(["shape"], sizes, slice(2, 3))] if sizes else [])
 
 
 def tied(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tuple[Slot, Slot]]:
@@ -150,7 +163,7 @@ class StateGuard:
         before = {(s.path, s.name) for s in plan.stores if not s.inside and plan.stored_before(cut, s)}
         read = {name for node in nodes for name in node.reads}
         origins = {(v.origin[0], _steps(v)): name in read for name, v in plan.values.items() if v.is_state}
-        sizes = known_facts(plan, model, baseline) if asks_sizes(plan, baseline) else []
+        sizes = size_facts(plan, model, baseline)
         counting = [
             (slot, shape)
             for slot, (_, _, shape) in sizes
@@ -211,6 +224,10 @@ class StateGuard:
 
 def _steps(value: Value) -> tuple[Any, ...]:
     return tuple(Attribute(k[1]) if isinstance(k, tuple) and k[0] == "." else k for k in value.origin[1:])
+
+
+def _slot(model: nn.Module, baseline: Baseline, key: tuple[str, str, tuple[Any, ...]]) -> Slot:
+    return Slot(_table(model, baseline, *key), *key[1:])
 
 
 def _table(model: nn.Module, baseline: Baseline, kind: str, path: str, steps: tuple[Any, ...]) -> Any:

@@ -16,7 +16,7 @@ from torch import nn
 from ariadne import tree
 from ariadne.cut import SIDES, Part, SplitCandidate, held_by_itself, parameters_read, parts
 from ariadne.errors import FrontierError, HalfError, ModuleError, named
-from ariadne.guards import Baseline, asks_sizes, shown
+from ariadne.guards import Baseline, shown, sizes_count
 from ariadne.halves import ops, weights
 from ariadne.halves.atoms import Classes
 from ariadne.halves.called import named_in, refuse_kept_by_both
@@ -136,7 +136,7 @@ def side_of(cut: Cut, name: str, model: nn.Module) -> Side:
         given={},
         not_captured_by=(),
         excluded=(),
-        assumption=replace(assumed, requires_grad=wanting, shapes=asks_sizes(plan, cut.baseline), classes=None),
+        assumption=replace(assumed, requires_grad=wanting, shapes=sizes_count(plan, cut.baseline), classes=None),
         apart=replace(cut.apart, part=name, first=0 if prefix else candidate.cut, shared=shared),
     )
     return Side(plan, replace(candidate, cut=candidate.cut - cut.more))
