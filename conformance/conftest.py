@@ -48,6 +48,7 @@ OF_MANY = (  # files whose tests say one thing of many models, changes or plante
     "test_served_models",
     "test_shapes",
     "test_sizes_by_data",
+    "test_sizes_of_state",
     "test_sizes_unseen",
     "test_stale_views",
     "test_surroundings",

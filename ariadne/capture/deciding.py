@@ -116,7 +116,7 @@ def _of(event: Event, name: str, out: torch.Tensor, dim: int) -> Iterable[_Dim]:
     if name in _CONVOLUTIONS and first.dim() == out.dim():
         crossed = name.endswith("convolution") and args[6] is True
         return [(first, 0)] if dim == 0 else [(args[1], int(crossed))] if dim == 1 else [(first, dim), (args[1], dim)]
-    if _ATTENTION in name and out.dim() == first.dim() and dim in (last, last - 1):
+    if _ATTENTION in name and out.dim() == first.dim():
         return [(args[2], dim)] if dim == last else [(first, dim)]
     return _moved(name, args, dim) or _all(tensors_in(args))
 
@@ -140,10 +140,10 @@ def _moved(name: str, args: tuple[Any, ...], dim: int) -> list[_Dim]:
 
 
 def _aligned(tensors: list[torch.Tensor], out: torch.Tensor, dim: int) -> list[_Dim]:
-    """Where a size of what is computed number by number comes from: one that is not 1 decides by itself."""
-    at = [(t, dim - out.dim() + t.dim()) for t in tensors]
-    wide = [(t, d) for t, d in at if d >= 0 and t.shape[d] == out.shape[dim] != 1]
-    return wide[:1] or [*_all(t for t, _ in at)]
+    """Where a size of what is computed number by number comes from: one that is not 1 decides by itself, else all do."""
+    at = [(t, d) for t in tensors if (d := dim - out.dim() + t.dim()) >= 0]
+    wide = [(t, d) for t, d in at if t.shape[d] == out.shape[dim] != 1]
+    return wide[:1] or at
 
 
 def _joined(tensors: Iterable[torch.Tensor], along: int, dim: int) -> list[_Dim]:
