@@ -295,6 +295,8 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
         base = getattr(torch.Tensor, name)
 
         def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if "storage" in name:  # which has a length
+                note_size(self)
             if mine() and not called_by_torch() and (not of_state or storage_of(self) in state):
                 note_type(self)
             return base(self, *args, **kwargs)
@@ -360,7 +362,7 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
     patches.set(nn.Module, "__call__", call)
     patches.set(torch.Tensor, "as_subclass", as_subclass)
     patches.set(torch.Tensor, "shape", property(shape))
-    for name in ("size", "numel", "nelement", "dim", "ndim", "__len__", "__iter__"):
+    for name in ("size", "numel", "nelement", "dim", "ndim", "ndimension", "__len__", "__iter__"):
         patches.set(torch.Tensor, name, sized(name))
     for name in ("__getitem__", "__setitem__"):
         patches.set(torch.Tensor, name, indexed(name))

@@ -7,6 +7,7 @@ order::
     waiting     gradients that wait for the other side's share
     casts       weights that autocast casts once for both sides
     asked       gradients that a loss function asks for by itself
+    hooked      hooks over the parameters of both sides
     taps        where the suffix begins, and keeps what comes back
     optimizers  cleared and stepped, as torch does it
     training    the two functions that train across a cut
@@ -24,6 +25,7 @@ order::
     split       what a user calls
 """
 
+from ariadne.runtime.hooked import refuse_hooks_of_both
 from ariadne.runtime.optimizers import step
 from ariadne.runtime.proof import AT_FAULT, prove
 from ariadne.runtime.split import SplitRuntime

@@ -24,6 +24,7 @@ from ariadne.plan import short_dtype
 from ariadne.runtime.asked import NOT_HELD, KeptWhole
 from ariadne.runtime.casts import casts_of_both, refuse_other_casts
 from ariadne.runtime.casts import kept as kept_casts
+from ariadne.runtime.hooked import refuse_hooks_of_both
 from ariadne.runtime.optimizers import clear, clear_but, refuse_other, step
 from ariadne.runtime.taps import Gradients, Tap, tapped
 from ariadne.runtime.turns import TURNS
@@ -146,6 +147,7 @@ def train_suffix(
         refuse_shared(early, optimizer, "suffix", here)
     if here:
         owned.refuse_common_source()
+    refuse_hooks_of_both(owned.prefix, owned.suffix)
     casting = kept_casts()
     if cast and shared and casting is not None and casting is not boundary._casts:
         refuse_other_casts(cast[0], here)

@@ -28,6 +28,7 @@ from ariadne.runtime import (
     held_gradients,
     led_to,
     loss_of,
+    refuse_hooks_of_both,
     refuse_shared,
     step,
     train_suffix,
@@ -261,6 +262,7 @@ class PythonSplit(NotCalled):
         halt, unmoved = mine.forward.halt, mine.stood.going_on(None if self.stays else mine.before.crossing)
         prefix = self.prefix_parameters()
         refuse_shared([p for p in prefix if p.requires_grad], optimizer, "suffix", True)
+        refuse_hooks_of_both(prefix, self.suffix_parameters())
         mine.consume("train_suffix")
         if optimizer is not None:
             optimizer.zero_grad(set_to_none=True)

@@ -40,7 +40,7 @@ REFUSALS = (RuntimeError, ZeroDivisionError, ValueError, IndexError, TypeError, 
 NAMED = (
     "append", "note", "class_append", "class_bind", "by_class", "divided", "checkpointed", "marked", *["packed"] * 6,
     "by_reference", "by_first_call", "by_first_weight", "by_held_function", "by_number", "by_teacher", "by_cache",
-    "by_object", "by_keywords",
+    "by_object", "by_keywords", "by_length",
     *(n for n in STEPS if n.startswith(("scripted", "opaque", "count_"))), "compress",
 )  # fmt: skip
 _KINDS = [*parts.KINDS, *["linear"] * 8, *["batch_norm"] * 3, "lookup", "dropout", "relu", "gain", "average"]

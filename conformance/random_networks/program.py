@@ -246,6 +246,8 @@ class Network(nn.Module):
         self.program = program
         self.register_buffer("passed", torch.zeros(()))  # of what a checkpoint runs
         self.register_buffer("total", torch.zeros(()))
+        if any(step["do"] == "by_length" for step in program.steps):
+            self.register_buffer("rows", torch.ones(2, 2))
         self.parts = parts.make(program.parts)
         self.records: list[Tensor] = []  # what steps put there stays
         self.notes: dict[str, Tensor] = {}

@@ -263,6 +263,9 @@ STEPS: dict[str, Step] = {
     # how a network is reached beside its attributes
     "by_keywords": Step("f", held_steps.by_keywords),
     "by_reference": Step("f", held_steps.by_reference, {"asked": ("list", "dict")}, shaped=lambda f, x, asked: x * 1),
+    "by_length": Step(
+        "f", held_steps.by_length, {"asked": ("own", "joined", "product", "pieces")}, shaped=lambda f, x, asked: x * 2
+    ),
     "by_first_call": Step("f", held_steps.by_first_call, shaped=lambda f, x: x * 1),
     "by_first_weight": Step("f", held_steps.by_first_weight, {}, _MADE, lambda f, x: x * 1),
     # what stays in a container of the network
