@@ -178,8 +178,9 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
         found.append(("remembered", "if not all_hold(remembered): return None", baseline.remembered))
         found.append(("all_hold", "pass", all_hold))
     pairs = tied(plan, model, baseline)
-    for i, facts in enumerate(facts_of_state(plan, model, baseline, pairs)):
-        found.append((f"facts{i}_hold", f"if not facts{i}_hold(): return None", facts.hold))
+    facts = facts_of_state(plan, model, baseline, pairs)
+    if facts is not None:
+        found.append(("facts_hold", "if not facts_hold(): return None", facts.hold))
     if pairs:
         slots = [(one.table, one.key, other.table, other.key) for one, other in pairs]
         found.append(("tied", "if any(t[k] is not u[l] for t, k, u, l in tied): return None", slots))

@@ -11,6 +11,17 @@ import torch
 
 from ariadne.guards.versions import VERSION, stamp
 
+
+class _Whatever:
+    """Equal to all: what stands where a fact of one tensor does not count."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+WHATEVER = _Whatever()
 # torch's own compiler checks the type, dtype, device, sizes and strides of many tensors in one call of C++ code, in a quarter of
 # the time that it takes to ask each from Python.
 _guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
@@ -18,6 +29,8 @@ _guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 
 class Facts:
     """What `names`, attributes of tensors, are to be for the tensors in slots: (table, key, one value for each name).
+
+    `WHATEVER` is the value of what does not count.
 
     >>> table = {"weight": torch.zeros(2)}
     >>> facts = Facts(("dtype", "shape"), [(table, "weight", (torch.float32, (2,)))])
@@ -44,6 +57,10 @@ class Facts:
             -1,
             never,
         )  # the stamp of these, and whether what stood there is alike
+
+    def unwritten(self) -> bool:
+        """Whether they held when they were last asked, and no table was written since: what stands there are the same tensors."""
+        return bool(self._dicts) and stamp(self._dicts) == self._last[0]
 
     def hold(self) -> bool:
         """Whether all are there, and so."""

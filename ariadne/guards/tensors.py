@@ -11,7 +11,7 @@ from torch import nn
 from ariadne.errors import ModuleError, named
 from ariadne.guards.attributes import Attribute
 from ariadne.guards.baseline import Baseline, shown, table_of
-from ariadne.guards.facts import Facts
+from ariadne.guards.facts import WHATEVER, Facts
 from ariadne.guards.referred import Reference
 from ariadne.plan import TraceNode, TracePlan, Value, storage_of
 
@@ -90,21 +90,21 @@ def known_facts(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[t
 
 def facts_of_state(
     plan: TracePlan, model: nn.Module, baseline: Baseline, pairs: Iterable[tuple[Slot, Slot]]
-) -> list[Facts]:
-    """What forward asked of the types of the model's tensors.
+) -> Facts | None:
+    """What forward asked of the types of the model's tensors; None where it asked for nothing.
 
     The second slot of each of the tied `pairs` has to hold the tensor of the first, and is left out.
     """
     others = {(id(other.table), other.key) for _, other in pairs}
-
-    def of(names: list[str], known: list[tuple[Slot, tuple[Any, ...]]], part: slice) -> Facts:
-        return Facts(names, [(s.table, s.key, v[part]) for s, v in known if (id(s.table), s.key) not in others])
-
-    types, sizes = plan.assumption.dtypes, size_facts(plan, model, baseline)
-    if types and sizes and asks_sizes(plan, baseline):
-        return [of(["dtype", "device.type", "shape"], known_facts(plan, model, baseline), slice(3))]
-    found = [of(["dtype", "device.type"], known_facts(plan, model, baseline), slice(2))] if types else []
-    return found + ([of(["shape"], sizes, slice(2, 3))] if sizes else [])
+    types, sizes = plan.assumption.dtypes, {(id(s.table), s.key): v[2] for s, v in size_facts(plan, model, baseline)}
+    if not (types or sizes):
+        return None
+    slots = [
+        (slot.table, slot.key, (dtype, device, sizes.get((id(slot.table), slot.key), WHATEVER)) if types else (shape,))
+        for slot, (dtype, device, shape) in (known_facts if types else size_facts)(plan, model, baseline)
+        if (id(slot.table), slot.key) not in others
+    ]
+    return Facts(["dtype", "device.type", "shape"] if types else ["shape"], slots)
 
 
 def tied(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tuple[Slot, Slot]]:
@@ -152,6 +152,8 @@ def flag_of(model: nn.Module, path: str) -> tuple[dict[str, torch.Tensor | None]
 class StateGuard:
     """That the tensors which a suffix reads are tied as they were, and of the sizes that forward asked for.
 
+    Where the prefix ran here, its entrance has just looked at all of them: then it counts that none was put in another's place.
+
     For a suffix whose prefix runs elsewhere: what enters a prefix is checked for the whole model, and calls for a new plan. The
     dtypes and devices of a suffix may be others than the prefix's. What the prefix itself stores does not count. Nor does what the
     suffix stores, if it follows from sizes, where the prefix ran here, in the state that it found. A suffix whose prefix runs
@@ -197,7 +199,7 @@ class StateGuard:
             return False
         if not here and any(getattr(slot.now(), "shape", None) != shape for slot, shape in self._own):
             return False
-        return not self._sizes or self._facts.hold()
+        return not self._sizes or (here and self._facts.unwritten()) or self._facts.hold()
 
     def explain(self, here: bool) -> None:
         """Raise `ModuleError` with the first difference."""
