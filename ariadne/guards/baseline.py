@@ -35,7 +35,17 @@ from ariadne.guards.counted import Names, kept_of_attribute, owner_of
 from ariadne.guards.first_calls import AsFilled
 from ariadne.guards.kept import Defaults, Kept, Same
 from ariadne.guards.left import AsLeft, merged
-from ariadne.guards.marks import ASKING_FOR_CLASSES, Asked, Listed, Marks, Registered, Strides, marks_on, state_of
+from ariadne.guards.marks import (
+    ASKING_FOR_CLASSES,
+    Asked,
+    Listed,
+    Marks,
+    Registered,
+    Strides,
+    marks_on,
+    state_of,
+    tabled,
+)
 from ariadne.guards.opened import State, counts_by_which
 from ariadne.guards.outside import Outside, add_to, in_class, of_kind, with_contents
 from ariadne.guards.recording import Recording, flags_set
@@ -417,11 +427,6 @@ def _has_more(module: nn.Module, keys: tuple[Any, ...], was: Any) -> bool:
         return False
     now = [*module.__dict__["_keys"]]
     return len(now) > len(was) and now[: len(was)] == [*was]
-
-
-def tabled(module: nn.Module) -> tuple[list[str], list[str]]:
-    """The names of a module's own parameters, and of its buffers."""
-    return [*module._parameters], [*module._buffers]
 
 
 def copied_model(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
