@@ -275,7 +275,11 @@ class Baseline:
     ) -> None:  # fmt: skip
         """Take note of what forward asks of tensors beside their values and sizes, as it is now."""
         missed = set[tuple[str, int | None]]().union(*(recorded.marks for recorded in recordings))
-        self.mark_names = frozenset({n for n, _ in missed} | names.names if recordings else ())
+        # `isinstance(t, nn.Buffer)` goes by a mark of torch's own.
+        of_torch = {
+            mark for name, mark in (("Buffer", "_is_buffer"), ("Parameter", "_is_param")) if name in names.names
+        }
+        self.mark_names = frozenset({n for n, _ in missed} | names.names | of_torch if recordings else ())
         self.marks = {i: marks_on(t, self.mark_names) for i, t in enumerate(leaves) if is_a(t, torch.Tensor)}
         asks = not ASKING_FOR_CLASSES.isdisjoint(names.names)
         self.exact = {i: type(leaves[i]) for i in self.marks} if asks else {}
