@@ -18,6 +18,22 @@ def bits(t: torch.Tensor) -> torch.Tensor:
     return t.contiguous().view(kind[t.element_size()])
 
 
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors, wherever they are, hold the same numbers of one type: -0.0 is not 0.0, and a NaN is itself.
+
+    >>> same_bits(torch.zeros(1), -torch.zeros(1)), same_bits(torch.zeros(1) / 0, torch.zeros(1) / 0)
+    (False, True)
+    """
+    if a is b:
+        return True
+    if a.shape != b.shape or a.dtype is not b.dtype:
+        return False
+    a = a.to(b.device)
+    if a.layout is not torch.strided or b.layout is not torch.strided:
+        return _leaf_difference(a, b) is None
+    return torch.equal(a, b) if a.is_quantized else torch.equal(bits(a), bits(b))
+
+
 def difference(whole: Any, split: Any) -> str | None:
     """The first difference between two nested results, in words; None if they are the same, bit for bit.
 

@@ -14,6 +14,7 @@ from ariadne.boundary.nodes import TensorRef, register_boundary_serializer, show
 from ariadne.boundary.ragged import Ragged, buffer_of, sizes_of
 from ariadne.boundary.sections import Memo, header_section, values_section
 from ariadne.boundary.wire import Form, encode, joined, on_the_cpu, opened, tensors_of
+from ariadne.compare import same_bits
 from ariadne.errors import BoundaryError, ConsumedError, PayloadError
 from ariadne.plan import own
 
@@ -129,7 +130,7 @@ class BoundaryPayload:
 
     def put_back_quiet(self) -> None:
         """Let the values that moved uncounted since the prefix ran be copies, as this call left them."""
-        moved = {i: copy for i, copy in self._quiet if not torch.equal(self.raw[i], copy)}
+        moved = {i: copy for i, copy in self._quiet if not same_bits(self.raw[i], copy)}
         if moved:
             self.raw = tuple(moved.get(i, value) for i, value in enumerate(self.raw))
 

@@ -11,6 +11,7 @@ import torch
 
 from ariadne import tree
 from ariadne.capture.sizes import UNKNOWN, Sources
+from ariadne.compare import same_bits
 from ariadne.errors import CaptureError
 from ariadne.plan import WHOLE, Batches, Expr, Ref, TraceNode, TracePlan, Value, substitute, uses, without
 
@@ -206,7 +207,7 @@ def _same_number(a: Any, b: Any) -> bool:
 
 def _same_constant(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return a is b or (a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(a, b)))
+        return same_bits(a, b)
     return _same_number(a, b)
 
 
@@ -232,7 +233,7 @@ def _same_object(a: Any, b: Any) -> bool:
 
 def _same_state(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b))
+        return same_bits(a, b)
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(_same_state(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, dict) and isinstance(b, dict):

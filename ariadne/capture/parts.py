@@ -22,6 +22,7 @@ from ariadne.capture.refusals import refuse_transforms
 from ariadne.capture.state import Snapshot, Spot
 from ariadne.capture.values import CONSTANTS, SYMBOLIC
 from ariadne.capture.wanted import tell
+from ariadne.compare import same_bits
 from ariadne.errors import UnsupportedError, named
 from ariadne.guards import LEAVES, Effect, Recording, held, is_a, is_array, refill
 from ariadne.plan import storage_of, tensors_in
@@ -256,17 +257,11 @@ class _Seen:
     def written(self) -> list[torch.Tensor]:
         """Those that hold other data now; of others in the same memory, those that were given."""
         moved = {at for at, t in self.tensors.items() if version(t) != self.versions[at]}
-        moved |= {at for at, data in self.data.items() if not _same(self.tensors[at], data)}
+        moved |= {at for at, data in self.data.items() if not same_bits(self.tensors[at], data)}
         memory = {storage_of(self.tensors[at]) for at in moved & self.given}
         return [
             t for at, t in self.tensors.items() if at in moved and (at in self.given or storage_of(t) not in memory)
         ]
-
-
-def _same(t: torch.Tensor, data: torch.Tensor) -> bool:
-    """Whether a tensor holds the same data, bit for bit; NaN is NaN."""
-    t = t.detach()
-    return t.shape == data.shape and bool(((t == data) | ((t != t) & (data != data))).all())
 
 
 def _leads_to(node: Any, others: set[Any], through: set[Any]) -> bool:

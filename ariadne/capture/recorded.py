@@ -213,7 +213,7 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
     plain_offset: Any = torch.Tensor.storage_offset
 
     def unmarked(self: torch.Tensor, name: str) -> Any:
-        if mine() and not called_by_torch():
+        if mine() and not called_by_torch() and not (_is_registered() and _is_made_here(self, recording)):
             recording.marks.add((name, storage_of(self)))
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -400,6 +400,11 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
         part.patch(recorder, patches)
     for name in _AUTOCAST:
         patches.set(torch, name, watched_call("dtype", getattr(torch, name)))
+
+
+def _is_registered() -> bool:
+    """Whether it is `nn.Module` that asks `isinstance(value, nn.Buffer)`, as a tensor is assigned."""
+    return bool(sys._getframe(3).f_globals.get("__name__") == "torch.nn.modules.module")
 
 
 def _is_made_here(t: torch.Tensor, recording: Recording) -> bool:

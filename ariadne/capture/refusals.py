@@ -21,7 +21,15 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from ariadne.errors import AriadneError, UnsupportedError, named
 from ariadne.forks import undone
-from ariadne.guards import GLOBAL_HOOKS, TORCH, Recording, caches_parametrizations, global_hooks, looked_into
+from ariadne.guards import (
+    GLOBAL_HOOKS,
+    TORCH,
+    Recording,
+    caches_parametrizations,
+    function_modes,
+    global_hooks,
+    looked_into,
+)
 from ariadne.plan import tensors_in
 
 _ELSEWHERE = (
@@ -255,6 +263,15 @@ def refuse_hooks(model: nn.Module) -> None:
                 f"{named(path)} has a backward hook, which a captured plan can't run; remove it, or register a hook on a "
                 "parameter or on an output of the split instead"
             )
+
+
+def refuse_function_modes() -> None:
+    """Raise `UnsupportedError` if the caller has entered a mode over torch's functions, which a plan would be made under."""
+    if found := function_modes():
+        raise UnsupportedError(
+            f"a TorchFunctionMode is entered ({found}), whose Python decides what torch's functions do in forward; a captured plan "
+            "does not run it. Leave it for the call, as for prepare_split, or enter it in forward"
+        )
 
 
 def refuse_cached_weights(model: nn.Module) -> None:

@@ -28,7 +28,13 @@ from ariadne.capture.history import another, gives, standing
 from ariadne.capture.leaks import refuse_kept_data, refuse_leaks, refuse_unlike_constants
 from ariadne.capture.observed import Observation, observe
 from ariadne.capture.reach import Reach
-from ariadne.capture.refusals import refuse_cached_weights, refuse_called_class, refuse_hooks, refuse_scripted
+from ariadne.capture.refusals import (
+    refuse_cached_weights,
+    refuse_called_class,
+    refuse_function_modes,
+    refuse_hooks,
+    refuse_scripted,
+)
 from ariadne.capture.settled import NO_BATCH, refuse_beginnings, refuse_change, refuse_flags, refuse_questions
 from ariadne.capture.shapes import PlainNumberError, within_shapes
 from ariadne.capture.sizes import Watch, holding
@@ -85,6 +91,7 @@ def capture(
     refuse_hooks(model)
     refuse_scripted(model)
     refuse_cached_weights(model)
+    refuse_function_modes()
     other = another(size, batches)
     try:
         real = observe(model, example, size, batch_symbol, grad, other=other)

@@ -109,7 +109,15 @@ from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.remembered import Memories
 from ariadne.guards.roots import Reached, outside_of
 from ariadne.guards.searched import searched_once
-from ariadne.guards.switches import SETTERS, SWITCHES, TORCH, Switched, caches_parametrizations, no_weights_cached
+from ariadne.guards.switches import (
+    SETTERS,
+    SWITCHES,
+    TORCH,
+    Switched,
+    caches_parametrizations,
+    function_modes,
+    no_weights_cached,
+)
 from ariadne.guards.tensors import StateGuard, sizes_count
 from ariadne.guards.told import told_of, without_content
 from ariadne.guards.versions import VERSION, stamp

@@ -35,7 +35,17 @@ from ariadne.guards.counted import Names, kept_of_attribute, owner_of
 from ariadne.guards.first_calls import AsFilled
 from ariadne.guards.kept import Defaults, Kept, Same
 from ariadne.guards.left import AsLeft, merged
-from ariadne.guards.marks import ASKING_FOR_CLASSES, Asked, Listed, Marks, Registered, Strides, marks_on, state_of
+from ariadne.guards.marks import (
+    ASKING_FOR_CLASSES,
+    Asked,
+    Listed,
+    Marks,
+    Registered,
+    Strides,
+    marks_on,
+    state_of,
+    tabled,
+)
 from ariadne.guards.opened import State, counts_by_which
 from ariadne.guards.outside import Outside, add_to, in_class, of_kind, with_contents
 from ariadne.guards.recording import Recording, flags_set
@@ -265,7 +275,11 @@ class Baseline:
     ) -> None:  # fmt: skip
         """Take note of what forward asks of tensors beside their values and sizes, as it is now."""
         missed = set[tuple[str, int | None]]().union(*(recorded.marks for recorded in recordings))
-        self.mark_names = frozenset({n for n, _ in missed} | names.names if recordings else ())
+        # `isinstance(t, nn.Buffer)` goes by a mark of torch's own.
+        of_torch = {
+            mark for name, mark in (("Buffer", "_is_buffer"), ("Parameter", "_is_param")) if name in names.names
+        }
+        self.mark_names = frozenset({n for n, _ in missed} | names.names | of_torch if recordings else ())
         self.marks = {i: marks_on(t, self.mark_names) for i, t in enumerate(leaves) if is_a(t, torch.Tensor)}
         asks = not ASKING_FOR_CLASSES.isdisjoint(names.names)
         self.exact = {i: type(leaves[i]) for i in self.marks} if asks else {}
@@ -417,11 +431,6 @@ def _has_more(module: nn.Module, keys: tuple[Any, ...], was: Any) -> bool:
         return False
     now = [*module.__dict__["_keys"]]
     return len(now) > len(was) and now[: len(was)] == [*was]
-
-
-def tabled(module: nn.Module) -> tuple[list[str], list[str]]:
-    """The names of a module's own parameters, and of its buffers."""
-    return [*module._parameters], [*module._buffers]
 
 
 def copied_model(model: nn.Module, memo: dict[int, Any]) -> nn.Module:

@@ -25,7 +25,7 @@ from ariadne.guards.counted import owner_of
 from ariadne.guards.explained import beside, refuse_changes
 from ariadne.guards.kept import Kept, OfKind, OfTables, Own, Same
 from ariadne.guards.left import AsLeft
-from ariadne.guards.marks import Asked, marks_on, same_marks
+from ariadne.guards.marks import Asked, Tabled, marks_on, same_marks
 from ariadne.guards.outside import Outside
 from ariadne.guards.remembered import all_hold
 from ariadne.guards.sizes import fits
@@ -412,6 +412,7 @@ class ModuleGuard:
             if path in modules:
                 found = Lookup(type(modules[path]))
                 of_classes.append(Outside(found, name, found[name], name))
+        contents += [Tabled(modules[path], were) for path, were in base.tabled.items() if path in modules]
         surrounded = Surrounded([*base.outside, *of_classes])
         parents = [
             (m, [*m._modules.items()] if base.keeps_its_children(p) else base.children[p])
@@ -427,7 +428,7 @@ class ModuleGuard:
         self._handles = RemovableHandle.next_id
         own = {id(t) for m in modules.values() for t in (m.__dict__, m._modules, m._parameters)} | inner
         own |= {id(m._buffers) for m in modules.values() if not m._buffers}
-        looked_in_vain = {path for path, _ in nowhere} | base.tabled.keys()
+        looked_in_vain = {path for path, _ in nowhere}
         sized = [m.__dict__ for m in modules.values()] + [m._modules for m, _ in parents]
         sized += [t for p, m in modules.items() if p in looked_in_vain for t in (m._parameters, m._buffers)]
         # What was looked for in vain, or found in the class, must not come to stand in a module's own dicts.

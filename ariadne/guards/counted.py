@@ -29,7 +29,7 @@ from ariadne.guards.attributes import (
     simple,
 )
 from ariadne.guards.classes import can_become
-from ariadne.guards.kept import Bytes, Contents, Length, OfKind, Own, Same
+from ariadne.guards.kept import Bytes, Contents, Keys, Length, OfKind, Own, Same
 from ariadne.guards.opened import State, asks_itself, counts_by_which, data_in, keeps_in_c, only_answers
 from ariadne.guards.readers import Reads
 from ariadne.guards.recording import Recording
@@ -165,7 +165,9 @@ def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> 
         yield keys, Contents(value)
         if not own_of(value):  # an `OrderedDict` may have attributes
             return
-    elif is_a(value, (list, dict, set, deque)):
+    elif is_a(value, dict):
+        yield keys, Keys(value)
+    elif is_a(value, (list, set, deque)):
         yield keys, Length(value)
     if own_of(value) is not None and type(value) is not OrderedDict and (asked := names.asked_of(value)) != set():
         yield keys, Own(value, names.assigned, asked)

@@ -11,11 +11,12 @@ from torch import nn
 from ariadne import tree
 from ariadne.errors import ModuleError, named
 from ariadne.guards.attributes import SIMPLE, is_a, own_of, simple
-from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, reach, shown, tabled
+from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, reach, shown
 from ariadne.guards.classes import stands_in
 from ariadne.guards.first_calls import AsFilled
 from ariadne.guards.kept import Kept, Same
 from ariadne.guards.left import AsLeft
+from ariadne.guards.marks import tabled
 from ariadne.guards.watched import is_known
 
 

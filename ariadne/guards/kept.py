@@ -202,6 +202,35 @@ class Length(Kept):
         return f"a {type(self.thing).__name__} of {held}"
 
 
+class Keys(Kept):
+    """The keys of a dict, in their order; what stands under them is held apart."""
+
+    __slots__ = ("version",)
+
+    def __init__(self, thing: Any) -> None:
+        self.version = _version(thing)  # first: a write in between shows
+        super().__init__(thing)
+
+    def look(self, thing: Any) -> list[Any]:
+        """As Python's own class tells them."""
+        return list((OrderedDict if is_a(thing, OrderedDict) else dict).__iter__(thing))
+
+    def words(self, held: list[Any]) -> str:
+        """The type, and the first keys."""
+        return f"a {type(self.thing).__name__} with the keys {reprlib.repr(held)}"
+
+    def is_same(self) -> bool:
+        """Whether it has the same keys still, or plain ones equal to them."""
+        version = _version(self.thing)
+        if version is not None and version == self.version:
+            return True
+        now = self.look(self.thing)
+        same = len(now) == len(self.held) and (all(map(is_, now, self.held)) or all(map(_alike, now, self.held)))
+        if same:
+            self.version = version
+        return same
+
+
 class Contents(Kept):
     """The plain values in a large container; a dict's keys count too, and their order."""
 
@@ -270,12 +299,15 @@ class Members(Kept):
         if version is not None and version == self.version:
             return True
         now = self.look(self.thing)
-        same = len(now) == len(self.held) and all(
-            a is b or (lasts(a) and lasts(b) and tree.identical(a, b)) for a, b in zip(now, self.held, strict=True)
-        )
+        same = len(now) == len(self.held) and all(map(_alike, now, self.held))
         if same:
             self.version = version
         return same
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two are one thing, or plain values that do as well for each other."""
+    return a is b or (lasts(a) and lasts(b) and tree.identical(a, b))
 
 
 def has_grown(kept: Kept | None) -> bool:

@@ -225,6 +225,37 @@ def _tables_of(module: Any) -> tuple[dict[str, Any], ...]:
     return own, own["_parameters"], own["_buffers"], own["_modules"]
 
 
+def tabled(module: nn.Module) -> tuple[list[str], list[str]]:
+    """The names of a module's own parameters, and of its buffers."""
+    return [*module._parameters], [*module._buffers]
+
+
+class Tabled(OfTables):
+    """The names of a module's own parameters and of its buffers, in their order, as they `were` when forward went through them."""
+
+    __slots__ = ()
+
+    def __init__(self, thing: nn.Module, were: tuple[list[str], list[str]]) -> None:
+        super().__init__(thing)
+        self.held = were
+
+    def look(self, thing: Any) -> tuple[list[str], list[str]]:
+        """Those of both tables."""
+        return tabled(thing)
+
+    def rests_on(self) -> tuple[dict[str, Any], ...]:
+        """The two tables, as they stand now."""
+        return self.thing._parameters, self.thing._buffers
+
+    def asks_as(self, other: Kept) -> bool:
+        """Whether that looks through the same module's names."""
+        return isinstance(other, Tabled) and other.thing is self.thing and bool(other.held == self.held)
+
+    def words(self, held: tuple[list[str], list[str]]) -> str:
+        """All of them."""
+        return ", ".join(name for names in held for name in names)
+
+
 class Listed(OfTables):
     """The names of a module's own attributes, parameters, buffers and parts, which forward looked through.
 

@@ -1,8 +1,8 @@
 """Switches: settings of torch that Python can ask for, so that forward may go another way after one is changed.
 
 Ops follow most of them by themselves, since a plan's ops are torch's own. What a plan can't follow is an answer that Python got:
-`if torch.is_inference_mode_enabled()`. Which were asked for is seen where a forward is recorded; two are always held: the default
-dtype and the default device decide what torch makes of Python's numbers.
+`if torch.is_inference_mode_enabled()`. Which were asked for is seen where a forward is recorded; three are always held: the default
+dtype and the default device decide what torch makes of Python's numbers, and a `TorchFunctionMode` what its functions do.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch.backends.mha
 import torch.backends.opt_einsum
 from torch import distributed
 from torch.nn.utils import parametrize
+from torch.overrides import _get_current_function_mode_stack
 
 TORCH = ("torch.autograd", "torch.utils", "torch._", "torch.amp", "torch.fx", "ariadne")  # parts that no result follows
 _CPU = torch.device("cpu")
@@ -27,6 +28,17 @@ _modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambd
 def default_device() -> torch.device:
     """Where torch makes tensors if nobody says where; fast where no `torch.set_default_device` is at work."""
     return torch.get_default_device() if _modes() else _CPU
+
+
+def function_modes() -> str:
+    """The classes of the modes over torch's functions that the caller has entered; fast where there is none.
+
+    Torch's own, such as `torch.device` as a block, and Ariadne's change no op, or are held apart.
+    """
+    if not _modes():
+        return ""
+    kinds = map(type, _get_current_function_mode_stack())
+    return ", ".join(k.__qualname__ for k in kinds if k.__module__.partition(".")[0] not in ("torch", "ariadne"))
 
 
 def caches_parametrizations() -> bool:
@@ -123,6 +135,7 @@ _RAISING, _FILTERS = "which warnings are errors", "warnings.filters"
 ALWAYS: dict[str, Callable[[], Any]] = {
     "torch.get_default_dtype()": torch.get_default_dtype,
     "torch.get_default_device()": default_device,
+    "the TorchFunctionModes entered": function_modes,
 }
 SWITCHES: dict[str, Callable[[], Any]] = {
     **{name: getattr(torch._C, own) for name, own in _OF_C.items() if hasattr(torch._C, own)},

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ariadne.compare import same_bits
 from ariadne.errors import HandshakeError, SpecError, TrainingError
 from ariadne.pipeline import LoadedPart, back, load_part
 from ariadne.remote.calls import Path_
@@ -76,7 +77,7 @@ class Edge:
         for name, p in self.last.tied.items():
             if name not in ours:
                 continue
-            if not torch.equal(p, ours[name]):
+            if not same_bits(p, ours[name]):
                 raise HandshakeError(
                     f"{name!r} is one parameter of both parts here, and has two values: save them again"
                 )

@@ -37,7 +37,7 @@ from ariadne.errors import (
     TrainingError,
     named,
 )
-from ariadne.guards import Baseline, ModuleGuard, StateGuard, entrance, has_grown, switches
+from ariadne.guards import Baseline, ModuleGuard, StateGuard, entrance, follow, has_grown, shown, switches
 from ariadne.imports import imported
 from ariadne.plan import Apart, Groups, TraceNode, TracePlan, Value, as_bytes, uses
 from ariadne.runtime.caught import refuse_caught
@@ -309,14 +309,17 @@ class Variant:
         To look for each tensor at each call would take as long as all else that is checked, so it shows when it is read.
         """
         for value in self.plan.values.values():
-            if value.is_state and len(value.origin) == 2:
-                path, name = value.origin
+            if value.is_state:
+                path, name, *steps = value.origin
                 tables = self.modules[path].__dict__ if path in self.modules else {}
                 where = {"parameter": "_parameters", "buffer": "_buffers"}.get(value.kind)
-                if (tables.get(where, {}) if where else tables).get(name) is None:
+                holder = (tables.get(where, {}) if where else tables).get(name)
+                if _is_gone(holder, steps):
                     kinds = {"_parameters": "a parameter", "_buffers": "a buffer", "_modules": "a submodule"}
                     found = next((k for t, k in kinds.items() if tables.get(t, {}).get(name) is not None), None)
                     found = "a plain attribute" if found is None and tables.get(name) is not None else found
+                    if holder is not None:
+                        found, name = "", shown((name, *steps))
                     raise ModuleError(
                         f"the {value.kind} {name!r} of {named(path)}, which the plan reads, is gone"
                         f"{f', and {found} stands there now' if found else ''}; undo that, or call prepare_split again. Ops before "
@@ -430,3 +433,11 @@ def _bytes(t: torch.Tensor) -> bytes:
     """What a tensor holds."""
     found: bytes = as_bytes(t).numpy().tobytes()
     return found
+
+
+def _is_gone(holder: Any, steps: Sequence[Any]) -> bool:
+    """Whether nothing, or None, stands where these steps lead from what an attribute holds."""
+    try:
+        return follow(holder, tuple(steps)) is None
+    except (LookupError, AttributeError, TypeError):
+        return True

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
+from ariadne.compare import same_bits
 from ariadne.cut import Part, held_by_itself
 from ariadne.errors import WitnessError
 from ariadne.guards import Attribute, Slots, Switched
@@ -90,11 +91,6 @@ class Halted:
     def question(self, plan: TracePlan) -> WitnessError:
         """The same as an error."""
         return self.error or broken_witness(*self.asked, plan=plan)
-
-
-def same_data(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors hold the same numbers, wherever they are."""
-    return a.shape == b.shape and bool(torch.equal(a.detach().to(b.device), b))
 
 
 def _is_name(name: Any) -> bool:
@@ -189,7 +185,7 @@ class _Writer:
             body[i] = body[i][0], line
         halting = "\n".join([head, *self._regions(body)]) + "\n" if asks else ""
         broken = functools.partial(broken_witness, plan=self.plan)
-        self.namespace.update(broken_witness=broken, identical=tree.identical, same_data=same_data, own=own)
+        self.namespace.update(broken_witness=broken, identical=tree.identical, same_data=same_bits, own=own)
         self.namespace.update(FUNCTIONS, Halted=Halted)
         return Source(part.name, text, self.namespace, parameters, part.gives or (), halting)
 
@@ -255,7 +251,10 @@ class _Writer:
         if not (node.is_witness and node.outputs):
             return None
         name, expected, asked = node.outputs[0], self._atom(node.witness), node.target
-        differs = f"not identical({name}, {expected})" if isinstance(node.witness, float) else f"{name} != {expected}"
+        plain = isinstance(node.witness, (int, Expr)) and not node.target.startswith(
+            "python."
+        )  # of one type, by its op
+        differs = f"{name} != {expected}" if plain else f"not identical({name}, {expected})"
         if asked == "aten.sym_size.int":
             maker = self.plan.definitions.get(node.args[0].name)
             asked = f"size {node.args[1]} of {self.plan.node(node.args[0].name).target if maker is not None else 'an input'}"

@@ -18,6 +18,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ariadne import tree
+from ariadne.compare import same_bits
 from ariadne.errors import BoundaryError, PayloadError
 from ariadne.guards import simple
 from ariadne.stopped.absent import ANSWERED, Absent
@@ -336,7 +337,7 @@ def marks_of(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, A
 def stands(t: torch.Tensor, mark: Any) -> bool:
     """Whether a tensor holds what it held."""
     version, was = mark
-    return version_of(t) == version and (was is None or torch.equal(t, was))
+    return version_of(t) == version and (was is None or same_bits(t, was))
 
 
 def place_of_call(depth: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -117,3 +118,46 @@ def test_what_torch_asks_of_a_tensor_that_it_makes_a_fake_of_is_not_asked_at_eac
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
     runtime = prepare_split(model, (numbers(2, 3, 8, 8),), split="after:1")
     assert not [keys for _, keys, _ in runtime._now[False].prefix_guard.attributes if "tensors" in str(keys[0])]
+
+
+class Renews(nn.Module):
+    """(B, 4) to (B, 2), with a running mean that each call replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.ema, self.other = nn.Buffer(torch.zeros(4)), nn.Buffer(torch.ones(4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        self.ema = self.ema * 0.5 + h.detach().mean(0)
+        found: torch.Tensor = self.b(h + self.ema * self.other)
+        return found
+
+
+class GoesByClass(Renews):
+    """The same without that: what class `other` is of decides."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.b(self.a(x)) * (2.0 if isinstance(self.other, nn.Buffer) else 1.0)
+        return found
+
+
+def test_a_buffer_that_forward_replaces_needs_no_mark_of_torchs_own() -> None:
+    """`nn.Buffer` marks what it makes, and `nn.Module` asks for that as a tensor is assigned: no answer that forward hears."""
+    torch.manual_seed(0)
+    model = Renews().eval()
+    whole, x = copy.deepcopy(model), torch.ones(2, 4)
+    runtime = prepare_split(model, (x,), split="after:a")
+    for scale in (1.0, 2.0, 3.0):
+        with torch.no_grad():
+            same(runtime.run_suffix(runtime.run_prefix(x * scale)), whole(x * scale))
+    same(model.ema, whole.ema)
+
+
+def test_whether_a_buffer_is_marked_counts_where_forward_asks() -> None:
+    model = GoesByClass().eval()
+    runtime = prepare_split(model, (torch.ones(2, 4),), split="after:a")
+    model.other = torch.ones(4)
+    with pytest.raises(ModuleError, match="_is_buffer"):
+        runtime.run_suffix(runtime.run_prefix(torch.ones(2, 4)))
