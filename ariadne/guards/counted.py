@@ -165,7 +165,9 @@ def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> 
         yield keys, Contents(value)
         if not own_of(value):  # an `OrderedDict` may have attributes
             return
-    elif is_a(value, (list, dict, set, deque)):
+    elif is_a(value, (set, frozenset)):  # no steps lead to what is in it
+        yield keys, State(value, names.of(value), names.assigned, names.moved)
+    elif is_a(value, (list, dict, deque)):
         yield keys, Length(value)
     if own_of(value) is not None and type(value) is not OrderedDict and (asked := names.asked_of(value)) != set():
         yield keys, Own(value, names.assigned, asked)
