@@ -19,6 +19,7 @@ from ariadne.capture import Captured, Example, batch_dims, capture, capturing, d
 from ariadne.compare import difference
 from ariadne.cut import ExecutionMode, Objective, SplitSpec, frontiers, parse_boundary
 from ariadne.errors import (
+    AriadneError,
     BatchError,
     CaptureError,
     InputError,
@@ -308,13 +309,18 @@ def captured_for(
     recapture = Recapture(model, spec.batch_symbol, range(lo, hi + 1))
     try:
         captures = [_capture(recapture, example, training)]
-    except RuntimeError as error:  # the model's own
-        made = _of_inference(model, error) if training else ""
-        if not made:
+    except AriadneError:
+        raise
+    except Exception as error:  # the model's own, which may be one of gradients alone
+        if not training:
             raise
+        captures = [_without_gradients(recapture, example, error)]
         if spec.trainable:
+            made = _of_inference(model, error) or (
+                f"forward runs without gradients alone, with them it raises {type(error).__name__}: {error}"
+            )
             raise SpecError(f"trainable=True asks for what can't be: {made}") from error
-        training, captures = False, [_capture(recapture, example, False)]
+        training = False
     _warn_of_unread(model, example, captures[0].plan)
     if training and captures[0].plan.assumption.grad is not None:
         captures.append(_capture(recapture, example, False))
@@ -323,7 +329,17 @@ def captured_for(
     return recapture, captures
 
 
-def _of_inference(model: nn.Module, error: RuntimeError) -> str:
+def _without_gradients(recapture: Recapture, example: Example, error: Exception) -> Captured:
+    """The plan of a forward that raised `error` with gradients; that error, where it raises without them, too."""
+    try:
+        return _capture(recapture, example, False)
+    except AriadneError:
+        raise
+    except Exception:
+        raise error from None
+
+
+def _of_inference(model: nn.Module, error: Exception) -> str:
     """What is wrong, where torch raised since the model's tensors were made for inference alone; else empty."""
     named_ones = (*model.named_parameters(), *model.named_buffers())
     name = next((n for n, t in named_ones if t.is_inference()), None)

@@ -338,8 +338,16 @@ def _refuse_python_state(
             elif settles(before, now, batch) and (effects is None or (path, name) in effects.settled):
                 settled[path, name] = before, now
                 continue
-            refuse_change((path, name), before, now)
+            refuse_change((path, name), before, now, _grows(found, path))
     return settled
+
+
+def _grows(found: Recording, path: str) -> bool:
+    """Whether forward replaced tensors of a module, and a number there became larger: tables that were too short."""
+    of_it = [(before, now) for at, _, before, now in found.changed if at == path]
+    replaced = any(is_a(before, torch.Tensor) and is_a(now, torch.Tensor) for before, now in of_it)
+    replaced = replaced or any(at == path for at, *_ in found.stores)
+    return replaced and any(type(before) is type(now) is int and now > before for before, now in of_it)
 
 
 def _refuse_strange(found: Recording, snapshot: Snapshot) -> None:

@@ -38,12 +38,13 @@ def settles(before: Any, now: Any, batch: int) -> bool:
     return (type(before) is bool and type(now) is bool) or (type(before) is int and type(now) is int and now == batch)
 
 
-def refuse_change(key: Key, before: Any, now: Any) -> None:
-    """Raise `UnsupportedError` for an attribute that a plan can't follow."""
+def refuse_change(key: Key, before: Any, now: Any, grows: bool = False) -> None:
+    """Raise `UnsupportedError` for an attribute that a plan can't follow; `grows`: tensors are made anew with it."""
     path, name = key
+    ready = "; where it is the largest size so far, run the model once on the largest inputs, and prepare then"
     raise UnsupportedError(
         f"forward reads and changes the attribute {name!r} of {named(path)} (from {before!r} to {now!r}), which "
-        "a plan can't follow; keep such state in a buffer"
+        f"a plan can't follow; keep such state in a buffer{ready if grows else ''}"
     )
 
 

@@ -38,6 +38,7 @@ from ariadne.guards.left import AsLeft, merged
 from ariadne.guards.marks import (
     ASKING_FOR_CLASSES,
     Asked,
+    Classes,
     Listed,
     Marks,
     Registered,
@@ -271,7 +272,7 @@ class Baseline:
                 self.outside += of_kind(cls, None if names.any else names.names, names.assigned, which)
 
     def _note_marks(
-        self, model: nn.Module, recordings: Sequence[Recording], names: Names, leaves: Sequence[Any], followed: Iterable[Read]
+        self, model: nn.Module, recordings: Sequence[Recording], names: Names, leaves: Sequence[Any], followed: Sequence[Read]
     ) -> None:  # fmt: skip
         """Take note of what forward asks of tensors beside their values and sizes, as it is now."""
         missed = set[tuple[str, int | None]]().union(*(recorded.marks for recorded in recordings))
@@ -295,15 +296,26 @@ class Baseline:
             self.attributes.append(("", ("what stands on its tensors",), on_them))
         if any("members" in recorded.looked for recorded in recordings):
             self.attributes.append(("", ("which parameters and buffers there are",), Registered(model)))
-        looked = set[str]().union(*(recorded.looked for recorded in recordings))
+        looked = frozenset[str]().union(*(recorded.looked for recorded in recordings))
         which = frozenset({"none", "class", "ties"} & ({*looked, "ties"} if "members" in looked else looked))
         if self.tabled or which:
             self.attributes.append(("", ("which tensors stand where",), Asked(model, which)))
         tied = Tied(model, self._roots_of_ties(model, recordings)) if recordings else None
         if tied is not None and tied.held and ("ties" in which or tied.always):
             self.attributes.append(("", ("which tensors are one",), tied))
+        self._note_found(followed, looked & {"class", "requires_grad"})
         if any("layout" in recorded.looked for recorded in recordings):
             self.attributes.append(("", ("the strides of its tensors",), Strides(model)))
+
+    def _note_found(self, followed: Iterable[Read], asks: frozenset[str]) -> None:
+        """Take note of what kind stands where forward found tensors in attributes, and in what these hold."""
+        found: dict[str, dict[Any, tuple[Any, ...]]] = {}
+        for path, keys, t in followed:
+            if reach(self.modules[path], keys) is t:  # not where a first call puts it
+                found.setdefault(path, {})[keys, *map(type, keys)] = keys
+        for path, places in found.items():
+            classes = Classes(self.modules[path], [*places.values()], asks)
+            self.attributes.append((path, ("what stands where forward found tensors",), classes))
 
     def _roots_of_ties(self, model: nn.Module, recordings: Sequence[Recording]) -> Iterable[tuple[str, str] | Outside]:
         """What forward read that may hold tensors, and that it does not change itself."""

@@ -454,7 +454,8 @@ class ModuleGuard:
         ]
         self._modules = list(modules.values())
         self._classes = [base.classes[p] for p in modules]
-        named = Named([kept for kept in contents if isinstance(kept, OfTables)], modules.values())
+        told = [kept for kept in contents if isinstance(kept, OfTables) and kept.is_told]
+        named = Named(told, modules.values())
         held.update((id(own_of(k.thing)), (k.thing, own_of(k.thing))) for k in contents if isinstance(k, Own))
         self.surrounded, self._parts = surrounded, (watched, surrounded, named)
         self._held, self._walk, self._calm = [*held.values()], changed_since, Calm()

@@ -20,6 +20,12 @@ def contents_of(thing: Any) -> Any:
     return set(set.__iter__(thing)) if own is set else [*own.__iter__(thing)]
 
 
+def members_of(thing: Any) -> list[Any]:
+    """What is in a set or a frozenset, whatever its class makes of going through it."""
+    own: Any = set if issubclass(type(thing), set) else frozenset
+    return [*own.__iter__(thing)]
+
+
 def refill(thing: Any, contents: Any) -> None:
     """Have a dict, a set, a list or a deque hold this and nothing else, in this order.
 

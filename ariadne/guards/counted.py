@@ -167,7 +167,9 @@ def _inside(keys: tuple[Any, ...], value: Any, seen: set[int], names: Names) -> 
             return
     elif is_a(value, dict):
         yield keys, Keys(value)
-    elif is_a(value, (list, set, deque)):
+    elif is_a(value, (set, frozenset)):  # no steps lead to what is in it
+        yield keys, State(value, names.of(value), names.assigned, names.moved)
+    elif is_a(value, (list, deque)):
         yield keys, Length(value)
     if own_of(value) is not None and type(value) is not OrderedDict and (asked := names.asked_of(value)) != set():
         yield keys, Own(value, names.assigned, asked)

@@ -132,6 +132,7 @@ class OfTables(Kept):
     """What rests on tables, and is looked through again only after one of these was written."""
 
     __slots__ = ("total",)
+    is_told = True  # whether the tables show each change of it; else it has to be asked at each call
 
     def __init__(self, thing: Any) -> None:
         self.total = -1  # of the tables, when it was looked through last
@@ -287,11 +288,13 @@ class Members(Kept):
             made = [thing.default_factory] if is_a(thing, defaultdict) else []
             return [*dict.keys(thing), *dict.values(thing), *made]
         kind: Any = next(k for k in (list, set, deque) if is_a(thing, k))
-        return list(kind.__iter__(thing))
+        found = list(kind.__iter__(thing))
+        return sorted(found, key=id) if kind is set else found
 
     def words(self, held: list[Any]) -> str:
         """The type, and how many."""
-        return f"a {type(self.thing).__name__} of {len(held)} entries"
+        others = held is not self.held and len(held) == len(self.held)
+        return f"a {type(self.thing).__name__} of {len(held)} {'other ' if others else ''}entries"
 
     def is_same(self) -> bool:
         """Whether the same things stand in it still, or plain values equal to them."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.guards.attributes import BOOKKEEPING, MISSING, follow, is_a, lasts, own_of
+from ariadne.guards.attributes import BOOKKEEPING, MISSING, follow, is_a, lasts, own_of, place, shown
 from ariadne.guards.facts import alike as tensors_alike
 from ariadne.guards.facts import never
 from ariadne.guards.kept import Kept, OfTables, registries_of, told_apart
@@ -218,6 +218,67 @@ class Asked(OfTables):
         if type(other) is not Asked or other.thing is not self.thing or other.asks != self.asks:
             return False
         return bool(other.held == self.held) and list(map(id, other.filled)) == list(map(id, self.filled))
+
+
+class Classes(OfTables):
+    """Of which class each thing is that stands where forward found tensors in a module's attributes, and in what these hold.
+
+    A plan reads these anew at each call. Any tensor will do but for what forward `asks`, any of: "class", of which class one is;
+    "requires_grad", whether it does.
+    """
+
+    __slots__ = ("asks", "is_told", "places", "slots")
+
+    def __init__(self, thing: nn.Module, places: Sequence[tuple[Any, ...]], asks: frozenset[str]) -> None:
+        self.places, self.asks, own = places, asks, thing.__dict__
+        # What holds them is guarded by itself: it stays the same.
+        self.slots = [(own if len(at) == 1 else place(follow(own, at[:-1]), at[-1]), at[-1]) for at in places]
+        self.is_told = "requires_grad" not in asks and all(type(table) is dict for table, _ in self.slots)
+        super().__init__(thing)
+
+    def look(self, thing: Any) -> list[tuple[type, bool]]:
+        """The classes, and whether each wants a gradient, in the order of the places; `NoneType` where nothing stands."""
+        exact, flags = "class" in self.asks, "requires_grad" in self.asks
+        found: list[tuple[type, bool]] = []
+        for table, key in self.slots:
+            t = _standing(table, key)
+            tensor = is_a(t, torch.Tensor)
+            found.append((torch.Tensor if tensor and not exact else type(t), tensor and flags and t.requires_grad))
+        return found
+
+    def words(self, held: list[tuple[type, bool]]) -> str:
+        """Those that are not alike in the two."""
+        other = self.look(self.thing) if held is self.held else self.held
+        told = [
+            f"{at[0]}{''.join(map(shown, at[1:]))} = {_named(*is_so)}"
+            for at, is_so, now in zip(self.places, held, other, strict=True)
+            if is_so != now
+        ]
+        return ", ".join(told[:4]) or "none besides"
+
+    def rests_on(self) -> list[dict[str, Any]]:
+        """The dicts in which they stand."""
+        return [table for table, _ in self.slots if type(table) is dict]
+
+    def asked(self) -> bool:
+        """Whether they are the same, for a call."""
+        return super().asked() if self.is_told else self.is_same()
+
+    def anew(self, thing: Any) -> Kept:
+        """The same of another module."""
+        return type(self)(thing, self.places, self.asks)
+
+
+def _named(kind: type, wants_gradient: bool) -> str:
+    wanting = " that requires a gradient" if wants_gradient else ""
+    return "None" if kind is type(None) else f"a {kind.__qualname__}{wanting}"
+
+
+def _standing(table: Any, key: Any) -> Any:
+    try:
+        return table[key]
+    except (LookupError, AttributeError, TypeError):
+        return None
 
 
 def _tables_of(module: Any) -> tuple[dict[str, Any], ...]:

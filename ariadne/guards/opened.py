@@ -369,7 +369,7 @@ def _is_a_key(thing: Any) -> bool:
         hash(thing)
     except (TypeError, ValueError):  # a view of bytes that change
         return False
-    return _equals_by_what_it_holds(type(thing))
+    return not is_a(thing, _CONTAINERS) and _equals_by_what_it_holds(type(thing))
 
 
 def alike(now: list[Any], then: list[Any]) -> bool:
@@ -486,7 +486,7 @@ class State(Kept):
     def words(self, held: list[Any]) -> str:
         """Its type, and the first plain values in it."""
         plain = [v for v in held[1:] if lasts(v) or type(v) is bytes]
-        return f"a {type(self.thing).__name__} of {', '.join(map(reprlib.repr, plain[:8]))}"
+        return f"a {type(self.thing).__name__} of {', '.join(map(reprlib.repr, plain[:8])) or 'other things'}"
 
     def is_same(self) -> bool:
         """Whether it holds the same still."""

@@ -25,6 +25,7 @@ from ariadne.guards.attributes import (
     lasts,
 )
 from ariadne.guards.classes import Having, Lookup, Owned, changeable, own_dict
+from ariadne.guards.contents import members_of
 from ariadne.guards.functions import contents
 from ariadne.guards.kept import Bytes, Contents, Kept, Length, Members
 from ariadne.guards.opened import State, counts_by_which
@@ -264,10 +265,13 @@ def objects_in(
     value = container.value
     if id(value) in moved or not is_a(value, _CONTAINERS) or len(value) > _LARGE:
         return
-    for step, thing in held(value):
-        if not (lasts(thing) or counts_by_which(thing) or is_a(thing, _CONTAINERS) or is_array(thing)):
-            kept = State(thing, names, assigned, moved)
-            yield Outside(value, step, thing, f"{container.name}[{step!r}]", container.owner, kept)
+    in_set = is_a(value, (set, frozenset))  # where no step leads to one
+    for step, thing in enumerate(members_of(value)) if in_set else held(value):
+        if lasts(thing) or counts_by_which(thing) or (not in_set and (is_a(thing, _CONTAINERS) or is_array(thing))):
+            continue
+        kept = State(thing, names, assigned, moved)
+        table, key = (Itself(thing), "") if in_set else (value, step)
+        yield Outside(table, key, thing, f"{container.name}[{step!r}]", container.owner, kept)
 
 
 def _holds(value: Any) -> bool:

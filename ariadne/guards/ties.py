@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ariadne.guards.attributes import LEAVES, MISSING, held, is_a, shown
+from ariadne.guards.contents import members_of
 from ariadne.guards.kept import Kept, registries_of
 from ariadne.guards.outside import Outside
 from ariadne.guards.versions import VERSION, stamp
@@ -50,7 +51,7 @@ class Tied(Kept):
         for label, one, by_which in self._all(thing):
             self.always |= by_which
             if is_a(one, (set, frozenset)):
-                found[label] = sorted(first.get(id(t), "") for t in _members(one) if is_a(t, torch.Tensor))
+                found[label] = sorted(first.get(id(t), "") for t in members_of(one) if is_a(t, torch.Tensor))
             elif is_a(one, torch.Tensor):
                 found[label] = first.setdefault(id(one), label)
             elif one in first:
@@ -72,7 +73,7 @@ class Tied(Kept):
         """The same, for a call: looked up anew where a registry was written, or another thing stands somewhere."""
         total, things = stamp(self.filled), list[Any]()
         for _, one, _ in self._all(self.thing):
-            things += sorted(_members(one), key=id) if is_a(one, (set, frozenset)) else (one,)
+            things += sorted(members_of(one), key=id) if is_a(one, (set, frozenset)) else (one,)
         same = VERSION is not None and total == self.total and len(things) == len(self.things)
         if same and all(map(is_, things, self.things)):
             return True
@@ -98,11 +99,6 @@ class Tied(Kept):
         return _tensors_in(f"{path}.{name}".lstrip("."), thing.get_submodule(path).__dict__.get(name, MISSING))
 
 
-def _members(one: Any) -> list[Any]:
-    """What is in a set, whatever its class makes of going through it."""
-    return [*(set if is_a(one, set) else frozenset).__iter__(one)]
-
-
 def _tensors_in(label: str, value: Any) -> Iterator[tuple[str, Any, bool]]:
     """The tensors in a value, and what may be one's id: (where, it, whether it is asked for by which it is)."""
     todo, seen, left = [(label, value)], set[int](), _MOST
@@ -116,7 +112,7 @@ def _tensors_in(label: str, value: Any) -> Iterator[tuple[str, Any, bool]]:
             continue
         seen.add(id(one))
         if is_a(one, (set, frozenset)):
-            members = _members(one)
+            members = members_of(one)
             if any(is_a(t, torch.Tensor) for t in members):
                 yield at, one, True
             todo += [(f"{at}{{{i}}}", t) for i, t in enumerate(members) if type(t) is int and t > _IDS]

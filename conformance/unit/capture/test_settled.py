@@ -277,3 +277,53 @@ def test_without_the_check_a_result_would_differ(name: str, check: str, monkeypa
     with torch.no_grad():
         found = [(runtime.run_suffix(runtime.run_prefix(x)), twin(x)) for _ in range(2)]
     assert not all(torch.equal(a, b) for a, b in found)
+
+
+class OfRegistry(Layers):
+    """A table for the largest number of columns so far."""
+
+    def between(self, h: Tensor) -> Tensor:
+        if h.shape[1] > self.longest:
+            self.longest = h.shape[1]
+            self.register_buffer("table", torch.arange(float(h.shape[1])), persistent=False)
+        return h * self.table[: h.shape[1]]
+
+
+class Assigned(OfRegistry):
+    """The same, put in the place of a buffer."""
+
+    def between(self, h: Tensor) -> Tensor:
+        if self.longest < h.shape[1]:
+            self.longest, self.table = h.shape[1], torch.arange(float(h.shape[1]))
+        return h * self.table[: h.shape[1]]
+
+
+class Plain(Assigned):
+    """The same in a plain attribute."""
+
+
+@pytest.mark.parametrize("kind", [OfRegistry, Assigned, Plain])
+def test_of_tables_that_grow_the_error_says_to_run_the_largest_first_which_serves(kind: type[Layers]) -> None:
+    model: Any = kind(longest=2)
+    if kind is Plain:
+        model.table = torch.arange(2.0)
+    else:
+        model.register_buffer("table", torch.arange(2.0), persistent=False)
+    x = torch.ones(2, 4)
+    with pytest.raises(UnsupportedError, match="largest size so far, run the model once on the largest inputs"):
+        prepare_split(model, (x,), split="after:enter")
+    assert model.longest == 2
+    model(x)
+    runtime = prepare_split(model, (x,), split="after:enter")
+    with torch.no_grad():
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
+
+
+def test_of_a_counter_it_does_not() -> None:
+    class Counts(Layers):
+        def between(self, h: Tensor) -> Tensor:
+            self.calls += 1
+            return h
+
+    with pytest.raises(UnsupportedError, match=r"which a plan can't follow; keep such state in a buffer\. Or run"):
+        prepare_split(Counts(calls=0), (torch.ones(2, 4),), split="after:enter")
