@@ -418,7 +418,7 @@ class Lowering:
                 tuple(self.values.inputs),
                 tuple(self.values.literals),
                 self.values.by_name,
-                tuple(self.values.nodes),
+                self.values.ops(grad_enabled),
                 output_spec,
                 output,
                 calls,

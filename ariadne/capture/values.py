@@ -96,6 +96,7 @@ class Values:
         self.by_storage: dict[int, list[torch.Tensor]] = {}
         self.keep: list[Any] = []
         self.nodes: list[TraceNode] = []
+        self.of_data = set[str]()  # what no op gave that was recorded, as `.data` does
         self.constants: dict[str, torch.Tensor] = {}
         self.objects: dict[str, Any] = {}
         self.leaf_objects: dict[int, str] = {}
@@ -240,9 +241,23 @@ class Values:
 
     def _detached(self, source: Ref, t: torch.Tensor) -> Ref:
         name = self.names.new("detach")
+        self.of_data.add(name)
         self.define(name, "tensor", t)
         self.nodes.append(TraceNode("aten.detach.default", (source,), (), (name,), may_alias=((name, source.name),)))
         return Ref(name)
+
+    def ops(self, grad: bool) -> tuple[TraceNode, ...]:
+        """All ops; with gradients, what `.data` gave of memory that forward writes comes from an op that counts no such write.
+
+        So autograd lets it pass for the split as for the model, which `detach` would not.
+        """
+        if not grad or not self.of_data:
+            return tuple(self.nodes)
+        written = {self.by_name[name].storage for node in self.nodes for name in node.writes}
+        quiet = {name for name in self.of_data if self.by_name[name].storage in written}
+        return tuple(
+            replace(n, target="aten.data.default") if not quiet.isdisjoint(n.outputs) else n for n in self.nodes
+        )
 
     def atom(self, value: Any) -> Any:
         """An argument as the plan keeps it."""

@@ -114,6 +114,7 @@ def _sweep(plan: TracePlan) -> Iterator[tuple[int, dict[str, None]]]:
         yield cut, live
 
 
+_DETACHES = frozenset({"aten.detach.default", "aten.data.default"})
 _NEW_VIEWS = frozenset(
     "as_strided chunk diagonal expand expand_as narrow permute select slice split split_with_sizes t transpose unbind unfold "
     "unsqueeze view view_as view_as_complex view_as_real".split()
@@ -214,7 +215,7 @@ class GradientOrder:
             if name not in self.plan.definitions:
                 same.join(name, first.setdefault(root, name))
         for node in self.plan.nodes:
-            for name in () if node.target == "aten.detach.default" else node.outputs:
+            for name in () if node.target in _DETACHES else node.outputs:
                 for read in node.reads if name in written else ():
                     if written.get(read) == written[name]:
                         same.join(name, read)
@@ -235,7 +236,7 @@ class GradientOrder:
         while known != len(found):
             known = len(found)
             for node in self.plan.nodes:
-                detaches = node.target == "aten.detach.default" or node.region.grad is False
+                detaches = node.target in _DETACHES or node.region.grad is False
                 if detaches or found.isdisjoint(node.reads):
                     continue
                 found.update(name for name in node.outputs if values[name].differentiable)

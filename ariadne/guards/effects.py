@@ -444,20 +444,20 @@ def stores_of(
 
         if rule.how == "items":
             earlier: tuple[Any, ...] = ()
-            for key in change.put():
+            for key in change.put():  # in the order in which a dict comes to hold them
                 if key in rule.what:
                     spec, atoms = found(key)
                     step = Attribute(key) if change.kind == "object" else key
                     yield Store(path, place.table, place.words(step), spec, atoms, (*place.steps, step), "set", earlier)
                     earlier += atoms
-            for key in rule.grown:
-                spec, atoms = found(key)
-                at, before = 0, ()
-                for one in spec.children:
-                    inner = atoms[at : at + one.size]
-                    inside = tree.Spec("list", list, (), (one,))
-                    yield Store(path, place.table, place.words(key), inside, inner, (*place.steps, key), "grow", before)
-                    at, before = at + one.size, (*before, *inner)
+                elif key in rule.grown:
+                    spec, atoms = found(key)
+                    at = 0
+                    for one in spec.children:
+                        inner = atoms[at : at + one.size]
+                        inside, steps = tree.Spec("list", list, (), (one,)), (*place.steps, key)
+                        yield Store(path, place.table, place.words(key), inside, inner, steps, "grow", earlier)
+                        at, earlier = at + one.size, (*earlier, *inner)
             for key in rule.gone:
                 if change.kind == "object":
                     raise refusal(place, f"loses {key!r}")

@@ -61,6 +61,11 @@ TABLES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any],
     ),
     "of users": (lambda: collections.UserDict(a=ONE, b=OTHER), values, lambda m: again(m.kept)),
     "buffers": (lambda: None, lambda m: m._buffers.values(), lambda m: again(m._buffers, "p")),
+    "parameters": (
+        lambda: None,
+        lambda m: m.b._parameters["bias"].detach().sum() + torch.stack([v.sum() for v in m.a._parameters.values()]),
+        lambda m: again(m.a._parameters, "weight"),
+    ),
     "state_dict": (
         lambda: None,
         lambda m: [v for k, v in m.state_dict().items() if k in "pq"],
