@@ -325,5 +325,5 @@ def test_of_a_counter_it_does_not() -> None:
             self.calls += 1
             return h
 
-    with pytest.raises(UnsupportedError, match="which a plan can't follow; keep such state in a buffer. Or run"):
+    with pytest.raises(UnsupportedError, match=r"which a plan can't follow; keep such state in a buffer\. Or run"):
         prepare_split(Counts(calls=0), (torch.ones(2, 4),), split="after:enter")
