@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import reprlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from operator import getitem
 from types import MappingProxyType
 from typing import Any
 
@@ -227,13 +228,15 @@ class Classes(OfTables):
     "requires_grad", whether it does.
     """
 
-    __slots__ = ("asks", "is_told", "places", "slots")
+    __slots__ = ("asks", "is_told", "kinds", "places", "slots", "where")
 
     def __init__(self, thing: nn.Module, places: Sequence[tuple[Any, ...]], asks: frozenset[str]) -> None:
         self.places, self.asks, own = places, asks, thing.__dict__
         # What holds them is guarded by itself: it stays the same.
         self.slots = [(own if len(at) == 1 else place(follow(own, at[:-1]), at[-1]), at[-1]) for at in places]
+        self.where = [table for table, _ in self.slots], [key for _, key in self.slots]
         self.is_told = "requires_grad" not in asks and all(type(table) is dict for table, _ in self.slots)
+        self.kinds: list[type] = []  # as they were when they were last looked at one by one
         super().__init__(thing)
 
     def look(self, thing: Any) -> list[tuple[type, bool]]:
@@ -262,7 +265,18 @@ class Classes(OfTables):
 
     def asked(self) -> bool:
         """Whether they are the same, for a call."""
-        return super().asked() if self.is_told else self.is_same()
+        if self.is_told:
+            return super().asked()
+        try:
+            kinds = [*map(type, map(getitem, *self.where))]
+        except (LookupError, AttributeError, TypeError):  # one is gone
+            return False
+        if kinds == self.kinds and "requires_grad" not in self.asks:
+            return True
+        if not self.is_same():
+            return False
+        self.kinds = kinds
+        return True
 
     def anew(self, thing: Any) -> Kept:
         """The same of another module."""

@@ -133,6 +133,22 @@ def test_the_error_names_the_place_and_both_kinds_and_undone_it_serves_again() -
 
 @torch.no_grad()
 @pytest.mark.parametrize("place", ["attribute", "list"])
+def test_it_is_refused_each_time_until_it_is_undone(place: str) -> None:
+    hold, get, put = PLACES[place]
+    split = prepare_split(Net(hold(twos()), lambda m: KINDS["float"][0](get(m))), (X,), split="after:first")
+    model: Any = split.model
+    for _ in range(2):
+        for _ in range(3):
+            put(model, torch.ones(4))
+            assert torch.equal(split.run_suffix(split.run_prefix(X)), model(X))
+        put(model, 2.0)
+        for _ in range(3):
+            with pytest.raises(ModuleError, match="a float"):
+                split.run_prefix(X)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("place", ["attribute", "list"])
 def test_whether_it_requires_a_gradient_is_seen_where_it_is_told_so(place: str) -> None:
     hold, get, _ = PLACES[place]
     model: Any = Net(hold(twos()), lambda m: KINDS["one that requires a gradient"][0](get(m)))
