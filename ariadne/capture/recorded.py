@@ -280,11 +280,13 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
 
         return method if callable(base) else property(get)
 
+    read_bytes: Any = torch.Tensor.nbytes.__get__  # type: ignore[attr-defined]
+
     def nbytes(self: torch.Tensor) -> Any:
         note_size(self)
         if mine() and not called_by_torch():
             recording.looked.add("dtype")
-        return torch._C.TensorBase.nbytes.__get__(self)
+        return read_bytes(self)
 
     def note_type(t: torch.Tensor) -> None:
         recording.looked.add("dtype")

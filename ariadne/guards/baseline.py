@@ -202,10 +202,10 @@ class Baseline:
                 elif (path, name) not in changed | taken and path in self.modules:
                     found = [] if at in recorded.moved else list(kept_of_attribute(module, name, value, names))
                     tensors = {keys: t for keys, t in found if isinstance(t, torch.Tensor)}
-                    for known, asked in ((self.facts, self._asked), (self.deciding, self._deciding)):
-                        known.update(
-                            {("attribute", path, k): facts_of(t) for k, t in tensors.items() if _is_one_of(t, asked)}
-                        )
+                    for facts, asked in ((self.facts, self._asked), (self.deciding, self._deciding)):
+                        facts |= {
+                            ("attribute", path, k): facts_of(t) for k, t in tensors.items() if _is_one_of(t, asked)
+                        }
                     kept_ones = ((keys, k.thing if isinstance(k, Same) else k) for keys, k in found)
                     read_tensors += [(path, keys, t) for keys, t in kept_ones if is_a(t, torch.Tensor)]
                     if path in self.strays:  # which no plan follows

@@ -148,7 +148,7 @@ def test_whether_a_buffer_requires_grad_is_followed(move: Part) -> None:
 
 
 def test_a_guard_that_takes_both_registries_for_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("baseline", "explained"):
+    for place in ("baseline", "explained", "marks"):
         both = f"ariadne.guards.{place}.tabled"
         monkeypatch.setattr(both, lambda module: (sorted([*module._parameters, *module._buffers]), []))
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
