@@ -146,6 +146,11 @@ class Program:
         return real and "packed" in done
 
     @property
+    def in_turn(self) -> bool:
+        """Whether a call reads what the one before left in a buffer, so that of two in flight the second has to be refused."""
+        return any(s["do"] == "by_length" for s in self.steps)
+
+    @property
     def writes(self) -> bool:
         """Whether anything in it writes in place or keeps a cast, so that a cut may have a reason to be unsafe."""
         steps = any(STEPS[s["do"]].writes or s["do"] in MAY_WRITE or s.get("under") == "autocast" for s in self.steps)

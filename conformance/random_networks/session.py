@@ -93,7 +93,7 @@ class Session:
             self.counts.replays += self._allowed(act)
 
     def _two_in_flight(self, number: int) -> None:
-        if self.runtime:
+        if self.runtime and not self.program.in_turn:
             act = partial(self.twins.two_in_flight, self.runtime, self.batch, f"two in flight {number}", seed=number)
             self.counts.replays += self._allowed(act)
 
