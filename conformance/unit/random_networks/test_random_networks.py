@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import find, settings
 
+import ariadne.capture.recorded
 import ariadne.cut.frontier
 import ariadne.prepare
 import ariadne.runtime.plans
@@ -317,6 +318,9 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     )[0],
     "baked batch": lambda m: m.setattr(ariadne.segment.codegen._Writer, "_atom", baked),
     "grad regions dropped": lambda m: m.setattr(ariadne.segment.codegen._Writer, "_regions", no_regions),
+    "sizes of the model's tensors forgotten": lambda m: m.setattr(
+        ariadne.capture.recorded, "deciding", lambda *_: set()
+    ),
     "boundary not owned": lambda m: m.setattr(ariadne.segment.codegen, "own", lambda t: t),
 }
 
