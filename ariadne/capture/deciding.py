@@ -7,7 +7,7 @@ asked the prototypes themselves. Followed is each dim by itself, so that a cache
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -110,14 +110,14 @@ def _of(event: Event, name: str, out: torch.Tensor, dim: int) -> Iterable[_Dim]:
     if name == "addmm":
         return [(args[1], 0) if dim == 0 else (args[2], 1)]
     if name in _PRODUCTS and first.dim() == args[1].dim() == out.dim():
-        return [(args[1], dim)] if dim == last else [(first, dim)]
+        return [(args[1], dim)] if dim == last else [(first, dim)] if dim == last - 1 else _aligned(args[:2], out, dim)
     if name == "embedding":
         return [(first, 1)] if dim == last else [(args[1], dim)]
     if name in _CONVOLUTIONS and first.dim() == out.dim():
         crossed = name.endswith("convolution") and args[6] is True
         return [(first, 0)] if dim == 0 else [(args[1], int(crossed))] if dim == 1 else [(first, dim), (args[1], dim)]
     if _ATTENTION in name and out.dim() == first.dim():
-        return [(args[2], dim)] if dim == last else [(first, dim)]
+        return [(args[2], dim)] if dim == last else [(first, dim)] if dim == last - 1 else _aligned(args[:3], out, dim)
     return _moved(name, args, dim) or _all(tensors_in(args))
 
 
@@ -139,7 +139,7 @@ def _moved(name: str, args: tuple[Any, ...], dim: int) -> list[_Dim]:
     return []
 
 
-def _aligned(tensors: list[torch.Tensor], out: torch.Tensor, dim: int) -> list[_Dim]:
+def _aligned(tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> list[_Dim]:
     """Where a size of what is computed number by number comes from: one that is not 1 decides by itself, else all do."""
     at = [(t, d) for t in tensors if (d := dim - out.dim() + t.dim()) >= 0]
     wide = [(t, d) for t, d in at if t.shape[d] == out.shape[dim] != 1]
