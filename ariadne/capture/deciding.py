@@ -22,7 +22,7 @@ _KEEP = frozenset(
     "clone contiguous detach alias lift_fresh to _to_copy dropout native_dropout softmax _softmax log_softmax _log_softmax cumsum "
     "cumprod flip roll tril triu batch_norm native_batch_norm cudnn_batch_norm layer_norm native_layer_norm group_norm "
     "native_group_norm instance_norm rms_norm zeros_like ones_like empty_like full_like rand_like randn_like bernoulli "
-    "index_put index_fill index_add index_copy scatter scatter_add scatter_reduce masked_scatter copy sort argsort".split()
+    "index_put index_fill index_add index_copy scatter scatter_add scatter_reduce copy sort argsort".split()
 )
 _POOLS = frozenset(
     f"{name}{n}d{more}"
@@ -50,8 +50,11 @@ def deciding(
         defaultdict[int | None, list[torch.Tensor]](list),
     )
     todo: list[_Dim] = [*_all(asked)]
+    reshaped = set[int]()  # of these only the last sizes can be asked, and no rule holds
     for event in events:
         name = _name(event)
+        if name in _RESHAPE_IN_PLACE:
+            reshaped.add(id(event.args[0]))
         if name in _PIECES:
             todo += _cut(event)
         first = event.args[0] if event.args else None
@@ -65,22 +68,24 @@ def deciding(
         if (id(t), dim) in seen:
             continue
         seen.add((id(t), dim))
-        if id(t) in made:
-            for event, name in made[id(t)]:
-                todo += _of(event, name, t, dim)
-        elif (key := storage_of(t)) in state and key is not None:
+        for event, name in made.get(id(t), ()):
+            known = reshaped.isdisjoint(map(id, (t, *tensors_in(event.args))))
+            todo += _of(event, name, t, dim) if known else _all([*tensors_in(event.args), *event.within])
+        if (key := storage_of(t)) in state and key is not None and (id(t) not in made or id(t) in reshaped):
             found.add(key)
-        elif key is not None:  # made by an op, and seen by forward as another object
-            todo += ((one, d) for one in by_storage.get(key, ()) for d in range(one.dim()))
+        elif key is not None and id(t) not in made:  # made by an op, and seen by forward as another object
+            todo += _all(by_storage.get(key, ()))
     return found
 
 
 def _name(event: Event) -> str:
-    return event.target._schema.name.split("::")[1] if isinstance(event.target, OpOverload) else ""
+    """The name of one of torch's own ops; nothing for those of others."""
+    space, _, name = event.target._schema.name.partition("::") if isinstance(event.target, OpOverload) else ("", "", "")
+    return str(name) if space == "aten" else ""
 
 
 def _all(tensors: Iterable[torch.Tensor]) -> Iterator[_Dim]:
-    return ((t, dim) for t in tensors if not t.is_nested for dim in range(t.dim()))
+    return ((t, dim) for t in tensors if not t.is_nested for dim in range(max(1, t.dim())))
 
 
 def _cut(event: Event) -> Iterable[_Dim]:
@@ -93,7 +98,7 @@ def _cut(event: Event) -> Iterable[_Dim]:
 def _of(event: Event, name: str, out: torch.Tensor, dim: int) -> Iterable[_Dim]:
     """The dims that a dim of what an op made follows; all of all that it is given, where nothing is known of the op."""
     target, args = event.target, event.args
-    if not isinstance(target, OpOverload):
+    if not name or not out.dim():
         return _all([*tensors_in(args), *event.within])
     first = args[0] if args and isinstance(args[0], torch.Tensor) else None
     if torch.Tag.pointwise in target.tags:
@@ -105,7 +110,7 @@ def _of(event: Event, name: str, out: torch.Tensor, dim: int) -> Iterable[_Dim]:
     last = out.dim() - 1
     if (name in _KEEP or name in _POOLS or name == "slice") and first.dim() == out.dim():
         return [(first, dim)]
-    if name == "linear":
+    if name == "linear" and args[1].dim() == 2 and first.dim() == out.dim():
         return [(args[1], 0)] if dim == last else [(first, dim)]
     if name == "addmm":
         return [(args[1], 0) if dim == 0 else (args[2], 1)]

@@ -202,6 +202,7 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
         return method if callable(base) else property(get, put, remove)
 
     def offset(self: torch.Tensor) -> Any:
+        note_size(self)
         if mine() and not called_by_torch() and not _is_made_here(self, recording):
             raise UnsupportedError(
                 f"forward asks where in its memory an input, or a tensor of the model, starts (Tensor.storage_offset) in "
@@ -221,6 +222,7 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
         base = getattr(torch.Tensor, name)
 
         def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            note_size(self)  # where its numbers lie follows how many there are
             if mine() and not called_by_torch():
                 recording.looked.add(fact)
                 if name != "is_contiguous":

@@ -247,13 +247,14 @@ class Values:
         return Ref(name)
 
     def ops(self, grad: bool) -> tuple[TraceNode, ...]:
-        """All ops; with gradients, what `.data` gave of memory that forward writes comes from an op that counts no such write.
+        """All ops; what `.data` gave of memory that forward writes comes from an op that counts no such write, where gradients do.
 
         So autograd lets it pass for the split as for the model, which `detach` would not.
         """
         if not grad or not self.of_data:
             return tuple(self.nodes)
         written = {self.by_name[name].storage for node in self.nodes for name in node.writes}
+        written &= {value.storage for value in self.by_name.values() if value.requires_grad}
         quiet = {name for name in self.of_data if self.by_name[name].storage in written}
         return tuple(
             replace(n, target="aten.data.default") if not quiet.isdisjoint(n.outputs) else n for n in self.nodes

@@ -58,10 +58,6 @@ class Facts:
             never,
         )  # the stamp of these, and whether what stood there is alike
 
-    def unwritten(self) -> bool:
-        """Whether they held when they were last asked, and no table was written since: what stands there are the same tensors."""
-        return bool(self._dicts) and stamp(self._dicts) == self._last[0]
-
     def hold(self) -> bool:
         """Whether all are there, and so."""
         total, (known, unchanged) = stamp(self._dicts) if self._dicts else None, self._last

@@ -152,8 +152,6 @@ def flag_of(model: nn.Module, path: str) -> tuple[dict[str, torch.Tensor | None]
 class StateGuard:
     """That the tensors which a suffix reads are tied as they were, and of the sizes that forward asked for.
 
-    Where the prefix ran here, its entrance has just looked at all of them: then it counts that none was put in another's place.
-
     For a suffix whose prefix runs elsewhere: what enters a prefix is checked for the whole model, and calls for a new plan. The
     dtypes and devices of a suffix may be others than the prefix's. What the prefix itself stores does not count. Nor does what the
     suffix stores, if it follows from sizes, where the prefix ran here, in the state that it found. A suffix whose prefix runs
@@ -199,7 +197,7 @@ class StateGuard:
             return False
         if not here and any(getattr(slot.now(), "shape", None) != shape for slot, shape in self._own):
             return False
-        return not self._sizes or (here and self._facts.unwritten()) or self._facts.hold()
+        return not self._sizes or self._facts.hold()
 
     def explain(self, here: bool) -> None:
         """Raise `ModuleError` with the first difference."""
