@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import ariadne.guards.baseline
 from ariadne import prepare_split
+from ariadne.errors import BoundaryError, ModuleError
 
 ASKS: dict[str, Callable[[Tensor], Any]] = {
     "len": len,
@@ -40,6 +41,12 @@ ASKS: dict[str, Callable[[Tensor], Any]] = {
     "shape of a convolution": lambda q: F.conv1d(q.new_ones(1, 16, 4), q[:, :, None]).shape[1],
     "shape of attention": lambda q: F.scaled_dot_product_attention(q[None], q[None], q[None]).shape[1],
     "shape of what is picked": lambda q: torch.stack([q, q], 2).select(2, 0).shape[0],
+    "shape of what is squeezed in place": lambda q: F.linear(q, q.new_ones(1, 16)).squeeze_(-1).shape[0],
+    "shape of rows by a vector": lambda q: F.linear(q, q.new_ones(16)).shape[0],
+    "shape of a product that broadcasts": lambda q: (q.new_ones(1, 1, 16) @ q[:, :, None]).shape[0],
+    "shape of a target that broadcasts": lambda q: torch.zeros(1, 16).masked_scatter(q > 9, q).shape[0],
+    "stride of what is turned": lambda q: (q * 1).t().contiguous().stride(0),
+    "offset of a row": lambda q: F.linear(q.new_ones(2, 16), q)[1:].storage_offset(),
     "dim sizes in a loop": lambda q: next(iter(q.sum(1).shape)),
 }
 
@@ -138,6 +145,25 @@ def test_a_cache_whose_length_shows_nowhere_needs_no_other_plan_as_it_grows(writ
             theirs = whole(x)
         assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), theirs)
     assert len(runtime.plans) == 1
+
+
+@pytest.mark.parametrize("how", ["data", "swap", "assign"])
+def test_a_size_that_changes_between_the_halves_is_refused(how: str) -> None:
+    model = Remembering(len).eval()
+    runtime = prepare_split(model, (torch.randn(3, 8),), split="after:a")
+    for _ in range(2):
+        model.q = torch.ones(2, 16)
+        runtime.run_suffix(runtime.run_prefix(torch.randn(3, 8)))
+    model.q = torch.ones(2, 16)
+    boundary = runtime.run_prefix(torch.randn(3, 8))
+    if how == "data":
+        model.q.data = torch.ones(5, 16)
+    elif how == "swap":
+        torch.utils.swap_tensors(model.q, torch.ones(5, 16))
+    else:
+        model.q = torch.ones(5, 16)
+    with pytest.raises((ModuleError, BoundaryError), match="'q' of the model"):
+        runtime.run_suffix(boundary)
 
 
 def test_without_the_sizes_that_decide_a_smaller_head_is_divided_by_the_larger(monkeypatch: pytest.MonkeyPatch) -> None:
