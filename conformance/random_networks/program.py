@@ -259,6 +259,12 @@ class Network(nn.Module):
         first = [p for p in self.parts.parameters() if p.is_floating_point()][:1]
         self.referred: list[Any] = [*first, *({"weight": p} for p in first)]
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As torch's own, also where the buffer that grows has another length there."""
+        if "rows" in state_dict:
+            self.rows = state_dict["rows"].clone()
+        return super().load_state_dict(state_dict, *args, **kwargs)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "records": [], "notes": {}}  # torch copies no tensors that have a graph
 
