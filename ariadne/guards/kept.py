@@ -203,14 +203,34 @@ class Length(Kept):
         return f"a {type(self.thing).__name__} of {held}"
 
 
-class Keys(Kept):
-    """The keys of a dict, in their order; what stands under them is held apart."""
+class Versioned(Kept):
+    """What stands in a container, looked at anew only where a dict's version says that it was written."""
 
     __slots__ = ("version",)
 
     def __init__(self, thing: Any) -> None:
         self.version = _version(thing)  # first: a write in between shows
         super().__init__(thing)
+
+    def is_same(self) -> bool:
+        """Whether it holds what it held."""
+        version = _version(self.thing)
+        if version is not None and version == self.version:
+            return True
+        same = self._holds(self.look(self.thing))
+        if same:
+            self.version = version
+        return same
+
+    def _holds(self, now: Any) -> bool:
+        """Whether the same things stand there `now`, or plain values equal to them."""
+        return len(now) == len(self.held) and all(map(_alike, now, self.held))
+
+
+class Keys(Versioned):
+    """The keys of a dict, in their order; what stands under them is held apart."""
+
+    __slots__ = ()
 
     def look(self, thing: Any) -> list[Any]:
         """As Python's own class tells them."""
@@ -220,26 +240,11 @@ class Keys(Kept):
         """The type, and the first keys."""
         return f"a {type(self.thing).__name__} with the keys {reprlib.repr(held)}"
 
-    def is_same(self) -> bool:
-        """Whether it has the same keys still, or plain ones equal to them."""
-        version = _version(self.thing)
-        if version is not None and version == self.version:
-            return True
-        now = self.look(self.thing)
-        same = len(now) == len(self.held) and (all(map(is_, now, self.held)) or all(map(_alike, now, self.held)))
-        if same:
-            self.version = version
-        return same
 
-
-class Contents(Kept):
+class Contents(Versioned):
     """The plain values in a large container; a dict's keys count too, and their order."""
 
-    __slots__ = ("version",)
-
-    def __init__(self, thing: Any) -> None:
-        self.version = _version(thing)  # first: a write in between shows
-        super().__init__(thing)
+    __slots__ = ()
 
     @staticmethod
     def takes(thing: Any) -> bool:
@@ -258,29 +263,17 @@ class Contents(Kept):
         """The first few of them."""
         return f"a {type(self.thing).__name__} of {reprlib.repr(held)}"
 
-    def is_same(self) -> bool:
-        """Whether it holds the same still: by identity, which is fast, or else by value and type."""
-        version = _version(self.thing)
-        if version is not None and version == self.version:
-            return True
-        now = self.look(self.thing)
+    def _holds(self, now: Any) -> bool:
+        """By identity, which is fast, or else by value and type."""
         if isinstance(now, set):
-            same = bool(now == self.held)
-        else:
-            same = len(now) == len(self.held) and (all(map(is_, now, self.held)) or tree.identical(now, self.held))
-        if same:
-            self.version = version
-        return same
+            return bool(now == self.held)
+        return len(now) == len(self.held) and (all(map(is_, now, self.held)) or tree.identical(now, self.held))
 
 
-class Members(Kept):
+class Members(Versioned):
     """What stands in a container, each thing by identity; a dict's keys count too, their order, and what makes missing ones."""
 
-    __slots__ = ("version",)
-
-    def __init__(self, thing: Any) -> None:
-        self.version = _version(thing)  # first: a write in between shows
-        super().__init__(thing)
+    __slots__ = ()
 
     def look(self, thing: Any) -> list[Any]:
         """A copy one level deep; of a dict, its keys and then its values."""
@@ -295,17 +288,6 @@ class Members(Kept):
         """The type, and how many."""
         others = held is not self.held and len(held) == len(self.held)
         return f"a {type(self.thing).__name__} of {len(held)} {'other ' if others else ''}entries"
-
-    def is_same(self) -> bool:
-        """Whether the same things stand in it still, or plain values equal to them."""
-        version = _version(self.thing)
-        if version is not None and version == self.version:
-            return True
-        now = self.look(self.thing)
-        same = len(now) == len(self.held) and all(map(_alike, now, self.held))
-        if same:
-            self.version = version
-        return same
 
 
 def _alike(a: Any, b: Any) -> bool:
